@@ -36,6 +36,8 @@ const TEXTS: usize = if cfg!(estafette_loom) { 1 } else { 64 };
 const TEXT_WORDS: usize = if cfg!(estafette_loom) { 2 } else { 32 };
 /// Bytes of a text. What is longer is cut.
 const TEXT_BYTES: usize = (TEXT_WORDS - 1) * 8;
+/// The text of a failure beyond.
+pub(crate) const TEXTLESS: &str = "the reason is unknown, as too many failures came at once";
 /// The end of a text that is longer.
 const CUT: &str = "…";
 
@@ -203,7 +205,7 @@ impl<W: Words> PeerBoard<W> {
 
     /// A text, which its owner leaves alone until the answer to its slot is settled.
     fn text(&self, number: usize) -> String {
-        let Some(place) = text_place(number) else { return "failed, without a text".to_owned() };
+        let Some(place) = text_place(number) else { return TEXTLESS.to_owned() };
         let length = self.load_relaxed(place).min(TEXT_BYTES as u64) as usize;
         let words = (place + 1..place + TEXT_WORDS).map(|at| self.load_relaxed(at).to_le_bytes());
         let bytes: Vec<u8> = words.flatten().take(length).collect();
@@ -352,7 +354,7 @@ mod tests {
             own.settle(slot(index), &failure(&format!("{kept}éé")), &peer);
         }
         assert_eq!(text(&own_seen, slot(TEXTS - 1)), format!("{kept}éé (in process 7)"));
-        assert_eq!(text(&own_seen, slot(TEXTS)), "failed, without a text (in process 7)");
+        assert_eq!(text(&own_seen, slot(TEXTS)), format!("{TEXTLESS} (in process 7)"));
         other.settle(SlotId { kind: Kind::Used, ..slot(3) }, &Ok(()), &own_seen);
         own.settle(slot(TEXTS + 1), &failure("again"), &peer);
         assert_eq!(text(&own_seen, slot(TEXTS + 1)), "again (in process 7)");

@@ -293,7 +293,8 @@ impl Shared {
     /// The calling thread serves the link, unless another one does or no one waits: from now on it waits for a change of the bell, which is
     /// returned with what it says now.
     pub(crate) fn serve(&self) -> Option<(&AtomicU32, u32)> {
-        if !self.has_waiters() || !self.listener.serve() {
+        // Each look wakes the senders, which may find no room: a thread that serves would wake itself again and again if it is one.
+        if !self.has_waiters() || self.senders.has_waiters() || !self.listener.serve() {
             return None;
         }
         let bell = self.peer.0.half_word(BELL);

@@ -12,7 +12,7 @@ use estafette_sync::thread;
 use loom::model::Builder;
 
 use crate::bell::{Listener, Ring, Ringer};
-use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, WORDS};
+use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, TEXTLESS, WORDS};
 use crate::ring::{Reader, Writer};
 
 type Shared = Arc<Vec<AtomicU64>>;
@@ -165,7 +165,7 @@ fn a_failure_has_its_own_text_or_none() {
             assert_eq!(error.message(), "first (in process 1)");
             user.own.settle(slot(Kind::Used, 1), &Ok(()), &user.peer);
             if let Some(Err(error)) = outcome(&user, other) {
-                let texts = ["second (in process 1)", "failed, without a text (in process 1)"];
+                let texts = ["second (in process 1)", &format!("{TEXTLESS} (in process 1)")];
                 assert!(texts.contains(&error.message()));
             }
         });

@@ -1,6 +1,9 @@
 """Tensors between workers of Dask, each a process, and the client."""
 
+import contextlib
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -120,6 +123,27 @@ def value_again(x):
     return np.from_dlpack(x).tolist()
 
 
+def failed_early(x):
+    """`x`. If the process that promised it has died, it has failed by the end of the task, and the worker gets to know it later."""
+    is_over = threading.Event()
+    # One thread makes all such calls.
+    est.default_engine().call(lambda: None).add_done_callback(lambda _: is_over.wait(60))
+    distributed.Event("begun").set()
+    with contextlib.suppress(est.EstafetteError):
+        x.wait(60)
+    threading.Timer(1, is_over.set).start()
+    return x
+
+
+def redeemed(ticket):
+    STATE["redemptions"] = STATE.get("redemptions", 0) + 1
+    return est.default_engine().from_ticket(ticket)
+
+
+def redemptions():
+    return STATE["redemptions"]
+
+
 def begun(client):
     assert distributed.Event("begun", client=client).wait(60)
     distributed.Event("begun", client=client).clear()
@@ -226,7 +250,8 @@ def test_the_death_of_a_worker_reaches_who_holds_its_promises(two):
     assert failed.result(60) == "PeerDiedError"
 
 
-def test_what_a_dead_worker_has_promised_is_computed_again(two):
+@pytest.mark.parametrize("passed_on", [False, True])
+def test_what_a_dead_worker_has_promised_is_computed_again(two, passed_on):
     client, first, second, kill = two
     is_first_time = distributed.Event("first time", client=client)
     is_first_time.set()
@@ -237,7 +262,57 @@ def test_what_a_dead_worker_has_promised_is_computed_again(two):
         return filled(1.5, is_held)
 
     x = client.submit(filled_or_held, workers=[first], allow_other_workers=True, pure=False)
-    value = on(client, second, value_again, x)
+    value = on(client, second, value_again, on(client, second, failed_early, x) if passed_on else x)
     begun(client)
     kill()
     assert value.result(90) == [1.5] * 4
+
+
+class _DropsInputs(distributed.WorkerPlugin):
+    """Has the inputs of the first task dropped while it begins, as if they had failed just then."""
+
+    name = "drops inputs"
+
+    def setup(self, worker):
+        self.worker = worker
+        self.is_done = False
+
+    def transition(self, key, start, finish, **_keywords):
+        if finish == "executing" and not self.is_done:
+            self.is_done = True
+            for task in self.worker.state.tasks[key].dependencies:
+                drop = self.worker.plugins["estafette"]._drop
+                self.worker.loop.add_callback(drop, task.key, self.worker.data[task.key])
+
+
+def test_a_task_that_begins_keeps_an_input_that_is_given_up(client, workers):
+    first, second = workers
+    # Where no worker had the value any more, the scheduler would have both tasks begin anew.
+    x = on(client, first, filled, 1.5, False)
+    distributed.wait(x)
+    client.register_plugin(_DropsInputs())
+    try:
+        assert on(client, second, value, x).result(60) == [1.5] * 4
+    finally:
+        client.unregister_worker_plugin("drops inputs")
+
+
+def test_what_a_task_has_asked_of_a_dead_process_by_itself_fails_once_and_for_all(client, workers):
+    program = """
+    import concurrent.futures, time
+    import estafette as est
+    never = concurrent.futures.Future()
+    x = est.default_engine().from_future(never)
+    print(bytes(x.ticket(once=True)).hex(), flush=True)
+    time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True) as owner:
+        ticket = bytes.fromhex(owner.stdout.readline())
+        x = on(client, workers[0], redeemed, ticket)
+        failed = on(client, workers[0], cause, x)
+        begun(client)
+        owner.kill()
+    assert failed.result(60) == "PeerDiedError"
+    with pytest.raises(est.OperationError, match=f"process {owner.pid} died"):
+        x.result(60).wait(60)
+    assert on(client, workers[0], redemptions).result(60) == 1

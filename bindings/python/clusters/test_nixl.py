@@ -628,6 +628,30 @@ def test_an_agent_is_left_alone_once_the_destructors_of_nixl_may_run(machines):
     owner.end()
 
 
+@pytest.mark.parametrize("module", ["libplugin_UCX", "libuct_cma"])
+def test_the_exit_waits_for_the_agent_that_is_being_made(machines, module):
+    """While its backend is loaded, and while that starts."""
+    owner, consumer = machines.both(
+        """
+        x = eng.zeros(4, "float64")
+        ticket(x, once=True)
+        told()
+        """,
+        """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        # As above. What has no statics any more has the time to fail.
+        libc.__cxa_atexit(libc.usleep, ctypes.c_void_p(500_000), None)
+        x = eng.from_ticket(bytes.fromhex(told()))
+        until(lambda: MODULE in open("/proc/self/maps").read())
+        libc.exit(0)
+        """.replace("MODULE", repr(module)),
+    )
+    consumer.write(owner.read())
+    assert consumer.process.wait(60) == 0
+    owner.end()
+
+
 @far
 @pytest.mark.parametrize("dies", ["owner", "consumer"])
 def test_a_death_behind_delay_and_loss_is_known(machines, dies):

@@ -409,6 +409,18 @@ def test_what_is_closed_ends_the_waits_for_it_on_other_threads(eng, other):
     assert peer.ended_well()
 
 
+def test_a_send_that_waits_for_room_leaves_the_processor_alone(eng, other):
+    peer = other(eng, "time.sleep(1); print(sum(1 for x in link), flush=True)")
+    x = eng.zeros(1, "int8", shared=True)
+    before = time.thread_time()
+    for _ in range(2000):
+        peer.link.send(x)
+    assert time.thread_time() - before < 0.5
+    peer.link.close()
+    assert peer.read() == "2000"
+    assert peer.ended_well()
+
+
 def test_memory_of_tensors_that_are_gone_goes_in_the_other_process_too(eng, np, other):
     """More tensors with a segment of their own than a link shows at a time."""
     peer = other(

@@ -49,6 +49,19 @@ def test_tensors_cross_in_both_directions_before_they_are_ready(eng, np, context
     assert process.exitcode == 0
 
 
+def test_a_ticket_in_a_queue_names_the_version_of_the_put(eng, np, context):
+    """A tensor would be that of the moment at which a thread of the queue pickles it."""
+    x = eng.zeros(4, "float64", shared=True)
+    tickets = context.Queue()
+    for value in range(20):
+        eng.submit(lambda x, value=value: x.fill(value), writes=[x], using=np.from_dlpack)
+        tickets.put(x.ticket(once=True))
+    for value in range(20):
+        y = eng.from_ticket(tickets.get(timeout=60))
+        assert np.from_dlpack(y).tolist() == [value] * 4
+        del y
+
+
 def test_a_pool_takes_tensors_as_arguments(eng, np, context):
     x = eng.zeros(4, "float64", shared=True)
     eng.submit(lambda x: x.fill(3), writes=[x], using=np.from_dlpack)

@@ -42,8 +42,8 @@ per_process! {
 }
 
 statics! {
-    /// [`at_exit`] is registered.
-    static IS_ARRANGED: OnceLock<()> = OnceLock::new();
+    /// By step of the making of an agent: [`at_exit`] is registered.
+    static ARRANGED: [OnceLock<()>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
 }
 
 /// What runs foreign code. It is called between two looks, when nothing is borrowed.
@@ -101,10 +101,10 @@ impl Network {
 /// An agent with a name that no other one has.
 pub(super) fn new_agent() -> Result<Agent, NixlError> {
     let digits = secret().unwrap_or_default().into_iter().flat_map(|byte| format!("{byte:02x}").into_bytes());
-    let agent = Agent::new(&CString::new(digits.collect::<Vec<u8>>()).expect("digits are not zero"))?;
-    // By now NIXL and UCX have registered what destroys their statics; it runs after what is registered later.
-    IS_ARRANGED.get_or_init(|| exit::at_exit(at_exit));
-    Ok(agent)
+    let name = CString::new(digits.collect::<Vec<u8>>()).expect("digits are not zero");
+    Agent::new(&name, |step| {
+        ARRANGED[step].get_or_init(|| exit::at_exit(at_exit));
+    })
 }
 
 /// The thread calls NIXL no more: its statics are destroyed next. A peer may end at the same time, and its agent be destroyed.

@@ -94,7 +94,10 @@ pub(crate) struct Transfer(Object);
 
 impl Agent {
     /// An agent that peers know as `name`. Fails where the library is missing, or refuses.
-    pub(crate) fn new(name: &CStr) -> Result<Self, NixlError> {
+    ///
+    /// The first agent takes half a second, and the process may exit meanwhile. NIXL registers in three steps what destroys its statics, which
+    /// runs after what is registered later. So `registered` is called with the number of each step.
+    pub(crate) fn new(name: &CStr, registered: impl Fn(usize)) -> Result<Self, NixlError> {
         let api = api().map_err(NixlError)?;
         let config = AgentConfig::default();
         let (mut memory, mut options) = (ptr::null_mut(), ptr::null_mut());
@@ -106,14 +109,21 @@ impl Agent {
             let agent = Owned::new("making an agent", api.destroy_agent, |made| {
                 (api.create_configured_agent)(name.as_ptr(), &raw const config, made)
             })?;
+            // Makes what knows the plugins, which the next call would make before it loads one.
+            drop(Owned::new("looking for plugins", api.destroy_string_list, |made| {
+                (api.get_available_plugins)(agent.object, made)
+            })?);
+            registered(0);
             let plugin =
                 (api.get_plugin_params)(agent.object, UCX.as_ptr(), &raw mut memory, &raw mut options);
             ok("finding its UCX backend", plugin)?;
             (api.destroy_mem_list)(memory);
+            registered(1);
             let backend = Owned::new("starting its UCX backend", api.destroy_backend, |made| {
                 (api.create_backend)(agent.object, UCX.as_ptr(), options, made)
             });
             (api.destroy_params)(options);
+            registered(2);
             Ok(Self { api, notes, agent, backend: backend?, segments: Vec::new() })
         }
     }

@@ -36,6 +36,8 @@ pub(super) struct AgentConfig {
 estafette_sync::library_functions! {
     create_configured_agent = "nixl_capi_create_configured_agent": fn(*const c_char, *const AgentConfig, *mut Object) -> Status;
     destroy_agent = "nixl_capi_destroy_agent": fn(Object) -> Status;
+    get_available_plugins = "nixl_capi_get_available_plugins": fn(Object, *mut Object) -> Status;
+    destroy_string_list = "nixl_capi_destroy_string_list": fn(Object) -> Status;
     get_plugin_params = "nixl_capi_get_plugin_params": fn(Object, *const c_char, *mut Object, *mut Object) -> Status;
     destroy_mem_list = "nixl_capi_destroy_mem_list": fn(Object) -> Status;
     destroy_params = "nixl_capi_destroy_params": fn(Object) -> Status;

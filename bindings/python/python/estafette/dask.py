@@ -66,8 +66,17 @@ class _Plugin(WorkerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
         value = self._worker.data.get(key) if finish == "memory" else None
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and self._may_be_better_again(key, start):
             value.add_done_callback(functools.partial(self._is_done, key))
+
+    def _may_be_better_again(self, key: Any, start: str) -> bool:
+        """Whether others have a part in how the value ends. What a task has made by itself from good inputs fails again."""
+        if start not in ("executing", "long-running"):
+            return True
+        dependencies = self._worker.state.tasks[key].dependencies
+        inputs = [self._worker.data.get(task.key) for task in dependencies if task.type is Tensor]
+        # An input that has failed may have been dropped meanwhile.
+        return any(tensor is None or not tensor.done() or tensor._failed() for tensor in inputs)
 
     def _is_done(self, key: Any, tensor: Tensor) -> None:
         error: BaseException | None = None
