@@ -115,7 +115,8 @@ def test_a_report_shows_its_page_and_without_its_file_its_text():
         START + "import os, tempfile; folder = tempfile.mkdtemp(); path = os.path.join(folder, 'a.pftrace')",
         "with est.record(path) as recording: eng.submit(lambda: None, name='</iframe><b>').wait()\nreport = recording.report(); report",
         "os.remove(path); report",
-        "assert len(repr(report)) < 300 and report.headline in repr(report)",
+        # How long a headline is depends on what waited longest.
+        "assert report.headline in repr(report) and len(repr(report)) < 100 + len(report.headline)",
     ]
     _, page, text, _ = run_cells(*cells)
     page, text = page["text/html"], text["text/html"]

@@ -7,6 +7,7 @@
 //! | `buffer` | Python's buffer protocol: `memoryview(t)`, `bytes(t)`, `np.asarray(t)` |
 //! | `buffer_import` | Python's buffer protocol inward |
 //! | `capsule` | DLPack's capsules: the names say what is inside and whether it was consumed |
+//! | `conversions` | `from_dlpack` of other libraries, in a shorter way for tensors in host memory that functions get as arrays |
 //! | `copy` | Copies, each of which is an operation: ordered like any other, and seen in a diagnosis |
 //! | `dtype` | Element types in Python: `estafette.DType`, and the types of NumPy that they are |
 //! | `exchange_table` | Our own C exchange table: how consumers that know it take our tensors, and make them, without a Python call |
@@ -14,7 +15,6 @@
 //! | `fence` | `__dlpack_fence__`: tensors with fences of both sides in a capsule, both ways |
 //! | `from_future` | Futures of other schedulers as promises: `eng.from_future(f)` |
 //! | `import` | Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification |
-//! | `jax_array` | Arrays of JAX without what its own function does for other devices |
 //! | `mxnet` | Arrays of MXNet 1.9 as promises: `eng.from_mxnet(array)` |
 //! | `numpy_array` | Arrays of NumPy without a call of Python |
 //! | `one_export` | Producers that must not export an array beside another export of it, or beside a deleter |
@@ -29,6 +29,7 @@ pub(crate) mod arrow;
 pub(crate) mod buffer;
 pub(crate) mod buffer_import;
 pub(crate) mod capsule;
+pub(crate) mod conversions;
 pub(crate) mod copy;
 pub(crate) mod dtype;
 pub(crate) mod exchange_table;
@@ -36,7 +37,6 @@ pub(crate) mod export;
 pub(crate) mod fence;
 pub(crate) mod from_future;
 pub(crate) mod import;
-pub(crate) mod jax_array;
 pub(crate) mod mxnet;
 pub(crate) mod numpy_array;
 pub(crate) mod one_export;

@@ -56,6 +56,28 @@ impl PeerTable {
         managed.or_raise(py)
     }
 
+    /// Whether the library makes objects of tensors.
+    pub fn makes_objects(self) -> bool {
+        self.table.managed_tensor_to_py_object_no_sync.is_some()
+    }
+
+    /// Makes an object of the library of `managed`. Without synchronization. Raises what the library does, and `SystemError` where it makes none.
+    pub fn make<'py>(self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyAny>> {
+        let mut made = ptr::null_mut();
+        // SAFETY: the Python lock is held, and the struct is a versioned one. By DLPack's specification the library takes it over whether or not
+        // it makes an object, which is a new reference.
+        let failed = self.table.managed_tensor_to_py_object_no_sync.is_none_or(|make| unsafe {
+            make(managed.into_raw().cast(), &mut made) != 0
+        });
+        // SAFETY: as above.
+        let made = unsafe { Bound::from_owned_ptr_or_opt(py, made.cast::<ffi::PyObject>()) };
+        made.filter(|_| !failed).ok_or_else(|| {
+            PyErr::take(py).unwrap_or_else(|| {
+                PySystemError::new_err("a C exchange table made no object and no exception")
+            })
+        })
+    }
+
     /// The stream that the library works on right now; NULL where there is none.
     pub fn current_stream(self, py: Python<'_>, device: DLDevice) -> PyResult<*mut c_void> {
         let ask = self.table.current_work_stream.expect("asked for when it was found");

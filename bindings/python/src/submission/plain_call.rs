@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
-use crate::exchange::jax_array;
+use crate::exchange::conversions;
 use crate::exchange::numpy_array::{self, Lent};
 use crate::interpreter::{call_site, fastcall};
 use crate::submission::body::helper;
@@ -94,7 +94,7 @@ fn with_array<'a, 'py>(
             lent.push(view);
             return Ok(array);
         }
-        if let Some(array) = jax_array::of(using, scope, tensor.get())? {
+        if let Some(array) = conversions::convert(using, scope, tensor.get())? {
             return Ok(array);
         }
     }

@@ -1,4 +1,4 @@
-"""Arrays of JAX that functions get: made by a private function of jaxlib, and what `jax.numpy.from_dlpack` makes."""
+"""Arrays that functions get without a call of their library's `from_dlpack`, and that are what it makes."""
 
 import importlib
 
@@ -56,7 +56,7 @@ DTYPES = ["float32", "float16", "int8", "uint32", "bool", "complex64"]
 WIDE = ["float64", "int64", "complex128"]
 
 
-class TestWhatIsMade:
+class TestJax:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_is_what_jax_makes_without_its_function(self, eng, np, using, functions, dtype):
         source = aligned(np, 12, dtype)
@@ -130,6 +130,81 @@ def test_a_function_in_place_of_jax_own_is_called(eng, np, jnp, monkeypatch):
     eng.submit(len, reads=[t], using=jnp.from_dlpack).wait()
     monkeypatch.setattr(jnp, "from_dlpack", lambda x: ("another function", x))
     assert seen(eng, lambda x: x, t, jnp.from_dlpack) == ("another function", t)
+
+
+class TestTorch:
+    DTYPES = ["float32", "float64", "float16", "int8", "uint8", "int64", "uint32", "bool", "complex64", "complex128"]
+
+    @pytest.fixture
+    def calls(self, monkeypatch, np, torch, eng):
+        """The calls of PyTorch's own function from here on."""
+        called = []
+        make = torch._C._from_dlpack
+        monkeypatch.setattr(torch._C, "_from_dlpack", lambda *args: called.append(args) or make(*args))
+        return called
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("shape", [(12,), (), (0, 2), (3, 4)])
+    def test_is_what_torch_makes_without_its_function(self, eng, np, torch, calls, dtype, shape):
+        source = (np.arange(np.prod(shape, dtype=int)) % 2).astype(dtype).reshape(shape)
+        t = eng.from_dlpack(source)
+
+        def described(x):
+            return type(x), x.dtype, x.shape, x.stride(), x.data_ptr(), x.requires_grad, x.is_conj(), x.tolist()
+
+        got = seen(eng, described, t, torch.from_dlpack)
+        assert calls == []
+        assert got == described(torch.from_dlpack(source))
+
+    def test_types_of_torch_come_back(self, eng, np, torch, calls):
+        source = torch.ones(3, dtype=torch.bfloat16)
+        t = eng.from_dlpack(source)
+        assert seen(eng, lambda x: (x.dtype, x.data_ptr()), t, torch.from_dlpack) == (source.dtype, source.data_ptr())
+        assert calls == []
+
+    def test_a_type_that_not_every_library_has_is_left_to_torch(self, eng, np, torch, calls):
+        source = torch.ones(3, dtype=torch.float8_e4m3fn)
+        t = eng.from_dlpack(source)
+        assert seen(eng, lambda x: x.dtype, t, torch.from_dlpack) == source.dtype
+        assert len(calls) == 1
+
+    def test_has_strides_and_memory_that_may_not_be_written(self, eng, np, torch, calls):
+        source = np.arange(12, dtype=np.float32).reshape(3, 4).T[1:]
+        source.flags.writeable = False
+        t = eng.from_dlpack(source)
+        assert seen(eng, lambda x: (x.stride(), x.tolist()), t, torch.from_dlpack) == ((1, 4), source.tolist())
+        assert calls == []
+
+    def test_strides_that_torch_refuses_are_refused_as_by_torch(self, eng, np, torch):
+        t = eng.from_dlpack(np.arange(3.0)[::-1])
+        with pytest.raises(Exception) as by_hand:
+            torch.from_dlpack(t)
+        with pytest.raises(est.OperationError) as raised:
+            seen(eng, len, t, torch.from_dlpack)
+        assert str(by_hand.value).splitlines()[0] in str(raised.value)
+
+    def test_a_written_array_is_the_memory(self, eng, np, torch, calls):
+        source = np.zeros(3, np.float32)
+        t = eng.from_dlpack(source)
+        eng.submit(lambda x: x.fill_(2), writes=[t], using=torch.from_dlpack).wait()
+        assert source.tolist() == [2.0] * 3
+        assert calls == []
+
+    def test_an_array_that_the_function_keeps_holds_the_memory(self, eng, np, torch, calls):
+        t = eng.from_dlpack(np.zeros(3, np.float32))
+        kept = []
+        eng.submit(kept.append, reads=[t], using=torch.from_dlpack).wait()
+        write = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack)
+        with pytest.raises((est.LeaseHeldError, TimeoutError)):
+            write.wait(timeout=0.05)
+        assert kept.pop().tolist() == [0.0] * 3
+        write.wait(timeout=20)
+        assert calls == []
+
+    def test_a_function_of_torch_finds_it_without_being_told(self, eng, np, torch, calls):
+        t = eng.from_dlpack(np.full(3, 2.0, np.float32))
+        assert np.from_dlpack(eng.call(torch.square, t)).tolist() == [4.0] * 3
+        assert calls == []
 
 
 class TestAnotherJax:
