@@ -66,9 +66,10 @@ impl PeerTable {
         let mut made = ptr::null_mut();
         // SAFETY: the Python lock is held, and the struct is a versioned one. By DLPack's specification the library takes it over whether or not
         // it makes an object, which is a new reference.
-        let failed = self.table.managed_tensor_to_py_object_no_sync.is_none_or(|make| unsafe {
-            make(managed.into_raw().cast(), &mut made) != 0
-        });
+        let failed = self
+            .table
+            .managed_tensor_to_py_object_no_sync
+            .is_none_or(|make| unsafe { make(managed.into_raw().cast(), &mut made) != 0 });
         // SAFETY: as above.
         let made = unsafe { Bound::from_owned_ptr_or_opt(py, made.cast::<ffi::PyObject>()) };
         made.filter(|_| !failed).ok_or_else(|| {
