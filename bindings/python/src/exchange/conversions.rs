@@ -108,7 +108,7 @@ impl Way {
     fn takes(&self, layout: &Layout) -> bool {
         let dtype = layout.dtype();
         let is_taken = match self {
-            // JAX casts wider types, unless it is told that it has them.
+            // JAX casts wider types by default.
             Self::Capsule(_) => dtype == DType::C64 || dtype.bits <= 32,
             // A library that refuses a struct might keep it.
             Self::Table(_) => {
