@@ -207,6 +207,29 @@ class TestTorch:
         assert calls == []
 
 
+@pytest.mark.parametrize("name", ["jax", "torch", None])
+def test_a_function_that_says_to_be_of_a_library_is_called(eng, np, name):
+    def using(x):
+        return ["made", x]
+
+    using.__module__ = name
+    t = eng.from_dlpack(np.zeros(3, np.float32))
+    assert seen(eng, lambda x: x, t, using) == ["made", t]
+
+
+def test_an_error_of_an_attribute_is_not_the_operation_s(eng, np):
+    class Using:
+        @property
+        def __module__(self):
+            raise ValueError("no module")
+
+        def __call__(self, x):
+            return ["made", x]
+
+    t = eng.from_dlpack(np.zeros(3, np.float32))
+    assert seen(eng, lambda x: x, t, Using()) == ["made", t]
+
+
 class TestAnotherJax:
     """Versions of JAX whose private function is absent, takes something else, or does something else."""
 

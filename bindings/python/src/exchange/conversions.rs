@@ -65,7 +65,7 @@ fn way_of(using: &Bound<'_, PyAny>) -> PyResult<Option<&'static Way>> {
     let Some((_, find, found)) = LIBRARIES.iter().find(|(name, _, _)| root == Some(name)) else {
         return Ok(None);
     };
-    let found = found.get_or_try_init(py, || find(py))?;
+    let found = found.get_or_try_init(py, || or_none(py, find(py)))?;
     Ok(found.as_ref().filter(is_it).map(|conversion| &conversion.way))
 }
 
@@ -77,7 +77,7 @@ pub fn convert<'py>(
     tensor: &PyTensor,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = using.py();
-    let Some(way) = way_of(using)? else { return Ok(None) };
+    let Some(way) = or_none(py, way_of(using))? else { return Ok(None) };
     let Ok(tensor) = tensor.tensor(py) else { return Ok(None) };
     if !tensor.layout().is_ok_and(|layout| way.takes(&layout)) {
         return Ok(None);
@@ -89,11 +89,12 @@ pub fn convert<'py>(
         Way::Capsule(convert) => fastcall::call(convert.bind(py), &[capsule::wrap(py, managed)?.into_any()]),
         Way::Table(table) => table.make(py, managed),
     };
-    match array {
-        // The function that is called in its place says what is wrong.
-        Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
-        array => array.map(Some),
-    }
+    or_none(py, array.map(Some))
+}
+
+/// `None` for an error: the library's function, which is called then, says what is wrong.
+fn or_none<T>(py: Python<'_>, found: PyResult<Option<T>>) -> PyResult<Option<T>> {
+    found.or_else(|error| if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) })
 }
 
 impl Way {
