@@ -136,7 +136,7 @@ class TestTorch:
     DTYPES = ["float32", "float64", "float16", "int8", "uint8", "int64", "uint32", "bool", "complex64", "complex128"]
 
     @pytest.fixture
-    def calls(self, monkeypatch, np, torch, eng):
+    def calls(self, monkeypatch, torch):
         """The calls of PyTorch's own function from here on."""
         called = []
         make = torch._C._from_dlpack
@@ -208,7 +208,7 @@ class TestTorch:
 
 
 @pytest.mark.parametrize("name", ["jax", "torch", None])
-def test_a_function_that_says_to_be_of_a_library_is_called(eng, np, name):
+def test_a_function_that_names_a_library_as_its_module_is_called(eng, np, name):
     def using(x):
         return ["made", x]
 
@@ -217,7 +217,7 @@ def test_a_function_that_says_to_be_of_a_library_is_called(eng, np, name):
     assert seen(eng, lambda x: x, t, using) == ["made", t]
 
 
-def test_an_error_of_an_attribute_is_not_the_operation_s(eng, np):
+def test_an_attribute_that_raises_does_not_fail_the_operation(eng, np):
     class Using:
         @property
         def __module__(self):

@@ -11,8 +11,8 @@ use super::concurrency::Concurrency;
 use super::pool::{Job, Pool, Shared};
 
 impl<J: Job> Pool<J> {
-    /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`](super::SharedLock). `None` where as many threads run such jobs as
-    /// should. A thread that has a turn, and waits for another job inside of one, keeps it.
+    /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`](super::SharedLock). `None` where as many
+    /// threads run such jobs as should. A thread that has a turn, and waits for another job inside of one, keeps it.
     pub fn take_turn(&self) -> Option<Turn<'_, J>> {
         let concurrency = self.shared.concurrency()?;
         let before = TURN.get();

@@ -69,8 +69,8 @@ fn way_of(using: &Bound<'_, PyAny>) -> PyResult<Option<&'static Way>> {
     Ok(found.as_ref().filter(is_it).map(|conversion| &conversion.way))
 }
 
-/// An operand of the running operation as `using` makes an array of it; `None` for a function that is not known, and for a tensor that `using` has
-/// to be called with.
+/// An operand of the running operation as `using` makes an array of it; `None` for a function that is not known, and for a tensor that
+/// `using` has to be called with.
 pub fn convert<'py>(
     using: &Bound<'py, PyAny>,
     scope: &Scope,

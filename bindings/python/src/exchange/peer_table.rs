@@ -47,9 +47,7 @@ impl PeerTable {
         // SAFETY: the object is alive and of the table's type, and the Python lock is held. What it gives is ours.
         let managed = unsafe {
             if take(object.as_ptr().cast::<c_void>(), &mut taken) != 0 || taken.is_null() {
-                return Err(PyErr::take(py).unwrap_or_else(|| {
-                    PySystemError::new_err("a C exchange table gave no tensor and no exception")
-                }));
+                return Err(error_of(py, "tensor"));
             }
             ManagedTensor::from_raw(taken.cast(), Abi::Versioned)
         };
@@ -61,22 +59,18 @@ impl PeerTable {
         self.table.managed_tensor_to_py_object_no_sync.is_some()
     }
 
-    /// Makes an object of the library of `managed`. Without synchronization. Raises what the library does, and `SystemError` where it makes none.
+    /// Makes an object of the library of `managed`, where it [makes objects](Self::makes_objects). Without synchronization.
     pub fn make<'py>(self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyAny>> {
+        let make = self.table.managed_tensor_to_py_object_no_sync.expect("asked for when it was found");
         let mut made = ptr::null_mut();
-        // SAFETY: the Python lock is held, and the struct is a versioned one. By DLPack's specification the library takes it over whether or not
-        // it makes an object, which is a new reference.
-        let failed = self
-            .table
-            .managed_tensor_to_py_object_no_sync
-            .is_none_or(|make| unsafe { make(managed.into_raw().cast(), &mut made) != 0 });
-        // SAFETY: as above.
-        let made = unsafe { Bound::from_owned_ptr_or_opt(py, made.cast::<ffi::PyObject>()) };
-        made.filter(|_| !failed).ok_or_else(|| {
-            PyErr::take(py).unwrap_or_else(|| {
-                PySystemError::new_err("a C exchange table made no object and no exception")
-            })
-        })
+        // SAFETY: the Python lock is held, and the struct is a versioned one, which the library takes over by DLPack's specification. What it
+        // gives is a new reference.
+        unsafe {
+            if make(managed.into_raw().cast(), &mut made) != 0 || made.is_null() {
+                return Err(error_of(py, "object"));
+            }
+            Ok(Bound::from_owned_ptr(py, made.cast()))
+        }
     }
 
     /// The stream that the library works on right now; NULL where there is none.
@@ -86,10 +80,15 @@ impl PeerTable {
         let kind = table::DLDeviceType(device.device_type.0 as u32);
         // SAFETY: the Python lock is held, and the answer has a place.
         if unsafe { ask(kind, device.device_id, &mut stream) } != 0 {
-            return Err(PyErr::take(py).unwrap_or_else(|| {
-                PySystemError::new_err("a C exchange table gave no stream and no exception")
-            }));
+            return Err(error_of(py, "stream"));
         }
         Ok(stream)
     }
+}
+
+/// What a function of a table has raised, which gave no `what`.
+fn error_of(py: Python<'_>, what: &str) -> PyErr {
+    PyErr::take(py).unwrap_or_else(|| {
+        PySystemError::new_err(format!("a C exchange table gave no {what} and no exception"))
+    })
 }

@@ -97,9 +97,8 @@ fn with_array<'a, 'py>(
         if let Some(array) = conversions::convert(using, scope, tensor.get())? {
             return Ok(array);
         }
+    } else if !argument.is_exact_instance_of::<Exporter>() {
+        return Ok(argument);
     }
-    if argument.is_exact_instance_of::<PyTensor>() || argument.is_exact_instance_of::<Exporter>() {
-        return fastcall::call(using, &[argument]);
-    }
-    Ok(argument)
+    fastcall::call(using, &[argument])
 }
