@@ -386,8 +386,9 @@ pub const SUITES: &[Suite] = &[
         10,
         |context| {
             let allowed = ["--allowlist", "bindings/python/stubs-allowed.txt", "--ignore-unused-allowlist"];
+            let settings = ["--mypy-config-file", "bindings/python/stubs-mypy.ini"];
             vec![
-                python(context, &[&["-m", "mypy.stubtest", "estafette"][..], &allowed].concat()),
+                python(context, &[&["-m", "mypy.stubtest", "estafette"][..], &allowed, &settings].concat()),
                 pytest(context, &["bindings/python/stubs"]),
             ]
         },
