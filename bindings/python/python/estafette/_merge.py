@@ -1,8 +1,5 @@
 """``estafette merge``: recordings and the traces of other profilers on one time axis."""
 
-# JAX may be missing where types are checked.
-# mypy: disable-error-code="import-not-found,import-untyped"
-
 from __future__ import annotations
 
 import argparse

@@ -12,7 +12,7 @@ A client registers it for its workers::
 """
 
 # Dask may be missing where types are checked, and has few of its own.
-# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call,untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-call,untyped-decorator,misc"
 
 from __future__ import annotations
 

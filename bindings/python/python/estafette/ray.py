@@ -20,7 +20,7 @@ Ray's interface for transports is alpha. This module is tested with the newest R
 """
 
 # Ray may be missing where types are checked, and takes shapes and dtypes of two libraries only.
-# mypy: disable-error-code="import-not-found,import-untyped,misc"
+# mypy: disable-error-code="misc"
 
 from __future__ import annotations
 
