@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard};
 
 /// Jobs that run in a given order, as far as they are here: the least number first.
 ///
@@ -69,7 +69,7 @@ impl<J> InOrder<J> {
         })
     }
 
-    fn locked<R>(&self, change: impl FnOnce(&mut MutexGuard<'_, BTreeMap<u64, J>>) -> R) -> R {
+    fn locked<R>(&self, change: impl FnOnce(&mut BTreeMap<u64, J>) -> R) -> R {
         let mut jobs = self.jobs.lock();
         let result = change(&mut jobs);
         self.len.store(jobs.len(), Ordering::SeqCst);

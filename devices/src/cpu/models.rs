@@ -187,6 +187,90 @@ fn a_job_that_meets_the_end_of_the_last_turn_is_run() {
     });
 }
 
+/// As [`check`], with a lock, and threads are expected to wait at once: a worker that has nothing to do stands by. None of the threads that
+/// push takes a turn.
+fn check_left(preemptions: Option<usize>, count: usize, used: Use) {
+    explore(preemptions, move || {
+        let record = Arc::new(Record::default());
+        let pool = expecting();
+        used(&pool, &|number| Note(number, record.clone()));
+        record.wait(count);
+        loom::stop_exploring();
+        pool.shutdown();
+        assert!(pool.join(None));
+        assert_eq!(record.ran.lock().len(), count);
+    });
+}
+
+fn expecting() -> Pool<Note> {
+    let pool = pool(1, Some(Arc::new(Lock)));
+    pool.shared.concurrency().expect("the pool has a lock").waiters.expect();
+    pool
+}
+
+#[test]
+fn a_job_that_meets_a_worker_standing_by_is_run() {
+    check_left(Some(2), 1, |pool, job| pool.push(job(1)));
+}
+
+#[test]
+fn a_job_whose_thread_waits_without_a_turn_is_run() {
+    check_left(Some(2), 1, |pool, job| {
+        pool.push(job(1));
+        pool.leave_to_workers();
+    });
+}
+
+#[test]
+fn a_second_job_that_meets_a_worker_standing_by_is_run() {
+    check_left(Some(2), 2, |pool, job| [1, 2].into_iter().for_each(|number| pool.push(job(number))));
+}
+
+#[test]
+fn jobs_of_two_threads_that_meet_a_worker_standing_by_are_run() {
+    check_left(fewer(), 2, |pool, job| {
+        let other = thread::spawn({
+            let (pool, job) = (pool.clone(), job(1));
+            move || pool.push(job)
+        });
+        pool.push(job(2));
+        other.join().expect("it does not panic");
+    });
+}
+
+#[test]
+fn a_job_that_meets_the_end_of_a_turn_and_a_worker_standing_by_is_run() {
+    check_left(fewer(), 1, |pool, job| {
+        pool.shared.concurrency().expect("the pool has a lock").exceed();
+        let pusher = thread::spawn({
+            let (pool, job) = (pool.clone(), job(1));
+            move || pool.push(job)
+        });
+        pool.shared.leave_turn();
+        pusher.join().expect("it does not panic");
+    });
+}
+
+#[test]
+fn a_worker_standing_by_leaves_when_the_pool_is_shut_down() {
+    explore(Some(2), || {
+        let pool = expecting();
+        pool.shutdown();
+        assert!(pool.join(None));
+    });
+}
+
+#[test]
+fn a_worker_standing_by_runs_what_is_left_when_the_pool_is_given_up() {
+    explore(Some(2), || {
+        let record = Arc::new(Record::default());
+        let pool = expecting();
+        pool.push(Note(1, record.clone()));
+        drop(pool);
+        record.wait(1);
+    });
+}
+
 #[test]
 fn workers_of_a_pool_that_is_given_up_run_what_is_queued_and_leave() {
     explore(Some(3), || {

@@ -215,8 +215,8 @@ impl<J: Job> Pool<J> {
         if priority == 0 {
             return self.push(job);
         }
-        self.shared.queues.priorities.push(job, priority);
-        self.shared.notify_of_push();
+        self.push_priority_unnoticed(job, priority);
+        self.notice();
     }
 
     /// Takes the job that would run next, for a thread that wants to help. The caller runs it.
@@ -311,11 +311,11 @@ impl<J: Job> Pool<J> {
         let covered = workers::with_context(&self.shared, |context| {
             let depth = context.blocking_depth.get();
             context.blocking_depth.set(depth + 1);
+            if depth == 0 {
+                context.give_turn_back();
+            }
             depth == 0
         });
-        if covered == Some(true) {
-            workers::with_context(&self.shared, |context| context.give_turn_back());
-        }
         if covered == Some(true)
             && let Some((index, deque)) = self.shared.threads.block()
             && let Err(error) = self.start(index, deque)
@@ -470,15 +470,14 @@ impl<J: Job> Drop for BlockingGuard<J> {
             shared.concurrency().into_iter().for_each(Concurrency::exceed);
             return TURN.set(shared.address());
         }
-        let outermost = workers::with_context(&shared, |context| {
+        workers::with_context(&shared, |context| {
             let depth = context.blocking_depth.get() - 1;
             context.blocking_depth.set(depth);
-            depth == 0
+            if depth == 0 {
+                shared.threads.unblock();
+                context.take_turn();
+            }
         });
-        if outermost == Some(true) {
-            shared.threads.unblock();
-            workers::with_context(&shared, |context| context.take_turn());
-        }
     }
 }
 

@@ -29,7 +29,7 @@ use super::priority::{Due, Entry, Priorities};
 
 /// After this many jobs a worker serves the shared queues before its own deque. Prime, so that it does not
 /// fall into step with loops in the work; the number is tokio's.
-pub(super) const FAIR_TICKS: u32 = 61;
+const FAIR_TICKS: u32 = 61;
 
 /// Jobs that a worker takes at once, breadth first. They are many enough that code which a batch shares stays
 /// in the caches, and few enough for the results of a batch, which all exist at the same time.
@@ -45,9 +45,9 @@ pub(super) struct Queues<J> {
     pub(super) in_order: InOrder<J>,
     /// Jobs that a scan took from the front of the injector or from the old end of a deque and did
     /// not want. They are older than what is still there, so they go first.
-    pub(super) returned: Mutex<VecDeque<J>>,
-    pub(super) returned_len: AtomicUsize,
-    pub(super) injector: Injector<J>,
+    returned: Mutex<VecDeque<J>>,
+    returned_len: AtomicUsize,
+    injector: Injector<J>,
     /// Of the workers' deques, then of the external ones.
     stealers: Box<[Stealer<J>]>,
     /// How many of the stealers are the workers'.
@@ -57,9 +57,9 @@ pub(super) struct Queues<J> {
     /// Held while a thread looks for a particular job (`take_matching`).
     scan: Mutex<()>,
     /// Scans that hold jobs in their hands.
-    pub(super) scanning: AtomicUsize,
+    scanning: AtomicUsize,
     /// Scans that have put everything back.
-    pub(super) scanned: AtomicUsize,
+    scanned: AtomicUsize,
 }
 
 impl<J> Queues<J> {
@@ -90,7 +90,7 @@ impl<J> Queues<J> {
     }
 
     /// The stealers of deques that may hold something.
-    pub(super) fn stealers(&self) -> &[Stealer<J>] {
+    fn stealers(&self) -> &[Stealer<J>] {
         &self.stealers[..self.used.load(Ordering::SeqCst)]
     }
 
@@ -260,7 +260,7 @@ impl<J> Queues<J> {
 }
 
 /// Repeats a steal that lost a race, a bounded number of times.
-pub(super) fn retried<J>(mut steal: impl FnMut() -> Steal<J>) -> Option<J> {
+fn retried<J>(mut steal: impl FnMut() -> Steal<J>) -> Option<J> {
     (0..STEAL_RETRIES_MAX).map(|_| steal()).find(|attempt| !attempt.is_retry()).and_then(Steal::success)
 }
 

@@ -43,6 +43,12 @@ impl Waiters {
         self.in_a_row.load(Ordering::Relaxed) >= IN_A_ROW
     }
 
+    /// As after [`IN_A_ROW`] waits that began at once.
+    #[cfg(all(test, estafette_loom))]
+    pub(super) fn expect(&self) {
+        self.in_a_row.store(IN_A_ROW, Ordering::Relaxed);
+    }
+
     /// Whether a worker stands by, and finds out what is overdue.
     pub(super) fn have_stand_by(&self) -> bool {
         self.has_stand_by.load(Ordering::Relaxed)

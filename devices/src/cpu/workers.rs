@@ -12,7 +12,7 @@ use estafette_sync::{hint, thread, thread_local};
 
 use crate::log_panic::log_panic;
 
-use super::deques::{Worker, Worker as Deque};
+use super::deques::Worker as Deque;
 use super::pool::{Job, Pool, Shared, SharedLock};
 use super::sleep::Parker;
 use super::waiters::OVERDUE;
@@ -121,8 +121,7 @@ impl<J: Job> Context<J> {
     /// The next job, if there is one and this thread need not rest.
     fn next_at_once(&self) -> Option<J> {
         self.ticks.set(self.ticks.get().wrapping_add(1));
-        let must_rest = self.is_spare() && self.shared.threads.has_surplus();
-        if must_rest || self.shared.is_shut_down() { None } else { self.take() }
+        if self.is_surplus() || self.shared.is_shut_down() { None } else { self.take() }
     }
 
     fn ended(&self, start: u64) {
@@ -172,7 +171,7 @@ impl<J: Job> Context<J> {
                 }
                 pause(round);
             }
-            if self.is_spare() && shared.threads.has_surplus() {
+            if self.is_surplus() {
                 // A wake-up that reached this thread may have been meant for a job: it is passed on.
                 shared.sleep.stop_searching(has_work);
                 self.rest_if_surplus();
@@ -242,18 +241,18 @@ impl<J: Job> Context<J> {
         self.shared.is_shut_down() || (self.shared.is_abandoned() && !self.shared.queues.has_work())
     }
 
-    fn is_spare(&self) -> bool {
-        self.index >= self.shared.workers
+    /// Whether this thread stands in for a worker that may be back.
+    fn is_surplus(&self) -> bool {
+        self.index >= self.shared.workers && self.shared.threads.has_surplus()
     }
 
     /// A spare thread whose worker is back rests. Its jobs go to the shared queue first, since a resting
     /// thread runs none.
     fn rest_if_surplus(&self) {
-        let threads = &self.shared.threads;
-        if self.is_spare() && threads.has_surplus() {
+        if self.is_surplus() {
             self.give_turn_back();
             self.shared.share(&self.deque);
-            threads.rest(|| self.shared.is_shut_down() || self.shared.is_abandoned());
+            self.shared.threads.rest(|| self.shared.is_shut_down() || self.shared.is_abandoned());
         }
     }
 }
@@ -295,7 +294,7 @@ struct ThreadCounts<J> {
     alive: usize,
     handles: Vec<thread::JoinHandle<()>>,
     /// Deques that no thread owns yet, with their numbers.
-    unowned: Vec<(usize, Worker<J>)>,
+    unowned: Vec<(usize, Deque<J>)>,
     blocked: usize,
     /// Spare threads that stand in for one of them.
     standing_in: usize,
@@ -306,7 +305,7 @@ struct ThreadCounts<J> {
 
 impl<J> Threads<J> {
     /// No threads yet. `deques` are those of the spare threads.
-    pub(super) fn new(deques: Vec<(usize, Worker<J>)>, stack_size: usize) -> Self {
+    pub(super) fn new(deques: Vec<(usize, Deque<J>)>, stack_size: usize) -> Self {
         let counts = ThreadCounts {
             alive: 0,
             handles: Vec::new(),
@@ -347,7 +346,7 @@ impl<J> Threads<J> {
 
     /// A worker is about to block. Returns the deque on which a spare thread has to be started; `None` where a
     /// resting one was called, or the limit is reached.
-    pub(super) fn block(&self) -> Option<(usize, Worker<J>)> {
+    pub(super) fn block(&self) -> Option<(usize, Deque<J>)> {
         let mut counts = self.counts.lock();
         counts.blocked += 1;
         let mut unowned = None;
@@ -391,12 +390,11 @@ impl<J> Threads<J> {
         self.surplus.load(Ordering::Relaxed)
     }
 
-    /// A spare thread retires if it is one too many, until it is called or `leaving` is true. False if it
-    /// stays.
-    pub(super) fn rest(&self, leaving: impl Fn() -> bool) -> bool {
+    /// A spare thread retires if it is one too many, until it is called or `leaving` is true.
+    pub(super) fn rest(&self, leaving: impl Fn() -> bool) {
         let mut counts = self.counts.lock();
         if counts.standing_in <= counts.blocked {
-            return false;
+            return;
         }
         counts.standing_in -= 1;
         counts.resting += 1;
@@ -411,7 +409,6 @@ impl<J> Threads<J> {
             // Leaving: the thread goes through its loop once more as if it stood in.
             counts.standing_in += 1;
         }
-        true
     }
 
     /// The conditions under which spare threads rest have changed.
