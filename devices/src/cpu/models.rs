@@ -165,23 +165,21 @@ fn a_job_of_the_thread_that_has_shared_a_lock_is_run() {
 
 #[test]
 fn a_job_that_meets_the_end_of_the_last_turn_is_run() {
-    // With two it takes a minute, so that where `LOOM_MAX_PREEMPTIONS` is set there is one less.
-    let fewer = Builder::new().preemption_bound.map_or(2, |bound| bound.saturating_sub(1).min(2));
-    explore(Some(fewer), || {
+    explore(Some(2), || {
         let record = Arc::new(Record::default());
         let pool = pool(1, Some(Arc::new(Lock)));
         let turns = pool.shared.concurrency().expect("the pool has a lock");
-        // This thread runs a job, and a lookout watches it: a push wakes no worker.
+        // Another thread runs a job, and a lookout watches it: a push wakes no worker. This thread pushes and does not end, as its end would.
         turns.exceed();
         assert!(turns.begin_watch());
-        let pusher = thread::spawn({
-            let (pool, job) = (pool.clone(), Note(1, record.clone()));
-            move || pool.push(job)
+        let other = thread::spawn({
+            let pool = pool.clone();
+            move || pool.shared.leave_turn()
         });
-        pool.shared.leave_turn();
+        pool.push(Note(1, record.clone()));
         record.wait(1);
         loom::stop_exploring();
-        pusher.join().expect("it does not panic");
+        other.join().expect("it does not panic");
         pool.shutdown();
         assert!(pool.join(None));
     });
@@ -228,7 +226,7 @@ fn a_second_job_that_meets_a_worker_standing_by_is_run() {
 
 #[test]
 fn jobs_of_two_threads_that_meet_a_worker_standing_by_are_run() {
-    check_left(fewer(), 2, |pool, job| {
+    check_left(Some(1), 2, |pool, job| {
         let other = thread::spawn({
             let (pool, job) = (pool.clone(), job(1));
             move || pool.push(job)
@@ -240,14 +238,14 @@ fn jobs_of_two_threads_that_meet_a_worker_standing_by_are_run() {
 
 #[test]
 fn a_job_that_meets_the_end_of_a_turn_and_a_worker_standing_by_is_run() {
-    check_left(fewer(), 1, |pool, job| {
+    check_left(Some(1), 1, |pool, job| {
         pool.shared.concurrency().expect("the pool has a lock").exceed();
-        let pusher = thread::spawn({
-            let (pool, job) = (pool.clone(), job(1));
-            move || pool.push(job)
+        let other = thread::spawn({
+            let pool = pool.clone();
+            move || pool.shared.leave_turn()
         });
-        pool.shared.leave_turn();
-        pusher.join().expect("it does not panic");
+        pool.push(job(1));
+        other.join().expect("it does not panic");
     });
 }
 
