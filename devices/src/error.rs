@@ -14,6 +14,7 @@ struct Inner {
     message: Box<str>,
     queue: Option<QueueId>,
     process: Option<u32>,
+    operation: Option<Box<str>>,
 }
 
 /// What the caller can do about a [`DeviceError`].
@@ -43,6 +44,7 @@ impl DeviceError {
             message: message.into().into_boxed_str(),
             queue: None,
             process: None,
+            operation: None,
         }))
     }
 
@@ -69,6 +71,12 @@ impl DeviceError {
         self.changed(|inner| inner.process = Some(process))
     }
 
+    /// The same error, with the name of the operation that failed first.
+    #[must_use]
+    pub fn with_operation(self, name: &str) -> Self {
+        self.changed(|inner| inner.operation = Some(name.into()))
+    }
+
     /// What the caller can do about it.
     pub fn kind(&self) -> DeviceErrorKind {
         self.0.kind
@@ -92,6 +100,11 @@ impl DeviceError {
     /// The process that caused it, where that is another one than that which says so.
     pub fn process(&self) -> Option<u32> {
         self.0.process
+    }
+
+    /// The name of the operation that failed first, where the error is the end of that operation.
+    pub fn operation(&self) -> Option<&str> {
+        self.0.operation.as_deref()
     }
 
     /// Whether both are the same occurrence, not merely equal words: every waiter gets the one root error.

@@ -15,6 +15,7 @@
 //! The life line and the bell, which changes when the peer is rung by it, are behind the words, in a page of their own, since they are
 //! half words.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -32,10 +33,13 @@ pub(crate) const SEGMENTS: usize = if cfg!(estafette_loom) { 64 } else { 1024 };
 pub(crate) const RING: u64 = if cfg!(estafette_loom) { 4 } else { 8192 };
 /// Failures whose texts are held at the same time.
 const TEXTS: usize = if cfg!(estafette_loom) { 1 } else { 64 };
-/// Words of a text; the first has its length in bytes.
-const TEXT_WORDS: usize = if cfg!(estafette_loom) { 2 } else { 32 };
-/// Bytes of a text. What is longer is cut.
+/// Words of a text. The first has the length of the text in bytes, and in its upper half the length of the operation's name, which comes
+/// before the text.
+const TEXT_WORDS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
+/// Bytes of a name and of a text together. What is longer is cut.
 const TEXT_BYTES: usize = (TEXT_WORDS - 1) * 8;
+/// Bytes of a name.
+const NAME_BYTES: usize = TEXT_BYTES / 2;
 /// The text of a failure beyond.
 pub(crate) const TEXTLESS: &str = "the reason is unknown, as too many failures came at once";
 /// The end of a text that is longer.
@@ -199,18 +203,31 @@ impl<W: Words> PeerBoard<W> {
             return Some(Ok(()));
         }
         let kind = KINDS.get((word >> 8 & 0xff) as usize).copied().unwrap_or(DeviceErrorKind::Other);
-        let text = self.text((word >> 16 & 0xffff) as usize);
-        Some(Err(DeviceError::new(kind, format!("{text} (in process {process})"))))
+        let (name, text) = self.text((word >> 16 & 0xffff) as usize);
+        let error = DeviceError::new(kind, format!("{text} (in process {process})"));
+        Some(Err(if name.is_empty() { error } else { error.with_operation(&name) }))
     }
 
-    /// A text, which its owner leaves alone until the answer to its slot is settled.
-    fn text(&self, number: usize) -> String {
-        let Some(place) = text_place(number) else { return TEXTLESS.to_owned() };
-        let length = self.load_relaxed(place).min(TEXT_BYTES as u64) as usize;
+    /// The name of an operation, empty for none, and a text, which their owner leaves alone until the answer to their slot is settled.
+    fn text(&self, number: usize) -> (String, String) {
+        let Some(place) = text_place(number) else { return (String::new(), TEXTLESS.to_owned()) };
+        let lengths = self.load_relaxed(place);
         let words = (place + 1..place + TEXT_WORDS).map(|at| self.load_relaxed(at).to_le_bytes());
-        let bytes: Vec<u8> = words.flatten().take(length).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        let mut bytes = words.flatten();
+        let mut take = |length: u64| {
+            let bytes: Vec<u8> = bytes.by_ref().take(length as usize).collect();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        (take(lengths >> 32), take(lengths & 0xffff_ffff))
     }
+}
+
+/// At most so many bytes of a text.
+fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
+    if text.len() <= bytes {
+        return text.into();
+    }
+    [&text[..text.floor_char_boundary(bytes - CUT.len())], CUT].concat().into()
 }
 
 fn text_place(number: usize) -> Option<usize> {
@@ -278,7 +295,7 @@ impl<W: Words> OwnBoard<W> {
             Ok(()) => word(slot.generation, DONE, 0),
             Err(error) => {
                 let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
-                let text = self.write_text(slot, &error.to_string(), peer);
+                let text = self.write_text(slot, error.operation().unwrap_or(""), &error.to_string(), peer);
                 step!("settle, text");
                 word(slot.generation, FAILED, (text << 8 | kind) as u64)
             }
@@ -287,18 +304,18 @@ impl<W: Words> OwnBoard<W> {
     }
 
     /// The number of a text for this slot; 0 if the peer has yet to read all of them.
-    fn write_text<P: Words>(&self, slot: SlotId, text: &str, peer: &PeerBoard<P>) -> usize {
+    fn write_text<P: Words>(&self, slot: SlotId, name: &str, text: &str, peer: &PeerBoard<P>) -> usize {
         let mut texts = self.texts.lock();
         let free = texts.iter().position(|text| text.is_none_or(|its| self.has_been_read(its, peer)));
         let Some(at) = free else { return 0 };
         texts[at] = Some(slot);
         let place = text_place(at + 1).expect("a number of a text");
-        let cut = text.floor_char_boundary(TEXT_BYTES - CUT.len());
-        let cut = (text.len() > TEXT_BYTES).then(|| [&text[..cut], CUT].concat());
-        let text = cut.as_deref().unwrap_or(text).as_bytes();
+        let name = cut(name, NAME_BYTES);
+        let text = cut(text, TEXT_BYTES - name.len());
         let words = self.words.words();
-        words[place].store(text.len() as u64, Ordering::Relaxed);
-        for (word, bytes) in words[place + 1..].iter().zip(text.chunks(8)) {
+        words[place].store((name.len() << 32 | text.len()) as u64, Ordering::Relaxed);
+        let bytes = [name.as_bytes(), text.as_bytes()].concat();
+        for (word, bytes) in words[place + 1..].iter().zip(bytes.chunks(8)) {
             let mut whole = [0; 8];
             whole[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
@@ -358,6 +375,25 @@ mod tests {
         other.settle(SlotId { kind: Kind::Used, ..slot(3) }, &Ok(()), &own_seen);
         own.settle(slot(TEXTS + 1), &failure("again"), &peer);
         assert_eq!(text(&own_seen, slot(TEXTS + 1)), "again (in process 7)");
+    }
+
+    #[test]
+    fn names_of_operations_cross_whole_and_leave_room_for_a_text() {
+        let [mine, theirs] = [words(), words()];
+        let (own, peer) = (OwnBoard::new(Arc::clone(&mine)), PeerBoard(theirs));
+        let seen = PeerBoard(mine);
+        let long = "y".repeat(NAME_BYTES + 1);
+        let names = ["", "load` (twice)", "\0é` (", &long];
+        for (index, name) in names.into_iter().enumerate() {
+            let slot = SlotId { kind: Kind::Ready, index, generation: 1 };
+            let error = DeviceError::new(DeviceErrorKind::Other, "z".repeat(TEXT_BYTES)).with_operation(name);
+            own.settle(slot, &Err(error), &peer);
+            let error = seen.outcome(slot, 7).expect("settled").expect_err("failed");
+            let kept =
+                if name.len() > NAME_BYTES { format!("{}…", &long[..NAME_BYTES - 3]) } else { name.into() };
+            assert_eq!(error.operation(), Some(&*kept).filter(|name| !name.is_empty()));
+            assert!(error.message().starts_with("zzz"), "{error}");
+        }
     }
 
     #[test]

@@ -248,6 +248,30 @@ fn failures_follow_the_data_into_another_process() {
 }
 
 #[test]
+fn the_name_of_an_operation_that_failed_elsewhere_comes_whole() {
+    const NAME: &str = "load` (twice) of `é";
+    two(
+        "the_name_of_an_operation_that_failed_elsewhere_comes_whole",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            drop(engine.op(NAME).writes([&x]).run(|[], [_x]| Err("no data".into())).unwrap());
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
+            send_ticket(engine, &link, &ticket);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let by_link = receive(&link);
+            let by_ticket = engine.from_ticket(&receive_ticket(&link)).unwrap();
+            for x in [by_link, by_ticket] {
+                let error = x.wait().unwrap_err();
+                assert_eq!(error.operation().expect("it names one").operation(), NAME, "{error}");
+            }
+        },
+    );
+}
+
+#[test]
 fn a_consumer_that_dies_gives_back_what_it_read() {
     two(
         "a_consumer_that_dies_gives_back_what_it_read",

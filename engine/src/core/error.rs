@@ -215,6 +215,11 @@ pub enum FailureKind {
 /// What the text of a failure begins with; the name follows.
 const OPERATION: &str = "operation `";
 
+/// The name in the text of a failure, up to the first "` (", for protocols that have text alone.
+pub(crate) fn operation_in(text: &str) -> Option<&str> {
+    Some(text.strip_prefix(OPERATION)?.split_once("` (")?.0)
+}
+
 impl OperationError {
     pub(crate) fn new(
         operation: &crate::core::operation::Name,
@@ -234,9 +239,8 @@ impl OperationError {
 
     /// Name of the operation that failed first, which may be one of another process.
     pub fn operation(&self) -> &str {
-        // A failure of another process has come as its text, which `Display` has made there.
-        let elsewhere = self.0.message.strip_prefix(OPERATION).filter(|_| self.kind() == FailureKind::Device);
-        elsewhere.and_then(|text| text.split_once("` (")).map_or(&*self.0.operation, |(name, _)| name)
+        let elsewhere = self.device_error().filter(|_| self.kind() == FailureKind::Device);
+        elsewhere.and_then(DeviceError::operation).unwrap_or(&self.0.operation)
     }
 
     /// Identity of that operation, as in traces and diagnoses.
@@ -260,10 +264,13 @@ impl OperationError {
         self.0.source.as_deref().map(|source| &**source)
     }
 
+    fn device_error(&self) -> Option<&DeviceError> {
+        self.source_error()?.downcast_ref()
+    }
+
     /// Whether another process has died that was to make the data.
     fn is_of_a_death(&self) -> bool {
-        let device = self.source_error().and_then(|source| source.downcast_ref::<DeviceError>());
-        device.is_some_and(|error| error.kind() == DeviceErrorKind::PeerDied)
+        self.device_error().is_some_and(|error| error.kind() == DeviceErrorKind::PeerDied)
     }
 
     pub(crate) fn heard(&self) -> &Arc<Heard> {
@@ -368,7 +375,11 @@ pub(crate) fn device_error(error: Error) -> DeviceError {
         Error::Failed(failure) if failure.is_of_a_death() => DeviceErrorKind::PeerDied,
         _ => DeviceErrorKind::Other,
     };
-    DeviceError::new(kind, error.full_text())
+    let text = DeviceError::new(kind, error.full_text());
+    match error.operation() {
+        Some(failure) => text.with_operation(failure.operation()),
+        None => text,
+    }
 }
 
 #[cfg(test)]

@@ -186,9 +186,10 @@ impl Guest {
             }
             Err(error) => {
                 let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0) as u8;
-                let text = error.message();
-                let text = &text[..text.floor_char_boundary(TEXT_MAX)];
-                wire.send(Kind::Fail, &[&number.to_le_bytes(), &[kind], text.as_bytes()]);
+                let [name, text] = [error.operation().unwrap_or(""), error.message()]
+                    .map(|text| text[..text.floor_char_boundary(TEXT_MAX)].as_bytes());
+                let length = (name.len() as u32).to_le_bytes();
+                wire.send(Kind::Fail, &[&number.to_le_bytes(), &[kind], &length, name, text]);
             }
         }
     }

@@ -211,9 +211,14 @@ impl Host {
             }
             Kind::Fail => {
                 let (number, rest) = number(body)?;
-                let (kind, text) = rest.split_first()?;
+                let (kind, rest) = rest.split_first()?;
                 let kind = KINDS.get(usize::from(*kind)).copied().unwrap_or(DeviceErrorKind::Other);
-                let error = self.failure(kind, &String::from_utf8_lossy(text));
+                let (length, rest) = rest.split_first_chunk()?;
+                let (name, text) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+                let mut error = self.failure(kind, &String::from_utf8_lossy(text));
+                if !name.is_empty() {
+                    error = error.with_operation(&String::from_utf8_lossy(name));
+                }
                 if let Some(asked) = self.asked.remove(&number) {
                     ends.push(Box::new(move || asked.end(Err(error))));
                 }

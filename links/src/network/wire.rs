@@ -28,7 +28,7 @@ pub(super) enum Kind {
     Kept,
     /// To the consumer: the number, address, length, length of the agent's metadata, the metadata, a description.
     Offer,
-    /// To the consumer: the number, kind of failure, text.
+    /// To the consumer: the number, kind of failure, length of the name of the operation that failed, the name, text.
     Fail,
     /// To the owner: the number. The consumer will not read what was offered.
     Return,

@@ -26,7 +26,7 @@ use estafette_sync::{thread_local, valgrind};
 
 use super::overdue::{self, Due};
 use super::{FENCE_VERSION, OK, PENDING, RawFence, kind_of};
-use crate::core::error::Error;
+use crate::core::error::{Error, operation_in};
 use crate::exchange::reaper;
 use crate::exchange::storage::Storage;
 
@@ -149,7 +149,11 @@ fn outcome_of(status: i32, text: impl FnOnce() -> Option<String>) -> Outcome {
     let message = text()
         .filter(|text| !text.is_empty())
         .unwrap_or_else(|| format!("a foreign fence failed with status {status} and said nothing more"));
-    Err(DeviceError::new(kind_of(status), message).with_code(status.into()))
+    let error = DeviceError::new(kind_of(status), &*message).with_code(status.into());
+    Err(match operation_in(&message) {
+        Some(name) => error.with_operation(name),
+        None => error,
+    })
 }
 
 struct ForeignEvent {
