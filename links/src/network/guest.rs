@@ -187,7 +187,7 @@ impl Guest {
             Err(error) => {
                 let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0) as u8;
                 let [name, text] = [error.operation().unwrap_or(""), error.message()]
-                    .map(|text| text[..text.floor_char_boundary(TEXT_MAX)].as_bytes());
+                    .map(|text| &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX)]);
                 let length = (name.len() as u32).to_le_bytes();
                 wire.send(Kind::Fail, &[&number.to_le_bytes(), &[kind], &length, name, text]);
             }
