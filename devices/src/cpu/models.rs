@@ -72,9 +72,14 @@ fn pool(workers: usize, lock: Option<Arc<dyn SharedLock>>) -> Pool<Note> {
 
 /// Pools with one worker, in which `count` jobs of `used` run.
 fn check(preemptions: Option<usize>, count: usize, used: Use) {
+    check_with(|| pool(1, None), preemptions, count, used);
+}
+
+/// As [`check`], with pools that `new` makes.
+fn check_with(new: fn() -> Pool<Note>, preemptions: Option<usize>, count: usize, used: Use) {
     explore(preemptions, move || {
         let record = Arc::new(Record::default());
-        let pool = pool(1, None);
+        let pool = new();
         used(&pool, &|number| Note(number, record.clone()));
         record.wait(count);
         // How a pool ends has models of its own.
@@ -169,7 +174,7 @@ fn a_job_that_meets_the_end_of_the_last_turn_is_run() {
         let record = Arc::new(Record::default());
         let pool = pool(1, Some(Arc::new(Lock)));
         let turns = pool.shared.concurrency().expect("the pool has a lock");
-        // Another thread runs a job, and a lookout watches it: a push wakes no worker. This thread pushes and does not end, as its end would.
+        // Another thread runs a job, and a lookout watches it: a push wakes no worker. The thread that pushes goes on, as its end would wake one.
         turns.exceed();
         assert!(turns.begin_watch());
         let other = thread::spawn({
@@ -185,25 +190,16 @@ fn a_job_that_meets_the_end_of_the_last_turn_is_run() {
     });
 }
 
-/// As [`check`], with a lock, and threads are expected to wait at once: a worker that has nothing to do stands by. None of the threads that
-/// push takes a turn.
-fn check_left(preemptions: Option<usize>, count: usize, used: Use) {
-    explore(preemptions, move || {
-        let record = Arc::new(Record::default());
-        let pool = expecting();
-        used(&pool, &|number| Note(number, record.clone()));
-        record.wait(count);
-        loom::stop_exploring();
-        pool.shutdown();
-        assert!(pool.join(None));
-        assert_eq!(record.ran.lock().len(), count);
-    });
-}
-
+/// A pool with a lock, whose threads are expected to wait at once: a worker that has nothing to do stands by.
 fn expecting() -> Pool<Note> {
     let pool = pool(1, Some(Arc::new(Lock)));
-    pool.shared.concurrency().expect("the pool has a lock").waiters.expect();
+    pool.shared.concurrency().expect("the pool has a lock").waiters.expect_waits();
     pool
+}
+
+/// As [`check`], with [`expecting`] pools. No thread that pushes takes a turn.
+fn check_left(preemptions: Option<usize>, count: usize, used: Use) {
+    check_with(expecting, preemptions, count, used);
 }
 
 #[test]

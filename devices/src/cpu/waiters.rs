@@ -45,7 +45,7 @@ impl Waiters {
 
     /// As after [`IN_A_ROW`] waits that began at once.
     #[cfg(all(test, estafette_loom))]
-    pub(super) fn expect(&self) {
+    pub(super) fn expect_waits(&self) {
         self.in_a_row.store(IN_A_ROW, Ordering::Relaxed);
     }
 
