@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `queue_pool` | the queues that copies and import streams use |
 //! | `transfer` | copies between a device and the host |
+//! | `blocking` | copies that a thread waits for |
 //! | [`staging`] | pinned host memory that such copies go through |
 //!
 //! | from | to | how |
@@ -19,10 +20,11 @@
 //!
 //! # Invariants
 //!
-//! - No thread waits for a copy, and no copy holds up a thread in the driver: plain host memory goes
+//! - But for those of `blocking`, no thread waits for a copy, and no copy holds up a thread in the driver: plain host memory goes
 //!   through staging chunks, whose number is bounded. A copy waits for a chunk only while it has none.
 //! - What a copy that is given up leaves behind keeps the memory that it uses.
 
+pub(crate) mod blocking;
 pub(crate) mod queue_pool;
 pub(crate) mod staging;
 mod transfer;
@@ -171,20 +173,35 @@ async fn to_host<T: ReleaseAfter>(
         // SAFETY: the operation reads the source until the fence; the target is fresh, and as long.
         return Ok(Some(unsafe { download(&device, &mut pooled, source, target, layout.byte_len()) }.await?));
     }
-    let span = layout.byte_range(data.0);
-    let bytes = span.end - span.start;
-    // The span may begin before the first element: strides can be negative.
-    let before = data.0.addr() - span.start;
-    let (mut span_copy, span_copy_at) =
-        allocated(core, &Layout::contiguous(DType::U8, DLDevice::CPU, &[bytes as i64])?)?;
-    let begin = Address(data.0.wrapping_sub(before));
-    // SAFETY: the layout is valid, so the span is inside the memory of the source; as above.
-    let fence =
-        unsafe { download(&device, &mut pooled, (source, begin), (&mut span_copy, span_copy_at), bytes) }
-            .await?;
-    // SAFETY: `span_copy` holds the span, whose first element is `before` bytes after its start; the target is fresh, and as long.
-    unsafe { to_contiguous(layout, span_copy_at.0.wrapping_add(before), at.0) }?;
+    let span = Span::of(layout, *data);
+    let (mut unpacked, unpacked_at) = span.allocated(core)?;
+    let (source, unpacked) = ((source, span.begin), (&mut unpacked, unpacked_at));
+    // SAFETY: the span is inside of the source; as above.
+    let fence = unsafe { download(&device, &mut pooled, source, unpacked, span.bytes) }.await?;
+    // SAFETY: the span's copy has the first element where the span has it; the target is fresh, and as long.
+    unsafe { to_contiguous(layout, unpacked_at.0.wrapping_add(span.before), at.0) }?;
     Ok(Some(fence))
+}
+
+/// The bytes that a layout spans, inside of the memory that it is valid for.
+struct Span {
+    begin: Address,
+    bytes: usize,
+    /// Bytes before the first element: strides can be negative.
+    before: usize,
+}
+
+impl Span {
+    fn of(layout: &Layout, data: Address) -> Self {
+        let range = layout.byte_range(data.0);
+        let before = data.0.addr() - range.start;
+        Self { begin: Address(data.0.wrapping_sub(before)), bytes: range.end - range.start, before }
+    }
+
+    /// Fresh memory of the host for the bytes.
+    fn allocated(&self, core: &Core) -> Result<(KeepAlive<Storage>, Address), Error> {
+        allocated(core, &Layout::contiguous(DType::U8, DLDevice::CPU, &[self.bytes as i64])?)
+    }
 }
 
 /// Fresh memory for `layout`.

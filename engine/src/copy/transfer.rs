@@ -1,4 +1,4 @@
-//! Copies between a device and the host, which no thread waits for.
+//! Copies between a device and the host, which no thread has to wait for.
 //!
 //! Where a copy of plain host memory may block the caller, the copy goes through chunks of [`staging`](super::staging): the
 //! device copies one chunk while the host copies another. Elsewhere it is one copy.
@@ -43,7 +43,7 @@ pub(super) struct KeepAlive<T: ReleaseAfter> {
 }
 
 /// Memory that can outlive its owner until a device is done with it.
-pub(super) trait ReleaseAfter: Send + 'static {
+pub(crate) trait ReleaseAfter: Send + 'static {
     /// Drops the memory when `after` has settled; never if the device may still use it after a failure.
     fn release_after(self, after: FenceSet);
 }
@@ -118,6 +118,30 @@ impl Drop for PendingChunk {
     }
 }
 
+/// Enqueues a copy of `bytes` bytes, at least one, from `from` to `to`. Both memories are kept until it is over, also where its end cannot
+/// be known.
+///
+/// # Errors
+/// The device refuses the copy.
+///
+/// # Safety
+/// `source` keeps the memory at `from`, and `target` the memory at `to`. No other code uses `to`, and none writes `from`, before the fence is
+/// done.
+pub(super) unsafe fn enqueue<S: ReleaseAfter, T: ReleaseAfter>(
+    device: &Arc<dyn Device>,
+    pooled: &mut PooledQueue,
+    (source, from): (&mut KeepAlive<S>, Address),
+    (target, to): (&mut KeepAlive<T>, Address),
+    bytes: usize,
+) -> Result<Fence, DeviceError> {
+    // SAFETY: by contract.
+    unsafe { device.copy(&**pooled.queue(), from.0, to.0, bytes) }?;
+    let fence = pooled.record();
+    source.until(&fence);
+    target.until(&fence);
+    Ok(fence)
+}
+
 /// Copies `bytes` bytes, at least one, from the device at `from` to the host at `to`. Returns the last fence, which is done.
 ///
 /// # Errors
@@ -162,11 +186,8 @@ pub(super) async unsafe fn download<T: ReleaseAfter>(
             }
         }
     }
-    // SAFETY: by contract; both are kept until the fence.
-    unsafe { device.copy(&**pooled.queue(), from.0, to.0, bytes) }?;
-    let fence = pooled.record();
-    source.until(&fence);
-    target.until(&fence);
+    // SAFETY: by contract.
+    let fence = unsafe { enqueue(device, pooled, (source, from), (target, to), bytes) }?;
     fence.settled().await?;
     Ok(fence)
 }
@@ -187,12 +208,8 @@ pub(super) async unsafe fn upload<S: ReleaseAfter>(
 ) -> Result<Fence, DeviceError> {
     let mut pooled = PooledQueue::for_copy(device)?;
     if !device.host_copy_blocks(from.0) {
-        // SAFETY: by contract; both are kept until the fence.
-        unsafe { device.copy(&**pooled.queue(), from.0, to.0, bytes) }?;
-        let fence = pooled.record();
-        source.until(&fence);
-        target.until(&fence);
-        return Ok(fence);
+        // SAFETY: by contract.
+        return unsafe { enqueue(device, &mut pooled, (source, from), (target, to), bytes) };
     }
     let staging = StagingBuffers::of(device);
     let size = staging.for_copy(bytes);

@@ -18,6 +18,7 @@ use std::time::Duration;
 use estafette_devices::DLDevice;
 use estafette_graph::{Mode, OpId};
 
+use crate::copy::blocking::copied;
 use crate::core::error::Error;
 use crate::core::lease_info::LeaseOwner;
 use crate::core::operation::Name;
@@ -26,7 +27,6 @@ use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::lease::consumer::{Consumer, after_of, may_release_before_completion, release_storage};
 use crate::lease::{Access, Lease, LeaseState, check_writable};
 use crate::operation::completion::Scope;
-use crate::operation::import::copied;
 use crate::tensor::alias_map::LentView;
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::trace::{self, hooks};
@@ -331,7 +331,8 @@ pub(crate) fn export_held(lease: Arc<LeaseState>, options: &ExportOptions) -> Re
     let tensor: &TensorInner = &lease.tensor.inner;
     let definition = tensor.definition()?;
     if options.copy {
-        let (layout, storage) = copied(&tensor.core, &definition.layout, definition.data, options.copy_to)?;
+        let source = (&definition.layout, definition.data.cast_const());
+        let (layout, storage) = copied(&tensor.core, lease.tensor.clone(), source, options.copy_to)?;
         let data = storage.data();
         let (core, device) = (tensor.core.clone(), layout.device());
         let after = (device != DLDevice::CPU).then(|| after_of(&options.consumer, tensor)).flatten();

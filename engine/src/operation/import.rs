@@ -4,18 +4,17 @@ use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, FenceSet};
 
-use crate::copy;
+use crate::copy::{self, blocking::copied};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
-use crate::exchange::pack::to_contiguous;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
 use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
-use crate::tensor::memory::{ALIGN, Memory, fresh, host_can_use};
+use crate::tensor::memory::{Memory, host_can_use};
 #[cfg(feature = "links")]
 use crate::tensor::{handle::VarSet, variable::Variable};
 use crate::trace::{self, hooks};
@@ -26,6 +25,12 @@ struct ImportedMemory {
     data: *mut u8,
     storage: Storage,
     read_only: bool,
+}
+
+impl ImportedMemory {
+    fn of((layout, storage): (Layout, Storage)) -> Self {
+        Self { data: storage.data(), layout, storage, read_only: false }
+    }
 }
 
 /// A result that an operation's body gives to the tensor it was promised for.
@@ -308,9 +313,7 @@ pub(crate) fn define(
         }
         #[cfg(feature = "links")]
         Source::Elsewhere(managed, loan) => elsewhere(core, managed, loan)?,
-        Source::Ready { layout, storage } => {
-            ImportedMemory { data: storage.data(), layout, storage, read_only: false }
-        }
+        Source::Ready { layout, storage } => ImportedMemory::of((layout, storage)),
         Source::Tensor(tensor) => {
             let held = held(&tensor);
             take_over(core, tensor, held)?
@@ -345,7 +348,7 @@ pub(crate) fn define(
             )));
         }
         Err(_) => {
-            let (copy, fence) = copied_after(core, &memory, ready)?;
+            let (copy, fence) = copied_after(core, memory, ready)?;
             let after: FenceSet = fence.iter().cloned().collect();
             later = fence;
             let range = copy.layout.byte_range(copy.data);
@@ -356,8 +359,6 @@ pub(crate) fn define(
                     "fresh memory overlaps a tensor whose memory was freed elsewhere".into(),
                 ));
             };
-            // The original's deleter is foreign code.
-            reaper().release(after, memory.storage);
             (copy, placed)
         }
     };
@@ -370,24 +371,26 @@ pub(crate) fn define(
     Ok(later)
 }
 
-/// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be now.
+/// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be now. The original is released
+/// after the copy, by the reaper as its deleter is foreign code.
 fn copied_after(
     core: &Core,
-    memory: &ImportedMemory,
+    memory: ImportedMemory,
     ready: Option<&Fence>,
 ) -> Result<(ImportedMemory, Option<Fence>), Error> {
-    let ImportedMemory { layout, data, .. } = memory;
+    let ImportedMemory { layout, data, storage: original, .. } = memory;
     if let Some(ready) = ready
-        && !host_can_use(core, layout.device(), *data)
-        && let Some((layout, storage, fence)) = copy::within_device(core, layout, *data, ready)?
+        && !host_can_use(core, layout.device(), data)
+        && let Some((layout, storage, fence)) = copy::within_device(core, &layout, data, ready)?
     {
-        return Ok((ImportedMemory { data: storage.data(), layout, storage, read_only: false }, Some(fence)));
+        reaper().release(FenceSet::from_iter([fence.clone()]), original);
+        return Ok((ImportedMemory::of((layout, storage)), Some(fence)));
     }
     if let Some(ready) = ready {
         let _spare = core.pool.blocking();
         ready.wait_timeout(None).unwrap_or(Ok(()))?;
     }
-    Ok((copy_of(core, layout, *data)?, None))
+    Ok((ImportedMemory::of(copied(core, original, (&layout, data), DLDevice::CPU)?), None))
 }
 
 /// A read lease of a tensor that an operation returns.
@@ -402,8 +405,8 @@ fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
 /// takes a lease for as long as the copy takes.
 fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<ImportedMemory, Error> {
     let copy = |tensor: &Tensor| {
-        let definition = tensor.inner.definition()?;
-        copy_of(core, &definition.layout, definition.data)
+        let Definition { layout, data, .. } = tensor.inner.definition()?;
+        copied(core, tensor.clone(), (layout, *data), DLDevice::CPU).map(ImportedMemory::of)
     };
     if held {
         return copy(&tensor);
@@ -429,68 +432,4 @@ fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<ImportedMemory, 
     let Definition { layout, data, storage, read_only, placed, .. } = definition;
     drop(placed);
     Ok(ImportedMemory { layout, data, storage, read_only })
-}
-
-/// A row-major copy in fresh memory of the device `to`, for a consumer. Memory without gaps is copied on its own device; else,
-/// to another device than the host, it goes by way of the host, which every context can be copied from and to. The thread waits.
-pub(crate) fn copied(
-    core: &Core,
-    layout: &Layout,
-    data: *const u8,
-    to: DLDevice,
-) -> Result<(Layout, Storage), Error> {
-    let within = to == layout.device() && to != DLDevice::CPU && layout.is_contiguous();
-    let copy = if within { None } else { Some(copy_of(core, layout, data)?) };
-    if to == DLDevice::CPU
-        && let Some(copy) = copy
-    {
-        return Ok((copy.layout, copy.storage));
-    }
-    let target = Layout::contiguous(layout.dtype(), to, layout.shape())?.with_padding(layout.is_padded());
-    let storage = fresh(core, &target, false)?;
-    let device = core.device(to).ok_or_else(|| Error::invalid(format!("device {to} is not available")))?;
-    let queue = device.create_queue()?;
-    let from = copy.as_ref().map_or(data, |copy| copy.data.cast_const());
-    // SAFETY: both are row-major of one type and shape; the target is fresh and ours, and what is copied may be read. Both stay
-    // until the fence has settled.
-    unsafe { device.copy(&*queue, from, storage.data(), target.byte_len()) }?;
-    let _spare = core.pool.blocking();
-    queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
-    Ok((target, storage))
-}
-
-/// A row-major copy in fresh host memory. The device copies what the layout spans, of memory that the host cannot read, into
-/// memory of the host, on a queue of its own. The thread waits for that one copy; it is a worker's, in an operation.
-fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<ImportedMemory, Error> {
-    let to_row_major = |data: *const u8| {
-        let target = Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?
-            .with_padding(layout.is_padded());
-        let storage = fresh(core, &target, false)?;
-        // SAFETY: `data` is described by a valid layout and readable here; the target is fresh, ours, and as long as a
-        // row-major layout of the same type and shape is.
-        unsafe { to_contiguous(layout, data, storage.data()) }?;
-        Ok(ImportedMemory { data: storage.data(), layout: target, storage, read_only: false })
-    };
-    if host_can_use(core, layout.device(), data) {
-        return to_row_major(data);
-    }
-    let device = core
-        .device(layout.device())
-        .ok_or_else(|| Error::Conflict(format!("the host cannot copy a result on {}", layout.device())))?;
-    let span = layout.byte_range(data.cast_mut());
-    let bytes = span.end - span.start;
-    let staging = core
-        .device(DLDevice::CPU)
-        .ok_or_else(|| Error::invalid("the engine has no host"))?
-        .allocate(bytes.max(1), ALIGN)?;
-    let queue = device.create_queue()?;
-    // The span may begin before the first element: strides can be negative.
-    let before = data.addr() - span.start;
-    let _spare = core.pool.blocking();
-    // SAFETY: the layout is valid, so the span is inside the tensor's memory, which may be read; the staging is as long and
-    // ours, and both stay until the fence has settled.
-    unsafe { device.copy(&*queue, data.wrapping_sub(before), staging.ptr().as_ptr(), bytes) }?;
-    queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
-    // The staging holds the span, `before` bytes into which the first element is.
-    to_row_major(staging.ptr().as_ptr().wrapping_add(before))
 }

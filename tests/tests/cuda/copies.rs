@@ -359,6 +359,22 @@ fn a_copy_for_a_stream_is_exported_while_its_producer_runs() {
 }
 
 #[test]
+fn copies_that_are_waited_for_make_a_stream_once() {
+    let bench = bench();
+    let x = bench.memory(64);
+    bench.fill(&x, 5).wait().unwrap();
+    let options =
+        ExportOptions { copy: true, copy_to: bench.device.id(), ..ExportOptions::from(Access::Read) };
+    let copy =
+        || futures::executor::block_on(x.lease(Access::Read, "the test")).unwrap().export(&options).unwrap();
+    let first = copy();
+    let made = bench.simulator.calls("cuStreamCreate");
+    let others: Vec<_> = (0..10).map(|_| copy()).collect();
+    assert_eq!(bench.simulator.calls("cuStreamCreate"), made);
+    drop((first, others));
+}
+
+#[test]
 fn a_fault_in_the_middle_of_a_copy_ends_it() {
     const ILLEGAL_ADDRESS: i32 = 700;
     let bench = bench_on(crate::BREAKS_IN_COPY);

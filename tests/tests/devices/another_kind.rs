@@ -4,7 +4,7 @@
 use std::alloc::{Layout as Block, alloc, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -27,6 +27,8 @@ type Work = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 struct Accelerator {
     default_queue: Arc<Stream>,
+    records_fail: Arc<AtomicBool>,
+    freed: Arc<AtomicUsize>,
 }
 
 /// An in-order queue: a thread that runs what is sent.
@@ -34,6 +36,7 @@ struct Accelerator {
 struct Stream {
     progress: Arc<Progress>,
     submitted: Mutex<Submitted>,
+    records_fail: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -52,12 +55,14 @@ struct Progress {
 
 impl Accelerator {
     fn new() -> Arc<Self> {
-        Arc::new(Self { default_queue: Stream::new() })
+        let records_fail = Arc::<AtomicBool>::default();
+        let default_queue = Stream::new(Arc::clone(&records_fail));
+        Arc::new(Self { default_queue, records_fail, freed: Arc::default() })
     }
 }
 
 impl Stream {
-    fn new() -> Arc<Self> {
+    fn new(records_fail: Arc<AtomicBool>) -> Arc<Self> {
         let (work, jobs) = channel::<Work>();
         let queue = QueueId::next();
         let progress = Arc::new(Progress { queue, completed: AtomicU64::new(0) });
@@ -69,7 +74,7 @@ impl Stream {
             }
         });
         let submitted = Submitted { work, count: 0, clock: QueueClock::new(queue, true) };
-        Arc::new(Self { progress, submitted: Mutex::new(submitted) })
+        Arc::new(Self { progress, submitted: Mutex::new(submitted), records_fail })
     }
 
     fn of(queue: &dyn Queue) -> Result<&Self, DeviceError> {
@@ -108,7 +113,7 @@ impl Device for Accelerator {
     }
 
     fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError> {
-        Ok(Stream::new())
+        Ok(Stream::new(Arc::clone(&self.records_fail)))
     }
 
     fn barrier(&self) -> Result<Fence, DeviceError> {
@@ -125,8 +130,14 @@ impl Device for Accelerator {
             .map_err(|error| DeviceError::new(DeviceErrorKind::Invalid, error.to_string()))?;
         // SAFETY: the block has at least one byte.
         let memory = NonNull::new(unsafe { alloc(block) }).ok_or_else(|| impossible("out of memory"))?;
-        // SAFETY: fresh memory, freed once, as it was allocated.
-        Ok(unsafe { Allocation::from_raw(memory, bytes, ID, move |at, _| dealloc(at.as_ptr(), block)) })
+        let freed = Arc::clone(&self.freed);
+        let free = move |at: NonNull<u8>, _| {
+            freed.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: as it was allocated, and once.
+            unsafe { dealloc(at.as_ptr(), block) }
+        };
+        // SAFETY: fresh memory, which `free` frees.
+        Ok(unsafe { Allocation::from_raw(memory, bytes, ID, free) })
     }
 
     unsafe fn copy(
@@ -180,6 +191,9 @@ impl Queue for Stream {
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
+        if self.records_fail.load(Ordering::Relaxed) {
+            return Err(DeviceError::new(DeviceErrorKind::Fault, "no record today"));
+        }
         let submitted = self.submitted.lock().unwrap();
         let seen: Clock = submitted.clock.snapshot();
         Ok(Fence::point(Arc::clone(&self.progress) as _, submitted.count, seen))
@@ -302,4 +316,22 @@ fn a_kind_that_nothing_else_knows_is_exchanged_leased_copied_and_computed_on() {
     drop((x, y, host));
     assert!(flush_deleters(std::time::Duration::from_secs(10)));
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_copy_whose_end_cannot_be_marked_keeps_the_memory_that_it_writes() {
+    let device = Accelerator::new();
+    let engine = Engine::builder().workers(1).device(device.clone()).build().unwrap();
+    let x = engine.empty(&[4], DType::U8, ID).unwrap();
+    for copy_to in [ID, DLDevice::CPU] {
+        let options = ExportOptions { copy: true, copy_to, ..ExportOptions::from(Access::Read) };
+        let lease = block_on(x.lease(Access::Read, "the test")).unwrap();
+        device.records_fail.store(true, Ordering::Relaxed);
+        let error = lease.export(&options).unwrap_err();
+        device.records_fail.store(false, Ordering::Relaxed);
+        assert!(error.to_string().contains("no record today"), "{error}");
+        drop(lease);
+        assert!(flush_deleters(std::time::Duration::from_secs(10)));
+        assert_eq!(device.freed.load(Ordering::Relaxed), 0, "a copy may be writing there");
+    }
 }
