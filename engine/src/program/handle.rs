@@ -31,16 +31,6 @@ impl Program {
         Self { engine, plan: Arc::new(plan) }
     }
 
-    /// The name given to [`Engine::program`].
-    pub fn name(&self) -> &str {
-        self.plan.name.as_str()
-    }
-
-    /// Number of nodes.
-    pub fn node_count(&self) -> usize {
-        self.plan.len()
-    }
-
     /// True if the program is [one graph](crate::program::ProgramBuilder::finish_as_graph) of its device.
     #[doc(hidden)]
     pub fn is_graph(&self) -> bool {
@@ -130,6 +120,9 @@ type Described<'e> = OpBuilder<'e, Tensors, Tensors>;
 
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Program").field("name", &self.name()).field("nodes", &self.node_count()).finish()
+        f.debug_struct("Program")
+            .field("name", &self.plan.name.as_str())
+            .field("nodes", &self.plan.len())
+            .finish()
     }
 }
