@@ -22,6 +22,8 @@ const ASLEEP: Duration = Duration::from_micros(500);
 /// Elements of a small tensor, and of a large one.
 const SMALL: i64 = 128;
 const LARGE: i64 = 8 << 20;
+/// Bytes of a segment of small tensors.
+const SEGMENT: usize = 16 << 20;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -246,6 +248,8 @@ fn steady(engine: &Engine, link: &Link) -> [f64; 2] {
 /// Connecting, mapping and the first tensor, to a process whose threads run.
 fn first_contact(engine: &Engine, door: &Door, x: &Tensor) -> f64 {
     let times = (0..20).map(|_| {
+        // What the contact before has mapped is unmapped meanwhile.
+        std::thread::sleep(8 * ASLEEP);
         let start = Instant::now();
         let (far, near) = block_on(async {
             let far = engine.connect(door.address()).await.expect("a link");
@@ -257,6 +261,30 @@ fn first_contact(engine: &Engine, door: &Door, x: &Tensor) -> f64 {
         start.elapsed()
     });
     median_us(times.collect())
+}
+
+/// How long the kernel takes to map every page of a segment that is in memory, as each first contact does.
+fn populate() -> f64 {
+    let map = |descriptor: i32, protection, advice| {
+        let start = Instant::now();
+        // SAFETY: a new mapping, of which no address is used but for its end.
+        unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), SEGMENT, protection, libc::MAP_SHARED, descriptor, 0);
+            assert!(at != libc::MAP_FAILED && libc::madvise(at, SEGMENT, advice) == 0, "memory");
+            let took = start.elapsed();
+            libc::munmap(at, SEGMENT);
+            took
+        }
+    };
+    // SAFETY: a name of C, and a descriptor that is this function's.
+    unsafe {
+        let descriptor = libc::memfd_create(c"populate".as_ptr(), 0);
+        assert_eq!(libc::ftruncate(descriptor, SEGMENT as libc::off_t), 0, "memory");
+        map(descriptor, libc::PROT_READ | libc::PROT_WRITE, libc::MADV_POPULATE_WRITE);
+        let times = (0..20).map(|_| map(descriptor, libc::PROT_READ, libc::MADV_POPULATE_READ)).collect();
+        libc::close(descriptor);
+        median_us(times)
+    }
 }
 
 fn tickets(engine: &Engine, door: &Door) {
@@ -307,7 +335,7 @@ fn measure() {
     let x = number(&engine, 1);
     x.wait().expect("written");
     let door = Door::open().expect("a door");
-    let mut all: [Vec<f64>; 7] = Default::default();
+    let mut all: [Vec<f64>; 8] = Default::default();
     for _ in 0..ROUNDS {
         let peer = Peer::start(&engine, &door, "consumer");
         let [faults, copied] = steady(&engine, &peer.0);
@@ -317,18 +345,20 @@ fn measure() {
             round_trips(&engine, &peer.0, LARGE, IDLE, Some(ASLEEP)),
             stream(&engine, &peer.0),
             first_contact(&engine, &door, &x),
+            populate(),
             faults,
             copied,
         ];
         all.iter_mut().zip(round).for_each(|(figures, figure)| figures.push(figure));
         peer.end();
     }
-    let [awake, idle, large, per_item, contact, faults, copied] = all;
+    let [awake, idle, large, per_item, contact, populate, faults, copied] = all;
     figure("Rust: tensor, both awake", "us", &awake);
     figure("Rust: tensor, both idle", "us", &idle);
     figure("Rust: tensor of 64 MB, both idle", "us", &large);
     figure("Rust: stream of tensors, window 64", "us", &per_item);
     figure("Rust: first contact", "us", &contact);
+    figure("all pages of a segment are mapped", "us", &populate);
     figure("page faults for a tensor", "", &faults);
     figure("bytes copied for a tensor", "B", &copied);
     tickets(&engine, &door);
