@@ -1,13 +1,13 @@
 //! Library by library: what was handed over, how much of it was copied, and how long that was waited for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::Trace;
 use crate::analysis::matrix::HOST;
 use crate::analysis::roots::Root;
-use crate::model::{Blocker, Nanos, Operation, OperationId, OperationKind};
+use crate::model::{Blocker, Nanos, Operation, OperationKind};
 
 /// Everything that went from one library to another.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,42 +28,57 @@ pub struct Exchange {
     pub waited_ns: Nanos,
 }
 
-/// The exchanges of a trace, longest waits first. Waits of one library for the work of another without an exchange are not among them.
-pub fn exchanges(trace: &Trace, roots: &[Root]) -> Vec<Exchange> {
-    let mut rows: BTreeMap<(&str, &str), Exchange> = BTreeMap::new();
-    for operation in &trace.operations {
-        let Some(pair) = pair(trace, operation) else { continue };
-        let row = rows.entry(pair).or_default();
-        let size = operation.accesses.iter().filter_map(|access| trace.variable(access.variable)?.bytes);
-        let size = size.fold(0, u64::saturating_add);
-        row.count += 1;
-        row.bytes = row.bytes.saturating_add(size);
-        if operation.kind == OperationKind::Copy {
-            row.copies += 1;
-            row.copied_bytes = row.copied_bytes.saturating_add(size);
+/// The exchanges of a trace. Waits of one library for the work of another without an exchange are not among them.
+pub(crate) struct Exchanges<'t> {
+    trace: &'t Trace,
+    rows: BTreeMap<(&'t str, &'t str), Exchange>,
+}
+
+impl<'t> Exchanges<'t> {
+    /// Those of the trace, for which nothing has waited.
+    pub(crate) fn of(trace: &'t Trace) -> Self {
+        let mut rows: BTreeMap<(&str, &str), Exchange> = BTreeMap::new();
+        for operation in &trace.operations {
+            let Some(pair) = pair(trace, operation) else { continue };
+            let row = rows.entry(pair).or_default();
+            let size = operation.accesses.iter().filter_map(|access| trace.variable(access.variable)?.bytes);
+            let size = size.fold(0, u64::saturating_add);
+            row.count += 1;
+            row.bytes = row.bytes.saturating_add(size);
+            if operation.kind == OperationKind::Copy {
+                row.copies += 1;
+                row.copied_bytes = row.copied_bytes.saturating_add(size);
+            }
         }
+        Self { trace, rows }
     }
-    let mut known: HashMap<(OperationId, OperationId), Option<(&str, &str)>> = HashMap::new();
-    for root in roots {
-        let Blocker::Operation(blocker) = root.blocker else { continue };
-        let pair = *known.entry((root.waiter, blocker)).or_insert_with(|| {
-            let blocker = trace.operation(blocker)?;
-            let waiter = trace.operation(root.waiter)?;
+
+    pub(crate) fn add(&mut self, root: &Root) {
+        let trace = self.trace;
+        let waited_for = || {
+            let Blocker::Operation(blocker) = root.blocker else { return None };
+            let (blocker, waiter) = (trace.operation(blocker)?, trace.operation(root.waiter)?);
             let work = blocker.library.and_then(|from| trace.library(Some(from)));
             pair(trace, blocker).or_else(|| Some((work?, library(trace, waiter))))
-        });
-        if let Some(row) = pair.and_then(|pair| rows.get_mut(&pair)) {
+        };
+        if !self.rows.is_empty()
+            && let Some(row) = waited_for().and_then(|pair| self.rows.get_mut(&pair))
+        {
             row.waited_ns = row.waited_ns.saturating_add(root.duration());
         }
     }
-    let named = |((producer, consumer), row)| Exchange {
-        producer: str::to_owned(producer),
-        consumer: str::to_owned(consumer),
-        ..row
-    };
-    let mut rows: Vec<Exchange> = rows.into_iter().map(named).collect();
-    rows.sort_by_key(|row| std::cmp::Reverse((row.waited_ns, row.bytes)));
-    rows
+
+    /// Longest waits first.
+    pub(crate) fn rows(self) -> Vec<Exchange> {
+        let named = |((producer, consumer), row)| Exchange {
+            producer: str::to_owned(producer),
+            consumer: str::to_owned(consumer),
+            ..row
+        };
+        let mut rows: Vec<Exchange> = self.rows.into_iter().map(named).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse((row.waited_ns, row.bytes)));
+        rows
+    }
 }
 
 /// From which library to which an operation hands something over, if it does.

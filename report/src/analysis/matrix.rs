@@ -26,10 +26,12 @@ const OTHERS: &str = "others";
 /// Libraries with a row and a column of their own: more than anybody reads, and few enough for a square of them.
 const LIBRARIES_MAX: usize = 30;
 
-/// Sums the roots of all stalls.
-pub fn matrix(trace: &Trace, roots: &[Root]) -> Matrix {
-    let mut by_place: HashMap<(Place, Place), Nanos> = HashMap::new();
-    for root in roots {
+/// Sums of the roots of stalls.
+#[derive(Default)]
+pub(crate) struct Sums(HashMap<(Place, Place), Nanos>);
+
+impl Sums {
+    pub(crate) fn add(&mut self, trace: &Trace, root: &Root) {
         let waiter = of_operation(trace, root.waiter);
         let blocker = match root.blocker {
             Blocker::Operation(id) => of_blocker(trace, id),
@@ -44,23 +46,26 @@ pub fn matrix(trace: &Trace, roots: &[Root]) -> Matrix {
             | Blocker::EventLoop
             | Blocker::Thread(_) => Place::Engine,
         };
-        *by_place.entry((waiter, blocker)).or_default() += root.duration();
+        *self.0.entry((waiter, blocker)).or_default() += root.duration();
     }
-    let mut cells: BTreeMap<(String, String), Nanos> = BTreeMap::new();
-    for ((waiter, blocker), time) in by_place {
-        *cells.entry((waiter.name(trace), blocker.name(trace))).or_default() += time;
+
+    pub(crate) fn matrix(self, trace: &Trace) -> Matrix {
+        let mut cells: BTreeMap<(String, String), Nanos> = BTreeMap::new();
+        for ((waiter, blocker), time) in self.0 {
+            *cells.entry((waiter.name(trace), blocker.name(trace))).or_default() += time;
+        }
+        let cells = most(cells);
+        let mut libraries: Vec<String> =
+            cells.keys().flat_map(|(row, column)| [row.clone(), column.clone()]).collect();
+        libraries.sort_unstable_by_key(|name| (name == ENGINE, name == HOST, name == OTHERS, name.clone()));
+        libraries.dedup();
+        let cell = |row: &String, column: &String| {
+            cells.get(&(row.clone(), column.clone())).copied().unwrap_or_default()
+        };
+        let waited_ns =
+            libraries.iter().map(|row| libraries.iter().map(|column| cell(row, column)).collect()).collect();
+        Matrix { libraries, waited_ns }
     }
-    let cells = most(cells);
-    let mut libraries: Vec<String> =
-        cells.keys().flat_map(|(row, column)| [row.clone(), column.clone()]).collect();
-    libraries.sort_unstable_by_key(|name| (name == ENGINE, name == HOST, name == OTHERS, name.clone()));
-    libraries.dedup();
-    let cell = |row: &String, column: &String| {
-        cells.get(&(row.clone(), column.clone())).copied().unwrap_or_default()
-    };
-    let waited_ns =
-        libraries.iter().map(|row| libraries.iter().map(|column| cell(row, column)).collect()).collect();
-    Matrix { libraries, waited_ns }
 }
 
 /// The cells with at most [`LIBRARIES_MAX`] libraries: those that waited, or were waited for, longest. The rest is one.

@@ -54,40 +54,64 @@ impl Root {
 
 /// The roots of all critical stalls. They tile what the stalls do.
 pub fn roots(trace: &Trace) -> Vec<Root> {
-    let mut of_waiter: HashMap<OperationId, Vec<&Stall>> = HashMap::new();
-    for stall in trace.stalls.iter().filter(|stall| stall.critical) {
-        of_waiter.entry(stall.waiter).or_default().push(stall);
-    }
-    // Whatever stands in a queue before another one was submitted before it.
-    let mut order: Vec<(Nanos, OperationId)> =
-        trace.operations.iter().map(|operation| (operation.submitted, operation.id)).collect();
-    order.sort_unstable();
-    let mut known: HashMap<OperationId, Vec<Root>> = HashMap::new();
     let mut all = Vec::new();
-    for (_, id) in order {
-        let Some(stalls) = of_waiter.get(&id) else { continue };
+    each_wait(trace, |roots| all.extend_from_slice(roots));
+    all
+}
+
+/// Calls `of` with the roots of each operation that waited, in the order in which the operations were submitted. All of them at once would
+/// be dozens for each operation.
+pub fn each_wait(trace: &Trace, mut of: impl FnMut(&[Root])) {
+    // Whatever stands in a queue before another one was submitted before it.
+    let submitted = |stall: &Stall| Some((trace.operation(stall.waiter)?.submitted, stall.waiter));
+    let critical = trace.stalls.iter().filter(|stall| stall.critical);
+    let mut stalls: Vec<_> = critical.filter_map(|stall| Some((submitted(stall)?, stall))).collect();
+    stalls.sort_by_key(|(submitted, _)| *submitted);
+    let mut followed: HashMap<OperationId, usize> = HashMap::new();
+    for blocker in stalls.iter().filter_map(|(_, stall)| followed_by(stall)) {
+        *followed.entry(blocker).or_default() += 1;
+    }
+    let mut known: HashMap<OperationId, Vec<Root>> = HashMap::new();
+    for wait in stalls.chunk_by(|(one, _), (other, _)| one == other) {
         let mut own = Vec::new();
-        for stall in stalls {
+        for (_, stall) in wait {
             follow(stall, &known, &mut own);
+            // What no later stall follows is forgotten.
+            if let Some(blocker) = followed_by(stall)
+                && let Some(left) = followed.get_mut(&blocker)
+            {
+                *left -= 1;
+                if *left == 0 {
+                    known.remove(&blocker);
+                }
+            }
         }
-        all.extend(own.iter().copied());
+        of(&own);
+        let ((_, waiter), _) = wait[0];
+        if followed.get(&waiter).is_none_or(|left| *left == 0) {
+            continue;
+        }
         if own.len() > PIECES_MAX {
             own.sort_unstable_by_key(|root| std::cmp::Reverse(root.duration()));
             own.truncate(PIECES_MAX);
             own.sort_unstable_by_key(|root| root.from);
         }
-        known.insert(id, own);
+        known.insert(waiter, own);
     }
-    all
+}
+
+/// The operation whose own waiting is at the root of this stall.
+fn followed_by(stall: &Stall) -> Option<OperationId> {
+    match (stall.cause, stall.blocker) {
+        (Cause::Queued, Blocker::Operation(blocker)) if blocker != stall.waiter => Some(blocker),
+        _ => None,
+    }
 }
 
 /// Divides a stall by what its blocker was waiting for meanwhile.
 fn follow(stall: &Stall, known: &HashMap<OperationId, Vec<Root>>, into: &mut Vec<Root>) {
     let own = Root::of(stall);
-    let blocker = match (stall.cause, stall.blocker) {
-        (Cause::Queued, Blocker::Operation(blocker)) if blocker != stall.waiter => blocker,
-        _ => return into.push(own),
-    };
+    let Some(blocker) = followed_by(stall) else { return into.push(own) };
     let mut at = stall.from;
     for piece in known.get(&blocker).map(Vec::as_slice).unwrap_or_default() {
         let (from, to) = (piece.from.max(at), piece.to.min(stall.to));

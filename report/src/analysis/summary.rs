@@ -2,7 +2,7 @@
 //!
 //! Names of fields are those of the JSON; `docs/report.md` explains them to readers.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
@@ -11,12 +11,12 @@ use crate::Trace;
 use crate::analysis::advice::{advice, walked};
 use crate::analysis::barrier::{Barriers, barriers};
 use crate::analysis::critical_path::{critical_path, own_time};
-use crate::analysis::exchanges::{Exchange, exchanges};
+use crate::analysis::exchanges::{Exchange, Exchanges};
 use crate::analysis::hand_overs::{HandOver, hand_overs};
 use crate::analysis::idle::idle;
 use crate::analysis::lock::with_holders;
-use crate::analysis::matrix::{Matrix, matrix};
-use crate::analysis::roots::{Root, roots};
+use crate::analysis::matrix::{Matrix, Sums};
+use crate::analysis::roots::{Root, each_wait};
 use crate::analysis::sentences;
 use crate::analysis::walk::{Step, What, walk};
 use crate::analysis::with_graph::{WithGraph, with_graph};
@@ -242,8 +242,18 @@ impl Report {
 /// Makes the report.
 pub fn report(trace: &Trace) -> Report {
     let trace = &*with_holders(sane(trace));
-    let roots = roots(trace);
-    let waits = waits(trace, &roots);
+    let (mut waits, mut causes, mut waiting) = (Waits::default(), Causes::default(), Waiting::default());
+    let (mut matrix, mut exchanges) = (Sums::default(), Exchanges::of(trace));
+    each_wait(trace, |roots| {
+        waits.add(trace, roots);
+        causes.add(roots);
+        for root in roots {
+            waiting.add(root);
+            matrix.add(trace, root);
+            exchanges.add(root);
+        }
+    });
+    let waits = waits.most_first();
     let path = critical_path(trace);
     let steps = walk(trace);
     let with_graph = with_graph(trace, &steps);
@@ -260,13 +270,13 @@ pub fn report(trace: &Trace) -> Report {
         headline: format!("{}{}", program(trace, &steps), headline(trace, &steps, &waits)),
         program: trace.program.to_string(),
         duration_ns: trace.duration,
-        totals: totals(trace, &roots),
-        causes: causes(&roots),
+        totals: totals(trace, causes.0.values().map(|(time, _)| time).sum()),
+        causes: causes.rows(),
         worst: worst(trace, &waits),
-        matrix: matrix(trace, &roots),
-        exchanges: exchanges(trace, &roots),
+        matrix: matrix.matrix(trace),
+        exchanges: exchanges.rows(),
         hand_overs: hand_overs(trace),
-        operations: operations(trace, &roots, &path.slack),
+        operations: operations(trace, waiting, &path.slack),
         tensors: tensors(trace),
         critical_path: PathRow { length_ns: path.length, count: path.operations.len(), names },
         run_time: run_time(trace, &steps),
@@ -293,43 +303,50 @@ struct Wait {
 /// The parts of one wait by what was at their root: time, and the longest stretch.
 type Parts = HashMap<(Cause, Rc<str>), (Nanos, Root)>;
 
-/// The waits of all operations, equal ones as one: those that took most time together first.
-fn waits(trace: &Trace, roots: &[Root]) -> Vec<Wait> {
-    let mut named: HashMap<Blocker, Rc<str>> = HashMap::new();
-    let mut waits: HashMap<OperationId, (Nanos, Parts)> = HashMap::new();
-    for root in roots {
-        let blocker = named.entry(root.blocker).or_insert_with(|| blamed(trace, root.blocker).into());
-        let (total, parts) = waits.entry(root.waiter).or_default();
-        *total += root.duration();
-        let (part, longest) = parts.entry((root.cause, Rc::clone(blocker))).or_insert((0, *root));
-        *part += root.duration();
-        if root.duration() > longest.duration() {
-            *longest = *root;
+/// The waits of all operations, equal ones as one.
+#[derive(Default)]
+struct Waits {
+    blamed: HashMap<Blocker, Rc<str>>,
+    groups: BTreeMap<(String, Cause, Rc<str>), Wait>,
+}
+
+impl Waits {
+    /// Adds the roots of one wait.
+    fn add(&mut self, trace: &Trace, roots: &[Root]) {
+        let mut parts = Parts::new();
+        for root in roots {
+            let blocker =
+                self.blamed.entry(root.blocker).or_insert_with(|| blamed(trace, root.blocker).into());
+            let (part, longest) = parts.entry((root.cause, Rc::clone(blocker))).or_insert((0, *root));
+            *part += root.duration();
+            if root.duration() > longest.duration() {
+                *longest = *root;
+            }
         }
-    }
-    let variable = |root: &Root| {
-        let access = trace.operation(root.waiter)?.accesses.get(root.access)?;
-        Some(access.variable)
-    };
-    let mut groups: BTreeMap<(String, Cause, Rc<str>), Wait> = BTreeMap::new();
-    let mut waits: Vec<_> = waits.into_iter().collect();
-    waits.sort_unstable_by_key(|(waiter, _)| *waiter);
-    for (waiter, (total, parts)) in waits {
         let main = parts.into_iter().max_by_key(|(_, (part, root))| (*part, root.from));
-        let Some(((cause, blocker), (_, main))) = main else { continue };
-        let key = (sentences::name(trace, waiter), cause, blocker);
+        let Some(((cause, blocker), (_, main))) = main else { return };
+        let total = roots.iter().map(Root::duration).sum();
+        let variable = |root: &Root| {
+            let access = trace.operation(root.waiter)?.accesses.get(root.access)?;
+            Some(access.variable)
+        };
+        let key = (sentences::name(trace, main.waiter), cause, blocker);
         let first = Wait { count: 0, total: 0, longest: 0, main, is_of_one: true };
-        let group = groups.entry(key).or_insert(first);
+        let group = self.groups.entry(key).or_insert(first);
         group.count += 1;
         group.total += total;
         group.is_of_one &= variable(&group.main) == variable(&main);
-        if total > group.longest {
+        if total > group.longest || total == group.longest && main.waiter < group.main.waiter {
             (group.longest, group.main) = (total, main);
         }
     }
-    let mut waits: Vec<Wait> = groups.into_values().collect();
-    waits.sort_by_key(|wait| (std::cmp::Reverse(wait.total), wait.main.waiter));
-    waits
+
+    /// Those first that took most time together.
+    fn most_first(self) -> Vec<Wait> {
+        let mut waits: Vec<Wait> = self.groups.into_values().collect();
+        waits.sort_by_key(|wait| (std::cmp::Reverse(wait.total), wait.main.waiter));
+        waits
+    }
 }
 
 impl Wait {
@@ -432,18 +449,27 @@ fn headline(trace: &Trace, steps: &[Step], waits: &[Wait]) -> String {
     )
 }
 
-fn causes(roots: &[Root]) -> Vec<CauseRow> {
-    let mut times: HashMap<Cause, (Nanos, HashSet<OperationId>)> = HashMap::new();
-    for root in roots {
-        let (time, waiters) = times.entry(root.cause).or_default();
-        *time += root.duration();
-        waiters.insert(root.waiter);
+/// For each cause the time, and how many operations waited.
+#[derive(Default)]
+struct Causes(HashMap<Cause, (Nanos, usize)>);
+
+impl Causes {
+    /// Adds the roots of one wait.
+    fn add(&mut self, roots: &[Root]) {
+        for (at, root) in roots.iter().enumerate() {
+            let (time, waits) = self.0.entry(root.cause).or_default();
+            *time += root.duration();
+            *waits += usize::from(roots[..at].iter().all(|before| before.cause != root.cause));
+        }
     }
-    let row = |cause: Cause| {
-        let (waited_ns, waits) = times.get(&cause).map_or((0, 0), |(time, waiters)| (*time, waiters.len()));
-        CauseRow { cause: cause.name().into(), waited_ns, waits }
-    };
-    Cause::ALL.map(row).into()
+
+    fn rows(&self) -> Vec<CauseRow> {
+        let row = |cause: Cause| {
+            let (waited_ns, waits) = self.0.get(&cause).copied().unwrap_or_default();
+            CauseRow { cause: cause.name().into(), waited_ns, waits }
+        };
+        Cause::ALL.map(row).into()
+    }
 }
 
 fn worst(trace: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
@@ -459,8 +485,8 @@ fn worst(trace: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
     waits.iter().take(WORST).map(row).collect()
 }
 
-fn totals(trace: &Trace, roots: &[Root]) -> Totals {
-    let mut totals = Totals { leases: trace.leases.len(), ..Totals::default() };
+fn totals(trace: &Trace, waited_ns: Nanos) -> Totals {
+    let mut totals = Totals { leases: trace.leases.len(), waited_ns, ..Totals::default() };
     for operation in &trace.operations {
         match operation.kind {
             OperationKind::Operation => {
@@ -476,11 +502,23 @@ fn totals(trace: &Trace, roots: &[Root]) -> Totals {
             OperationKind::Copy | OperationKind::Export | OperationKind::Import => {}
         }
     }
-    totals.waited_ns = roots.iter().map(Root::duration).sum();
     totals
 }
 
-fn operations(trace: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>) -> Vec<OperationRow> {
+/// How long each operation waited, and was waited for.
+#[derive(Default)]
+struct Waiting(HashMap<OperationId, (Nanos, Nanos)>);
+
+impl Waiting {
+    fn add(&mut self, root: &Root) {
+        self.0.entry(root.waiter).or_default().0 += root.duration();
+        if let Blocker::Operation(id) | Blocker::Lease(id) = root.blocker {
+            self.0.entry(id).or_default().1 += root.duration();
+        }
+    }
+}
+
+fn operations(trace: &Trace, waiting: Waiting, slack: &HashMap<OperationId, Nanos>) -> Vec<OperationRow> {
     let mut rows: BTreeMap<(String, OperationKind), OperationRow> = BTreeMap::new();
     for operation in &trace.operations {
         let name = sentences::name(trace, operation.id);
@@ -501,14 +539,7 @@ fn operations(trace: &Trace, roots: &[Root], slack: &HashMap<OperationId, Nanos>
             row.slack_ns = row.slack_ns.min(*slack);
         }
     }
-    let mut times: HashMap<OperationId, (Nanos, Nanos)> = HashMap::new();
-    for root in roots {
-        times.entry(root.waiter).or_default().0 += root.duration();
-        if let Blocker::Operation(id) | Blocker::Lease(id) = root.blocker {
-            times.entry(id).or_default().1 += root.duration();
-        }
-    }
-    for (id, (waited, blamed)) in times {
+    for (id, (waited, blamed)) in waiting.0 {
         let kind = trace.operation(id).map(|operation| operation.kind);
         if let Some(row) = kind.and_then(|kind| rows.get_mut(&(sentences::name(trace, id), kind))) {
             row.waited_ns += waited;

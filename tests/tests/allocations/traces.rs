@@ -25,6 +25,10 @@ const READING_MAX: usize = 1_200;
 /// The same to finish it in memory; 910 when this was written.
 const FINISHING_MAX: usize = 1_100;
 
+/// The same to make its report, where operations wait in queues; 300 when this was written, and 1,000 to 2,200 with the
+/// roots of all waits at once.
+const REPORTING_MAX: usize = 700;
+
 /// A program that is recorded: so many operations of it.
 type Program = fn(&Engine, usize);
 
@@ -118,6 +122,21 @@ fn finishing_in_memory_and_reading_take_memory_in_proportion_to_the_operations()
     println!("bytes for each operation: {to_finish} to finish it in memory, {to_read} to read its file");
     assert!(to_finish <= FINISHING_MAX, "{to_finish}");
     assert!(to_read <= READING_MAX, "{to_read}");
+}
+
+#[test]
+fn a_report_takes_memory_in_proportion_to_the_operations_and_not_to_what_they_waited_for() {
+    let _alone = exclusive();
+    let [small, large] = SIZES.map(|operations| {
+        let (recorder, _) = recorded("report", readers_and_writers, operations);
+        let trace = recorder.finish();
+        let (report, to_report) = taken(|| estafette_report::report(&trace));
+        assert_eq!(report.totals.operations / operations, 1);
+        to_report
+    });
+    let each = large.saturating_sub(small) / (SIZES[1] - SIZES[0]);
+    println!("bytes for each operation: {each} to report it");
+    assert!(each <= REPORTING_MAX, "{each}");
 }
 
 /// An unfinished file: many operations read a variable, then as many waits want to write it. Each wait

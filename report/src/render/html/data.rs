@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::column::Columns;
-use super::pieces::pieces;
+use super::pieces::Pieces;
 use crate::analysis::critical_path::critical_path;
 use crate::analysis::lock::with_holders;
 use crate::analysis::place::{self, Row};
-use crate::analysis::roots::{Root, roots};
+use crate::analysis::roots::{Root, each_wait};
 use crate::analysis::sentences;
 use crate::analysis::summary::WorstRow;
 use crate::format::facts::Word;
@@ -32,7 +32,9 @@ pub fn of(trace: &Trace) -> (Value, Columns) {
     let mut texts = Texts::default();
     let mut sites = Texts::default();
     let mut outcomes = Texts::default();
-    let (roots, part) = pieces(roots(trace));
+    let mut pieces = Pieces::default();
+    each_wait(trace, |wait| pieces.add(wait));
+    let (part, roots) = (pieces.part(), pieces.pieces);
     let worst: Vec<usize> = report.worst.iter().filter_map(|row| main_root(&roots, row)).collect();
     let mut longest: Vec<usize> = (0..roots.len()).collect();
     longest.sort_by_key(|&root| std::cmp::Reverse(roots[root].duration()));

@@ -11,23 +11,39 @@ const PIECES_MAX: usize = 300_000;
 /// Shares of a wait below which a piece is drawn with its neighbour, tried in this order: 1/64, 1/32, ...
 const PARTS: [u64; 6] = [64, 32, 16, 8, 4, 2];
 
-/// The pieces to draw, and the part of its wait that each is at least (1/64 for 64), if any were left out.
-pub fn pieces(roots: Vec<Root>) -> (Vec<Root>, Option<u64>) {
-    at_most(roots, PIECES_MAX)
+/// The pieces to draw.
+pub struct Pieces {
+    pub pieces: Vec<Root>,
+    most: usize,
+    /// How many of [`PARTS`] were tried.
+    tried: usize,
 }
 
-fn at_most(roots: Vec<Root>, most: usize) -> (Vec<Root>, Option<u64>) {
-    if roots.len() <= most {
-        return (roots, None);
+impl Default for Pieces {
+    fn default() -> Self {
+        Self { pieces: Vec::new(), most: PIECES_MAX, tried: 0 }
     }
-    let mut joined = Vec::new();
-    for part in PARTS {
-        joined = roots.chunk_by(|a, b| a.waiter == b.waiter).flat_map(|wait| join(wait, part)).collect();
-        if joined.len() <= most {
-            return (joined, Some(part));
+}
+
+impl Pieces {
+    /// Adds one wait.
+    pub fn add(&mut self, wait: &[Root]) {
+        match self.part() {
+            None => self.pieces.extend_from_slice(wait),
+            Some(part) => self.pieces.append(&mut join(wait, part)),
+        }
+        while self.pieces.len() > self.most && self.tried < PARTS.len() {
+            let part = PARTS[self.tried];
+            self.tried += 1;
+            let waits = self.pieces.chunk_by(|a, b| a.waiter == b.waiter);
+            self.pieces = waits.flat_map(|wait| join(wait, part)).collect();
         }
     }
-    (joined, PARTS.last().copied())
+
+    /// The part of its wait that each piece is at least (1/64 for 64), if any were left out.
+    pub fn part(&self) -> Option<u64> {
+        Some(PARTS[self.tried.checked_sub(1)?])
+    }
 }
 
 /// The pieces of one wait that are a `part` of it or longer; what is shorter goes to the one before, or else after.
@@ -65,6 +81,12 @@ mod tests {
         Root { waiter, from, to, cause, blocker, hazard: None, via: None, access: 0, direct: None }
     }
 
+    fn at_most(roots: &[Root], most: usize) -> Pieces {
+        let mut pieces = Pieces { most, ..Pieces::default() };
+        roots.chunk_by(|a, b| a.waiter == b.waiter).for_each(|wait| pieces.add(wait));
+        pieces
+    }
+
     fn spans(roots: &[Root]) -> Vec<(u64, u64, u64)> {
         roots.iter().map(|root| (root.waiter, root.from, root.to)).collect()
     }
@@ -72,20 +94,21 @@ mod tests {
     #[test]
     fn few_pieces_stay_as_they_are() {
         let roots = vec![root(1, 0, 1), root(1, 1, 100)];
-        assert_eq!(at_most(roots.clone(), 2), (roots, None));
+        let pieces = at_most(&roots, 2);
+        assert_eq!((pieces.part(), pieces.pieces), (None, roots));
     }
 
     #[test]
     fn short_pieces_join_their_neighbour_and_the_wait_stays_whole() {
-        let roots = vec![root(1, 0, 1), root(1, 1, 100), root(1, 100, 101), root(1, 101, 200), root(2, 5, 6)];
-        let (pieces, part) = at_most(roots, 3);
-        assert_eq!(spans(&pieces), [(1, 0, 101), (1, 101, 200), (2, 5, 6)]);
-        assert_eq!(part, Some(64));
+        let roots = [root(1, 0, 1), root(1, 1, 100), root(1, 100, 101), root(1, 101, 200), root(2, 5, 6)];
+        let pieces = at_most(&roots, 3);
+        assert_eq!(spans(&pieces.pieces), [(1, 0, 101), (1, 101, 200), (2, 5, 6)]);
+        assert_eq!(pieces.part(), Some(64));
     }
 
     #[test]
     fn a_wait_of_many_equal_pieces_keeps_one() {
         let roots: Vec<Root> = (0..100).map(|at| root(1, at, at + 1)).collect();
-        assert_eq!(at_most(roots, 1).0.len(), 1);
+        assert_eq!(at_most(&roots, 1).pieces.len(), 1);
     }
 }
