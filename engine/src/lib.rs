@@ -72,7 +72,7 @@
 //!
 //! The names that most programs use stand here. The others stand in the module of their subject:
 //! [`operation`], [`program`], [`lease`], [`tensor`], [`wait`], [`mod@engine`], [`exchange`], [`operators`],
-//! [`trace`], [`report`], and [`devices`].
+//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`.
 //!
 //! [`Engine::import`] adopts memory of other libraries, and [`Tensor::export`] hands memory out, both as
 //! DLPack structs. An export is a *lease*: engine writes wait until the consumer returns the lease.

@@ -28,3 +28,10 @@ def test_what_is_wrong_ends_with_code_2():
     for arguments in (["bench"], ["report", "no-such-file"]):
         done = command(*arguments)
         assert done.returncode == 2 and arguments[-1] in done.stderr, done
+
+
+def test_the_help_names_every_subcommand():
+    listed = command("--help").stdout
+    for name in ("devices", "demo", "report", "config", "merge", "observe", "top"):
+        assert name in listed
+        assert command(name, "--help").returncode == 0, name

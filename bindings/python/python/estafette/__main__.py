@@ -18,7 +18,10 @@ def main() -> int:
         return code
     # The interpreter would obey Ctrl-C only after the command.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _command(["estafette", *sys.argv[1:]])
+    code = _command(["estafette", *sys.argv[1:]])
+    if sys.argv[1:] in (["--help"], ["-h"], ["help"]):
+        print(f"\nThe package has {', '.join(_IN_PYTHON)} as well, each with a --help of its own")
+    return code
 
 
 if __name__ == "__main__":
