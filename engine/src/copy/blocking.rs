@@ -13,19 +13,21 @@ use crate::exchange::pack::to_contiguous;
 use crate::exchange::{Layout, Storage};
 use crate::tensor::memory::host_can_use;
 
-/// A row-major copy, in fresh memory of the device `to`, of what `layout` describes at `data`; `source` keeps that memory, and may be read
-/// until the copy is made. Memory without gaps is copied on its own device; else, to another device than the host, it goes by way of the
-/// host, which every context can be copied from and to.
+/// A row-major copy, in fresh memory of the device `to`, of what `layout` describes at `data`; `source` keeps that memory. It may be read once
+/// its fences are done, for which the thread waits, and until the copy is made. Memory without gaps is copied on its own device; else, to
+/// another device than the host, it goes by way of the host, which every context can be copied from and to.
 ///
 /// # Errors
-/// The engine lacks one of the devices, or a device fails or has no memory. What may still be in use then is kept.
+/// The work before has failed, the engine lacks one of the devices, or a device fails or has no memory. What may still be in use then is
+/// kept.
 pub(crate) fn copied(
     core: &Core,
-    source: impl ReleaseAfter,
+    mut source: KeepAlive<impl ReleaseAfter>,
     (layout, data): (&Layout, *const u8),
     to: DLDevice,
 ) -> Result<(Layout, Storage), Error> {
-    let (mut source, data) = (KeepAlive::new(source), Address(data.cast_mut()));
+    source.settle(core)?;
+    let data = Address(data.cast_mut());
     if to != DLDevice::CPU && to == layout.device() && layout.is_contiguous() {
         return to_device(core, (&mut source, data), row_major(layout, to)?);
     }

@@ -36,7 +36,8 @@ use estafette_sync::per_process;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use self::queue_pool::PooledQueue;
-use self::transfer::{Address, KeepAlive, ReleaseAfter, download, upload};
+pub(crate) use self::transfer::KeepAlive;
+use self::transfer::{Address, ReleaseAfter, download, upload};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
@@ -53,12 +54,12 @@ pub(crate) struct CopyJob {
     pub(crate) pooled: Option<PooledQueue>,
 }
 
-/// Copies the content that is there after `ready` into fresh row-major memory of the same device. Returns the copy and its
-/// fence; `None` where the device cannot copy without the host.
+/// Copies the content that is there after `ready` into fresh row-major memory of the same device; `source` keeps what is copied. Returns the
+/// copy and its fence; `None` where the device cannot copy without the host.
 pub(crate) fn within_device(
     core: &Core,
-    layout: &Layout,
-    data: *const u8,
+    source: &mut KeepAlive<Storage>,
+    (layout, data): (&Layout, *const u8),
     ready: &Fence,
 ) -> Result<Option<(Layout, Storage, Fence)>, Error> {
     let Some(device) = core.device(layout.device()).filter(|_| layout.is_contiguous()) else {
@@ -70,10 +71,12 @@ pub(crate) fn within_device(
     }
     let target = row_major(layout, layout.device())?;
     let storage = fresh(core, &target, false)?;
-    // SAFETY: the queue is ordered after the writer of the content; the target is fresh, and as long. The caller keeps both
-    // until the fence is done.
+    // SAFETY: the queue is ordered after the writer of the content; the target is fresh, and as long. The caller keeps it until
+    // the fence is done, as it does the source.
     unsafe { device.copy(&**pooled.queue(), data, storage.data(), target.byte_len()) }?;
-    Ok(Some((target, storage, pooled.record())))
+    let fence = pooled.record();
+    source.until(&fence);
+    Ok(Some((target, storage, fence)))
 }
 
 /// A copy, complete when the fence is done.

@@ -15,6 +15,7 @@ use estafette_devices::{Device, DeviceError, Fence, FenceSet};
 
 use super::queue_pool::PooledQueue;
 use super::staging::{Chunk, StagingBuffers};
+use crate::core::engine_core::Core;
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::Tensor;
 
@@ -37,7 +38,7 @@ impl Address {
 }
 
 /// Memory that a device may be using. Drop releases the memory after the fences in `after`.
-pub(super) struct KeepAlive<T: ReleaseAfter> {
+pub(crate) struct KeepAlive<T: ReleaseAfter> {
     what: Option<T>,
     after: FenceSet,
 }
@@ -75,11 +76,25 @@ impl ReleaseAfter for Arc<Storage> {
 
 impl<T: ReleaseAfter> KeepAlive<T> {
     pub(super) fn new(what: T) -> Self {
-        Self { what: Some(what), after: FenceSet::default() }
+        Self::after(what, FenceSet::default())
+    }
+
+    /// Memory that devices use until these fences.
+    pub(crate) fn after(what: T, after: FenceSet) -> Self {
+        Self { what: Some(what), after }
+    }
+
+    /// Waits for the fences.
+    ///
+    /// # Errors
+    /// One of them has failed.
+    pub(super) fn settle(&self, core: &Core) -> Result<(), DeviceError> {
+        let _spare = core.pool.blocking();
+        self.after.iter().try_for_each(|fence| fence.wait_timeout(None).unwrap_or(Ok(())))
     }
 
     /// The device uses the memory until `fence`.
-    fn until(&mut self, fence: &Fence) {
+    pub(super) fn until(&mut self, fence: &Fence) {
         self.after.insert(fence.clone());
     }
 
@@ -88,7 +103,7 @@ impl<T: ReleaseAfter> KeepAlive<T> {
     }
 
     /// Moves the memory to the caller, who keeps it alive from now on.
-    pub(super) fn take(mut self) -> T {
+    pub(crate) fn take(mut self) -> T {
         self.what.take().expect("present until taken")
     }
 }

@@ -15,9 +15,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::DLDevice;
+use estafette_devices::{DLDevice, Fence};
 use estafette_graph::{Mode, OpId};
 
+use crate::copy::KeepAlive;
 use crate::copy::blocking::copied;
 use crate::core::error::Error;
 use crate::core::lease_info::LeaseOwner;
@@ -304,13 +305,18 @@ impl Scope {
         let lease = LeaseState::view_of(running, tensor, access, owner);
         inner.note_view(&lease, mode);
         drop(inner);
-        if let (Some(own), Some(other)) = (queue, options.consumer.queue())
-            && own.native() != other.native()
-        {
-            // Only the operation's own queue is ordered after the operation's inputs.
-            other.order_after(&own.record()?)?;
+        // Only the operation's own queue is ordered after the operation's inputs.
+        let mut work = None;
+        if let Some(own) = queue {
+            if options.copy {
+                work = Some(own.record()?);
+            } else if let Some(other) =
+                options.consumer.queue().filter(|other| other.native() != own.native())
+            {
+                other.order_after(&own.record()?)?;
+            }
         }
-        export_held(lease, options)
+        export_held_after(lease, options, work)
     }
 }
 
@@ -328,11 +334,23 @@ pub(crate) fn export_alias(
 
 /// Makes the struct for a consumer; `lease` lives until its deleter is called.
 pub(crate) fn export_held(lease: Arc<LeaseState>, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+    export_held_after(lease, options, None)
+}
+
+/// As [`export_held`]. A copy is made when the tensor's writers are done, and what `work` marks.
+fn export_held_after(
+    lease: Arc<LeaseState>,
+    options: &ExportOptions,
+    work: Option<Fence>,
+) -> Result<ManagedTensor, Error> {
     let tensor: &TensorInner = &lease.tensor.inner;
     let definition = tensor.definition()?;
     if options.copy {
-        let source = (&definition.layout, definition.data.cast_const());
-        let (layout, storage) = copied(&tensor.core, lease.tensor.clone(), source, options.copy_to)?;
+        let mut after = tensor.writers();
+        after.extend(work);
+        let source = KeepAlive::after(lease.tensor.clone(), after);
+        let what = (&definition.layout, definition.data.cast_const());
+        let (layout, storage) = copied(&tensor.core, source, what, options.copy_to)?;
         let data = storage.data();
         let (core, device) = (tensor.core.clone(), layout.device());
         let after = (device != DLDevice::CPU).then(|| after_of(&options.consumer, tensor)).flatten();

@@ -19,7 +19,7 @@ use crate::core::error::{BodyError, BodyResult, FailureKind, OperationError};
 use crate::core::operation::{OpTag, Panic, drop_panic};
 use crate::lease::{Access, LeaseState};
 use crate::operation::active::{ActiveTask, Views};
-use crate::operation::import::{Copying, Produced, define};
+use crate::operation::import::{Copying, Produced, define, discard};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
 use crate::program::NodeRun;
@@ -399,7 +399,8 @@ pub(crate) fn define_result(
             define(&tensor.inner, produced, *copying, held, ready).map_err(|error| tag.result_failure(error))
         }
         (Some(_), None) => Err(tag.failure(FailureKind::Result, "the body ended without a result", None)),
-        (None, Some(_)) => {
+        (None, Some(produced)) => {
+            discard(produced, ready);
             Err(tag.failure(FailureKind::Result, "the operation was not submitted to produce", None))
         }
     }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, FenceSet};
 
-use crate::copy::{self, blocking::copied};
+use crate::copy::{self, KeepAlive, blocking::copied};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
-use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
+use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage};
 use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
@@ -31,6 +31,30 @@ impl ImportedMemory {
     fn of((layout, storage): (Layout, Storage)) -> Self {
         Self { data: storage.data(), layout, storage, read_only: false }
     }
+}
+
+/// Memory that an operation has given, and that becomes a tensor or is released when the operation's work is done, by the reaper as its
+/// deleter is foreign code.
+struct ResultMemory {
+    layout: Layout,
+    data: *mut u8,
+    storage: KeepAlive<Storage>,
+    read_only: bool,
+}
+
+impl ResultMemory {
+    fn of(memory: ImportedMemory, ready: Option<&Fence>) -> Self {
+        let ImportedMemory { layout, data, storage, read_only } = memory;
+        Self { layout, data, storage: kept(storage, ready), read_only }
+    }
+}
+
+fn kept(storage: Storage, ready: Option<&Fence>) -> KeepAlive<Storage> {
+    KeepAlive::after(storage, fences(ready))
+}
+
+fn fences(ready: Option<&Fence>) -> FenceSet {
+    ready.cloned().into_iter().collect()
 }
 
 /// A result that an operation's body gives to the tensor it was promised for.
@@ -307,16 +331,16 @@ pub(crate) fn define(
     let is_elsewhere = matches!(produced.0, Source::Elsewhere(..));
     let memory = match produced.0 {
         Source::Managed { managed, read_only } => {
-            let (layout, data) = (describe(core, &managed)?, managed.data());
-            let read_only = read_only || managed.flags().read_only;
-            ImportedMemory { layout, data, storage: Storage::foreign(managed), read_only }
+            let (layout, flags) = (describe(core, &managed), managed.flags());
+            let (data, storage) = (managed.data(), kept(Storage::foreign(managed), ready));
+            ResultMemory { layout: layout?, data, storage, read_only: read_only || flags.read_only }
         }
         #[cfg(feature = "links")]
-        Source::Elsewhere(managed, loan) => elsewhere(core, managed, loan)?,
-        Source::Ready { layout, storage } => ImportedMemory::of((layout, storage)),
+        Source::Elsewhere(managed, loan) => ResultMemory::of(elsewhere(core, managed, loan)?, ready),
+        Source::Ready { layout, storage } => ResultMemory::of(ImportedMemory::of((layout, storage)), ready),
         Source::Tensor(tensor) => {
             let held = held(&tensor);
-            take_over(core, tensor, held)?
+            ResultMemory::of(take_over(core, tensor, held, ready)?, ready)
         }
     };
     if let Some((dtype, shape)) = target.declared() {
@@ -349,12 +373,11 @@ pub(crate) fn define(
         }
         Err(_) => {
             let (copy, fence) = copied_after(core, memory, ready)?;
-            let after: FenceSet = fence.iter().cloned().collect();
             later = fence;
+            let copy = ResultMemory::of(copy, later.as_ref());
             let range = copy.layout.byte_range(copy.data);
             let space = AddressSpace::of(copy.layout.device());
             let Ok(placed) = alias_map::place_result(space, range, own, &target.vars) else {
-                reaper().release(after, copy.storage);
                 return Err(Error::Conflict(
                     "fresh memory overlaps a tensor whose memory was freed elsewhere".into(),
                 ));
@@ -362,8 +385,8 @@ pub(crate) fn define(
             (copy, placed)
         }
     };
-    let ImportedMemory { layout, data, storage, read_only } = memory;
-    let host = host_can_use(core, layout.device(), data);
+    let ResultMemory { layout, data, storage, read_only } = memory;
+    let (host, storage) = (host_can_use(core, layout.device(), data), storage.take());
     target.define(Definition { layout, data, host, storage, read_only, placed: Some(placed) });
     if trace::is_open() {
         hooks::came_in(target);
@@ -371,26 +394,32 @@ pub(crate) fn define(
     Ok(later)
 }
 
-/// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be now. The original is released
-/// after the copy, by the reaper as its deleter is foreign code.
+/// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be now.
 fn copied_after(
     core: &Core,
-    memory: ImportedMemory,
+    memory: ResultMemory,
     ready: Option<&Fence>,
 ) -> Result<(ImportedMemory, Option<Fence>), Error> {
-    let ImportedMemory { layout, data, storage: original, .. } = memory;
+    let ResultMemory { layout, data, storage: mut original, .. } = memory;
     if let Some(ready) = ready
         && !host_can_use(core, layout.device(), data)
-        && let Some((layout, storage, fence)) = copy::within_device(core, &layout, data, ready)?
+        && let Some((layout, storage, fence)) =
+            copy::within_device(core, &mut original, (&layout, data), ready)?
     {
-        reaper().release(FenceSet::from_iter([fence.clone()]), original);
         return Ok((ImportedMemory::of((layout, storage)), Some(fence)));
     }
-    if let Some(ready) = ready {
-        let _spare = core.pool.blocking();
-        ready.wait_timeout(None).unwrap_or(Ok(()))?;
-    }
     Ok((ImportedMemory::of(copied(core, original, (&layout, data), DLDevice::CPU)?), None))
+}
+
+/// Lets go of a result that no tensor was promised for, once `ready` is done.
+pub(crate) fn discard(produced: Produced, ready: Option<&Fence>) {
+    match produced.0 {
+        Source::Managed { managed, .. } => drop(kept(Storage::foreign(managed), ready)),
+        Source::Ready { storage, .. } => drop(kept(storage, ready)),
+        #[cfg(feature = "links")]
+        Source::Elsewhere(..) => {}
+        Source::Tensor(_) => {}
+    }
 }
 
 /// A read lease of a tensor that an operation returns.
@@ -401,12 +430,18 @@ fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
         .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))
 }
 
-/// Takes the memory out of a tensor without other handles, or copies it. The operation may read it if it is `held`; else it
+/// Takes the memory out of a tensor without other handles, or copies it when `ready` is done. The operation may read it if it is `held`; else it
 /// takes a lease for as long as the copy takes.
-fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<ImportedMemory, Error> {
+fn take_over(
+    core: &Core,
+    tensor: Tensor,
+    held: bool,
+    ready: Option<&Fence>,
+) -> Result<ImportedMemory, Error> {
     let copy = |tensor: &Tensor| {
         let Definition { layout, data, .. } = tensor.inner.definition()?;
-        copied(core, tensor.clone(), (layout, *data), DLDevice::CPU).map(ImportedMemory::of)
+        let source = KeepAlive::after(tensor.clone(), fences(ready));
+        copied(core, source, (layout, *data), DLDevice::CPU).map(ImportedMemory::of)
     };
     if held {
         return copy(&tensor);

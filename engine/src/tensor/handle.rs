@@ -12,6 +12,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::{Name, OpTag, OpVar};
+use crate::core::var_state::VarState;
 use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
@@ -406,13 +407,22 @@ impl TensorInner {
 
     /// Every fence that the memory's uses have left so far.
     pub(crate) fn all_fences(&self) -> FenceSet {
+        self.fences(VarState::all_fences)
+    }
+
+    /// The fences of the version's writers.
+    pub(crate) fn writers(&self) -> FenceSet {
+        self.fences(|state| [state.writers()])
+    }
+
+    fn fences<const N: usize>(&self, of: impl Fn(&VarState) -> [FenceSet; N]) -> FenceSet {
         let mut fences = FenceSet::default();
         for var in &self.vars {
             // The flags are those of the group of a collapsed variable, whose own fences are there only when
             // the collapse was granted.
             if var.is_collapsed() || var.flags() & (WRITE_FENCES | READ_FENCES | BROKEN_FENCES) != 0 {
                 let mut found: SmallVec<[FenceSet; 3]> = SmallVec::new();
-                var.with_each_state(|state, _| found.extend(state.all_fences()));
+                var.with_each_state(|state, _| found.extend(of(state)));
                 found.iter().for_each(|found| fences.merge(found));
             }
         }

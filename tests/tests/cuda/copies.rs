@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{DLDevice, Device, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export};
-use estafette::{Access, DType, Engine, ExportOptions, Op, Tensor};
+use estafette::{Access, Completion, DType, Engine, ExportOptions, Op, Tensor};
 use estafette_cuda_sim_client::{Kind, Simulator};
 use tests::ops::until;
 use tests::watchdog::Watchdog;
@@ -356,6 +356,50 @@ fn a_copy_for_a_stream_is_exported_while_its_producer_runs() {
     drop((options, exported));
     let found = bench.simulator.violations();
     assert!(found.is_empty(), "{found:#?}");
+}
+
+/// Content that is copied while the operation that gives it is pending on its queue.
+fn copied_in_an_operation(give: impl FnOnce(Completion, Tensor) + Send + 'static) {
+    let bench = bench();
+    let x = bench.pending(64);
+    let lent = x.clone();
+    let op = bench.engine.op("give").reads([&x]).on(&bench.ours);
+    let result = op.produce_external(move |end| give(end, lent)).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    bench.unblock();
+    result.wait().unwrap();
+    assert_eq!(result.to_vec::<u8>().unwrap(), [5; 64]);
+}
+
+#[test]
+fn an_operand_that_is_returned_is_copied_after_the_work_before() {
+    copied_in_an_operation(|end, x| end.produce(Ok(x.into())));
+}
+
+#[test]
+fn an_operand_is_exported_as_a_copy_after_the_work_before() {
+    copied_in_an_operation(|end, x| {
+        let options = ExportOptions { copy: true, ..ExportOptions::from(Access::Read) };
+        let copy = end.scope().export(&x, &options);
+        end.produce(copy.map(Into::into).map_err(Into::into));
+    });
+}
+
+#[test]
+fn a_lease_that_a_stream_waits_for_is_exported_as_a_copy_after_the_work_before() {
+    let bench = bench();
+    let x = bench.pending(64);
+    let theirs = bench.device.queue().unwrap();
+    // SAFETY: the stream lives.
+    let consumer = unsafe { x.consumer_on(bench.device.id(), theirs.native()) }.unwrap();
+    let lease = x.lease(Access::Read, "the test").for_consumer(&consumer).wait(None).unwrap();
+    let options = ExportOptions { copy: true, ..ExportOptions::from(Access::Read) };
+    let copy = std::thread::spawn(move || lease.export(&options).unwrap());
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    bench.unblock();
+    // SAFETY: the copy is in memory of the host, and this thread's.
+    let copy = unsafe { bench.engine.import(copy.join().unwrap()) }.unwrap();
+    assert_eq!(copy.to_vec::<u8>().unwrap(), [5; 64]);
 }
 
 #[test]

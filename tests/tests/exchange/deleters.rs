@@ -8,7 +8,7 @@ use std::time::Duration;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Queue};
 use estafette::exchange::{Abi, ExportFlags, export, flush_deleters};
-use estafette::{Access, DType, Engine, ExportOptions, Layout, ManagedTensor, Tensor};
+use estafette::{Access, Completion, DType, Engine, ExportOptions, Layout, ManagedTensor, Tensor};
 use tests::foreign::{Deleted, Memory, tensor};
 use tests::ops::{engine, set};
 use tests::watchdog::Watchdog;
@@ -260,4 +260,32 @@ fn memory_whose_last_use_can_never_be_known_is_leaked_and_counted_and_never_free
     tests::ops::until("what may be in use is leaked", || engine.stats().leaked == leaked + 2);
     assert_eq!(deleted.count(), 1);
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_result_that_is_refused_gives_its_memory_back_when_the_work_of_its_operation_is_done() {
+    for is_promised in [true, false] {
+        let (device, engine, queue) = sim();
+        let deleted = Deleted::default();
+        let refused = foreign_on(&device, &deleted);
+        let body = move |end: Completion| {
+            let queue = end.scope().queue().expect("it is on one");
+            SimQueue::from_queue(&*queue)
+                .expect("a simulated queue")
+                .launch("fill", 10, || ())
+                .expect("accepted");
+            end.produce(Ok(refused.into()));
+        };
+        let op = engine.op("other").on(&queue);
+        let failed = if is_promised {
+            op.like(DType::F32, &[2]).produce_external(body).expect("accepted").wait().is_err()
+        } else {
+            op.run_external(body).expect("accepted").wait().is_err()
+        };
+        assert!(failed, "it is not what was declared, or nothing was");
+        let _ = flush_deleters(Duration::from_millis(50));
+        assert_eq!(deleted.count(), 0, "the device may be using the memory");
+        device.run_until_idle();
+        deleted.settle_at(1);
+    }
 }
