@@ -73,6 +73,16 @@ fn assert_works(door: &Door) {
     assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_ok());
 }
 
+#[test]
+fn receives_that_end_with_their_time_leave_nothing_at_the_link() {
+    let (door, _, _alone) = door();
+    let (near, _far) = pair(&door);
+    for _ in 0..3 {
+        assert!(near.receive_timeout(Some(Duration::ZERO)).expect("it is open").is_none());
+        assert!(!near.shared.receivers.has_waiters());
+    }
+}
+
 /// Words that come close to sense, and words that do not.
 fn scribble<W: std::ops::Deref<Target = Memory> + Words>(
     own: &OwnBoard<W>,
