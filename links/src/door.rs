@@ -118,7 +118,7 @@ impl Link {
     /// A link to the process with a door at `address`.
     ///
     /// # Errors
-    /// Nothing is there any more, or it acts for another user; those of the system.
+    /// Nothing is there any more, it has died, or it acts for another user; those of the system.
     pub async fn connect(address: &Address) -> Result<Self, LinkError> {
         let hub = Hub::get()?;
         let system = |error| LinkError::system(format!("connecting to the door at {address}"))(error);

@@ -19,7 +19,8 @@ use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
 use crate::platform::{
-    Memory, Poll, Socket, Waker, is_shortage, may_be_process, own_process, own_user, wait_for_any, wake_all,
+    Descriptor, Memory, Poll, Socket, Waker, is_shortage, may_be_process, open_process, own_process,
+    own_user, wait_for_any, wake_all,
 };
 use crate::threads::{self, Single};
 
@@ -84,6 +85,8 @@ type Arrived = Arc<Mailbox<Result<Link, LinkError>>>;
 struct Greeting {
     socket: Socket,
     process: u32,
+    /// The process at whose door this one is. A child of it may keep the door after its end.
+    host: Option<Descriptor>,
     board: Arc<Memory>,
     line: Line,
     arrived: Arrived,
@@ -159,6 +162,12 @@ impl Hub {
         if user != own_user() {
             return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
         }
+        let is_host = side == Side::Connects && process != 0;
+        let host =
+            is_host.then(|| open_process(process)).transpose().map_err(|error| match error.kind() {
+                ErrorKind::NotFound => LinkError::PeerDied { process },
+                _ => system()(error),
+            })?;
         let (board, descriptor) = Memory::create("estafette-board", BYTES).map_err(system())?;
         populate(&board);
         step!("greet 2");
@@ -177,7 +186,8 @@ impl Hub {
         let mut entries = self.entries.lock();
         let token = entries.next_token();
         self.poll.add(socket.descriptor(), token).map_err(system())?;
-        let greeting = Greeting { socket, process, board, line, arrived, side };
+        host.iter().try_for_each(|host| self.poll.add(host, token | 1)).map_err(system())?;
+        let greeting = Greeting { socket, process, host, board, line, arrived, side };
         entries.by_token.insert(token, Entry::Greeting(greeting));
         let given_up = if side == Side::Accepts { entries.oldest_beyond() } else { None };
         drop(entries);
@@ -265,7 +275,7 @@ impl Hub {
         let even = token & !1;
         match self.entry(even) {
             Some(Entry::Door(door)) => self.accept(&door),
-            Some(Entry::Greeting(greeting)) => self.meet(token, greeting),
+            Some(Entry::Greeting(greeting)) => self.meet(even, greeting, token != even),
             Some(Entry::Link(link)) => {
                 // Senders try again as it is attended.
                 link.rest_from_room();
@@ -318,18 +328,21 @@ impl Hub {
         }
     }
 
-    /// Reads the greeting of a peer, and makes the link.
-    fn meet(&'static self, token: u64, greeting: Greeting) {
+    /// Reads the greeting of a peer, and makes the link. That of a peer that `has_ended` has come, or never will.
+    fn meet(&'static self, token: u64, greeting: Greeting, has_ended: bool) {
         let mut bytes = [0; GREETING.len()];
-        let Some(received) = greeting.socket.receive(&mut bytes).transpose() else {
+        let received = greeting.socket.receive(&mut bytes).transpose();
+        if received.is_none() && !has_ended {
             self.entries.lock().by_token.insert(token, Entry::Greeting(greeting));
             return;
-        };
-        self.poll.remove(greeting.socket.descriptor());
-        let Greeting { socket, process, board, line, arrived, side } = greeting;
+        }
+        let Greeting { socket, process, host, board, line, arrived, side } = greeting;
+        self.poll.remove(socket.descriptor());
+        host.iter().for_each(|host| self.poll.remove(host));
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
         let meeting = |error| LinkError::system("meeting another process")(error);
         let met = || {
+            let received = received.ok_or(LinkError::PeerDied { process })?;
             let (length, descriptors) = received.map_err(meeting)?;
             match bytes {
                 _ if length == 0 => return Err(refused("hung up")),

@@ -178,6 +178,43 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
     assert!(matches!(link.try_send(&done(), &[]), Err(LinkError::PeerDied { .. })));
 }
 
+/// A child of the dead process keeps its door open, and no one greets there.
+#[test]
+fn who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them_lives() {
+    let name = "who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them_lives";
+    if let Some(door) = role() {
+        let link = wait(Link::connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
+        let door = Door::open().unwrap();
+        // SAFETY: the child only sleeps and leaves.
+        let child = unsafe { libc::fork() };
+        if child != 0 {
+            let note = [&child.to_le_bytes(), door.address().as_bytes()].concat();
+            link.try_send(&done(), &note).unwrap();
+        }
+        std::thread::sleep(Duration::from_secs(600));
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let door = Door::open().unwrap();
+    let mut peer = Peer::start(name, &door.address().to_string());
+    let link = wait(door.accept()).unwrap();
+    let received = receive(&link);
+    let (child, address) = received.note().split_first_chunk().unwrap();
+    let address = Address::from_bytes(address).unwrap();
+    peer.stop();
+    let mut before = pin!(Link::connect(&address));
+    assert!(is_pending(before.as_mut()), "a stopped process is not dead");
+    let process = peer.process();
+    let hears = |link| assert!(matches!(link, Err(LinkError::PeerDied { process: its }) if its == process));
+    peer.kill();
+    hears(wait(before));
+    peer.0.wait().unwrap();
+    hears(wait(Link::connect(&address)));
+    // SAFETY: a signal to that child.
+    let told = unsafe { libc::kill(i32::from_le_bytes(*child), libc::SIGKILL) };
+    assert_eq!(told, 0, "heard before the child ends");
+}
+
 /// The process becomes another program: its threads have ended, and it has not. A child keeps its socket open.
 #[test]
 fn a_process_that_is_lost_and_not_gone_keeps_what_it_uses() {

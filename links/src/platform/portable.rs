@@ -91,6 +91,10 @@ pub fn own_process() -> io::Result<Descriptor> {
     unsupported()
 }
 
+pub fn open_process(_process: u32) -> io::Result<Descriptor> {
+    unsupported()
+}
+
 pub fn may_be_process(_descriptor: &Descriptor, _process: u32) -> io::Result<bool> {
     unsupported()
 }
