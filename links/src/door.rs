@@ -89,9 +89,10 @@ impl Door {
     /// The next link that another process has made.
     ///
     /// # Errors
-    /// The system refused to make one; the next call goes on. The process that came waits, or was hung up on.
+    /// The system refused to make one, which the door tries again in a moment; the process that came waits, or was hung up on.
+    /// [`LinkError::Forked`].
     pub async fn accept(&self) -> Result<Link, LinkError> {
-        self.hub.resume(self.token)?;
+        self.hub.generation.check().map_err(|_| LinkError::Forked)?;
         self.arrived.take().await
     }
 
@@ -99,12 +100,6 @@ impl Door {
     #[doc(hidden)]
     pub fn wake(&self) {
         self.arrived.wake();
-    }
-
-    /// Whether it takes no connections until the next [`accept`](Self::accept), since the system has refused one.
-    #[doc(hidden)]
-    pub fn is_paused(&self) -> bool {
-        self.hub.is_paused(self.token)
     }
 }
 

@@ -37,6 +37,8 @@ const SERVED_MAX: usize = 16;
 const BRISK: Duration = Duration::from_micros(50);
 /// Loads between two looks at the clock.
 const ROUND: u32 = 16;
+/// How long a door waits that the system has refused a connection, before it tries again.
+const PAUSE: Duration = Duration::from_millis(100);
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
 
@@ -52,6 +54,8 @@ pub(crate) struct Hub {
     entries: Mutex<Entries>,
     /// Links that it is to look at.
     attended: Mutex<Vec<u64>>,
+    /// Doors that the system has refused a connection.
+    paused: Mutex<Vec<u64>>,
     /// Links that were removed.
     removed: AtomicU32,
     /// The last wait of a thread that served was short.
@@ -75,8 +79,8 @@ enum Entry {
 struct DoorEntry {
     socket: Socket,
     arrived: Arrived,
-    /// The system refused a connection, and the door waits for its owner.
-    is_paused: Mutex<bool>,
+    /// The system has refused it the last connection.
+    is_short: AtomicBool,
 }
 
 type Arrived = Arc<Mailbox<Result<Link, LinkError>>>;
@@ -120,6 +124,7 @@ impl Hub {
             lines: Lines::default(),
             entries: Mutex::default(),
             attended: Mutex::default(),
+            paused: Mutex::default(),
             removed: AtomicU32::new(0),
             is_brisk: AtomicBool::new(false),
             generation: Generation::current(),
@@ -129,25 +134,10 @@ impl Hub {
     }
 
     pub(crate) fn add_door(&self, socket: Socket, arrived: Arrived) -> Result<u64, LinkError> {
-        let door = Arc::new(DoorEntry { socket, arrived, is_paused: Mutex::new(false) });
+        let door = Arc::new(DoorEntry { socket, arrived, is_short: AtomicBool::new(false) });
         let token = self.insert(Entry::Door(Arc::clone(&door)));
         self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
         Ok(token)
-    }
-
-    /// A door that the system has refused a connection tries again.
-    pub(crate) fn resume(&self, token: u64) -> Result<(), LinkError> {
-        self.generation.check().map_err(|_| LinkError::Forked)?;
-        let Some(Entry::Door(door)) = self.entry(token) else { return Ok(()) };
-        let mut is_paused = door.is_paused.lock();
-        if std::mem::take(&mut *is_paused) {
-            self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn is_paused(&self, token: u64) -> bool {
-        matches!(self.entry(token), Some(Entry::Door(door)) if *door.is_paused.lock())
     }
 
     /// Greets the process at the other end of a new connection.
@@ -255,9 +245,21 @@ impl Hub {
     }
 
     fn run(&'static self) {
+        let mut retry = Instant::now();
         loop {
-            for token in self.poll.wait(None).expect("a set of descriptors can be waited for") {
+            let is_pause = !self.paused.lock().is_empty();
+            let left = is_pause.then(|| retry.saturating_duration_since(Instant::now()));
+            for token in self.poll.wait(left).expect("a set of descriptors can be waited for") {
                 self.handle(token);
+            }
+            if is_pause && Instant::now() >= retry {
+                retry = Instant::now() + PAUSE;
+                let paused = std::mem::take(&mut *self.paused.lock());
+                for token in paused {
+                    if let Some(Entry::Door(door)) = self.entry(token) {
+                        let _ = self.poll.pause(door.socket.descriptor(), token, false);
+                    }
+                }
             }
             let attended = std::mem::take(&mut *self.attended.lock());
             for token in attended {
@@ -274,7 +276,7 @@ impl Hub {
         }
         let even = token & !1;
         match self.entry(even) {
-            Some(Entry::Door(door)) => self.accept(&door),
+            Some(Entry::Door(door)) => self.accept(token, &door),
             Some(Entry::Greeting(greeting)) => self.meet(even, greeting, token != even),
             Some(Entry::Link(link)) => {
                 // Senders try again as it is attended.
@@ -309,7 +311,7 @@ impl Hub {
         }
     }
 
-    fn accept(&'static self, door: &DoorEntry) {
+    fn accept(&'static self, token: u64, door: &DoorEntry) {
         let made = door.socket.accept().map_err(LinkError::system("accepting a connection"));
         let arrived = Arc::clone(&door.arrived);
         let made = made.and_then(|socket| {
@@ -318,12 +320,16 @@ impl Hub {
         });
         match made {
             // A process that has gone again, or is none to speak to.
-            Ok(()) | Err(LinkError::Refused(_) | LinkError::PeerDied { .. }) => {}
+            Ok(()) | Err(LinkError::Refused(_) | LinkError::PeerDied { .. }) => {
+                door.is_short.store(false, Ordering::Relaxed);
+            }
             Err(error) => {
                 // The connection waits on: without a pause it would wake this thread again and again.
-                self.poll.remove(door.socket.descriptor());
-                *door.is_paused.lock() = true;
-                arrived.put(Err(error));
+                let _ = self.poll.pause(door.socket.descriptor(), token, true);
+                self.paused.lock().push(token);
+                if !door.is_short.swap(true, Ordering::Relaxed) {
+                    arrived.put(Err(error));
+                }
             }
         }
     }

@@ -60,6 +60,7 @@ without_values! {
         fn new() -> Self;
         method add(&impl Sized, u64) -> io::Result<()>;
         method watch_room(&impl Sized, u64, bool) -> io::Result<()>;
+        method pause(&impl Sized, u64, bool) -> io::Result<()>;
         method remove(&impl Sized);
         method wait(Option<std::time::Duration>) -> io::Result<Vec<u64>>;
     }
