@@ -28,7 +28,7 @@ use crate::threads::{self, Single};
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 4";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
-/// Links of a door that wait to be accepted. Further ones are refused.
+/// Links of a door that wait to be accepted. Further connections wait in the kernel.
 const ARRIVED_MAX: usize = 128;
 /// Links that one thread serves while it waits. The kernel waits for 128 words at once.
 const SERVED_MAX: usize = 16;
@@ -37,7 +37,7 @@ const SERVED_MAX: usize = 16;
 const BRISK: Duration = Duration::from_micros(50);
 /// Loads between two looks at the clock.
 const ROUND: u32 = 16;
-/// How long a door waits that the system has refused a connection, before it tries again.
+/// How long a door waits that cannot take a connection, before it tries again.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
@@ -54,7 +54,7 @@ pub(crate) struct Hub {
     entries: Mutex<Entries>,
     /// Links that it is to look at.
     attended: Mutex<Vec<u64>>,
-    /// Doors that the system has refused a connection.
+    /// Doors that could not take a connection.
     paused: Mutex<Vec<u64>>,
     /// Links that were removed.
     removed: AtomicU32,
@@ -312,11 +312,18 @@ impl Hub {
     }
 
     fn accept(&'static self, token: u64, door: &DoorEntry) {
+        // A connection that waits on would wake this thread again and again.
+        let pause = || {
+            let _ = self.poll.pause(door.socket.descriptor(), token, true);
+            self.paused.lock().push(token);
+        };
+        if door.arrived.len() >= ARRIVED_MAX {
+            return pause();
+        }
         let made = door.socket.accept().map_err(LinkError::system("accepting a connection"));
-        let arrived = Arc::clone(&door.arrived);
-        let made = made.and_then(|socket| {
-            let Some(socket) = socket.filter(|_| arrived.len() < ARRIVED_MAX) else { return Ok(()) };
-            self.greet(socket, Arc::clone(&arrived), Side::Accepts)
+        let made = made.and_then(|socket| match socket {
+            Some(socket) => self.greet(socket, Arc::clone(&door.arrived), Side::Accepts),
+            None => Ok(()),
         });
         match made {
             // A process that has gone again, or is none to speak to.
@@ -324,11 +331,9 @@ impl Hub {
                 door.is_short.store(false, Ordering::Relaxed);
             }
             Err(error) => {
-                // The connection waits on: without a pause it would wake this thread again and again.
-                let _ = self.poll.pause(door.socket.descriptor(), token, true);
-                self.paused.lock().push(token);
+                pause();
                 if !door.is_short.swap(true, Ordering::Relaxed) {
-                    arrived.put(Err(error));
+                    door.arrived.put(Err(error));
                 }
             }
         }

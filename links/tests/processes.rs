@@ -560,6 +560,35 @@ fn a_door_takes_several_links_and_refuses_what_is_none() {
 }
 
 #[test]
+fn many_processes_wait_at_the_door_of_a_stopped_one() {
+    // More than a door once held.
+    const LINKS: usize = 200;
+    two(
+        "many_processes_wait_at_the_door_of_a_stopped_one",
+        |peer, link| {
+            let address = Address::from_bytes(receive(&link).note()).unwrap();
+            peer.stop();
+            let mut connecting: Vec<_> = (0..LINKS).map(|_| Box::pin(Link::connect(&address))).collect();
+            assert!(connecting.iter_mut().all(|link| is_pending(link.as_mut())));
+            let all_came = link.try_send(&done(), &[]).unwrap();
+            peer.go_on();
+            assert!(connecting.into_iter().all(|link| wait(link).is_ok()));
+            assert!(outcome(&all_came).is_ok());
+        },
+        |link| {
+            let door = Door::open().unwrap();
+            link.try_send(&done(), door.address().as_bytes()).unwrap();
+            let all_came = receive(&link);
+            // Time for more links than a door keeps for who accepts them.
+            std::thread::sleep(Duration::from_millis(200));
+            let _links: Vec<_> = (0..LINKS).map(|_| wait(door.accept()).unwrap()).collect();
+            all_came.complete();
+            assert!(wait(link.receive()).is_err());
+        },
+    );
+}
+
+#[test]
 fn who_waits_at_a_door_hears_what_this_process_lacks_and_the_door_goes_on() {
     /// Descriptors that a link takes, and more.
     const ENOUGH: u64 = 16;
