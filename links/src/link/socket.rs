@@ -5,7 +5,6 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use estafette_devices::{Identity, SharedSegment, Viewer};
-use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
 use super::{Link, Shared};
@@ -153,13 +152,7 @@ impl Shared {
             }
             Some(descriptor) if message[0] == DEVICE => {
                 let identity: Identity = *message[16..].as_array().expect("twenty bytes");
-                let opened = OnceLock::new();
-                Passed::Mapped(Seen::Device(Arc::new(PeerDeviceSegment {
-                    descriptor,
-                    bytes,
-                    identity,
-                    opened,
-                })))
+                Passed::Mapped(Seen::Device(Arc::new(PeerDeviceSegment::new(descriptor, bytes, identity))))
             }
             Some(descriptor) => {
                 let mut new = Passed::Unmapped { descriptor, bytes, is_writable: message[0] == WRITABLE };
