@@ -109,6 +109,15 @@ impl Drop for Door {
     }
 }
 
+/// A connection on which this process waits for a greeting. Dropping it gives it up.
+struct Connecting(&'static Hub, u64);
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        self.0.give_up(self.1);
+    }
+}
+
 impl Link {
     /// A link to the process with a door at `address`.
     ///
@@ -119,7 +128,7 @@ impl Link {
         let system = |error| LinkError::system(format!("connecting to the door at {address}"))(error);
         let socket = Socket::connect(&address.0).map_err(system)?;
         let arrived = Arc::new(Mailbox::default());
-        hub.greet(socket, Arc::clone(&arrived), hub::Side::Connects)?;
+        let _connecting = Connecting(hub, hub.greet(socket, Arc::clone(&arrived), hub::Side::Connects)?);
         arrived.take().await
     }
 }

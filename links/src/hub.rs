@@ -70,9 +70,10 @@ struct Entries {
     by_token: BTreeMap<u64, Entry>,
 }
 
+#[derive(Clone)]
 enum Entry {
     Door(Arc<DoorEntry>),
-    Greeting(Greeting),
+    Greeting(Arc<Greeting>),
     Link(Arc<Shared>),
 }
 
@@ -140,13 +141,13 @@ impl Hub {
         Ok(token)
     }
 
-    /// Greets the process at the other end of a new connection.
+    /// Greets the process at the other end of a new connection. Returns what [`give_up`](Self::give_up) takes.
     pub(crate) fn greet(
         &'static self,
         socket: Socket,
         arrived: Arrived,
         side: Side,
-    ) -> Result<(), LinkError> {
+    ) -> Result<u64, LinkError> {
         let system = || LinkError::system("greeting another process");
         let (process, user) = socket.peer().map_err(system())?;
         if user != own_user() {
@@ -178,11 +179,11 @@ impl Hub {
         self.poll.add(socket.descriptor(), token).map_err(system())?;
         host.iter().try_for_each(|host| self.poll.add(host, token | 1)).map_err(system())?;
         let greeting = Greeting { socket, process, host, board, line, arrived, side };
-        entries.by_token.insert(token, Entry::Greeting(greeting));
+        entries.by_token.insert(token, Entry::Greeting(Arc::new(greeting)));
         let given_up = if side == Side::Accepts { entries.oldest_beyond() } else { None };
         drop(entries);
         drop(given_up);
-        Ok(())
+        Ok(token)
     }
 
     /// See [`Waiting`].
@@ -217,14 +218,30 @@ impl Hub {
         self.waker.wake();
     }
 
+    /// Takes a connection out whose peer has not greeted.
+    pub(crate) fn give_up(&self, token: u64) {
+        self.remove_if(token, |entry| matches!(entry, Entry::Greeting(_)));
+    }
+
     /// Takes something out. The last handle closes it.
     pub(crate) fn remove(&self, token: u64) {
+        self.remove_if(token, |_| true);
+    }
+
+    fn remove_if(&self, token: u64, condition: impl Fn(&Entry) -> bool) {
         if self.generation.is_inherited() {
             return;
         }
-        let entry = self.entries.lock().by_token.remove(&token);
+        let mut entries = self.entries.lock();
+        let is_removed = entries.by_token.get(&token).is_some_and(condition);
+        let entry = is_removed.then(|| entries.by_token.remove(&token)).flatten();
+        drop(entries);
         match &entry {
             Some(Entry::Door(door)) => self.poll.remove(door.socket.descriptor()),
+            Some(Entry::Greeting(greeting)) => {
+                self.poll.remove(greeting.socket.descriptor());
+                greeting.host.iter().for_each(|host| self.poll.remove(host));
+            }
             Some(Entry::Link(link)) => {
                 self.poll.remove(link.channel().socket.descriptor());
                 self.poll.remove(&link.channel().end);
@@ -233,7 +250,7 @@ impl Hub {
                 self.removed.fetch_add(1, Ordering::Release);
                 wake_all(&self.removed);
             }
-            _ => {}
+            None => {}
         }
     }
 
@@ -295,14 +312,9 @@ impl Hub {
         }
     }
 
-    /// A share in an entry; a greeting is taken out.
+    /// A share in an entry.
     fn entry(&self, token: u64) -> Option<Entry> {
-        let mut entries = self.entries.lock();
-        match entries.by_token.get(&token)? {
-            Entry::Door(door) => Some(Entry::Door(Arc::clone(door))),
-            Entry::Link(link) => Some(Entry::Link(Arc::clone(link))),
-            Entry::Greeting(_) => entries.by_token.remove(&token),
-        }
+        self.entries.lock().by_token.get(&token).cloned()
     }
 
     fn attend(&self, token: u64, link: &Shared) {
@@ -322,7 +334,7 @@ impl Hub {
         }
         let made = door.socket.accept().map_err(LinkError::system("accepting a connection"));
         let made = made.and_then(|socket| match socket {
-            Some(socket) => self.greet(socket, Arc::clone(&door.arrived), Side::Accepts),
+            Some(socket) => self.greet(socket, Arc::clone(&door.arrived), Side::Accepts).map(|_| ()),
             None => Ok(()),
         });
         match made {
@@ -340,16 +352,16 @@ impl Hub {
     }
 
     /// Reads the greeting of a peer, and makes the link. That of a peer that `has_ended` has come, or never will.
-    fn meet(&'static self, token: u64, greeting: Greeting, has_ended: bool) {
+    fn meet(&'static self, token: u64, greeting: Arc<Greeting>, has_ended: bool) {
         let mut bytes = [0; GREETING.len()];
         let received = greeting.socket.receive(&mut bytes).transpose();
         if received.is_none() && !has_ended {
-            self.entries.lock().by_token.insert(token, Entry::Greeting(greeting));
             return;
         }
-        let Greeting { socket, process, host, board, line, arrived, side } = greeting;
-        self.poll.remove(socket.descriptor());
-        host.iter().for_each(|host| self.poll.remove(host));
+        self.give_up(token);
+        // Who connects may give up at this moment.
+        let Some(greeting) = Arc::into_inner(greeting) else { return };
+        let Greeting { socket, process, board, line, arrived, side, .. } = greeting;
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
         let meeting = |error| LinkError::system("meeting another process")(error);
         let met = || {

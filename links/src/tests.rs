@@ -6,7 +6,9 @@ mod hostile;
 mod random;
 
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{self, Context};
 use std::time::{Duration, Instant};
 
 use estafette_devices::{DeviceErrorKind, Fence, host};
@@ -17,7 +19,7 @@ use crate::board::{
 };
 use crate::hub::GREETING;
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
-use crate::{Door, Link, LinkError};
+use crate::{Address, Door, Link, LinkError};
 
 use self::random::Random;
 
@@ -247,6 +249,21 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     assert_works(&door);
     drop((sockets, folder, board, small, unsealed, own, parent));
     until("all descriptors are closed", || descriptors() <= before + 1);
+}
+
+#[test]
+fn connections_that_are_given_up_leave_nothing() {
+    let (door, before, _alone) = door();
+    let address = Address::from_bytes(format!("estafette-{:032x}", std::process::id()).as_bytes());
+    let address = address.expect("an address");
+    // No one greets there.
+    let _silent = Socket::listen(address.as_bytes()).expect("a name of its own");
+    for _ in 0..3 {
+        let connecting = pin!(Link::connect(&address));
+        assert!(connecting.poll(&mut Context::from_waker(task::Waker::noop())).is_pending());
+    }
+    until("all descriptors are closed", || descriptors() <= before + 1);
+    assert_works(&door);
 }
 
 /// A peer that has greeted well.
