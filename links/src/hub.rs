@@ -25,7 +25,7 @@ use crate::platform::{
 use crate::threads::{self, Single};
 
 /// What a greeting says: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 4";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 5";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
 /// Links of a door that wait to be accepted. Further connections wait in the kernel.

@@ -463,6 +463,41 @@ fn a_peer_that_writes_to_a_segment_faults_and_changes_nothing() {
     assert_eq!(unsafe { segment.start().read_volatile() }, 0);
 }
 
+#[test]
+fn a_segment_whose_number_was_missed_twice_is_shown_again() {
+    two(
+        "a_segment_whose_number_was_missed_twice_is_shown_again",
+        |peer, link| {
+            let segment = Segment::new(4096).unwrap();
+            receive(&link).complete();
+            peer.stop();
+            // The other process misses both. The second one has the place of the first one on its board.
+            link.show(&Segment::new(4096).unwrap()).unwrap();
+            let number = link.show(&segment).unwrap();
+            let used = link.try_send(&done(), &number.to_le_bytes()).unwrap();
+            peer.go_on();
+            assert!(failure(&used).message().contains("Too many open files"));
+            assert_eq!(link.show(&segment).unwrap(), number);
+            assert!(outcome(&link.try_send(&done(), &number.to_le_bytes()).unwrap()).is_ok());
+        },
+        |link| {
+            let before = limits::limit(libc::RLIMIT_NOFILE, 3);
+            link.try_send(&done(), b"short").unwrap();
+            for _ in 0..2 {
+                let received = receive(&link);
+                match link.segment(u32::from_le_bytes(received.note().try_into().unwrap())) {
+                    Ok(_) => received.complete(),
+                    Err(error) => {
+                        limits::limit(libc::RLIMIT_NOFILE, before);
+                        received.fail(DeviceError::new(DeviceErrorKind::Other, error.to_string()));
+                    }
+                }
+            }
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
 /// Whether this process has mapped no memory of links for writing.
 fn writes_no_shared_memory() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();

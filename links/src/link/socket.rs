@@ -31,11 +31,11 @@ const DRAINED_MAX: usize = 64;
 /// What the peer was shown.
 #[derive(Default)]
 pub(super) struct Shown {
-    /// By the number of the segment, and the kind of the message: the number there, and what the peer's board said of misses then.
-    numbers: HashMap<(u64, u8), (u32, bool)>,
+    /// By the number of the segment, and the kind of the message: the number there, and how many misses the peer had counted then.
+    numbers: HashMap<(u64, u8), (u32, u64)>,
     /// Numbers of segments that are over, which the peer is to hear of.
     over: Vec<u32>,
-    /// What takes the numbers of segments whose end was said to the peer: numbers with the same bit in *missed*, and never used before. The
+    /// What takes the numbers of segments whose end was said to the peer: numbers with the same count in *missed*, and never used before. The
     /// peer may read of a segment in the ring before it comes to the end of an earlier one on the socket.
     free: Vec<u32>,
     next: u32,
