@@ -5,7 +5,7 @@ mod hostile;
 #[path = "../tests/support/random.rs"]
 mod random;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{self, Context};
@@ -172,7 +172,7 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
     until("all descriptors are closed", || descriptors() <= before);
 }
 
-/// Memory that its owner could shrink under a reader.
+/// Memory that its owner could shrink under a reader, until it is sealed, and that has no pages.
 fn unsealed_memory(bytes: usize) -> OwnedFd {
     use std::os::fd::FromRawFd;
     // SAFETY: the name ends with a zero byte; the descriptor is new, and nothing else has it.
@@ -286,12 +286,17 @@ fn messages_that_are_none_end_the_link_and_say_why() {
     let (door, _, _alone) = door();
     let (_memory, segment) = Memory::create("a segment", 4096).expect("memory");
     let event = Waker::new().expect("an event");
-    let wrong: [(&[u8], &[&OwnedFd], &str); 6] = [
+    let sparse = unsealed_memory(1 << 20);
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    // SAFETY: takes integers.
+    assert_eq!(unsafe { libc::fcntl(sparse.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
+    let wrong: [(&[u8], &[&OwnedFd], &str); 7] = [
         (&[9], &[], "an unknown message"),
         (&[1], &[&segment], "an unknown message"),
         (&[2; 16], &[], "an unknown message"),
         (&shows(0, 8192), &[&segment], "a segment that is none"),
         (&shows(0, u64::MAX), &[&segment], "a segment that is none"),
+        (&shows(0, 1 << 20), &[&sparse], "a segment that is none"),
         (&shows(0, 8), &[event.descriptor()], "a segment that is none"),
     ];
     for (message, with, why) in wrong {
