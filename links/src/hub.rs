@@ -180,9 +180,9 @@ impl Hub {
         host.iter().try_for_each(|host| self.poll.add(host, token | 1)).map_err(system())?;
         let greeting = Greeting { socket, process, host, board, line, arrived, side };
         entries.by_token.insert(token, Entry::Greeting(Arc::new(greeting)));
-        let given_up = if side == Side::Accepts { entries.oldest_beyond() } else { None };
+        let oldest = if side == Side::Accepts { entries.oldest_beyond() } else { None };
         drop(entries);
-        drop(given_up);
+        oldest.into_iter().for_each(|oldest| self.give_up(oldest));
         Ok(token)
     }
 
@@ -451,11 +451,11 @@ impl Entries {
     }
 
     /// The connection that has waited longest, if there are too many.
-    fn oldest_beyond(&mut self) -> Option<Entry> {
+    fn oldest_beyond(&self) -> Option<u64> {
         let greets = |entry: &Entry| matches!(entry, Entry::Greeting(its) if its.side == Side::Accepts);
         let mut waiting = self.by_token.iter().filter(|(_, entry)| greets(entry)).map(|(token, _)| *token);
         let oldest = waiting.next()?;
-        (waiting.count() >= GREETINGS_MAX).then(|| self.by_token.remove(&oldest)).flatten()
+        (waiting.count() >= GREETINGS_MAX).then_some(oldest)
     }
 }
 

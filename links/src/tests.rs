@@ -251,6 +251,35 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     until("all descriptors are closed", || descriptors() <= before + 1);
 }
 
+/// A child has the connection too, so that closing it here does not end it.
+#[test]
+fn a_connection_that_gives_way_leaves_the_link_thread_alone_although_a_forked_child_has_it() {
+    let (door, _, _alone) = door();
+    let connect = || {
+        let socket = Socket::connect(door.address().as_bytes()).expect("a connection");
+        until("the door has greeted", || socket.receive(&mut [0; 64]).expect("a connection").is_some());
+        socket
+    };
+    let oldest = connect();
+    // SAFETY: the child only sleeps and leaves.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        std::thread::sleep(2 * HUNG);
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let _others: Vec<_> = (0..100).map(|_| connect()).collect();
+    oldest.send(b"late", &[]).expect("the child has the other end");
+    let hub = crate::hub::Hub::get().expect("it runs");
+    until("nothing is to be done", || hub.poll.wait(Some(Duration::ZERO)).expect("a set").is_empty());
+    // SAFETY: that child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert_works(&door);
+}
+
 #[test]
 fn connections_that_are_given_up_leave_nothing() {
     let (door, before, _alone) = door();
