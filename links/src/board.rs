@@ -7,10 +7,10 @@
 //! | [`TAIL`] | words of messages that the owner has taken from its peer's ring |
 //! | [`LISTENING`] | not 0: the owner wants to be rung at the next change, and how; each time another number |
 //! | [`CLOSED`] | see its constants |
-//! | [`MISSED`] | a bit for each segment of the peer's, which changes when the owner has lost what came of the segment |
 //! | ready, used | slots: how the owner's promise of an index settled; how its use of the peer's went |
 //! | ring | messages, one behind the other |
 //! | texts | why slots have failed |
+//! | [`MISSED`] | for each segment that the peer shows at a time, how often the owner has lost what came of one there |
 //!
 //! The life line and the bell, which changes when the peer is rung by it, are behind the words, in a page of their own, since they are
 //! half words.
@@ -28,7 +28,7 @@ use crate::platform::Memory;
 /// Slots of each kind, and so the most that one process may have sent without it being used and over.
 pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 2 } else { 16_384 };
 /// Segments that one process may show to the other.
-pub(crate) const SEGMENTS: usize = if cfg!(estafette_loom) { 64 } else { 1024 };
+pub(crate) const SEGMENTS: usize = if cfg!(estafette_loom) { 1 } else { 1024 };
 /// Words of the ring, a power of two.
 pub(crate) const RING: u64 = if cfg!(estafette_loom) { 4 } else { 8192 };
 /// Failures whose texts are held at the same time.
@@ -50,11 +50,11 @@ pub(crate) const HEAD: usize = 0;
 pub(crate) const TAIL: usize = 8;
 pub(crate) const LISTENING: usize = 16;
 pub(crate) const CLOSED: usize = 24;
-const MISSED: usize = 32;
-pub(crate) const SLOTS_AT: usize = MISSED + SEGMENTS / 64;
+pub(crate) const SLOTS_AT: usize = 32;
 const RING_AT: usize = SLOTS_AT + 2 * SLOTS;
 const TEXTS_AT: usize = RING_AT + RING as usize;
-pub(crate) const WORDS: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
+const MISSED: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
+pub(crate) const WORDS: usize = MISSED + SEGMENTS;
 
 /// Where the life line is, in bytes: in the page behind the words.
 pub(crate) const LINE: usize = (WORDS * 8).next_multiple_of(4096);
@@ -184,8 +184,8 @@ impl<W: Words> PeerBoard<W> {
     }
 
     /// Another value each time that the owner of the board has missed a segment of this process.
-    pub(crate) fn missed(&self, segment: u32) -> bool {
-        self.load(MISSED + segment as usize % SEGMENTS / 64) >> (segment % 64) & 1 != 0
+    pub(crate) fn missed(&self, segment: u32) -> u64 {
+        self.load(MISSED + segment as usize % SEGMENTS)
     }
 
     /// A word of the ring, whose `position` the head has passed.
@@ -262,8 +262,8 @@ impl<W: Words> OwnBoard<W> {
 
     /// The peer is to show a segment again. One thread at a time does this.
     pub(crate) fn miss(&self, segment: u32) {
-        let place = MISSED + segment as usize % SEGMENTS / 64;
-        self.store(place, self.load(place) ^ 1 << (segment % 64));
+        let place = MISSED + segment as usize % SEGMENTS;
+        self.store(place, self.load(place) + 1);
     }
 
     /// Stores a word of the ring, which a store to [`HEAD`] publishes.

@@ -5,10 +5,9 @@
 //! the link is over.
 
 use std::sync::Arc;
-use std::task::{Context, Wake, Waker};
+use std::task::{Wake, Waker};
 
 use crate::link::{Link, Received, Shared};
-use crate::mailbox::register;
 use crate::{LinkError, platform};
 
 /// A descriptor, and what makes it readable.
@@ -41,7 +40,7 @@ impl Readable {
         again: impl FnOnce() -> Result<Option<Received>, LinkError>,
     ) -> Result<Option<Received>, LinkError> {
         self.event.0.clear();
-        register(&shared.receivers, &Context::from_waker(&self.waker));
+        shared.receivers.register(0, &self.waker);
         shared.listen();
         let result = again();
         if !matches!(result, Ok(None)) {

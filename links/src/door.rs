@@ -89,9 +89,10 @@ impl Door {
     /// The next link that another process has made.
     ///
     /// # Errors
-    /// The system refused to make one; the next call goes on. The process that came waits, or was hung up on.
+    /// The system refused to make one, which the door tries again in a moment; the process that came waits, or was hung up on.
+    /// [`LinkError::Forked`].
     pub async fn accept(&self) -> Result<Link, LinkError> {
-        self.hub.resume(self.token)?;
+        self.hub.generation.check().map_err(|_| LinkError::Forked)?;
         self.arrived.take().await
     }
 
@@ -99,12 +100,6 @@ impl Door {
     #[doc(hidden)]
     pub fn wake(&self) {
         self.arrived.wake();
-    }
-
-    /// Whether it takes no connections until the next [`accept`](Self::accept), since the system has refused one.
-    #[doc(hidden)]
-    pub fn is_paused(&self) -> bool {
-        self.hub.is_paused(self.token)
     }
 }
 
@@ -114,17 +109,26 @@ impl Drop for Door {
     }
 }
 
+/// A connection on which this process waits for a greeting. Dropping it gives it up.
+struct Connecting(&'static Hub, u64);
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        self.0.give_up(self.1);
+    }
+}
+
 impl Link {
     /// A link to the process with a door at `address`.
     ///
     /// # Errors
-    /// Nothing is there any more, or it acts for another user; those of the system.
+    /// Nothing is there any more, it has died, or it acts for another user; those of the system.
     pub async fn connect(address: &Address) -> Result<Self, LinkError> {
         let hub = Hub::get()?;
         let system = |error| LinkError::system(format!("connecting to the door at {address}"))(error);
         let socket = Socket::connect(&address.0).map_err(system)?;
         let arrived = Arc::new(Mailbox::default());
-        hub.greet(socket, Arc::clone(&arrived), hub::Side::Connects)?;
+        let _connecting = Connecting(hub, hub.greet(socket, Arc::clone(&arrived), hub::Side::Connects)?);
         arrived.take().await
     }
 }

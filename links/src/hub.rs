@@ -19,15 +19,16 @@ use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
 use crate::platform::{
-    Memory, Poll, Socket, Waker, is_shortage, may_be_process, own_process, own_user, wait_for_any, wake_all,
+    Descriptor, Memory, Poll, Socket, Waker, is_shortage, may_be_process, open_process, own_process,
+    own_user, wait_for_any, wake_all,
 };
 use crate::threads::{self, Single};
 
 /// What a greeting says: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 4";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 5";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
-/// Links of a door that wait to be accepted. Further ones are refused.
+/// Links of a door that wait to be accepted. Further connections wait in the kernel.
 const ARRIVED_MAX: usize = 128;
 /// Links that one thread serves while it waits. The kernel waits for 128 words at once.
 const SERVED_MAX: usize = 16;
@@ -36,6 +37,8 @@ const SERVED_MAX: usize = 16;
 const BRISK: Duration = Duration::from_micros(50);
 /// Loads between two looks at the clock.
 const ROUND: u32 = 16;
+/// How long a door waits that cannot take a connection, before it tries again.
+const PAUSE: Duration = Duration::from_millis(100);
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
 
@@ -51,6 +54,8 @@ pub(crate) struct Hub {
     entries: Mutex<Entries>,
     /// Links that it is to look at.
     attended: Mutex<Vec<u64>>,
+    /// Doors that could not take a connection.
+    paused: Mutex<Vec<u64>>,
     /// Links that were removed.
     removed: AtomicU32,
     /// The last wait of a thread that served was short.
@@ -65,17 +70,18 @@ struct Entries {
     by_token: BTreeMap<u64, Entry>,
 }
 
+#[derive(Clone)]
 enum Entry {
     Door(Arc<DoorEntry>),
-    Greeting(Greeting),
+    Greeting(Arc<Greeting>),
     Link(Arc<Shared>),
 }
 
 struct DoorEntry {
     socket: Socket,
     arrived: Arrived,
-    /// The system refused a connection, and the door waits for its owner.
-    is_paused: Mutex<bool>,
+    /// The system has refused it the last connection.
+    is_short: AtomicBool,
 }
 
 type Arrived = Arc<Mailbox<Result<Link, LinkError>>>;
@@ -84,6 +90,8 @@ type Arrived = Arc<Mailbox<Result<Link, LinkError>>>;
 struct Greeting {
     socket: Socket,
     process: u32,
+    /// The process at whose door this one is. A child of it may keep the door after its end.
+    host: Option<Descriptor>,
     board: Arc<Memory>,
     line: Line,
     arrived: Arrived,
@@ -117,6 +125,7 @@ impl Hub {
             lines: Lines::default(),
             entries: Mutex::default(),
             attended: Mutex::default(),
+            paused: Mutex::default(),
             removed: AtomicU32::new(0),
             is_brisk: AtomicBool::new(false),
             generation: Generation::current(),
@@ -126,39 +135,30 @@ impl Hub {
     }
 
     pub(crate) fn add_door(&self, socket: Socket, arrived: Arrived) -> Result<u64, LinkError> {
-        let door = Arc::new(DoorEntry { socket, arrived, is_paused: Mutex::new(false) });
+        let door = Arc::new(DoorEntry { socket, arrived, is_short: AtomicBool::new(false) });
         let token = self.insert(Entry::Door(Arc::clone(&door)));
         self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
         Ok(token)
     }
 
-    /// A door that the system has refused a connection tries again.
-    pub(crate) fn resume(&self, token: u64) -> Result<(), LinkError> {
-        self.generation.check().map_err(|_| LinkError::Forked)?;
-        let Some(Entry::Door(door)) = self.entry(token) else { return Ok(()) };
-        let mut is_paused = door.is_paused.lock();
-        if std::mem::take(&mut *is_paused) {
-            self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn is_paused(&self, token: u64) -> bool {
-        matches!(self.entry(token), Some(Entry::Door(door)) if *door.is_paused.lock())
-    }
-
-    /// Greets the process at the other end of a new connection.
+    /// Greets the process at the other end of a new connection. Returns what [`give_up`](Self::give_up) takes.
     pub(crate) fn greet(
         &'static self,
         socket: Socket,
         arrived: Arrived,
         side: Side,
-    ) -> Result<(), LinkError> {
+    ) -> Result<u64, LinkError> {
         let system = || LinkError::system("greeting another process");
         let (process, user) = socket.peer().map_err(system())?;
         if user != own_user() {
             return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
         }
+        let is_host = side == Side::Connects && process != 0;
+        let host =
+            is_host.then(|| open_process(process)).transpose().map_err(|error| match error.kind() {
+                ErrorKind::NotFound => LinkError::PeerDied { process },
+                _ => system()(error),
+            })?;
         let (board, descriptor) = Memory::create("estafette-board", BYTES).map_err(system())?;
         populate(&board);
         step!("greet 2");
@@ -177,12 +177,13 @@ impl Hub {
         let mut entries = self.entries.lock();
         let token = entries.next_token();
         self.poll.add(socket.descriptor(), token).map_err(system())?;
-        let greeting = Greeting { socket, process, board, line, arrived, side };
-        entries.by_token.insert(token, Entry::Greeting(greeting));
-        let given_up = if side == Side::Accepts { entries.oldest_beyond() } else { None };
+        host.iter().try_for_each(|host| self.poll.add(host, token | 1)).map_err(system())?;
+        let greeting = Greeting { socket, process, host, board, line, arrived, side };
+        entries.by_token.insert(token, Entry::Greeting(Arc::new(greeting)));
+        let oldest = if side == Side::Accepts { entries.oldest_beyond() } else { None };
         drop(entries);
-        drop(given_up);
-        Ok(())
+        oldest.into_iter().for_each(|oldest| self.give_up(oldest));
+        Ok(token)
     }
 
     /// See [`Waiting`].
@@ -217,14 +218,30 @@ impl Hub {
         self.waker.wake();
     }
 
+    /// Takes a connection out whose peer has not greeted.
+    pub(crate) fn give_up(&self, token: u64) {
+        self.remove_if(token, |entry| matches!(entry, Entry::Greeting(_)));
+    }
+
     /// Takes something out. The last handle closes it.
     pub(crate) fn remove(&self, token: u64) {
+        self.remove_if(token, |_| true);
+    }
+
+    fn remove_if(&self, token: u64, condition: impl Fn(&Entry) -> bool) {
         if self.generation.is_inherited() {
             return;
         }
-        let entry = self.entries.lock().by_token.remove(&token);
+        let mut entries = self.entries.lock();
+        let is_removed = entries.by_token.get(&token).is_some_and(condition);
+        let entry = is_removed.then(|| entries.by_token.remove(&token)).flatten();
+        drop(entries);
         match &entry {
             Some(Entry::Door(door)) => self.poll.remove(door.socket.descriptor()),
+            Some(Entry::Greeting(greeting)) => {
+                self.poll.remove(greeting.socket.descriptor());
+                greeting.host.iter().for_each(|host| self.poll.remove(host));
+            }
             Some(Entry::Link(link)) => {
                 self.poll.remove(link.channel().socket.descriptor());
                 self.poll.remove(&link.channel().end);
@@ -233,7 +250,7 @@ impl Hub {
                 self.removed.fetch_add(1, Ordering::Release);
                 wake_all(&self.removed);
             }
-            _ => {}
+            None => {}
         }
     }
 
@@ -245,9 +262,21 @@ impl Hub {
     }
 
     fn run(&'static self) {
+        let mut retry = Instant::now();
         loop {
-            for token in self.poll.wait(None).expect("a set of descriptors can be waited for") {
+            let is_pause = !self.paused.lock().is_empty();
+            let left = is_pause.then(|| retry.saturating_duration_since(Instant::now()));
+            for token in self.poll.wait(left).expect("a set of descriptors can be waited for") {
                 self.handle(token);
+            }
+            if is_pause && Instant::now() >= retry {
+                retry = Instant::now() + PAUSE;
+                let paused = std::mem::take(&mut *self.paused.lock());
+                for token in paused {
+                    if let Some(Entry::Door(door)) = self.entry(token) {
+                        let _ = self.poll.pause(door.socket.descriptor(), token, false);
+                    }
+                }
             }
             let attended = std::mem::take(&mut *self.attended.lock());
             for token in attended {
@@ -264,8 +293,8 @@ impl Hub {
         }
         let even = token & !1;
         match self.entry(even) {
-            Some(Entry::Door(door)) => self.accept(&door),
-            Some(Entry::Greeting(greeting)) => self.meet(token, greeting),
+            Some(Entry::Door(door)) => self.accept(token, &door),
+            Some(Entry::Greeting(greeting)) => self.meet(even, greeting, token != even),
             Some(Entry::Link(link)) => {
                 // Senders try again as it is attended.
                 link.rest_from_room();
@@ -283,14 +312,9 @@ impl Hub {
         }
     }
 
-    /// A share in an entry; a greeting is taken out.
+    /// A share in an entry.
     fn entry(&self, token: u64) -> Option<Entry> {
-        let mut entries = self.entries.lock();
-        match entries.by_token.get(&token)? {
-            Entry::Door(door) => Some(Entry::Door(Arc::clone(door))),
-            Entry::Link(link) => Some(Entry::Link(Arc::clone(link))),
-            Entry::Greeting(_) => entries.by_token.remove(&token),
-        }
+        self.entries.lock().by_token.get(&token).cloned()
     }
 
     fn attend(&self, token: u64, link: &Shared) {
@@ -299,37 +323,49 @@ impl Hub {
         }
     }
 
-    fn accept(&'static self, door: &DoorEntry) {
+    fn accept(&'static self, token: u64, door: &DoorEntry) {
+        // A connection that waits on would wake this thread again and again.
+        let pause = || {
+            let _ = self.poll.pause(door.socket.descriptor(), token, true);
+            self.paused.lock().push(token);
+        };
+        if door.arrived.len() >= ARRIVED_MAX {
+            return pause();
+        }
         let made = door.socket.accept().map_err(LinkError::system("accepting a connection"));
-        let arrived = Arc::clone(&door.arrived);
-        let made = made.and_then(|socket| {
-            let Some(socket) = socket.filter(|_| arrived.len() < ARRIVED_MAX) else { return Ok(()) };
-            self.greet(socket, Arc::clone(&arrived), Side::Accepts)
+        let made = made.and_then(|socket| match socket {
+            Some(socket) => self.greet(socket, Arc::clone(&door.arrived), Side::Accepts).map(|_| ()),
+            None => Ok(()),
         });
         match made {
             // A process that has gone again, or is none to speak to.
-            Ok(()) | Err(LinkError::Refused(_) | LinkError::PeerDied { .. }) => {}
+            Ok(()) | Err(LinkError::Refused(_) | LinkError::PeerDied { .. }) => {
+                door.is_short.store(false, Ordering::Relaxed);
+            }
             Err(error) => {
-                // The connection waits on: without a pause it would wake this thread again and again.
-                self.poll.remove(door.socket.descriptor());
-                *door.is_paused.lock() = true;
-                arrived.put(Err(error));
+                pause();
+                if !door.is_short.swap(true, Ordering::Relaxed) {
+                    door.arrived.put(Err(error));
+                }
             }
         }
     }
 
-    /// Reads the greeting of a peer, and makes the link.
-    fn meet(&'static self, token: u64, greeting: Greeting) {
+    /// Reads the greeting of a peer, and makes the link. That of a peer that `has_ended` has come, or never will.
+    fn meet(&'static self, token: u64, greeting: Arc<Greeting>, has_ended: bool) {
         let mut bytes = [0; GREETING.len()];
-        let Some(received) = greeting.socket.receive(&mut bytes).transpose() else {
-            self.entries.lock().by_token.insert(token, Entry::Greeting(greeting));
+        let received = greeting.socket.receive(&mut bytes).transpose();
+        if received.is_none() && !has_ended {
             return;
-        };
-        self.poll.remove(greeting.socket.descriptor());
-        let Greeting { socket, process, board, line, arrived, side } = greeting;
+        }
+        self.give_up(token);
+        // Who connects may give up at this moment.
+        let Some(greeting) = Arc::into_inner(greeting) else { return };
+        let Greeting { socket, process, board, line, arrived, side, .. } = greeting;
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
         let meeting = |error| LinkError::system("meeting another process")(error);
         let met = || {
+            let received = received.ok_or(LinkError::PeerDied { process })?;
             let (length, descriptors) = received.map_err(meeting)?;
             match bytes {
                 _ if length == 0 => return Err(refused("hung up")),
@@ -415,11 +451,11 @@ impl Entries {
     }
 
     /// The connection that has waited longest, if there are too many.
-    fn oldest_beyond(&mut self) -> Option<Entry> {
+    fn oldest_beyond(&self) -> Option<u64> {
         let greets = |entry: &Entry| matches!(entry, Entry::Greeting(its) if its.side == Side::Accepts);
         let mut waiting = self.by_token.iter().filter(|(_, entry)| greets(entry)).map(|(token, _)| *token);
         let oldest = waiting.next()?;
-        (waiting.count() >= GREETINGS_MAX).then(|| self.by_token.remove(&oldest)).flatten()
+        (waiting.count() >= GREETINGS_MAX).then_some(oldest)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::descriptor::Readable;
 use crate::fence::PeerEvent;
 use crate::hub::Hub;
 use crate::life::Line;
-use crate::mailbox::{Futures, register, wake};
+use crate::mailbox::{Futures, Registration};
 use crate::platform::{Descriptor, Memory, Socket, wake_all};
 use crate::ring::{Message, NOTE_BYTES, Nonsense, Reader, Writer};
 
@@ -351,9 +351,9 @@ impl Shared {
         settled.into_iter().for_each(|event| event.deliver());
         let fate = self.fate.load(Ordering::Acquire);
         if fate != 0 || self.peer.load(HEAD) != self.own.load(TAIL) {
-            wake(&self.receivers);
+            self.receivers.wake();
         }
-        wake(&self.senders);
+        self.senders.wake();
     }
 
     /// Answers what comes for a handle that is gone. That may be as much as a link holds; a peer that sends more in the meantime rings.
@@ -440,8 +440,8 @@ impl Link {
     /// Polls the futures that wait for this link again: for who has another reason to end them.
     #[doc(hidden)]
     pub fn wake(&self) {
-        wake(&self.shared.receivers);
-        wake(&self.shared.senders);
+        self.shared.receivers.wake();
+        self.shared.senders.wake();
     }
 
     pub(crate) fn check_process(&self) -> Result<(), LinkError> {
@@ -508,12 +508,13 @@ impl Link {
             Err(LinkError::Full { .. }) => Poll::Pending,
             result => Poll::Ready(result),
         };
+        let mut registration = Registration::new(&self.shared.senders);
         poll_fn(|context| {
             let first = attempt();
             if first.is_ready() {
                 return first;
             }
-            register(&self.shared.senders, context);
+            registration.register(context);
             self.shared.listen();
             attempt()
         })
@@ -556,11 +557,12 @@ impl Link {
     /// # Errors
     /// As [`try_receive`](Self::try_receive).
     pub async fn receive(&self) -> Result<Received, LinkError> {
+        let mut registration = Registration::new(&self.shared.receivers);
         poll_fn(|context| {
             if let Some(result) = self.try_receive().transpose() {
                 return Poll::Ready(result);
             }
-            register(&self.shared.receivers, context);
+            registration.register(context);
             self.shared.listen();
             self.try_receive().transpose().map_or(Poll::Pending, Poll::Ready)
         })

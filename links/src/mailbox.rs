@@ -1,36 +1,66 @@
 //! What one thread leaves for futures of others.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 
+use estafette_sync::statics;
 use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
-/// Futures that check a condition again when they are woken: the waker of each task. A lock for both sides, as notifications are no more
-/// frequent here than waits: neither a barrier of other threads nor a wake-up that wakes no thread.
+statics! {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+}
+
+/// Futures that check a condition again when they are woken: the waker of each task, by the number of the future. A lock for both sides, as
+/// notifications are no more frequent here than waits: neither a barrier of other threads nor a wake-up that wakes no thread.
 #[derive(Debug, Default)]
-pub(crate) struct Futures(Mutex<Vec<Waker>>);
+pub(crate) struct Futures(Mutex<BTreeMap<u64, Waker>>);
 
 impl Futures {
     pub(crate) fn has_waiters(&self) -> bool {
         !self.0.lock().is_empty()
     }
-}
 
-/// Registers the task of `context`. It then checks its condition.
-pub(crate) fn register(futures: &Futures, context: &Context<'_>) {
-    // A waker is foreign: cloned and dropped under no lock.
-    let mut waker = Some(context.waker().clone());
-    let mut waiting = futures.0.lock();
-    if !waiting.iter().any(|known| known.will_wake(context.waker())) {
-        waiting.extend(waker.take());
+    /// Registers a future in place of the one with the same number, 0 for the descriptor of a link. It then checks its condition.
+    pub(crate) fn register(&self, number: u64, waker: &Waker) {
+        // A waker is foreign: cloned and dropped under no lock.
+        let waker = waker.clone();
+        let former = self.0.lock().insert(number, waker);
+        drop(former);
     }
-    drop(waiting);
+
+    pub(crate) fn wake(&self) {
+        let woken = std::mem::take(&mut *self.0.lock());
+        woken.into_values().for_each(Waker::wake);
+    }
 }
 
-pub(crate) fn wake(futures: &Futures) {
-    let woken = std::mem::take(&mut *futures.0.lock());
-    woken.into_iter().for_each(Waker::wake);
+/// A future that waits, and leaves nothing when it is dropped. Two futures of one task have equal wakers, so each has a number.
+pub(crate) struct Registration<'a> {
+    futures: &'a Futures,
+    /// Once it is registered.
+    number: Option<u64>,
+}
+
+impl<'a> Registration<'a> {
+    pub(crate) fn new(futures: &'a Futures) -> Self {
+        Self { futures, number: None }
+    }
+
+    pub(crate) fn register(&mut self, context: &Context<'_>) {
+        let number = *self.number.get_or_insert_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
+        self.futures.register(number, context.waker());
+    }
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            let waker = self.futures.0.lock().remove(&number);
+            drop(waker);
+        }
+    }
 }
 
 /// A queue of things that come from time to time.
@@ -49,7 +79,7 @@ impl<T> Default for Mailbox<T> {
 impl<T> Mailbox<T> {
     pub(crate) fn put(&self, item: T) {
         self.items.lock().push_back(item);
-        wake(&self.futures);
+        self.futures.wake();
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -58,18 +88,56 @@ impl<T> Mailbox<T> {
 
     /// Has the futures that wait check again.
     pub(crate) fn wake(&self) {
-        wake(&self.futures);
+        self.futures.wake();
     }
 
     pub(crate) async fn take(&self) -> T {
+        let mut registration = Registration::new(&self.futures);
         poll_fn(|context| {
             let now = self.items.lock().pop_front();
             if let Some(item) = now {
                 return Poll::Ready(item);
             }
-            register(&self.futures, context);
+            registration.register(context);
             self.items.lock().pop_front().map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+}
+
+#[cfg(all(test, not(any(estafette_loom, estafette_shuttle))))]
+mod tests {
+    use std::pin::{Pin, pin};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Task(AtomicUsize);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_future_that_is_given_up_leaves_no_waker_and_others_of_its_task_are_woken() {
+        let mailbox = Mailbox::default();
+        let task = Arc::<Task>::default();
+        let waker = Waker::from(Arc::clone(&task));
+        let poll = |future: Pin<&mut dyn Future<Output = u32>>| future.poll(&mut Context::from_waker(&waker));
+        let mut stays = pin!(mailbox.take());
+        for _ in 0..2 {
+            assert!(poll(stays.as_mut()).is_pending());
+            assert!(poll(pin!(mailbox.take())).is_pending());
+        }
+        mailbox.put(7);
+        assert_eq!(task.0.load(Ordering::Relaxed), 1);
+        assert_eq!(poll(stays), Poll::Ready(7));
+        assert!(poll(pin!(mailbox.take())).is_pending());
+        assert!(!mailbox.futures.has_waiters());
     }
 }

@@ -138,17 +138,23 @@ impl PeerSegment {
 /// Memory of a device that a peer has shown.
 #[derive(Debug)]
 pub struct PeerDeviceSegment {
-    pub(crate) descriptor: Descriptor,
-    pub(crate) bytes: usize,
-    pub(crate) identity: Identity,
-    pub(crate) opened: OnceLock<Result<Box<dyn Any + Send + Sync>, DeviceError>>,
+    descriptor: Descriptor,
+    bytes: usize,
+    identity: Identity,
+    opened: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// One thread at a time opens it.
+    opening: Mutex<()>,
 }
 
 impl PeerDeviceSegment {
-    /// What `open` makes of the device, the descriptor and the length, at the first call; the same at every later one.
+    pub(crate) fn new(descriptor: Descriptor, bytes: usize, identity: Identity) -> Self {
+        Self { descriptor, bytes, identity, opened: OnceLock::new(), opening: Mutex::default() }
+    }
+
+    /// What `open` makes of the device, the descriptor and the length, at the first call that succeeds; the same at every later one.
     ///
     /// # Errors
-    /// That of `open`, the same at every call.
+    /// That of `open`.
     ///
     /// # Panics
     /// Another call makes something of another type of it.
@@ -156,16 +162,18 @@ impl PeerDeviceSegment {
         &self,
         open: impl FnOnce(&Identity, &Descriptor, usize) -> Result<T, DeviceError>,
     ) -> Result<&T, DeviceError> {
-        let opened = self.opened.get_or_init(|| {
-            Ok(Box::new(open(&self.identity, &self.descriptor, self.bytes)?) as Box<dyn Any + Send + Sync>)
-        });
-        match opened {
-            Ok(opened) => Ok(opened.downcast_ref().expect("of one type")),
-            Err(error) => Err(error.clone()),
-        }
+        let _opening = self.opening.lock();
+        let opened = match self.opened.get() {
+            Some(opened) => opened,
+            None => {
+                let new = open(&self.identity, &self.descriptor, self.bytes)?;
+                self.opened.get_or_init(|| Box::new(new))
+            }
+        };
+        Ok(opened.downcast_ref().expect("of one type"))
     }
 
-    /// Whether a call of [`open`](Self::open) has returned, so that later ones do not wait.
+    /// Whether a call of [`open`](Self::open) has succeeded, so that later ones do not wait.
     pub fn is_opened(&self) -> bool {
         self.opened.get().is_some()
     }
@@ -183,4 +191,23 @@ pub enum Seen {
     Host(Arc<PeerSegment>),
     /// Of a device.
     Device(Arc<PeerDeviceSegment>),
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use estafette_devices::DeviceErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn memory_of_a_device_that_was_not_opened_is_tried_again_and_opened_once() {
+        let (_memory, descriptor) = Memory::create("a segment", 4096).expect("memory");
+        let segment = PeerDeviceSegment::new(descriptor, 4096, Identity::default());
+        let refuse = |_: &_, _: &_, _| Err::<u8, _>(DeviceError::new(DeviceErrorKind::OutOfMemory, "short"));
+        assert_eq!(segment.open(refuse).expect_err("refused").message(), "short");
+        assert!(!segment.is_opened());
+        assert_eq!(segment.open(|_, _, _| Ok(7_u8)).expect("opened"), &7);
+        assert_eq!(segment.open(refuse).expect("opened before"), &7);
+        assert!(segment.is_opened());
+    }
 }

@@ -5,8 +5,10 @@ mod hostile;
 #[path = "../tests/support/random.rs"]
 mod random;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{self, Context};
 use std::time::{Duration, Instant};
 
 use estafette_devices::{DeviceErrorKind, Fence, host};
@@ -17,7 +19,7 @@ use crate::board::{
 };
 use crate::hub::GREETING;
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
-use crate::{Door, Link, LinkError};
+use crate::{Address, Door, Link, LinkError};
 
 use self::random::Random;
 
@@ -71,6 +73,16 @@ fn assert_works(door: &Door) {
         received.is_some_and(|received| received.note() == b"still here")
     });
     assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+}
+
+#[test]
+fn receives_that_end_with_their_time_leave_nothing_at_the_link() {
+    let (door, _, _alone) = door();
+    let (near, _far) = pair(&door);
+    for _ in 0..3 {
+        assert!(near.receive_timeout(Some(Duration::ZERO)).expect("it is open").is_none());
+        assert!(!near.shared.receivers.has_waiters());
+    }
 }
 
 /// Words that come close to sense, and words that do not.
@@ -160,7 +172,7 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
     until("all descriptors are closed", || descriptors() <= before);
 }
 
-/// Memory that its owner could shrink under a reader.
+/// Memory that its owner could shrink under a reader, until it is sealed, and that has no pages.
 fn unsealed_memory(bytes: usize) -> OwnedFd {
     use std::os::fd::FromRawFd;
     // SAFETY: the name ends with a zero byte; the descriptor is new, and nothing else has it.
@@ -239,6 +251,50 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     until("all descriptors are closed", || descriptors() <= before + 1);
 }
 
+/// A child has the connection too, so that closing it here does not end it.
+#[test]
+fn a_connection_that_gives_way_leaves_the_link_thread_alone_although_a_forked_child_has_it() {
+    let (door, _, _alone) = door();
+    let connect = || {
+        let socket = Socket::connect(door.address().as_bytes()).expect("a connection");
+        until("the door has greeted", || socket.receive(&mut [0; 64]).expect("a connection").is_some());
+        socket
+    };
+    let oldest = connect();
+    // SAFETY: the child only sleeps and leaves.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        std::thread::sleep(2 * HUNG);
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let _others: Vec<_> = (0..100).map(|_| connect()).collect();
+    oldest.send(b"late", &[]).expect("the child has the other end");
+    let hub = crate::hub::Hub::get().expect("it runs");
+    until("nothing is to be done", || hub.poll.wait(Some(Duration::ZERO)).expect("a set").is_empty());
+    // SAFETY: that child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert_works(&door);
+}
+
+#[test]
+fn connections_that_are_given_up_leave_nothing() {
+    let (door, before, _alone) = door();
+    let address = Address::from_bytes(format!("estafette-{:032x}", std::process::id()).as_bytes());
+    let address = address.expect("an address");
+    // No one greets there.
+    let _silent = Socket::listen(address.as_bytes()).expect("a name of its own");
+    for _ in 0..3 {
+        let connecting = pin!(Link::connect(&address));
+        assert!(connecting.poll(&mut Context::from_waker(task::Waker::noop())).is_pending());
+    }
+    until("all descriptors are closed", || descriptors() <= before + 1);
+    assert_works(&door);
+}
+
 /// A peer that has greeted well.
 fn peer(door: &Door) -> (Socket, Link, Memory) {
     let (memory, board) = Memory::create("a board", BYTES).expect("memory");
@@ -259,12 +315,17 @@ fn messages_that_are_none_end_the_link_and_say_why() {
     let (door, _, _alone) = door();
     let (_memory, segment) = Memory::create("a segment", 4096).expect("memory");
     let event = Waker::new().expect("an event");
-    let wrong: [(&[u8], &[&OwnedFd], &str); 6] = [
+    let sparse = unsealed_memory(1 << 20);
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    // SAFETY: takes integers.
+    assert_eq!(unsafe { libc::fcntl(sparse.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
+    let wrong: [(&[u8], &[&OwnedFd], &str); 7] = [
         (&[9], &[], "an unknown message"),
         (&[1], &[&segment], "an unknown message"),
         (&[2; 16], &[], "an unknown message"),
         (&shows(0, 8192), &[&segment], "a segment that is none"),
         (&shows(0, u64::MAX), &[&segment], "a segment that is none"),
+        (&shows(0, 1 << 20), &[&sparse], "a segment that is none"),
         (&shows(0, 8), &[event.descriptor()], "a segment that is none"),
     ];
     for (message, with, why) in wrong {

@@ -178,6 +178,43 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
     assert!(matches!(link.try_send(&done(), &[]), Err(LinkError::PeerDied { .. })));
 }
 
+/// A child of the dead process keeps its door open, and no one greets there.
+#[test]
+fn who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them_lives() {
+    let name = "who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them_lives";
+    if let Some(door) = role() {
+        let link = wait(Link::connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
+        let door = Door::open().unwrap();
+        // SAFETY: the child only sleeps and leaves.
+        let child = unsafe { libc::fork() };
+        if child != 0 {
+            let note = [&child.to_le_bytes(), door.address().as_bytes()].concat();
+            link.try_send(&done(), &note).unwrap();
+        }
+        std::thread::sleep(Duration::from_secs(600));
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let door = Door::open().unwrap();
+    let mut peer = Peer::start(name, &door.address().to_string());
+    let link = wait(door.accept()).unwrap();
+    let received = receive(&link);
+    let (child, address) = received.note().split_first_chunk().unwrap();
+    let address = Address::from_bytes(address).unwrap();
+    peer.stop();
+    let mut before = pin!(Link::connect(&address));
+    assert!(is_pending(before.as_mut()), "a stopped process is not dead");
+    let process = peer.process();
+    let hears = |link| assert!(matches!(link, Err(LinkError::PeerDied { process: its }) if its == process));
+    peer.kill();
+    hears(wait(before));
+    peer.0.wait().unwrap();
+    hears(wait(Link::connect(&address)));
+    // SAFETY: a signal to that child.
+    let told = unsafe { libc::kill(i32::from_le_bytes(*child), libc::SIGKILL) };
+    assert_eq!(told, 0, "heard before the child ends");
+}
+
 /// The process becomes another program: its threads have ended, and it has not. A child keeps its socket open.
 #[test]
 fn a_process_that_is_lost_and_not_gone_keeps_what_it_uses() {
@@ -426,6 +463,41 @@ fn a_peer_that_writes_to_a_segment_faults_and_changes_nothing() {
     assert_eq!(unsafe { segment.start().read_volatile() }, 0);
 }
 
+#[test]
+fn a_segment_whose_number_was_missed_twice_is_shown_again() {
+    two(
+        "a_segment_whose_number_was_missed_twice_is_shown_again",
+        |peer, link| {
+            let segment = Segment::new(4096).unwrap();
+            receive(&link).complete();
+            peer.stop();
+            // The other process misses both. The second one has the place of the first one on its board.
+            link.show(&Segment::new(4096).unwrap()).unwrap();
+            let number = link.show(&segment).unwrap();
+            let used = link.try_send(&done(), &number.to_le_bytes()).unwrap();
+            peer.go_on();
+            assert!(failure(&used).message().contains("Too many open files"));
+            assert_eq!(link.show(&segment).unwrap(), number);
+            assert!(outcome(&link.try_send(&done(), &number.to_le_bytes()).unwrap()).is_ok());
+        },
+        |link| {
+            let before = limits::limit(libc::RLIMIT_NOFILE, 3);
+            link.try_send(&done(), b"short").unwrap();
+            for _ in 0..2 {
+                let received = receive(&link);
+                match link.segment(u32::from_le_bytes(received.note().try_into().unwrap())) {
+                    Ok(_) => received.complete(),
+                    Err(error) => {
+                        limits::limit(libc::RLIMIT_NOFILE, before);
+                        received.fail(DeviceError::new(DeviceErrorKind::Other, error.to_string()));
+                    }
+                }
+            }
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
 /// Whether this process has mapped no memory of links for writing.
 fn writes_no_shared_memory() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -520,6 +592,35 @@ fn a_door_takes_several_links_and_refuses_what_is_none() {
         matches!(wait(Link::connect(&address)), Err(LinkError::System { .. } | LinkError::Refused(_)))
     });
     assert!(Address::from_bytes(b"estafette-7").is_err() && Address::from_bytes(address.as_bytes()).is_ok());
+}
+
+#[test]
+fn many_processes_wait_at_the_door_of_a_stopped_one() {
+    // More than a door once held.
+    const LINKS: usize = 200;
+    two(
+        "many_processes_wait_at_the_door_of_a_stopped_one",
+        |peer, link| {
+            let address = Address::from_bytes(receive(&link).note()).unwrap();
+            peer.stop();
+            let mut connecting: Vec<_> = (0..LINKS).map(|_| Box::pin(Link::connect(&address))).collect();
+            assert!(connecting.iter_mut().all(|link| is_pending(link.as_mut())));
+            let all_came = link.try_send(&done(), &[]).unwrap();
+            peer.go_on();
+            assert!(connecting.into_iter().all(|link| wait(link).is_ok()));
+            assert!(outcome(&all_came).is_ok());
+        },
+        |link| {
+            let door = Door::open().unwrap();
+            link.try_send(&done(), door.address().as_bytes()).unwrap();
+            let all_came = receive(&link);
+            // Time for more links than a door keeps for who accepts them.
+            std::thread::sleep(Duration::from_millis(200));
+            let _links: Vec<_> = (0..LINKS).map(|_| wait(door.accept()).unwrap()).collect();
+            all_came.complete();
+            assert!(wait(link.receive()).is_err());
+        },
+    );
 }
 
 #[test]

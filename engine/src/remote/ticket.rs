@@ -49,8 +49,8 @@ const TICKETS_MAX: usize = 1 << 16;
 type Secret = [u8; 16];
 
 per_process! {
-    /// The door for tickets, once there is one, and the door itself while it does not accept. It stays for as long as the process lives.
-    static DOOR: Mutex<Option<(Address, Option<Door>)>> = Mutex::new(None);
+    /// The door for tickets, once there is one. It stays for as long as the process lives.
+    static DOOR: Mutex<Option<Address>> = Mutex::new(None);
     static EXPORTS: Mutex<BTreeMap<Secret, Ticketed>> = Mutex::new(BTreeMap::new());
     /// Processes whose tickets were used here, by the addresses of their doors.
     static OWNERS: Mutex<BTreeMap<Vec<u8>, Arc<Owner>>> = Mutex::new(BTreeMap::new());
@@ -325,15 +325,11 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Erro
 /// The door for tickets, opened for the first of them.
 pub(super) fn door() -> Result<Address, Error> {
     let mut known = DOOR.lock();
-    if let Some((address, _)) = &*known {
-        let address = address.clone();
-        drop(known);
-        go_on();
-        return Ok(address);
+    if let Some(address) = &*known {
+        return Ok(address.clone());
     }
     let door = Door::open()?;
-    let address = door.address().clone();
-    *known = Some((address.clone(), None));
+    let address = known.insert(door.address().clone()).clone();
     drop(known);
     notify(serve(door), |()| ());
     Ok(address)
@@ -342,26 +338,12 @@ pub(super) fn door() -> Result<Address, Error> {
 async fn serve(door: Door) {
     loop {
         match door.accept().await {
-            Ok(link) => notify(answer(link), |()| go_on()),
-            // It was hung up on, and the next one may have more luck.
-            Err(error) if !door.is_paused() => {
-                tracing::error!(%error, "a process that came with a ticket is not served");
-            }
+            Ok(link) => notify(answer(link), |()| ()),
+            // Most likely descriptors are short. The door goes on.
             Err(error) => {
-                // Most likely descriptors are short. A door that went on at once would be refused again.
-                tracing::error!(%error, "a process that came with a ticket waits");
-                *DOOR.lock() = Some((door.address().clone(), Some(door)));
-                return;
+                tracing::error!(%error, "a process that came with a ticket waits, or was hung up on")
             }
         }
-    }
-}
-
-/// A door that was refused a connection tries again: at the next ticket, and when a link has ended.
-fn go_on() {
-    let paused = DOOR.lock().as_mut().and_then(|(_, door)| door.take());
-    if let Some(door) = paused {
-        notify(serve(door), |()| ());
     }
 }
 

@@ -5,7 +5,6 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use estafette_devices::{Identity, SharedSegment, Viewer};
-use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
 use super::{Link, Shared};
@@ -32,11 +31,11 @@ const DRAINED_MAX: usize = 64;
 /// What the peer was shown.
 #[derive(Default)]
 pub(super) struct Shown {
-    /// By the number of the segment, and the kind of the message: the number there, and what the peer's board said of misses then.
-    numbers: HashMap<(u64, u8), (u32, bool)>,
+    /// By the number of the segment, and the kind of the message: the number there, and how many misses the peer had counted then.
+    numbers: HashMap<(u64, u8), (u32, u64)>,
     /// Numbers of segments that are over, which the peer is to hear of.
     over: Vec<u32>,
-    /// What takes the numbers of segments whose end was said to the peer: numbers with the same bit in *missed*, and never used before. The
+    /// What takes the numbers of segments whose end was said to the peer: numbers with the same count in *missed*, and never used before. The
     /// peer may read of a segment in the ring before it comes to the end of an earlier one on the socket.
     free: Vec<u32>,
     next: u32,
@@ -153,13 +152,7 @@ impl Shared {
             }
             Some(descriptor) if message[0] == DEVICE => {
                 let identity: Identity = *message[16..].as_array().expect("twenty bytes");
-                let opened = OnceLock::new();
-                Passed::Mapped(Seen::Device(Arc::new(PeerDeviceSegment {
-                    descriptor,
-                    bytes,
-                    identity,
-                    opened,
-                })))
+                Passed::Mapped(Seen::Device(Arc::new(PeerDeviceSegment::new(descriptor, bytes, identity))))
             }
             Some(descriptor) => {
                 let mut new = Passed::Unmapped { descriptor, bytes, is_writable: message[0] == WRITABLE };

@@ -60,6 +60,7 @@ without_values! {
         fn new() -> Self;
         method add(&impl Sized, u64) -> io::Result<()>;
         method watch_room(&impl Sized, u64, bool) -> io::Result<()>;
+        method pause(&impl Sized, u64, bool) -> io::Result<()>;
         method remove(&impl Sized);
         method wait(Option<std::time::Duration>) -> io::Result<Vec<u64>>;
     }
@@ -88,6 +89,10 @@ pub fn wait_for_any(_words: &[(&AtomicU32, u32)], _deadline: Option<Instant>) ->
 pub fn wake_all(_word: &AtomicU32) {}
 
 pub fn own_process() -> io::Result<Descriptor> {
+    unsupported()
+}
+
+pub fn open_process(_process: u32) -> io::Result<Descriptor> {
     unsupported()
 }
 

@@ -1,4 +1,4 @@
-//! A consumer that lacks descriptors or address space while memory is shown to it.
+//! A process that lacks descriptors or address space while memory is shown to it, or while another one comes with a ticket.
 
 use tests::limits::limit;
 
@@ -76,6 +76,37 @@ fn a_consumer_that_runs_short_says_so_and_its_links_go_on() {
                 drop((x, y));
                 say(engine, &link);
             }
+            assert!(wait(link.receive()).unwrap().is_none());
+        },
+    );
+}
+
+#[test]
+fn a_process_that_was_short_when_another_came_with_a_ticket_serves_it_later() {
+    two(
+        "shortage::a_process_that_was_short_when_another_came_with_a_ticket_serves_it_later",
+        |peer, engine, link| {
+            let ticket = receive_ticket(&link);
+            say(engine, &link);
+            heard(&link);
+            let x = engine.from_ticket(&ticket).unwrap();
+            say(engine, &link);
+            assert_eq!(value(engine, &x).unwrap(), 7);
+            drop((x, link));
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            fill(engine, &x, 7);
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
+            send_ticket(engine, &link, &ticket);
+            heard(&link);
+            let before = run_short(libc::RLIMIT_NOFILE);
+            say(engine, &link);
+            heard(&link);
+            // Time for the door to be refused the connection. From then on nothing is asked of it.
+            std::thread::sleep(Duration::from_millis(50));
+            limit(libc::RLIMIT_NOFILE, before);
             assert!(wait(link.receive()).unwrap().is_none());
         },
     );

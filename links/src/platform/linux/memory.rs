@@ -63,7 +63,8 @@ impl Memory {
         Ok((memory, descriptor))
     }
 
-    /// Maps memory of another process, for reading or for writing. It must be sealed against a change of its size, and have `bytes` bytes.
+    /// Maps memory of another process, for reading or for writing. It must be sealed against a change of its size, have `bytes` bytes, and
+    /// pages behind all of them: else its readers would have to make those.
     pub fn open(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
         let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         // SAFETY: takes integers. Only memory that can be sealed has seals.
@@ -77,6 +78,10 @@ impl Memory {
         check(unsafe { libc::fstat(descriptor.as_raw_fd(), &raw mut status) })?;
         if usize::try_from(status.st_size) != Ok(bytes) {
             return invalid("the memory has another size than was said");
+        }
+        // In units of 512 bytes, whatever the size of a block.
+        if (status.st_blocks as usize) < bytes.div_ceil(512) {
+            return invalid("the memory is not all there");
         }
         Self::map(descriptor, bytes, is_writable)
     }

@@ -22,9 +22,12 @@ pub fn own_process() -> io::Result<Descriptor> {
     open_process(std::process::id())
 }
 
-fn open_process(process: u32) -> io::Result<Descriptor> {
+/// A process as such a descriptor. [`io::ErrorKind::NotFound`]: there is none with this number.
+pub fn open_process(process: u32) -> io::Result<Descriptor> {
     // SAFETY: takes two integers; the descriptor is new.
-    unsafe { new_descriptor(libc::syscall(libc::SYS_pidfd_open, process, 0)) }
+    unsafe { new_descriptor(libc::syscall(libc::SYS_pidfd_open, process, 0)) }.map_err(|error| {
+        if error.raw_os_error() == Some(libc::ESRCH) { io::ErrorKind::NotFound.into() } else { error }
+    })
 }
 
 /// Whether a descriptor may be that of process `process`, or of one that has ended. Of something else the end would never come, or too

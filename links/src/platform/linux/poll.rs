@@ -31,6 +31,11 @@ impl Poll {
         self.control(libc::EPOLL_CTL_MOD, descriptor, token, events)
     }
 
+    /// From now on waits return the token of a descriptor no longer, or again while it is readable.
+    pub fn pause(&self, descriptor: &impl AsRawFd, token: u64, is_paused: bool) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, descriptor, token, if is_paused { 0 } else { libc::EPOLLIN })
+    }
+
     /// Takes a descriptor out again. One that is not in the set is not an error.
     pub fn remove(&self, descriptor: &impl AsRawFd) {
         let _ = self.control(libc::EPOLL_CTL_DEL, descriptor, 0, 0);

@@ -20,8 +20,8 @@ pub struct Socket(OwnedFd);
 const DESCRIPTORS_MAX: usize = 4;
 /// Space for them in 64-bit words, so that it is aligned.
 const CONTROL_WORDS: usize = 8;
-/// Connections that wait to be accepted.
-const BACKLOG: libc::c_int = 128;
+/// Connections that wait to be accepted: as many as the kernel allows. One more is refused, however soon the process goes on.
+const BACKLOG: libc::c_int = libc::c_int::MAX;
 
 impl Socket {
     fn new() -> io::Result<Self> {
