@@ -181,8 +181,11 @@ impl Shared {
         }
         match slot.kind {
             Kind::Ready => Some(Err((&self.error(fate)).into())),
-            // What it left it does not use. What a dead process used is used by others once nothing of it can touch it.
-            Kind::Used if fate & FATE_LEFT != 0 => Some(Ok(())),
+            // A peer that has left has not received what it has not answered. What a dead process used is used by others once nothing of it can
+            // touch it.
+            Kind::Used if fate & FATE_LEFT != 0 => {
+                Some(Err((&LinkError::Closed { process: self.process() }).into()))
+            }
             Kind::Used if fate & FATE_GONE != 0 => Some(Err((&self.died()).into())),
             Kind::Used => None,
         }
@@ -362,7 +365,8 @@ impl Shared {
             let next = self.reader.lock().read(&self.own, &self.peer);
             match next {
                 Ok(Some((Message { index, generation, .. }, _))) => {
-                    self.settle(SlotId { kind: Kind::Used, index, generation }, &Ok(()));
+                    self.own.refuse(SlotId { kind: Kind::Used, index, generation });
+                    self.tell();
                 }
                 Ok(None) => return,
                 Err(what) => {
@@ -450,8 +454,8 @@ impl Link {
 
     /// Sends a promise, with at most 1,024 bytes for its receiver. The peer's fence settles as `fence` does.
     ///
-    /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so or died. After a death it settles
-    /// only when no thread of the peer can touch anything any more.
+    /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so, closed the link without receiving it,
+    /// or died. After a death it settles only when no thread of the peer can touch anything any more.
     ///
     /// # Errors
     /// [`LinkError::Full`], where [`send`](Self::send) waits; the peer closed, died or broke the protocol; the note is too long.

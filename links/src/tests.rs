@@ -330,10 +330,15 @@ fn what_a_closed_link_never_received_is_not_in_use() {
     let received = futures::executor::block_on(near.receive()).expect("a message");
     let before = far.try_send(&promise, &[]).expect("there is room");
     drop(near);
-    assert!(before.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+    let closed = format!("process {} closed the link", far.process());
+    let is_refused = |used: Fence| {
+        let error = used.wait_timeout(Some(HUNG)).expect("in time").expect_err("it was not received");
+        assert_eq!((error.kind(), error.message()), (DeviceErrorKind::Cancelled, &*closed));
+    };
+    is_refused(before);
     // One that has not heard of the end yet.
     if let Ok(after) = far.try_send(&promise, &[]) {
-        assert!(after.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+        is_refused(after);
     }
     drop(received);
 }
@@ -346,7 +351,7 @@ fn both_ends_close_with_messages_that_neither_has_received() {
     let used = [&near, &far].map(|link| link.try_send(&promise, &[]).expect("there is room"));
     drop((near, far));
     for used in used {
-        assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+        assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_err());
     }
     // A pending promise keeps the link on which it was sent.
     drop(completer);
