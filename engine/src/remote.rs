@@ -133,10 +133,10 @@ impl Link {
         Ok(self.link.descriptor()?)
     }
 
-    /// Polls the futures that wait for this link again: for bindings, whose links may be closed meanwhile.
+    /// Closes the link, as dropping it does, and ends what waits for it: for bindings, whose links are closed while others have them.
     #[doc(hidden)]
-    pub fn wake(&self) {
-        self.link.wake();
+    pub fn close(&self) {
+        self.link.close();
     }
 
     fn owner(&self) -> LeaseOwner {

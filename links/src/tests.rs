@@ -322,6 +322,38 @@ fn a_closed_link_ends_with_the_answer_to_what_it_used() {
 }
 
 #[test]
+fn a_link_can_be_closed_while_futures_have_it() {
+    let (door, before, _alone) = door();
+    let (near, far) = pair(&door);
+    let (completer, promise) = host::promise("of the other side");
+    let mut receiving = Box::pin(near.receive());
+    let waker = std::task::Waker::noop();
+    assert!(receiving.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
+    near.close();
+    near.close();
+    // What comes now is for no one.
+    let _ = far.try_send(&promise, &[]);
+    let error = futures::executor::block_on(far.receive()).expect_err("it is closed");
+    assert!(matches!(error, LinkError::Closed { .. }), "{error}");
+    let refused = [
+        futures::executor::block_on(&mut receiving).map(drop),
+        near.try_receive().map(drop),
+        near.try_send(&promise, &[]).map(drop),
+    ];
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!(error.to_string(), "the link is closed");
+    }
+    drop(far);
+    // Both have left, though the handle is still there.
+    until("nothing waits for the other end", || near.shared.own.load(CLOSED) == crate::board::LEFT);
+    drop(receiving);
+    drop(near);
+    // A pending promise keeps the link on which it was sent.
+    drop(completer);
+    until("all descriptors are closed", || descriptors() <= before);
+}
+
+#[test]
 fn what_a_closed_link_never_received_is_not_in_use() {
     let (door, _, _alone) = door();
     let (near, far) = pair(&door);
