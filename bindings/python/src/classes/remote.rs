@@ -65,7 +65,7 @@ fn awaited<T: Send + 'static>(
 trait Closes: Send + Sync {
     const WHAT: &str;
 
-    /// Ends it, if it does not end when it is dropped alone, and polls the futures again that wait for it.
+    /// Polls the futures again that wait for it. A link ends now, a door when the last of them is gone.
     fn close(&self);
 }
 
