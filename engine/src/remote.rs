@@ -46,7 +46,7 @@ use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::core::error::Error;
+use crate::core::error::{Error, device_error};
 use crate::core::lease_info::USERS;
 use crate::engine::Engine;
 use crate::exchange::loan::{Loan, RemoteOrigin};
@@ -133,10 +133,10 @@ impl Link {
         Ok(self.link.descriptor()?)
     }
 
-    /// Polls the futures that wait for this link again: for bindings, whose links may be closed meanwhile.
+    /// Closes the link, as dropping it does, and ends what waits for it: for bindings, whose links are closed while others have them.
     #[doc(hidden)]
-    pub fn wake(&self) {
-        self.link.wake();
+    pub fn close(&self) {
+        self.link.close();
     }
 
     fn owner(&self) -> LeaseOwner {
@@ -166,8 +166,8 @@ impl Link {
     }
 
     /// Lends the tensor to the other process for writing: that process alone uses it until it is done. What it has written is the next
-    /// version then. The version has failed if an operation of that process has failed that wrote it, or if that process died meanwhile. A
-    /// later pure write makes the tensor usable again. Waits while the link is full.
+    /// version then. The version has failed if that process could not take the tensor, has closed the link before, or died meanwhile, or if
+    /// an operation of that process has failed that wrote it. A later pure write makes the tensor usable again. Waits while the link is full.
     ///
     /// # Errors
     /// [`Error::NotShared`] if the memory is not [for that](crate::engine::Memory::SharedForWriting); [`Error::Device`] if the other process left
@@ -180,7 +180,9 @@ impl Link {
         let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
         let description = Description { number, first, layout, key, share: 0, is_writable: true };
         let answer = self.link.send(&export.ready, &Note::Tensor(description).to_bytes(&[])).await?;
-        Reactor::global().when_settled([&answer.clone()], move |_| export.written(answer));
+        // One that closes the link answers what it has not received before the lease is granted.
+        let fences = [answer.clone(), export.ready.clone()];
+        Reactor::global().when_settled(fences, move |_| export.written(answer));
         Ok(())
     }
 
@@ -229,8 +231,8 @@ impl Link {
                     continue;
                 }
                 Some(Note::Later) | None => {
-                    let process = self.process();
-                    return Err(Error::invalid(format!("process {process} sent no tensor")));
+                    let error = Error::invalid(format!("process {} sent no tensor", self.process()));
+                    return Err(refuse(received, error));
                 }
             };
             let Elsewhere { managed, loan, ready, key, process } =
@@ -362,6 +364,12 @@ fn inside(layout: &Layout, first: u64, start: *mut u8, bytes: usize) -> Result<O
     Ok((range.start >= start.addr() && range.end <= start.addr() + bytes).then_some(data))
 }
 
+/// Answers that what was received is not taken: what was lent for writing is not written.
+fn refuse(received: Received, error: Error) -> Error {
+    received.fail(device_error(error.clone()));
+    error
+}
+
 /// What was received with a description from a process whose door for tickets is at `address`.
 fn take_over(
     link: &RawLink,
@@ -371,24 +379,32 @@ fn take_over(
 ) -> Result<Elsewhere, Error> {
     let process = link.process();
     let Description { number, first, layout, key, share, is_writable } = description;
-    let segment = link.segment(number)?;
-    let (start, bytes, device, is_for_writing) = match &segment {
-        Seen::Host(segment) => (segment.start(), segment.bytes(), DLDevice::CPU, segment.is_writable()),
-        Seen::Device(segment) => {
-            let Opened(memory) = segment.open(Opened::new)?;
-            let memory = memory.as_ref().expect("until it is dropped");
-            (memory.ptr(), segment.bytes(), memory.device(), false)
+    let found = || {
+        let segment = link.segment(number)?;
+        let (start, bytes, device, is_for_writing) = match &segment {
+            Seen::Host(segment) => (segment.start(), segment.bytes(), DLDevice::CPU, segment.is_writable()),
+            Seen::Device(segment) => {
+                let Opened(memory) = segment.open(Opened::new)?;
+                let memory = memory.as_ref().expect("until it is dropped");
+                (memory.ptr(), segment.bytes(), memory.device(), false)
+            }
+        };
+        let layout = Layout::strided(layout.dtype(), device, layout.shape(), layout.strides())?
+            .with_padding(layout.is_padded());
+        let data = inside(&layout, first, start.as_ptr(), bytes)?.ok_or_else(|| {
+            Error::invalid(format!("process {process} sent a tensor outside of its memory"))
+        })?;
+        if is_writable != is_for_writing {
+            return Err(Error::invalid(format!(
+                "process {process} lent memory in another way than it had shown it"
+            )));
         }
+        Ok((segment, layout, data))
     };
-    let layout = Layout::strided(layout.dtype(), device, layout.shape(), layout.strides())?
-        .with_padding(layout.is_padded());
-    let data = inside(&layout, first, start.as_ptr(), bytes)?
-        .ok_or_else(|| Error::invalid(format!("process {process} sent a tensor outside of its memory")))?;
-    if is_writable != is_for_writing {
-        return Err(Error::invalid(format!(
-            "process {process} lent memory in another way than it had shown it"
-        )));
-    }
+    let (segment, layout, data) = match found() {
+        Ok(found) => found,
+        Err(error) => return Err(refuse(received, error)),
+    };
     let ready = received.fence().clone();
     let failure = Arc::new(OnceLock::<DeviceError>::new());
     let written = Arc::clone(&failure);

@@ -23,6 +23,7 @@ use estafette_devices::{DeviceError, DeviceErrorKind, Outcome};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering, fence};
 
+use crate::LinkError;
 use crate::platform::Memory;
 
 /// Slots of each kind, and so the most that one process may have sent without it being used and over.
@@ -42,6 +43,8 @@ const TEXT_BYTES: usize = (TEXT_WORDS - 1) * 8;
 const NAME_BYTES: usize = TEXT_BYTES / 2;
 /// The text of a failure beyond.
 pub(crate) const TEXTLESS: &str = "the reason is unknown, as too many failures came at once";
+/// In the place of the number of a text: what was sent was not received before the link was closed.
+const UNRECEIVED: u64 = 0xffff;
 /// The end of a text that is longer.
 const CUT: &str = "…";
 
@@ -203,6 +206,9 @@ impl<W: Words> PeerBoard<W> {
             return Some(Ok(()));
         }
         let kind = KINDS.get((word >> 8 & 0xff) as usize).copied().unwrap_or(DeviceErrorKind::Other);
+        if word >> 16 & 0xffff == UNRECEIVED {
+            return Some(Err((&LinkError::Closed { process }).into()));
+        }
         let (name, text) = self.text((word >> 16 & 0xffff) as usize);
         let error = DeviceError::new(kind, format!("{text} (in process {process})"));
         Some(Err(if name.is_empty() { error } else { error.with_operation(&name) }))
@@ -301,6 +307,11 @@ impl<W: Words> OwnBoard<W> {
             }
         };
         self.store(slot.kind.place(slot.index), word);
+    }
+
+    /// Answers what was sent, and is not received any more.
+    pub(crate) fn refuse(&self, slot: SlotId) {
+        self.store(slot.kind.place(slot.index), word(slot.generation, FAILED, UNRECEIVED << 8));
     }
 
     /// The number of a text for this slot; 0 if the peer has yet to read all of them.

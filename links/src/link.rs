@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     watched: Mutex<Vec<Arc<PeerEvent>>>,
     /// What was received and is in use.
     in_use: AtomicUsize,
-    /// The handle was dropped.
+    /// This process has closed the link.
     is_closed: AtomicBool,
     shown: Mutex<Shown>,
     seen: Mutex<HashMap<u32, Passed>>,
@@ -181,8 +181,11 @@ impl Shared {
         }
         match slot.kind {
             Kind::Ready => Some(Err((&self.error(fate)).into())),
-            // What it left it does not use. What a dead process used is used by others once nothing of it can touch it.
-            Kind::Used if fate & FATE_LEFT != 0 => Some(Ok(())),
+            // A peer that has left has not received what it has not answered. What a dead process used is used by others once nothing of it can
+            // touch it.
+            Kind::Used if fate & FATE_LEFT != 0 => {
+                Some(Err((&LinkError::Closed { process: self.process() }).into()))
+            }
             Kind::Used if fate & FATE_GONE != 0 => Some(Err((&self.died()).into())),
             Kind::Used => None,
         }
@@ -206,6 +209,14 @@ impl Shared {
         match self.fate.load(Ordering::Acquire) {
             0 => Ok(()),
             fate => Err(self.error(fate)),
+        }
+    }
+
+    /// Under the lock of what was sent, or of the reader.
+    fn check_open(&self) -> Result<(), LinkError> {
+        match self.is_closed.load(Ordering::SeqCst) {
+            true => Err(LinkError::Invalid("the link is closed".to_owned())),
+            false => Ok(()),
         }
     }
 
@@ -362,7 +373,8 @@ impl Shared {
             let next = self.reader.lock().read(&self.own, &self.peer);
             match next {
                 Ok(Some((Message { index, generation, .. }, _))) => {
-                    self.settle(SlotId { kind: Kind::Used, index, generation }, &Ok(()));
+                    self.own.refuse(SlotId { kind: Kind::Used, index, generation });
+                    self.tell();
                 }
                 Ok(None) => return,
                 Err(what) => {
@@ -437,11 +449,26 @@ impl Link {
         Peer(Arc::clone(&self.shared))
     }
 
-    /// Polls the futures that wait for this link again: for who has another reason to end them.
-    #[doc(hidden)]
-    pub fn wake(&self) {
-        self.shared.receivers.wake();
-        self.shared.senders.wake();
+    /// Closes the link in good order, as dropping it does, while other threads and futures may use it. What waits for it, and what is asked of
+    /// it later, fails with [`LinkError::Invalid`].
+    pub fn close(&self) {
+        let shared = &self.shared;
+        if shared.hub.generation.is_inherited() {
+            return;
+        }
+        // Under both locks: what is sent or received before this end is counted as that.
+        let directions = (shared.sent.lock(), shared.reader.lock());
+        if shared.is_closed.load(Ordering::SeqCst) {
+            return;
+        }
+        shared.own.store(CLOSED, CLOSING);
+        step!("close");
+        shared.is_closed.store(true, Ordering::SeqCst);
+        drop(directions);
+        shared.receivers.wake();
+        shared.senders.wake();
+        shared.ring();
+        shared.hub.attend_soon(shared.token);
     }
 
     pub(crate) fn check_process(&self) -> Result<(), LinkError> {
@@ -450,8 +477,8 @@ impl Link {
 
     /// Sends a promise, with at most 1,024 bytes for its receiver. The peer's fence settles as `fence` does.
     ///
-    /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so or died. After a death it settles
-    /// only when no thread of the peer can touch anything any more.
+    /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so, closed the link without receiving it,
+    /// or died. After a death it settles only when no thread of the peer can touch anything any more.
     ///
     /// # Errors
     /// [`LinkError::Full`], where [`send`](Self::send) waits; the peer closed, died or broke the protocol; the note is too long.
@@ -464,6 +491,7 @@ impl Link {
         let state = fence.state();
         let mut sent = shared.sent.lock();
         // Under the lock: what is over is cleared under it, once.
+        shared.check_open()?;
         shared.check()?;
         let has_room =
             sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
@@ -539,13 +567,15 @@ impl Link {
         if matches!(checked, Err(LinkError::Forked)) {
             return checked.map(|()| None);
         }
-        let message =
-            shared.reader.lock().read(&shared.own, &shared.peer).map_err(|what| shared.break_off(what))?;
+        let mut reader = shared.reader.lock();
+        shared.check_open()?;
+        let message = reader.read(&shared.own, &shared.peer).map_err(|what| shared.break_off(what))?;
         let Some((message, is_room_news)) = message else { return checked.map(|()| None) };
+        shared.in_use.fetch_add(1, Ordering::SeqCst);
+        drop(reader);
         if is_room_news {
             shared.tell();
         }
-        shared.in_use.fetch_add(1, Ordering::SeqCst);
         let slot = SlotId { kind: Kind::Ready, index: message.index, generation: message.generation };
         let fence = Fence::event(PeerEvent::new(Arc::clone(shared), slot));
         let answer = Some((Arc::clone(shared), SlotId { kind: Kind::Used, ..slot }));
@@ -603,13 +633,7 @@ impl Peer {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if self.shared.hub.generation.is_current() {
-            self.shared.own.store(CLOSED, CLOSING);
-            step!("close");
-            self.shared.is_closed.store(true, Ordering::SeqCst);
-            self.shared.ring();
-            self.shared.hub.attend_soon(self.shared.token);
-        }
+        self.close();
     }
 }
 

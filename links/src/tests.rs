@@ -383,6 +383,38 @@ fn a_closed_link_ends_with_the_answer_to_what_it_used() {
 }
 
 #[test]
+fn a_link_can_be_closed_while_futures_have_it() {
+    let (door, before, _alone) = door();
+    let (near, far) = pair(&door);
+    let (completer, promise) = host::promise("of the other side");
+    let mut receiving = Box::pin(near.receive());
+    let waker = std::task::Waker::noop();
+    assert!(receiving.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
+    near.close();
+    near.close();
+    // What comes now is for no one.
+    let _ = far.try_send(&promise, &[]);
+    let error = futures::executor::block_on(far.receive()).expect_err("it is closed");
+    assert!(matches!(error, LinkError::Closed { .. }), "{error}");
+    let refused = [
+        futures::executor::block_on(&mut receiving).map(drop),
+        near.try_receive().map(drop),
+        near.try_send(&promise, &[]).map(drop),
+    ];
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!(error.to_string(), "the link is closed");
+    }
+    drop(far);
+    // Both have left, though the handle is still there.
+    until("nothing waits for the other end", || near.shared.own.load(CLOSED) == crate::board::LEFT);
+    drop(receiving);
+    drop(near);
+    // A pending promise keeps the link on which it was sent.
+    drop(completer);
+    until("all descriptors are closed", || descriptors() <= before);
+}
+
+#[test]
 fn what_a_closed_link_never_received_is_not_in_use() {
     let (door, _, _alone) = door();
     let (near, far) = pair(&door);
@@ -391,10 +423,15 @@ fn what_a_closed_link_never_received_is_not_in_use() {
     let received = futures::executor::block_on(near.receive()).expect("a message");
     let before = far.try_send(&promise, &[]).expect("there is room");
     drop(near);
-    assert!(before.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+    let closed = format!("process {} closed the link", far.process());
+    let is_refused = |used: Fence| {
+        let error = used.wait_timeout(Some(HUNG)).expect("in time").expect_err("it was not received");
+        assert_eq!((error.kind(), error.message()), (DeviceErrorKind::Cancelled, &*closed));
+    };
+    is_refused(before);
     // One that has not heard of the end yet.
     if let Ok(after) = far.try_send(&promise, &[]) {
-        assert!(after.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+        is_refused(after);
     }
     drop(received);
 }
@@ -407,7 +444,7 @@ fn both_ends_close_with_messages_that_neither_has_received() {
     let used = [&near, &far].map(|link| link.try_send(&promise, &[]).expect("there is room"));
     drop((near, far));
     for used in used {
-        assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_ok());
+        assert!(used.wait_timeout(Some(HUNG)).expect("in time").is_err());
     }
     // A pending promise keeps the link on which it was sent.
     drop(completer);

@@ -471,6 +471,40 @@ def test_strides_empty_tensors_and_many_tensors_cross(machines):
     consumer.end()
 
 
+def test_memory_that_its_owner_has_let_go_of_goes_although_the_connection_is_in_use(machines):
+    rounds = 600
+    owner, consumer = machines.both(
+        f"""
+        def segments():
+            with open("/proc/self/maps") as maps:
+                return sum("estafette-segment" in line for line in maps)
+
+        for value in range({rounds}):
+            x = eng.zeros(8, "float64", shared="write")  # in a segment of its own
+            fill(x, value)
+            ticket(x, once=True)
+            del x
+            told()
+        until(lambda: segments() < 300, 20)  # an unused connection is closed after 30 s
+        tell("gone")
+        """,
+        f"""
+        for value in range({rounds}):
+            y = from_ticket()
+            y.wait()
+            tell(np.from_dlpack(y).max())
+        told()
+        """,
+    )
+    for value in range(rounds):
+        consumer.write(owner.read())
+        assert consumer.read() == str(float(value))
+        owner.write("go on")
+    assert owner.read() == "gone"
+    owner.end()
+    consumer.end()
+
+
 def test_an_owner_that_dies_while_it_is_read_fails_the_reader(machines):
     machines.slow()
     owner, consumer = machines.both(

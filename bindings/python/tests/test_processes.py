@@ -544,6 +544,30 @@ def test_a_process_that_ends_in_good_order_closes_its_links(eng, other):
         assert peer.ended_well()
 
 
+@pytest.mark.parametrize("end", ["link.close(); sys.stdin.readline()", ""])
+def test_a_link_is_closed_while_a_coroutine_waits_for_it_whose_loop_stands_still(eng, other, end):
+    program = """
+    import asyncio
+
+    async def one():
+        return await link.receive_async()
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(one())
+    loop.run_until_complete(asyncio.sleep(0.1))
+    # The traceback keeps the globals of the program, and nothing frees those.
+    op = eng.submit(lambda: 1 / 0)
+    try:
+        op.wait()
+    except est.OperationError:
+        pass
+    """
+    peer = other(eng, textwrap.dedent(program) + end)
+    assert peer.link.receive(60) is None
+    peer.process.stdin.close()
+    assert peer.ended_well()
+
+
 def test_a_promise_that_the_other_process_does_not_keep_says_so(eng, other):
     peer = other(eng, "x = eng.zeros(3, 'int64'); eng.submit(lambda x: time.sleep(2), writes=[x]); link.send(x); link.close()")
     with pytest.raises(est.OperationError) as caught:

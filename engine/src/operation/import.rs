@@ -9,6 +9,8 @@ use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
 #[cfg(feature = "links")]
+use crate::core::error::device_error;
+#[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage};
 use crate::lease::{Access, Lease};
@@ -254,7 +256,12 @@ pub(crate) fn of_another_process(
     loan: Option<Loan>,
     ready: &Fence,
 ) -> Result<Tensor, Error> {
-    core.check_usable()?;
+    if let Err(error) = core.check_usable() {
+        if let Some(Loan::ForWriting(failure)) = loan {
+            let _ = failure.set(device_error(error.clone()));
+        }
+        return Err(error);
+    }
     let memory = elsewhere(core, managed, loan)?;
     let own = Variable::new().var;
     let space = AddressSpace::of(memory.layout.device());

@@ -46,7 +46,7 @@ pub(super) struct Export {
 pub(super) enum Shown {
     Here(Place),
     /// The handle keeps the use by this process.
-    Elsewhere(RemoteOrigin, #[cfg_attr(not(feature = "nixl"), expect(dead_code, reason = "kept"))] Tensor),
+    Elsewhere(RemoteOrigin, Tensor),
 }
 
 /// A segment of this process.

@@ -416,8 +416,18 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
     let connected = || link.upgrade().ok_or_else(|| Error::invalid("the other process has left"));
     match export.shown.get().expect("known when it is ready") {
         Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place).await,
-        Shown::Elsewhere(RemoteOrigin { address, process, share, .. }, _) => {
-            let answer = Owner::ask(address, *process, Request::PassOn(*share), None).await.0?;
+        Shown::Elsewhere(RemoteOrigin { address, process, share, peer }, tensor) => {
+            let answer = match Owner::ask(address, *process, Request::PassOn(*share), None).await.0 {
+                // That process has ended. What was ready is passed on as a copy: on the host, where its end is known by this answer alone.
+                Err(Error::Device(error))
+                    if matches!(error.kind(), DeviceErrorKind::PeerDied | DeviceErrorKind::Cancelled) =>
+                {
+                    let on_host = (!peer.has_ended()).then_some(true);
+                    let copy = Export::new(tensor, export.owner.clone(), on_host)?;
+                    return Box::pin(give_later(link, number, copy)).await;
+                }
+                answer => answer?,
+            };
             let Answer::Ticket(ticket, received) = answer else {
                 return Err(Error::invalid(format!("process {process} gave what it was not asked for")));
             };

@@ -17,6 +17,10 @@ use crate::nixl::{Agent, NixlError};
 const ASKED_MAX: usize = 1 << 16;
 /// How long a connection may say nothing before it greets.
 const GREETING_TIME: Duration = Duration::from_secs(10);
+/// Memory that its owner has let go of, and that the agent of a connection keeps: beyond so many segments or bytes another connection
+/// takes its place. Making one takes 0.1 s.
+const UNUSED_MAX: usize = 256;
+const UNUSED_BYTES_MAX: usize = 1 << 30;
 /// The longest text of a failure.
 const TEXT_MAX: usize = 1 << 16;
 
@@ -31,6 +35,8 @@ pub(super) struct Guest {
     /// Once it has greeted: its number, and its deadline.
     pub(super) process: Option<(u32, Duration)>,
     agent: Option<Agent>,
+    /// The consumer was told to ask over another connection.
+    is_replaced: bool,
     asked: usize,
     lent: BTreeMap<u64, Loan>,
     is_silent: bool,
@@ -51,6 +57,7 @@ impl Guest {
             machine,
             process: None,
             agent: None,
+            is_replaced: false,
             asked: 0,
             lent: BTreeMap::new(),
             is_silent: false,
@@ -179,6 +186,11 @@ impl Guest {
                 let numbers = [number, address as u64, offer.bytes as u64, metadata.len() as u64];
                 let numbers = numbers.map(u64::to_le_bytes).concat();
                 wire.send(Kind::Offer, &[&numbers, &metadata, &offer.note]);
+                let (segments, bytes) = self.agent.as_ref().map_or((0, 0), Agent::unused);
+                if !self.is_replaced && (segments > UNUSED_MAX || bytes > UNUSED_BYTES_MAX) {
+                    self.is_replaced = true;
+                    wire.send(Kind::Replace, &[]);
+                }
                 let loan = Loan { keeper: offer.keeper, remark: offer.remark };
                 if let Some(former) = self.lent.insert(number, loan) {
                     ends.push(Box::new(move || drop(former.keeper)));

@@ -49,6 +49,8 @@ pub(super) struct Host {
     reads: Vec<Read>,
     /// A transfer has failed, and why.
     failed: Option<(Instant, NixlError)>,
+    /// What is asked for from now on goes over another connection.
+    pub(super) is_replaced: bool,
     used: Instant,
 }
 
@@ -80,6 +82,7 @@ impl Host {
             asked: BTreeMap::new(),
             reads: Vec::new(),
             failed: None,
+            is_replaced: false,
             used: now,
         }
     }
@@ -178,7 +181,8 @@ impl Host {
         if !self.asked.is_empty() || !self.reads.is_empty() {
             self.used = now;
         }
-        match now.saturating_duration_since(self.used) > IDLE_TIME {
+        let idle_time = if self.is_replaced { Duration::ZERO } else { IDLE_TIME };
+        match now.saturating_duration_since(self.used) > idle_time {
             true => Err(Over::Idle),
             false => Ok(()),
         }
@@ -199,6 +203,7 @@ impl Host {
     fn take(&mut self, kind: Kind, body: &[u8], ends: &mut Ends) -> Option<()> {
         match kind {
             Kind::Beat => {}
+            Kind::Replace => self.is_replaced = true,
             Kind::Welcome => {
                 let clock =
                     str::from_utf8(short(body)?.1).ok().filter(|clock| (1..256).contains(&clock.len()));

@@ -48,7 +48,7 @@ pub use self::clock::ClockOffset;
 pub use crate::nixl::{check, suggest_library};
 
 /// What a connection begins with.
-const GREETING: [u8; 16] = *b"estafette net 4\0";
+const GREETING: [u8; 16] = *b"estafette net 5\0";
 
 /// 128 random bits.
 pub type Secret = [u8; 16];

@@ -195,6 +195,7 @@ impl State {
                 let known = self.hosts.values_mut().find(|host| {
                     (&host.reach.host, host.reach.port, host.reach.key)
                         == (&reach.host, reach.port, reach.key)
+                        && !host.is_replaced
                 });
                 match known {
                     Some(host) => host.ask(asked, now),

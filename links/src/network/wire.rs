@@ -34,10 +34,21 @@ pub(super) enum Kind {
     Return,
     /// I am here.
     Beat,
+    /// To the consumer: what it asks for from now on goes over another connection.
+    Replace,
 }
 
-const KINDS: [Kind; 8] =
-    [Kind::Hello, Kind::Welcome, Kind::Ask, Kind::Kept, Kind::Offer, Kind::Fail, Kind::Return, Kind::Beat];
+const KINDS: [Kind; 9] = [
+    Kind::Hello,
+    Kind::Welcome,
+    Kind::Ask,
+    Kind::Kept,
+    Kind::Offer,
+    Kind::Fail,
+    Kind::Return,
+    Kind::Beat,
+    Kind::Replace,
+];
 
 #[derive(Debug)]
 pub(super) enum End {

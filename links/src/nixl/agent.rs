@@ -174,6 +174,12 @@ impl Agent {
         Ok(true)
     }
 
+    /// How many segments nothing else has, and their bytes.
+    pub(crate) fn unused(&self) -> (usize, usize) {
+        let unused = self.segments.iter().filter(|known| Arc::strong_count(&known.segment) == 1);
+        unused.fold((0, 0), |(count, bytes), known| (count + 1, bytes + known.segment.bytes()))
+    }
+
     /// Lets go of segments that nothing else has. Not for memory that a peer was shown: it would not learn of it.
     ///
     /// # Safety

@@ -225,3 +225,35 @@ fn a_ticket_of_a_process_between_fails_with_that_process_or_once_it_is_dropped()
         },
     );
 }
+
+#[test]
+fn a_ticket_of_a_tensor_whose_owner_has_died_since_gives_a_copy_if_it_was_ready() {
+    two(
+        "passing::a_ticket_of_a_tensor_whose_owner_has_died_since_gives_a_copy_if_it_was_ready",
+        |peer, engine, link| {
+            let (ready, pending) = (receive(&link), receive(&link));
+            ready.wait().unwrap();
+            let [kept, lost] = [&ready, &pending].map(|x| x.ticket(&ShareOptions::default()).unwrap());
+            let (near, far) = pair(engine);
+            wait(near.send(&ready, &ShareOptions::default())).unwrap();
+            peer.kill();
+            assert!(wait(link.receive()).is_err(), "its end is known");
+            for copy in [engine.from_ticket(&kept).unwrap(), receive(&far)] {
+                assert_eq!(value(engine, &copy).unwrap(), 6);
+            }
+            assert_eq!(engine.stats().copied_for_processes, 2 * 8 * LENGTH as u64);
+            let error = engine.from_ticket(&lost).unwrap().wait().unwrap_err().to_string();
+            assert!(error.contains(&format!("process {} died", peer.process())), "{error}");
+        },
+        |engine, link| {
+            let [ready, pending] = [(); 2].map(|()| engine.zeros(&[LENGTH], DType::I64).unwrap());
+            fill(engine, &ready, 6);
+            let never = engine.op("never").writes([&pending]).run(|[], [_x]| until_killed());
+            drop(never.unwrap());
+            for x in [&ready, &pending] {
+                wait(link.send(x, &ShareOptions::default())).unwrap();
+            }
+            until_killed();
+        },
+    );
+}

@@ -111,3 +111,34 @@ fn a_process_that_was_short_when_another_came_with_a_ticket_serves_it_later() {
         },
     );
 }
+
+#[test]
+fn what_was_lent_for_writing_to_a_consumer_that_runs_short_has_failed() {
+    two(
+        "shortage::what_was_lent_for_writing_to_a_consumer_that_runs_short_has_failed",
+        |peer, engine, link| {
+            let x = engine.empty(&[LENGTH], DType::I64, Memory::SharedForWriting).unwrap();
+            fill(engine, &x, 1);
+            heard(&link);
+            wait(link.lend(&x)).unwrap();
+            names_the_shortage(&value(engine, &x).unwrap_err(), "Too many open files");
+            // The whole is written anew, and the consumer has room again.
+            fill(engine, &x, 2);
+            heard(&link);
+            wait(link.lend(&x)).unwrap();
+            assert_eq!(value(engine, &x).unwrap(), 3);
+            drop(link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let _word = engine.zeros(&[1], DType::I64).unwrap();
+            let before = run_short(libc::RLIMIT_NOFILE);
+            say(engine, &link);
+            names_the_shortage(&wait(link.receive()).unwrap_err(), "Too many open files");
+            limit(libc::RLIMIT_NOFILE, before);
+            say(engine, &link);
+            fill(engine, &receive(&link), 3);
+            assert!(wait(link.receive()).unwrap().is_none());
+        },
+    );
+}

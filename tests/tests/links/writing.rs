@@ -98,6 +98,46 @@ fn a_write_that_fails_or_whose_process_dies_fails_the_version_until_it_is_writte
 }
 
 #[test]
+fn what_another_process_never_took_for_writing_has_failed() {
+    two(
+        "writing::what_another_process_never_took_for_writing_has_failed",
+        |peer, engine, link| {
+            let [refused, unreceived, pending] = [(); 3].map(|()| writable(engine));
+            fill(engine, &refused, 4);
+            fill(engine, &unreceived, 4);
+            let (begin, may_begin) = channel::<()>();
+            let slow = engine.op("slow").writes([&pending]).run(move |[], [_x]| Ok(may_begin.recv()?));
+            drop(slow.unwrap());
+            peer.stop();
+            for tensor in [&refused, &unreceived, &pending] {
+                wait(link.lend(tensor)).unwrap();
+            }
+            peer.go_on();
+            assert!(wait(link.receive()).unwrap().is_none());
+            begin.send(()).unwrap();
+            for (tensor, why) in
+                [(&refused, "shut down"), (&unreceived, "closed the link"), (&pending, "closed the link")]
+            {
+                let error = value(engine, tensor).unwrap_err().to_string();
+                assert!(
+                    error.contains(why) && error.contains(&format!("process {}", peer.process())),
+                    "{error}"
+                );
+                fill(engine, tensor, 5);
+                assert_eq!(value(engine, tensor).unwrap(), 5);
+            }
+            peer.kill();
+        },
+        |engine, link| {
+            wait(engine.shutdown());
+            assert!(matches!(wait(link.receive()), Err(Error::Shutdown)));
+            drop(link);
+            until_killed();
+        },
+    );
+}
+
+#[test]
 fn sends_wait_while_a_stopped_process_takes_no_more_segments() {
     const TENSORS: i64 = 400;
     two(

@@ -65,23 +65,24 @@ fn awaited<T: Send + 'static>(
 trait Closes: Send + Sync {
     const WHAT: &str;
 
-    /// Polls the futures again that wait for it.
-    fn wake(&self);
+    /// Polls the futures again that wait for it. A link ends now, a door when the last of them is gone.
+    fn close(&self);
 }
 
 impl Closes for Door {
     const WHAT: &str = "door";
 
-    fn wake(&self) {
-        Door::wake(self);
+    fn close(&self) {
+        self.wake();
     }
 }
 
 impl Closes for Link {
     const WHAT: &str = "link";
 
-    fn wake(&self) {
-        Link::wake(self);
+    fn close(&self) {
+        // Futures have it, and those of a loop that stands still keep it.
+        Link::close(self);
     }
 }
 
@@ -139,7 +140,7 @@ impl<T: Closes> Open<T> {
         let value = self.0.lock().take();
         guard::detach(py, || {
             if let Some(Ok(value)) = value.as_deref().map(ProcessBound::get) {
-                value.wake();
+                value.close();
             }
             drop(value);
         });
