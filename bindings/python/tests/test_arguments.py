@@ -227,6 +227,21 @@ class TestWrapped:
             with pytest.raises(TypeError, match="3 is not callable"):
                 engine.op(3)
 
+    @pytest.mark.parametrize("writes", [(), "x"])
+    def test_arguments_with_names_of_options_are_the_functions_own(self, eng, np, writes):
+        seen = []
+
+        @eng.op(writes=writes, using=np.from_dlpack, name="pick")
+        def pick(x, *, copy=False, name="a", fn=None):
+            seen.append((type(x), copy, name, fn))
+            return x + 1
+
+        pick(eng.zeros(3, "int64"), copy=True, name="b", fn=np.sin).wait()
+        assert seen == [(np.ndarray, True, "b", np.sin)]
+
+    def test_the_library_of_a_wrapped_function_makes_the_arrays_with_keyword_arguments_too(self, eng, np, ones):
+        assert value(np, eng.wrap(np.sum)(ones, axis=0)) == 3.0
+
     def test_wrong_names_are_refused(self, eng, ones):
         with pytest.raises(TypeError, match="has no parameter 'z'"):
             eng.op(writes="z")(lambda x: None)

@@ -197,7 +197,11 @@ def wrap(engine, function, options):
 
     @functools.wraps(function)
     def submitted(*args, **kwargs):
-        return engine.call(function, *args, **options, **kwargs)
+        if not kwargs:
+            return engine.call(function, *args, **options)
+        # Some may have names of options.
+        call, tensors = bind(function, args, kwargs)
+        return engine.call(call, *tensors, **options)
 
     return submitted
 
