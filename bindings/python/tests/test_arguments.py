@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import functools
 import sys
+import time
 
 import pytest
 
@@ -24,6 +25,47 @@ class Slots:
 
 
 Pair = collections.namedtuple("Pair", "left right")
+
+
+class Fit(tuple):
+    """As what functions of `scipy.stats` return."""
+
+    def __new__(cls, x):
+        made = tuple.__new__(cls, (x, 3))
+        made.tag = "kept"
+        return made
+
+
+class Tagged(list):
+    def __init__(self, x):
+        super().__init__([x])
+        self.tag = "kept"
+
+
+class Mirror(dict):
+    """As `transformers.utils.ModelOutput`."""
+
+    def __init__(self, *items):
+        self.tag = "kept"
+        for key, item in enumerate(items):
+            self[key] = item
+
+    def __setitem__(self, key, item):
+        super().__setitem__(key, item)
+        self.x = item
+
+
+class Frozen(dict):
+    def __init__(self, x):
+        super().__init__({0: x})
+        self.tag = "kept"
+
+    def __copy__(self):
+        return Frozen(self[0])
+
+    def __setitem__(self, key, item):
+        raise TypeError("frozen")
+
 
 
 @pytest.fixture
@@ -64,6 +106,20 @@ class TestArguments:
 
         assert value(np, eng.call(look, ordered, missing, using=np.from_dlpack)) == [2.0] * 3
         assert "nothing" not in missing
+
+    @pytest.mark.parametrize("kind", [Fit, Tagged, Mirror, Frozen])
+    def test_containers_of_classes_with_ways_of_their_own(self, eng, np, ones, kind):
+        def x_of(container):
+            assert type(container) is kind and container.tag == "kept"
+            assert getattr(container, "x", container[0]) is container[0]
+            return container[0]
+
+        t = eng.call(lambda container: kind(x_of(container) + 1), kind(ones), using=np.from_dlpack)
+        assert value(np, x_of(t.result())) == [2.0] * 3
+
+    def test_a_named_tuple_written_in_c(self, eng, np, ones):
+        made = time.struct_time([ones, *range(8)])
+        assert value(np, eng.call(lambda made: made.tm_year + made.tm_mon, made, using=np.from_dlpack)) == [1.0] * 3
 
     def test_what_holds_no_tensor_is_the_very_object(self, eng, np, ones):
         inside = [1, {"a": 2}]

@@ -91,18 +91,43 @@ def _filler(value, found, is_leaf, outer=()):
         items = [(_filler(item, found, is_leaf, outer), item) for item in value]
         if all(fill is None for fill, _ in items):
             return None
-        make = getattr(type(value), "_make", type(value))
-        return lambda objects: make([_filled(item, objects) for item in items])
+        return lambda objects: _with_items(value, [_filled(item, objects) for item in items])
     if isinstance(value, dict):
         if _PLAIN.issuperset(map(type, value.values())):
             return None
         fillers = {key: _filler(item, found, is_leaf, outer) for key, item in value.items()}
-        return _copy_filler(value, fillers, dict.__setitem__)
+        return _copy_filler(value, fillers, _put_item)
     if _is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
         fillers = {name: _filler(getattr(value, name), found, is_leaf, outer) for name in names}
         return _copy_filler(value, fillers, object.__setattr__)
     return None
+
+
+def _with_items(value, items):
+    """A list or tuple as `value`, with other items. Its class may have attributes, and a `__new__` that takes no list of items."""
+    kind = type(value)
+    if isinstance(value, list):
+        made = copy.copy(value)
+        made[:] = items
+        return made
+    try:
+        made = tuple.__new__(kind, items)
+    except TypeError:
+        # Of a class written in C, such as `time.struct_time`.
+        return kind(items)
+    if hasattr(value, "__dict__"):
+        vars(made).update(vars(value))
+    return made
+
+
+def _put_item(mapping, key, item):
+    try:
+        # A class may keep its items as attributes too.
+        mapping[key] = item
+    except Exception:
+        # A class may refuse changes.
+        dict.__setitem__(mapping, key, item)
 
 
 def _is_dataclass(value):
