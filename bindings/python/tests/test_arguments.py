@@ -271,6 +271,11 @@ class TestWrapped:
 
         assert value(np, double(ones)) == [2.0] * 3
 
+    def test_op_takes_a_function_without_a_signature(self, eng):
+        with pytest.raises(ValueError, match="signature"):
+            eng.op(writes="x")(min)
+        assert eng.op(min)([3, 2]).result(30) == 2
+
     def test_op_without_options_is_the_decorator(self, np):
         with est.Engine(workers=1, using=np.from_dlpack) as engine:
 

@@ -241,8 +241,10 @@ def op(engine, function, reads, writes, options):
     def decorate(function):
         submits = ("`op` with `writes`", engine.submit) if written else ("`op`", engine.call)
         _check(function, options, *submits)
-        signature = inspect.signature(function)
-        unknown = [name for name in [*written, *(read or [])] if name not in signature.parameters]
+        named = [*written, *(read or [])]
+        # Some functions written in C have none.
+        signature = inspect.signature(function) if named else None
+        unknown = [name for name in named if name not in signature.parameters]
         if unknown:
             raise TypeError(f"{function.__qualname__} has no parameter {', '.join(map(repr, unknown))}")
         if not written:
