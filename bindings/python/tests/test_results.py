@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import dataclasses
+import enum
 import gc
 import threading
 
@@ -18,6 +19,14 @@ Pair = collections.namedtuple("Pair", "left right")
 class State:
     weight: object
     step: int
+
+
+class Label(enum.StrEnum):
+    LOW = "low"
+
+
+class Color(enum.IntEnum):
+    RED = 1
 
 
 @pytest.fixture
@@ -54,7 +63,7 @@ class TestUnpacked:
         t.wait()
         assert seen == [1] and t.is_ready() and "no single array" in repr(t)
 
-    @pytest.mark.parametrize("value", [7, 0.5, True, 1j, "text"])
+    @pytest.mark.parametrize("value", [7, 0.5, True, 1j, "text", Label.LOW, Color.RED])
     def test_a_number_and_text_are_results(self, eng, np, x, value):
         t = eng.call(lambda x: value, x)
         assert t.result(30) is value and t.future().result(30) is value
@@ -63,6 +72,12 @@ class TestUnpacked:
         # Those of NumPy are arrays, and bytes are memory.
         assert np.from_dlpack(eng.call(lambda x: np.float64(0.5), x)).shape == ()
         assert bytes(eng.call(lambda x: b"ab", x)) == b"ab"
+
+    def test_text_and_classes_of_numpy_are_no_arrays(self, eng, np, x):
+        labels = np.array(["low"])
+        assert eng.call(lambda: labels[0]).result(30) == "low"
+        kind, label, y = eng.call(lambda x: (type(x), labels[0], x + 1), x, using=np.from_dlpack)
+        assert kind is np.ndarray and label == "low" and value(np, y) == [1.0, 2.0, 3.0]
 
     def test_await_gives_what_the_function_returned(self, np):
         async def main():

@@ -66,7 +66,8 @@ _ARRAYS = "__dlpack__", "__array_interface__", "__cuda_array_interface__", "__sy
 
 
 def _is_array(value):
-    return any(hasattr(value, name) for name in _ARRAYS)
+    # Classes of arrays have these attributes as well, and text of NumPy has them.
+    return not isinstance(value, (type, str)) and any(hasattr(value, name) for name in _ARRAYS)
 
 
 # Of these, long lists are passed.
@@ -150,9 +151,13 @@ def _copy_filler(value, fillers, put):
 
 def unpacked(value):
     """The arrays in what a function has returned, and what makes the same of their promises; None for one array, as bytes are."""
-    has_no_arrays = type(value) in _PLAIN and type(value) is not bytes
-    if not has_no_arrays and not isinstance(value, (list, tuple, dict)) and (_is_array(value) or not _is_dataclass(value)):
-        return None
+    if type(value) in _PLAIN and type(value) is not bytes:
+        return [], lambda _: value
+    if not isinstance(value, (list, tuple, dict)):
+        # Numbers of NumPy are arrays, and some are numbers of Python as well.
+        is_other = isinstance(value, (complex, float, int, str)) or _is_dataclass(value)
+        if not is_other or _is_array(value):
+            return None
     arrays = []
     fill = _filler(value, arrays, _is_array)
     return arrays, (fill or (lambda _: value))

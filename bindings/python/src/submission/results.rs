@@ -13,7 +13,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
@@ -148,11 +148,12 @@ impl Results {
 
 /// Whether a value is no structure for sure.
 fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let is_container = value.is_none()
+    let may_be_other = value.is_none()
+        || value.is_instance_of::<PyString>()
         || value.is_instance_of::<PyTuple>()
         || value.is_instance_of::<PyList>()
         || value.is_instance_of::<PyDict>();
-    Ok(!is_container && !peers::of(value).peer().root.is_empty())
+    Ok(!may_be_other && !peers::of(value).peer().root.is_empty())
 }
 
 /// What defines the promise of a call whose function has returned no single array. No library takes elements of this type.
