@@ -299,6 +299,14 @@ class TestOthers:
             until(lambda: len(told) == 2)
             assert sum("never retrieved" in record.getMessage() for record in caplog.records) == 2
 
+    @pytest.mark.parametrize("is_mixed", [False, True])
+    def test_waiting_for_the_first_exception_retrieves_no_failure_that_is_there(self, is_mixed):
+        others = [concurrent.futures.Future()] if is_mixed else []
+        with pytest.raises(est.OperationError, match="no data"), est.Engine(workers=1) as eng:
+            op = eng.submit(fails)
+            until(op.is_done)
+            assert est.wait([op, *others], 30, "FIRST_EXCEPTION") == ({op}, set(others))
+
     def test_waits_in_vain_leave_nothing_in_the_queue(self, eng, late, gate):
         for _ in range(100):
             assert est.wait(late, 0.0001).not_done == set(late)

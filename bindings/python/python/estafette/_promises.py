@@ -126,6 +126,19 @@ def _settle(made, promise):
         made.set_exception(error)
 
 
+class _Unretrieved:
+    """A promise in `concurrent.futures.wait`, which may ask for the exception of what is done: the failure stays unretrieved."""
+
+    def __init__(self, promise):
+        self._promise = promise
+
+    def __getattr__(self, name):
+        return getattr(self._promise, name)
+
+    def exception(self):
+        return self._promise._failed() or None
+
+
 _RETURN_WHEN = (concurrent.futures.ALL_COMPLETED, concurrent.futures.FIRST_COMPLETED, concurrent.futures.FIRST_EXCEPTION)
 
 
@@ -146,7 +159,10 @@ def wait(
     promises = _checked(promises)
     if not _are_ours(promises) or (return_when == concurrent.futures.FIRST_EXCEPTION and not _asks_the_engine()):
         _check_loop(promises, timeout)
-        return concurrent.futures.wait(promises, timeout, return_when)  # type: ignore[arg-type, return-value]
+        futures = {_Unretrieved(promise) if _are_ours([promise]) else promise for promise in promises}
+        concurrent.futures.wait(futures, timeout, return_when)  # type: ignore[arg-type]
+        rest = _pending(promises)
+        return concurrent.futures._base.DoneAndNotDoneFutures(promises - rest, rest)
     if return_when not in _RETURN_WHEN:
         raise ValueError(f"return_when is one of {_RETURN_WHEN}, not {return_when!r}")
     until = _until(timeout)
