@@ -248,6 +248,50 @@ class TestOthers:
                 assert wait([other, *late], timeout=30).done == {other, *late}
             assert set(est.as_completed([other, *late])) == {other, *late}
 
+    def test_two_waits_for_promises_and_the_same_future_of_a_pool_end(self):
+        """In a program of its own, since each of the two threads once had what the other one waited for."""
+        output, errors = run_program("""
+            import concurrent.futures as futures, threading
+            import estafette as est
+
+            eng = est.Engine(workers=1)
+            gate, held, asked = threading.Event(), threading.Event(), threading.Event()
+            first, last = (eng.submit(gate.wait) for _ in range(2))
+            between = futures.Future()
+            # The order in which a wait acquires their conditions.
+            futures._base.id = [first, between, last].index
+            acquire = between._condition.acquire
+
+            def acquire_slowly():
+                if held.is_set():
+                    asked.set()
+                acquire()
+                held.set()
+                asked.wait(30)
+
+            between._condition.acquire = acquire_slowly
+            waits = [threading.Thread(target=futures.wait, args=(fs,), daemon=True) for fs in ([between, last], [first, between])]
+            waits[0].start()
+            held.wait(30)
+            waits[1].start()
+            gate.set()
+            threading.Thread(target=between.set_result, args=(None,), daemon=True).start()
+            for wait in waits:
+                wait.join(10)
+            print([wait.is_alive() for wait in waits])
+        """)
+        assert output == "[False, False]\n", errors
+
+    def test_the_state_stays_while_the_condition_is_held(self, late, gate):
+        """`concurrent.futures.wait` counts twice what is pending."""
+        promise, _ = late
+        with promise._condition:
+            assert promise._state == "PENDING"
+            gate.open()
+            until(promise.done)
+            assert promise._state == "PENDING"
+        assert promise._state == "FINISHED"
+
     def test_on_an_event_loop_what_is_not_done_is_refused(self, late, gate):
         async def main():
             for return_when in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"):

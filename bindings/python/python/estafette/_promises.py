@@ -24,28 +24,26 @@ else:
         return function
 
 
-class _Ends:
+class _Ends(threading.local):
     """The ``_condition`` of all promises. `concurrent.futures` reads the states of futures and installs its waiters while it holds
-    their conditions, so that no end falls between. A promise ends whenever it does: what ended before its state was read, is
-    remembered here until the last of the conditions is released.
+    their conditions, so that no end falls between. A promise ends whenever it does: each state that a thread has read is
+    remembered until the thread releases the last of the conditions.
+
+    Nothing is locked: `concurrent.futures` takes the conditions of futures in one order, in which one lock of all promises
+    has no place.
     """
 
     def __init__(self):
-        self._lock = threading.RLock()
         self._depth = 0
-        self.known = set()
-        # The waiters of promises that have not ended. Each such promise has one callback, however often it is waited for.
-        self.waiters = {}
+        self.states = {}
 
     def acquire(self):
-        self._lock.acquire()
         self._depth += 1
 
     def release(self):
         self._depth -= 1
         if self._depth == 0:
-            self.known.clear()
-        self._lock.release()
+            self.states.clear()
 
     def __enter__(self):
         self.acquire()
@@ -55,14 +53,21 @@ class _Ends:
 
 
 ENDS = _Ends()
+# The waiters of promises that have not ended. Each such promise has one callback, however often it is waited for.
+_WAITERS: dict[_Promise, list[Any]] = {}
+# Of the waiters. A finalizer that waits may run while its thread has the lock.
+LOCK = threading.RLock()
 
 
 def state(promise):
     """The ``_state`` of a future."""
+    with ENDS:
+        return ENDS.states.setdefault(promise, _state_now(promise))
+
+
+def _state_now(promise):
     if not promise.done():
         return "PENDING"
-    with ENDS:
-        ENDS.known.add(promise)
     return "CANCELLED_AND_NOTIFIED" if promise.cancelled() else "FINISHED"
 
 
@@ -73,38 +78,39 @@ class Waiters:
         self._promise = promise
 
     def append(self, waiter):
-        with ENDS:
-            if self._promise in ENDS.known:
-                return
-            waiters = ENDS.waiters.get(self._promise)
+        if ENDS.states.get(self._promise, "PENDING") != "PENDING":
+            return
+        with LOCK:
+            waiters = _WAITERS.get(self._promise)
             if waiters is not None:
                 waiters.append(waiter)
                 return
-            ENDS.waiters[self._promise] = [waiter]
+            _WAITERS[self._promise] = [waiter]
             try:
                 self._promise.add_done_callback(_tell)
             except BaseException:
                 # The next wait adds a callback of its own.
-                ENDS.waiters.pop(self._promise, None)
+                _WAITERS.pop(self._promise, None)
                 raise
 
     def remove(self, waiter):
         """A promise that has ended has no waiters."""
-        with ENDS:
-            waiters = ENDS.waiters.get(self._promise, ())
+        with LOCK:
+            waiters = _WAITERS.get(self._promise, ())
             if waiter in waiters:
                 waiters.remove(waiter)
 
 
 def _tell(promise):
-    with ENDS:
-        for waiter in ENDS.waiters.pop(promise, ()):
-            if promise.cancelled():
-                waiter.add_cancelled(promise)
-            elif promise._failed():
-                waiter.add_exception(promise)
-            else:
-                waiter.add_result(promise)
+    with LOCK:
+        waiters = _WAITERS.pop(promise, ())
+    for waiter in waiters:
+        if promise.cancelled():
+            waiter.add_cancelled(promise)
+        elif promise._failed():
+            waiter.add_exception(promise)
+        else:
+            waiter.add_result(promise)
 
 
 def future(promise):
