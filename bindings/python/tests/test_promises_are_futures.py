@@ -449,6 +449,34 @@ class TestEnds:
         assert output.split() == ["7", "called"]
 
 
+    def test_a_child_that_was_forked_during_a_wait_waits(self):
+        output, errors = run_program("""
+            import os, signal, threading
+            import estafette as est
+            from estafette._promises import LOCK
+            held, forked = threading.Event(), threading.Event()
+
+            def holds():
+                with LOCK:
+                    held.set()
+                    forked.wait(30)
+
+            threading.Thread(target=holds).start()
+            held.wait(30)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                eng = est.Engine(workers=1)
+                gate = threading.Event()
+                promises = [eng.submit(gate.wait) for _ in range(2)]
+                threading.Timer(0.1, gate.set).start()
+                os._exit(len(list(est.as_completed(promises, 10))))
+            forked.set()
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """)
+        assert output == "2\n", errors
+
+
 class TestAttributes:
     def test_sizes_and_strides(self, eng, np):
         t = eng.from_dlpack(np.zeros((2, 3, 4), "int16")[:, ::2])
