@@ -161,6 +161,29 @@ class TestCallbacks:
         until(lambda: len(results) == 2)
         assert results == ["second", [7, 7]]
 
+    @pytest.mark.parametrize("is_mixed", [False, True])
+    @pytest.mark.parametrize(
+        "wait",
+        [
+            est.wait,
+            lambda promises: est.wait(promises, return_when="FIRST_EXCEPTION"),
+            lambda promises: list(est.as_completed(promises)),
+            concurrent.futures.wait,
+        ],
+    )
+    def test_a_callback_may_wait_for_others(self, eng, gate, late, wait, is_mixed):
+        other, ended = concurrent.futures.Future(), threading.Event()
+
+        def waits(_):
+            threading.Timer(0.02, lambda: (gate.open(), other.set_result(None))).start()
+            wait([*late, other] if is_mixed else late)
+            ended.set()
+
+        first = Gate()
+        eng.submit(first).add_done_callback(waits)
+        first.open()
+        assert ended.wait(10)
+
     def test_a_promise_without_another_reference_calls_back(self, eng, gate):
         seen = []
         eng.call(lambda: (gate(), bytearray(3))[1]).add_done_callback(lambda t: seen.append(t.shape))

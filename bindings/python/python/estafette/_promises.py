@@ -87,7 +87,7 @@ class Waiters:
                 return
             _WAITERS[self._promise] = [waiter]
             try:
-                self._promise.add_done_callback(_tell)
+                self._promise._add_waiter(_tell)
             except BaseException:
                 # The next wait adds a callback of its own.
                 _WAITERS.pop(self._promise, None)
