@@ -9,7 +9,7 @@ import threading
 import time
 
 from ._body import operation
-from ._errors import CancelledError, WouldBlockError
+from ._errors import WouldBlockError
 from ._estafette import Operation, Tensor, _wait_any
 
 TYPE_CHECKING = False
@@ -124,10 +124,11 @@ def future(promise):
 def _settle(made, promise):
     try:
         error = promise.exception()
-    except CancelledError as cancelled:
-        error = cancelled
+        result = promise.result() if error is None else None
+    except BaseException as raised:
+        error = raised
     if error is None:
-        made.set_result(promise.result())
+        made.set_result(result)
     else:
         made.set_exception(error)
 
