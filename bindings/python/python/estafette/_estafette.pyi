@@ -392,7 +392,7 @@ class Engine:
     @overload
     def call(
         self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
-        like: dict[str, Like] | None = None, copy: bool | None = None, outputs: Sequence[str],
+        like: dict[str, Like] | None = None, copy: bool | None = None, outputs: list[str] | tuple[str, ...],
         name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> dict[str, Tensor]: ...
     @overload
@@ -463,7 +463,7 @@ class Engine:
     @overload
     def call_async(
         self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
-        like: dict[str, Like] | None = None, copy: bool | None = None, outputs: Sequence[str],
+        like: dict[str, Like] | None = None, copy: bool | None = None, outputs: list[str] | tuple[str, ...],
         name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]: ...
     @overload
@@ -497,7 +497,7 @@ class Engine:
     ) -> Submitter[_P, tuple[Tensor, ...]]: ...
     @overload
     def wrap(
-        self, fn: Callable[_P, object], /, *, outputs: Sequence[str], like: dict[str, Like] | None = None,
+        self, fn: Callable[_P, object], /, *, outputs: list[str] | tuple[str, ...], like: dict[str, Like] | None = None,
         **options: Unpack[CallOptions]
     ) -> Submitter[_P, dict[str, Tensor]]: ...
     @overload
@@ -539,7 +539,7 @@ class Engine:
     ) -> Callable[[Callable[_P, object]], Submitter[_P, tuple[Tensor, ...]]]: ...
     @overload
     def op(
-        self, *, reads: _Names | None = None, writes: None = None, outputs: Sequence[str],
+        self, *, reads: _Names | None = None, writes: None = None, outputs: list[str] | tuple[str, ...],
         like: dict[str, Like] | None = None, **options: Unpack[CallOptions]
     ) -> Callable[[Callable[_P, object]], Submitter[_P, dict[str, Tensor]]]: ...
     @overload
