@@ -35,6 +35,8 @@ print(eng.call(5, x))  # refused
 print(eng.call(step, x, 2.0, nmae="step"))  # refused
 print(eng.call(step, x, 2.0, using=3))  # refused
 print(eng.call(step, x, 2.0, like=3))  # refused
+print(eng.call(step, x, 2.0, outputs="loss"))  # refused
+print(eng.wrap(step, outputs="loss"))  # refused
 one: est.Tensor = eng.call(step, x, 2.0, outputs=2)  # refused
 operation: est.Operation = eng.call(step, x, 2.0)  # refused
 

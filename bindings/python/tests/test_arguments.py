@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import functools
 import sys
+import time
 
 import pytest
 
@@ -24,6 +25,47 @@ class Slots:
 
 
 Pair = collections.namedtuple("Pair", "left right")
+
+
+class Fit(tuple):
+    """As what functions of `scipy.stats` return."""
+
+    def __new__(cls, x):
+        made = tuple.__new__(cls, (x, 3))
+        made.tag = "kept"
+        return made
+
+
+class Tagged(list):
+    def __init__(self, x):
+        super().__init__([x])
+        self.tag = "kept"
+
+
+class Mirror(dict):
+    """As `transformers.utils.ModelOutput`."""
+
+    def __init__(self, *items):
+        self.tag = "kept"
+        for key, item in enumerate(items):
+            self[key] = item
+
+    def __setitem__(self, key, item):
+        super().__setitem__(key, item)
+        self.x = item
+
+
+class Frozen(dict):
+    def __init__(self, x):
+        super().__init__({0: x})
+        self.tag = "kept"
+
+    def __copy__(self):
+        return Frozen(self[0])
+
+    def __setitem__(self, key, item):
+        raise TypeError("frozen")
+
 
 
 @pytest.fixture
@@ -64,6 +106,20 @@ class TestArguments:
 
         assert value(np, eng.call(look, ordered, missing, using=np.from_dlpack)) == [2.0] * 3
         assert "nothing" not in missing
+
+    @pytest.mark.parametrize("kind", [Fit, Tagged, Mirror, Frozen])
+    def test_containers_of_classes_with_ways_of_their_own(self, eng, np, ones, kind):
+        def x_of(container):
+            assert type(container) is kind and container.tag == "kept"
+            assert getattr(container, "x", container[0]) is container[0]
+            return container[0]
+
+        t = eng.call(lambda container: kind(x_of(container) + 1), kind(ones), using=np.from_dlpack)
+        assert value(np, x_of(t.result())) == [2.0] * 3
+
+    def test_a_named_tuple_written_in_c(self, eng, np, ones):
+        made = time.struct_time([ones, *range(8)])
+        assert value(np, eng.call(lambda made: made.tm_year + made.tm_mon, made, using=np.from_dlpack)) == [1.0] * 3
 
     def test_what_holds_no_tensor_is_the_very_object(self, eng, np, ones):
         inside = [1, {"a": 2}]
@@ -215,6 +271,11 @@ class TestWrapped:
 
         assert value(np, double(ones)) == [2.0] * 3
 
+    def test_op_takes_a_function_without_a_signature(self, eng):
+        with pytest.raises(ValueError, match="signature"):
+            eng.op(writes="x")(min)
+        assert eng.op(min)([3, 2]).result(30) == 2
+
     def test_op_without_options_is_the_decorator(self, np):
         with est.Engine(workers=1, using=np.from_dlpack) as engine:
 
@@ -226,6 +287,21 @@ class TestWrapped:
             assert value(np, double(engine.from_dlpack(np.ones(3)), times=3)) == [3.0] * 3
             with pytest.raises(TypeError, match="3 is not callable"):
                 engine.op(3)
+
+    @pytest.mark.parametrize("writes", [(), "x"])
+    def test_arguments_with_names_of_options_are_the_functions_own(self, eng, np, writes):
+        seen = []
+
+        @eng.op(writes=writes, using=np.from_dlpack, name="pick")
+        def pick(x, *, copy=False, name="a", fn=None):
+            seen.append((type(x), copy, name, fn))
+            return x + 1
+
+        pick(eng.zeros(3, "int64"), copy=True, name="b", fn=np.sin).wait()
+        assert seen == [(np.ndarray, True, "b", np.sin)]
+
+    def test_the_library_of_a_wrapped_function_makes_the_arrays_with_keyword_arguments_too(self, eng, np, ones):
+        assert value(np, eng.wrap(np.sum)(ones, axis=0)) == 3.0
 
     def test_wrong_names_are_refused(self, eng, ones):
         with pytest.raises(TypeError, match="has no parameter 'z'"):

@@ -248,3 +248,17 @@ def test_an_import_inside_a_lease_keeps_the_lease(eng, np):
     assert gone() is not None and np.from_dlpack(derived)[3] == 3
     del derived
     until(lambda: gone() is None)
+
+
+@pytest.mark.parametrize("kind", ["engine", "access"])
+def test_an_object_whose_method_makes_the_arrays_of_what_it_keeps_is_collected(eng, kind):
+    class Owner:
+        def __init__(self):
+            self.kept = est.Engine(workers=1, using=self.array) if kind == "engine" else eng.zeros(1, "int8").read(using=self.array)
+
+        def array(self, x):
+            return x
+
+    gone = weakref.ref(Owner())
+    gc.collect()
+    assert gone() is None

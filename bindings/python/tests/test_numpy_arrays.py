@@ -268,3 +268,25 @@ def test_an_array_in_the_frames_of_an_error_is_let_go_of(np, eng):
     error = failed.exception()
     eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack).wait(30)
     assert "no" in str(error)
+
+
+@pytest.mark.parametrize("how", ["group", "context beside a cause"])
+def test_an_array_in_the_frames_of_every_error_behind_an_error_is_let_go_of(np, eng, how):
+    tensor = eng.zeros(3, "int64")
+
+    def fail(x):
+        raise ValueError("no")
+
+    def fail_twice(x):
+        errors = []
+        try:
+            fail(x)
+        except ValueError as error:
+            if how != "group":
+                raise KeyError("no") from TypeError()
+            errors.append(error)
+        raise ExceptionGroup("no", errors)
+
+    error = eng.submit(fail_twice, [tensor], using=np.from_dlpack).exception()
+    eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack).wait(30)
+    assert "no" in str(error)

@@ -161,6 +161,29 @@ class TestCallbacks:
         until(lambda: len(results) == 2)
         assert results == ["second", [7, 7]]
 
+    @pytest.mark.parametrize("is_mixed", [False, True])
+    @pytest.mark.parametrize(
+        "wait",
+        [
+            est.wait,
+            lambda promises: est.wait(promises, return_when="FIRST_EXCEPTION"),
+            lambda promises: list(est.as_completed(promises)),
+            concurrent.futures.wait,
+        ],
+    )
+    def test_a_callback_may_wait_for_others(self, eng, gate, late, wait, is_mixed):
+        other, ended = concurrent.futures.Future(), threading.Event()
+
+        def waits(_):
+            threading.Timer(0.02, lambda: (gate.open(), other.set_result(None))).start()
+            wait([*late, other] if is_mixed else late)
+            ended.set()
+
+        first = Gate()
+        eng.submit(first).add_done_callback(waits)
+        first.open()
+        assert ended.wait(10)
+
     def test_a_promise_without_another_reference_calls_back(self, eng, gate):
         seen = []
         eng.call(lambda: (gate(), bytearray(3))[1]).add_done_callback(lambda t: seen.append(t.shape))
@@ -248,6 +271,50 @@ class TestOthers:
                 assert wait([other, *late], timeout=30).done == {other, *late}
             assert set(est.as_completed([other, *late])) == {other, *late}
 
+    def test_two_waits_for_promises_and_the_same_future_of_a_pool_end(self):
+        """In a program of its own, since each of the two threads once had what the other one waited for."""
+        output, errors = run_program("""
+            import concurrent.futures as futures, threading
+            import estafette as est
+
+            eng = est.Engine(workers=1)
+            gate, held, asked = threading.Event(), threading.Event(), threading.Event()
+            first, last = (eng.submit(gate.wait) for _ in range(2))
+            between = futures.Future()
+            # The order in which a wait acquires their conditions.
+            futures._base.id = [first, between, last].index
+            acquire = between._condition.acquire
+
+            def acquire_slowly():
+                if held.is_set():
+                    asked.set()
+                acquire()
+                held.set()
+                asked.wait(30)
+
+            between._condition.acquire = acquire_slowly
+            waits = [threading.Thread(target=futures.wait, args=(fs,), daemon=True) for fs in ([between, last], [first, between])]
+            waits[0].start()
+            held.wait(30)
+            waits[1].start()
+            gate.set()
+            threading.Thread(target=between.set_result, args=(None,), daemon=True).start()
+            for wait in waits:
+                wait.join(10)
+            print([wait.is_alive() for wait in waits])
+        """)
+        assert output == "[False, False]\n", errors
+
+    def test_the_state_stays_while_the_condition_is_held(self, late, gate):
+        """`concurrent.futures.wait` counts twice what is pending."""
+        promise, _ = late
+        with promise._condition:
+            assert promise._state == "PENDING"
+            gate.open()
+            until(promise.done)
+            assert promise._state == "PENDING"
+        assert promise._state == "FINISHED"
+
     def test_on_an_event_loop_what_is_not_done_is_refused(self, late, gate):
         async def main():
             for return_when in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"):
@@ -298,6 +365,14 @@ class TestOthers:
             # Another thread may drop the last reference. It logs each failure, and then calls the hook.
             until(lambda: len(told) == 2)
             assert sum("never retrieved" in record.getMessage() for record in caplog.records) == 2
+
+    @pytest.mark.parametrize("is_mixed", [False, True])
+    def test_waiting_for_the_first_exception_retrieves_no_failure_that_is_there(self, is_mixed):
+        others = [concurrent.futures.Future()] if is_mixed else []
+        with pytest.raises(est.OperationError, match="no data"), est.Engine(workers=1) as eng:
+            op = eng.submit(fails)
+            until(op.is_done)
+            assert est.wait([op, *others], 30, "FIRST_EXCEPTION") == ({op}, set(others))
 
     def test_waits_in_vain_leave_nothing_in_the_queue(self, eng, late, gate):
         for _ in range(100):
@@ -395,6 +470,34 @@ class TestEnds:
             gate.set()
         """)
         assert output.split() == ["7", "called"]
+
+
+    def test_a_child_that_was_forked_during_a_wait_waits(self):
+        output, errors = run_program("""
+            import os, signal, threading
+            import estafette as est
+            from estafette._promises import LOCK
+            held, forked = threading.Event(), threading.Event()
+
+            def holds():
+                with LOCK:
+                    held.set()
+                    forked.wait(30)
+
+            threading.Thread(target=holds).start()
+            held.wait(30)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                eng = est.Engine(workers=1)
+                gate = threading.Event()
+                promises = [eng.submit(gate.wait) for _ in range(2)]
+                threading.Timer(0.1, gate.set).start()
+                os._exit(len(list(est.as_completed(promises, 10))))
+            forked.set()
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """)
+        assert output == "2\n", errors
 
 
 class TestAttributes:

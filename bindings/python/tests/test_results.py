@@ -3,8 +3,10 @@
 import asyncio
 import collections
 import dataclasses
+import enum
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,6 +20,14 @@ Pair = collections.namedtuple("Pair", "left right")
 class State:
     weight: object
     step: int
+
+
+class Label(enum.StrEnum):
+    LOW = "low"
+
+
+class Color(enum.IntEnum):
+    RED = 1
 
 
 @pytest.fixture
@@ -54,7 +64,7 @@ class TestUnpacked:
         t.wait()
         assert seen == [1] and t.is_ready() and "no single array" in repr(t)
 
-    @pytest.mark.parametrize("value", [7, 0.5, True, 1j, "text"])
+    @pytest.mark.parametrize("value", [7, 0.5, True, 1j, "text", Label.LOW, Color.RED])
     def test_a_number_and_text_are_results(self, eng, np, x, value):
         t = eng.call(lambda x: value, x)
         assert t.result(30) is value and t.future().result(30) is value
@@ -63,6 +73,12 @@ class TestUnpacked:
         # Those of NumPy are arrays, and bytes are memory.
         assert np.from_dlpack(eng.call(lambda x: np.float64(0.5), x)).shape == ()
         assert bytes(eng.call(lambda x: b"ab", x)) == b"ab"
+
+    def test_text_and_classes_of_numpy_are_no_arrays(self, eng, np, x):
+        labels = np.array(["low"])
+        assert eng.call(lambda: labels[0]).result(30) == "low"
+        kind, label, y = eng.call(lambda x: (type(x), labels[0], x + 1), x, using=np.from_dlpack)
+        assert kind is np.ndarray and label == "low" and value(np, y) == [1.0, 2.0, 3.0]
 
     def test_await_gives_what_the_function_returned(self, np):
         async def main():
@@ -122,6 +138,57 @@ class TestUnpacked:
         for use in (lambda: t[0], lambda: list(t), lambda: t.wait()):
             with pytest.raises(est.OperationError, match="`load`.*no data"):
                 use()
+
+    def test_threads_that_unpack_at_the_same_time_get_the_same_promises(self, eng, np):
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(300):
+                t = eng.call(lambda: (np.ones(2), np.zeros(2)))
+                t.wait()
+                first, *others = pool.map(lambda _, t=t: t.result(), range(4))
+                assert all(other[0] is first[0] and other[1] is first[1] for other in others)
+                assert value(np, first[0]) == [1.0, 1.0] and value(np, first[1]) == [0.0, 0.0]
+
+    def test_they_are_there_after_the_end_of_the_engine(self, np):
+        with est.Engine(workers=2) as eng:
+            t = eng.call(np.divmod, eng.from_dlpack(np.arange(3.0)), 2)
+        quotient, rest = t
+        assert quotient.is_ready() and value(np, rest) == [0.0, 1.0, 0.0]
+
+    def test_unpacking_waits_for_no_room(self, np, gate):
+        async def main():
+            async with est.Engine(workers=2, in_flight_limit=2) as eng:
+                t = eng.call(lambda: (np.ones(2), np.zeros(2)))
+                until(t.done)
+                for _ in range(2):
+                    eng.submit(gate)
+                try:
+                    assert value(np, (await t)[0]) == [1.0, 1.0]
+                finally:
+                    gate.open()
+
+        asyncio.run(main())
+
+    def test_an_error_while_the_structure_is_made_loses_no_array(self, eng, np):
+        class Refuses(list):
+            def __copy__(self):
+                if not copied:
+                    copied.append(1)
+                    raise ValueError("not now")
+                return Refuses(self)
+
+        copied = []
+        t = eng.call(lambda: Refuses([np.ones(2)]))
+        with pytest.raises(ValueError, match="not now"):
+            t.result(30)
+        assert value(np, t.result()[0]) == [1.0, 1.0]
+
+    def test_an_error_while_the_structure_is_made_is_that_of_the_future(self, eng, np):
+        class Refuses(list):
+            def __copy__(self):
+                raise ValueError("not now")
+
+        with pytest.raises(ValueError, match="not now"):
+            eng.call(lambda: Refuses([np.ones(2)])).future().result(10)
 
     def test_one_array_has_no_elements_here(self, eng, x):
         with pytest.raises(TypeError, match="elements are taken with a library"):

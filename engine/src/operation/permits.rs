@@ -46,8 +46,15 @@ impl CoreRef {
     #[cfg(feature = "links")]
     pub(crate) fn acquire_permit_beyond_limit(&self) -> Result<(), Error> {
         self.check_usable()?;
-        let _never_full = self.with_shard(|shard| self.sharded_counter.begin(shard, usize::MAX, false));
+        self.acquire_permit_always();
         Ok(())
+    }
+
+    /// Acquires a permit whatever the limit, after shutdown too.
+    pub(crate) fn acquire_permit_always(&self) {
+        if !self.acquired_in_advance() {
+            let _never_full = self.with_shard(|shard| self.sharded_counter.begin(shard, usize::MAX, false));
+        }
     }
 
     /// Releases a permit. The caller notifies waiters, now or soon ([`Core::notify_ended`]).

@@ -103,12 +103,29 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         self.core().check_usable()?;
         self.check_external()?;
         self.acquire_permit()?;
+        Ok(self.received(start))
+    }
+
+    /// As [`receive`](Self::receive), whatever the in-flight limit and after shutdown too. The caller completes the operation before
+    /// anything waits for it, so the operation holds nothing up.
+    #[doc(hidden)]
+    pub fn receive_always<F>(self, start: F) -> Result<Tensor, Error>
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        self.core().generation.check()?;
+        self.check_external()?;
+        self.core().acquire_permit_always();
+        Ok(self.received(start))
+    }
+
+    fn received(self, start: impl FnOnce(Completion) + Send + 'static) -> Tensor {
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         let body =
             |reads: R, writes: Nothing, updates: ()| external_body((reads, writes, updates), target, start);
         self.complete_draft(Some(&tensor), body, submit_and_start);
-        Ok(tensor)
+        tensor
     }
 
     /// The tensor that the operation will define. Its variables are its own variable, and then those of the

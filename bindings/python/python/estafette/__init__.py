@@ -27,6 +27,7 @@ import os as _os
 import sys as _sys
 import threading as _threading
 
+from . import _promises
 from ._dtype import DType
 from ._errors import (
     CancelledError,
@@ -252,9 +253,9 @@ def from_dlpack(
 
 
 def _in_child() -> None:
-    # The default engine is the parent's, and another thread may have held the lock during the fork.
+    # The default engine is the parent's, and another thread may have held a lock during the fork.
     global _default, _default_lock
-    _default, _default_lock = None, _threading.Lock()
+    _default, _default_lock, _promises.LOCK = None, _threading.Lock(), _threading.RLock()
     _after_fork_in_child()
 
 

@@ -138,8 +138,11 @@ def let_go(error):
     They would keep the views of the body alive, and with them leases of its operands, for as long as somebody keeps
     the error.
     """
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    seen, errors = set(), [error]
+    while errors:
+        error = errors.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            errors += error.__cause__, error.__context__
+            errors += error.exceptions if isinstance(error, BaseExceptionGroup) else ()

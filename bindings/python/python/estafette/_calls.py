@@ -66,7 +66,8 @@ _ARRAYS = "__dlpack__", "__array_interface__", "__cuda_array_interface__", "__sy
 
 
 def _is_array(value):
-    return any(hasattr(value, name) for name in _ARRAYS)
+    # Classes of arrays have these attributes as well, and text of NumPy has them.
+    return not isinstance(value, (type, str)) and any(hasattr(value, name) for name in _ARRAYS)
 
 
 # Of these, long lists are passed.
@@ -91,18 +92,43 @@ def _filler(value, found, is_leaf, outer=()):
         items = [(_filler(item, found, is_leaf, outer), item) for item in value]
         if all(fill is None for fill, _ in items):
             return None
-        make = getattr(type(value), "_make", type(value))
-        return lambda objects: make([_filled(item, objects) for item in items])
+        return lambda objects: _with_items(value, [_filled(item, objects) for item in items])
     if isinstance(value, dict):
         if _PLAIN.issuperset(map(type, value.values())):
             return None
         fillers = {key: _filler(item, found, is_leaf, outer) for key, item in value.items()}
-        return _copy_filler(value, fillers, dict.__setitem__)
+        return _copy_filler(value, fillers, _put_item)
     if _is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
         fillers = {name: _filler(getattr(value, name), found, is_leaf, outer) for name in names}
         return _copy_filler(value, fillers, object.__setattr__)
     return None
+
+
+def _with_items(value, items):
+    """A list or tuple as `value`, with other items. Its class may have attributes, and a `__new__` that takes no list of items."""
+    kind = type(value)
+    if isinstance(value, list):
+        made = copy.copy(value)
+        made[:] = items
+        return made
+    try:
+        made = tuple.__new__(kind, items)
+    except TypeError:
+        # Of a class written in C, such as `time.struct_time`.
+        return kind(items)
+    if hasattr(value, "__dict__"):
+        vars(made).update(vars(value))
+    return made
+
+
+def _put_item(mapping, key, item):
+    try:
+        # A class may keep its items as attributes too.
+        mapping[key] = item
+    except Exception:
+        # A class may refuse changes.
+        dict.__setitem__(mapping, key, item)
 
 
 def _is_dataclass(value):
@@ -125,9 +151,13 @@ def _copy_filler(value, fillers, put):
 
 def unpacked(value):
     """The arrays in what a function has returned, and what makes the same of their promises; None for one array, as bytes are."""
-    has_no_arrays = type(value) in _PLAIN and type(value) is not bytes
-    if not has_no_arrays and not isinstance(value, (list, tuple, dict)) and (_is_array(value) or not _is_dataclass(value)):
-        return None
+    if type(value) in _PLAIN and type(value) is not bytes:
+        return [], lambda _: value
+    if not isinstance(value, (list, tuple, dict)):
+        # Numbers of NumPy are arrays, and some are numbers of Python as well.
+        is_other = isinstance(value, (complex, float, int, str)) or _is_dataclass(value)
+        if not is_other or _is_array(value):
+            return None
     arrays = []
     fill = _filler(value, arrays, _is_array)
     return arrays, (fill or (lambda _: value))
@@ -197,7 +227,11 @@ def wrap(engine, function, options):
 
     @functools.wraps(function)
     def submitted(*args, **kwargs):
-        return engine.call(function, *args, **options, **kwargs)
+        if not kwargs:
+            return engine.call(function, *args, **options)
+        # Some may have names of options.
+        call, tensors = bind(function, args, kwargs)
+        return engine.call(call, *tensors, **options)
 
     return submitted
 
@@ -212,8 +246,10 @@ def op(engine, function, reads, writes, options):
     def decorate(function):
         submits = ("`op` with `writes`", engine.submit) if written else ("`op`", engine.call)
         _check(function, options, *submits)
-        signature = inspect.signature(function)
-        unknown = [name for name in [*written, *(read or [])] if name not in signature.parameters]
+        named = [*written, *(read or [])]
+        # Some functions written in C have none.
+        signature = inspect.signature(function) if named else None
+        unknown = [name for name in named if name not in signature.parameters]
         if unknown:
             raise TypeError(f"{function.__qualname__} has no parameter {', '.join(map(repr, unknown))}")
         if not written:

@@ -152,7 +152,8 @@ class Engine:
 
         The wait for the future is an operation in flight, called `name`: it has a permit, `wait_all` and
         `shutdown` wait for it, and `diagnose` lists it. If the future fails, so does the operation, with the exception as
-        ``__cause__``; a cancelled future raises `CancelledError`. Giving up a wait for the tensor cancels nothing.
+        ``__cause__``; a cancelled future raises `CancelledError`. A future that is dropped before it has a result fails it too, unless
+        a callback of the tensor keeps the future. Giving up a wait for the tensor cancels nothing.
 
             >>> from concurrent.futures import ThreadPoolExecutor
             >>> with ThreadPoolExecutor() as pool:
@@ -392,7 +393,7 @@ class Engine:
     @overload
     def call(
         self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
-        like: dict[str, Like] | None = None, copy: bool | None = None, outputs: Sequence[str],
+        like: dict[str, Like] | None = None, copy: bool | None = None, outputs: list[str] | tuple[str, ...],
         name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> dict[str, Tensor]: ...
     @overload
@@ -411,7 +412,7 @@ class Engine:
 
         Tensors may be anywhere among the arguments, in lists, tuples, dicts and dataclasses too: the function gets an
         array in place of each, which `using` makes, for example ``np.from_dlpack``. Everything else is passed on as it is. A
-        keyword argument of the function that has the name of an option here is given by `functools.partial`. What the function
+        keyword argument of the function that has the name of an option here is given by `functools.partial`, or to what `wrap` makes. What the function
         returns (anything that speaks DLPack) becomes the promise's memory, without a copy. A result that overlaps memory already known is copied, unless `alias_of` names the tensors
         that it is a view of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
         ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
@@ -463,7 +464,7 @@ class Engine:
     @overload
     def call_async(
         self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
-        like: dict[str, Like] | None = None, copy: bool | None = None, outputs: Sequence[str],
+        like: dict[str, Like] | None = None, copy: bool | None = None, outputs: list[str] | tuple[str, ...],
         name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]: ...
     @overload
@@ -497,7 +498,7 @@ class Engine:
     ) -> Submitter[_P, tuple[Tensor, ...]]: ...
     @overload
     def wrap(
-        self, fn: Callable[_P, object], /, *, outputs: Sequence[str], like: dict[str, Like] | None = None,
+        self, fn: Callable[_P, object], /, *, outputs: list[str] | tuple[str, ...], like: dict[str, Like] | None = None,
         **options: Unpack[CallOptions]
     ) -> Submitter[_P, dict[str, Tensor]]: ...
     @overload
@@ -539,7 +540,7 @@ class Engine:
     ) -> Callable[[Callable[_P, object]], Submitter[_P, tuple[Tensor, ...]]]: ...
     @overload
     def op(
-        self, *, reads: _Names | None = None, writes: None = None, outputs: Sequence[str],
+        self, *, reads: _Names | None = None, writes: None = None, outputs: list[str] | tuple[str, ...],
         like: dict[str, Like] | None = None, **options: Unpack[CallOptions]
     ) -> Callable[[Callable[_P, object]], Submitter[_P, dict[str, Tensor]]]: ...
     @overload
@@ -673,6 +674,7 @@ class Tensor:
         that wants that very class.
         """
     def _failed(self) -> bool: ...
+    def _add_waiter(self, fn: Callable[[Self], object], /) -> None: ...
     @property
     def _state(self) -> str: ...
     @property
@@ -1012,6 +1014,7 @@ class Operation:
         that wants that very class.
         """
     def _failed(self) -> bool: ...
+    def _add_waiter(self, fn: Callable[[Self], object], /) -> None: ...
     @property
     def _state(self) -> str: ...
     @property

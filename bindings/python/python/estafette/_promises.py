@@ -9,7 +9,7 @@ import threading
 import time
 
 from ._body import operation
-from ._errors import CancelledError, WouldBlockError
+from ._errors import WouldBlockError
 from ._estafette import Operation, Tensor, _wait_any
 
 TYPE_CHECKING = False
@@ -24,28 +24,26 @@ else:
         return function
 
 
-class _Ends:
+class _Ends(threading.local):
     """The ``_condition`` of all promises. `concurrent.futures` reads the states of futures and installs its waiters while it holds
-    their conditions, so that no end falls between. A promise ends whenever it does: what ended before its state was read, is
-    remembered here until the last of the conditions is released.
+    their conditions, so that no end falls between. A promise ends whenever it does: each state that a thread has read is
+    remembered until the thread releases the last of the conditions.
+
+    Nothing is locked: `concurrent.futures` takes the conditions of futures in one order, in which one lock of all promises
+    has no place.
     """
 
     def __init__(self):
-        self._lock = threading.RLock()
         self._depth = 0
-        self.known = set()
-        # The waiters of promises that have not ended. Each such promise has one callback, however often it is waited for.
-        self.waiters = {}
+        self.states = {}
 
     def acquire(self):
-        self._lock.acquire()
         self._depth += 1
 
     def release(self):
         self._depth -= 1
         if self._depth == 0:
-            self.known.clear()
-        self._lock.release()
+            self.states.clear()
 
     def __enter__(self):
         self.acquire()
@@ -55,14 +53,21 @@ class _Ends:
 
 
 ENDS = _Ends()
+# The waiters of promises that have not ended. Each such promise has one callback, however often it is waited for.
+_WAITERS: dict[_Promise, list[Any]] = {}
+# Of the waiters. A finalizer that waits may run while its thread has the lock.
+LOCK = threading.RLock()
 
 
 def state(promise):
     """The ``_state`` of a future."""
+    with ENDS:
+        return ENDS.states.setdefault(promise, _state_now(promise))
+
+
+def _state_now(promise):
     if not promise.done():
         return "PENDING"
-    with ENDS:
-        ENDS.known.add(promise)
     return "CANCELLED_AND_NOTIFIED" if promise.cancelled() else "FINISHED"
 
 
@@ -73,38 +78,39 @@ class Waiters:
         self._promise = promise
 
     def append(self, waiter):
-        with ENDS:
-            if self._promise in ENDS.known:
-                return
-            waiters = ENDS.waiters.get(self._promise)
+        if ENDS.states.get(self._promise, "PENDING") != "PENDING":
+            return
+        with LOCK:
+            waiters = _WAITERS.get(self._promise)
             if waiters is not None:
                 waiters.append(waiter)
                 return
-            ENDS.waiters[self._promise] = [waiter]
+            _WAITERS[self._promise] = [waiter]
             try:
-                self._promise.add_done_callback(_tell)
+                self._promise._add_waiter(_tell)
             except BaseException:
                 # The next wait adds a callback of its own.
-                ENDS.waiters.pop(self._promise, None)
+                _WAITERS.pop(self._promise, None)
                 raise
 
     def remove(self, waiter):
         """A promise that has ended has no waiters."""
-        with ENDS:
-            waiters = ENDS.waiters.get(self._promise, ())
+        with LOCK:
+            waiters = _WAITERS.get(self._promise, ())
             if waiter in waiters:
                 waiters.remove(waiter)
 
 
 def _tell(promise):
-    with ENDS:
-        for waiter in ENDS.waiters.pop(promise, ()):
-            if promise.cancelled():
-                waiter.add_cancelled(promise)
-            elif promise._failed():
-                waiter.add_exception(promise)
-            else:
-                waiter.add_result(promise)
+    with LOCK:
+        waiters = _WAITERS.pop(promise, ())
+    for waiter in waiters:
+        if promise.cancelled():
+            waiter.add_cancelled(promise)
+        elif promise._failed():
+            waiter.add_exception(promise)
+        else:
+            waiter.add_result(promise)
 
 
 def future(promise):
@@ -118,12 +124,26 @@ def future(promise):
 def _settle(made, promise):
     try:
         error = promise.exception()
-    except CancelledError as cancelled:
-        error = cancelled
+        result = promise.result() if error is None else None
+    except BaseException as raised:
+        error = raised
     if error is None:
-        made.set_result(promise.result())
+        made.set_result(result)
     else:
         made.set_exception(error)
+
+
+class _Unretrieved:
+    """A promise in `concurrent.futures.wait`, which may ask for the exception of what is done: the failure stays unretrieved."""
+
+    def __init__(self, promise):
+        self._promise = promise
+
+    def __getattr__(self, name):
+        return getattr(self._promise, name)
+
+    def exception(self):
+        return self._promise._failed() or None
 
 
 _RETURN_WHEN = (concurrent.futures.ALL_COMPLETED, concurrent.futures.FIRST_COMPLETED, concurrent.futures.FIRST_EXCEPTION)
@@ -146,7 +166,10 @@ def wait(
     promises = _checked(promises)
     if not _are_ours(promises) or (return_when == concurrent.futures.FIRST_EXCEPTION and not _asks_the_engine()):
         _check_loop(promises, timeout)
-        return concurrent.futures.wait(promises, timeout, return_when)  # type: ignore[arg-type, return-value]
+        futures = {_Unretrieved(promise) if _are_ours([promise]) else promise for promise in promises}
+        concurrent.futures.wait(futures, timeout, return_when)  # type: ignore[arg-type]
+        rest = _pending(promises)
+        return concurrent.futures._base.DoneAndNotDoneFutures(promises - rest, rest)
     if return_when not in _RETURN_WHEN:
         raise ValueError(f"return_when is one of {_RETURN_WHEN}, not {return_when!r}")
     until = _until(timeout)

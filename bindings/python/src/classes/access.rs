@@ -8,6 +8,7 @@ use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
@@ -117,6 +118,10 @@ impl PyAccess {
 
 #[pymethods]
 impl PyAccess {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.using)
+    }
+
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let wanted = self.begin(py)?;
         let leases =

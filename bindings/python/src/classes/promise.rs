@@ -23,7 +23,9 @@ use crate::interpreter::once::intern;
 use crate::log::logger;
 
 estafette_sync::per_process! {
-    static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
+    pub static CALLBACKS: Courier = Courier::new("estafette-callbacks", usize::MAX);
+    /// For the waiters of `concurrent.futures`: a callback of the program may wait for them.
+    pub static WAITS: Courier = Courier::new("estafette-waits", usize::MAX);
 }
 
 /// Waits until every callback was called, for at most `timeout`.
@@ -76,8 +78,9 @@ pub fn is_failed(handle: &impl Ends) -> bool {
     handle.failure_kind().is_some_and(|kind| kind != FailureKind::Cancelled)
 }
 
-/// Calls `callback(promise)` once: now if the promise of `handle` is done, else soon after its end, on a thread of the package.
+/// Calls `callback(promise)` once: now if the promise of `handle` is done, else soon after its end, on the thread of `courier`.
 pub fn add_done_callback(
+    courier: &'static Courier,
     handle: &impl Ends,
     promise: Bound<'_, PyAny>,
     callback: Bound<'_, PyAny>,
@@ -100,10 +103,10 @@ pub fn add_done_callback(
         };
     }
     let kept = Kept::new((callback.unbind(), promise.unbind()));
-    let expected = CALLBACKS.expect();
+    let expected = courier.expect();
     handle.on_done(move || {
         let _expected = expected;
-        CALLBACKS.send(Box::new(move |py| {
+        courier.send(Box::new(move |py| {
             let (callback, promise) = &*kept;
             let promise = promise.bind(py);
             if let Err(error) = callback.call1(py, (promise,))
@@ -197,6 +200,18 @@ macro_rules! future_methods {
             #[pyo3(signature = (r#fn, /))]
             fn add_done_callback(this: &Bound<'_, Self>, r#fn: Bound<'_, PyAny>) -> PyResult<()> {
                 crate::classes::promise::add_done_callback(
+                    &crate::classes::promise::CALLBACKS,
+                    this.get().ended(this.py())?,
+                    this.clone().into_any(),
+                    r#fn,
+                )
+            }
+
+            /// As `add_done_callback`, on a thread that calls no functions of users.
+            #[pyo3(signature = (r#fn, /))]
+            fn _add_waiter(this: &Bound<'_, Self>, r#fn: Bound<'_, PyAny>) -> PyResult<()> {
+                crate::classes::promise::add_done_callback(
+                    &crate::classes::promise::WAITS,
                     this.get().ended(this.py())?,
                     this.clone().into_any(),
                     r#fn,

@@ -5,15 +5,17 @@
 //! when the caller unpacks the promise of the call. Such a promise is defined by a [placeholder] meanwhile.
 
 use std::sync::Arc;
+use std::{mem, slice};
 
+use estafette::bindings::wait_any;
 use estafette::devices::DLDevice;
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use estafette::{BodyResult, Completion, DType, Layout, Produced, Tensor};
-use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
@@ -23,6 +25,7 @@ use crate::exchange::from_future::{self, Slot};
 use crate::exchange::peers;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
+use crate::submission::scope;
 use crate::submission::submission_args::SubmissionArgs;
 
 /// The results of one call.
@@ -39,6 +42,8 @@ pub struct Results {
 #[derive(Default)]
 struct State {
     arrays: Vec<Option<Produced>>,
+    /// Promises of the arrays, from the first attempt to unpack on until one has succeeded.
+    promises: Vec<Tensor>,
     /// Makes the structure of the promises.
     build: Option<Kept<Py<PyAny>>>,
     /// The structure, once the promise was unpacked.
@@ -83,7 +88,7 @@ impl Results {
         };
         let arrays =
             arrays.cast::<PyList>()?.iter().map(keep).map(|kept| kept.map(Some)).collect::<PyResult<_>>()?;
-        *self.state.lock() = State { arrays, build, built: None };
+        *self.state.lock() = State { arrays, build, ..State::default() };
         self.structured.store(true, Ordering::Release);
         Ok(true)
     }
@@ -114,45 +119,73 @@ impl Results {
         engine.submit(py, attempt, || args.promise(core).produce_external(self.deliver(at)))
     }
 
-    /// A tensor of the array at `at`, which is there: it is defined when this returns.
-    fn tensor(&self, py: Python<'_>, engine: &EngineHandle, at: usize) -> PyResult<PyTensor> {
-        let slot = Slot::default();
-        let tensor = from_future::receive(py, engine, &self.args, &slot)?;
-        if let Some(end) = from_future::take(&slot) {
-            // Completing may copy memory.
-            guard::detach(py, || end.produce(self.array(at)));
+    /// Tensors of the `count` arrays, of which `promises` are the first ones. All are defined when this returns.
+    /// Raises what ends a wait for another thread that makes some of them.
+    fn tensors(
+        &self,
+        py: Python<'_>,
+        engine: &EngineHandle,
+        count: usize,
+        mut promises: Vec<Tensor>,
+    ) -> PyResult<Vec<Tensor>> {
+        let core = engine.engine(py)?;
+        let mut ends = Vec::new();
+        for at in promises.len()..count {
+            let slot = Slot::default();
+            let left = Arc::clone(&slot);
+            // With a variable in common, one would wait for the other.
+            let args = SubmissionArgs { own: OnceLock::new(), ..self.args.clone() };
+            let receive = || args.promise(core).receive_always(move |end| *left.lock() = Some(end));
+            promises.push(scope::within(py, receive)?.or_raise(py)?);
+            ends.extend(from_future::take(&slot).map(|end| (at, end)));
         }
-        Ok(PyTensor::new(tensor, engine.clone()))
+        self.state.lock().promises.clone_from(&promises);
+        // Completing may copy memory.
+        guard::detach(py, || {
+            ends.into_iter().for_each(|(at, end)| end.produce(self.array(at)));
+            // Another thread may be about to complete the first ones.
+            let undefined = promises.iter().filter(|promise| !promise.is_defined());
+            undefined.map(slice::from_ref).try_for_each(|promise| wait_any(&[], promise, None))
+        })
+        .or_raise(py)?;
+        Ok(promises)
     }
 
-    /// What the function has returned, with promises in place of arrays: the same at every call.
-    pub fn unpack<'py>(
-        self: &Arc<Self>,
-        py: Python<'py>,
-        engine: &EngineHandle,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let (count, build) = {
+    /// What the function has returned, with promises in place of arrays: the same at every call, from whatever threads.
+    /// Raises what making the structure raises; a later call makes it of the same promises.
+    pub fn unpack<'py>(&self, py: Python<'py>, engine: &EngineHandle) -> PyResult<Bound<'py, PyAny>> {
+        // The Python lock is kept until every array has a promise: no other thread makes one of the same array.
+        let (count, promises, build) = {
             let state = self.state.lock();
             if let Some(built) = &state.built {
                 return Ok(built.bind(py).clone());
             }
-            (state.arrays.len(), state.build.as_ref().map(|build| build.clone_ref(py)))
+            let build = state.build.as_ref().map(|build| build.clone_ref(py));
+            (state.arrays.len(), state.promises.clone(), build)
         };
-        let tensors = (0..count).map(|at| self.tensor(py, engine, at)).collect::<PyResult<Vec<_>>>()?;
+        let tensors = self.tensors(py, engine, count, promises)?.into_iter();
+        let tensors: Vec<_> = tensors.map(|tensor| PyTensor::new(tensor, engine.clone())).collect();
         let build = build.ok_or_else(|| PyTypeError::new_err("the result is one array"))?;
         let built = build.bind(py).call1((PyList::new(py, tensors)?,))?;
-        self.state.lock().built = Some(Kept::new(built.clone().unbind()));
+        let mut state = self.state.lock();
+        if let Some(built) = &state.built {
+            return Ok(built.bind(py).clone());
+        }
+        let unpacked = State { built: Some(Kept::new(built.clone().unbind())), ..State::default() };
+        let old = mem::replace(&mut *state, unpacked);
+        drop((state, old));
         Ok(built)
     }
 }
 
 /// Whether a value is no structure for sure.
 fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let is_container = value.is_none()
+    let may_be_other = value.is_none()
+        || value.is_instance_of::<PyString>()
         || value.is_instance_of::<PyTuple>()
         || value.is_instance_of::<PyList>()
         || value.is_instance_of::<PyDict>();
-    Ok(!is_container && !peers::of(value).peer().root.is_empty())
+    Ok(!may_be_other && !peers::of(value).peer().root.is_empty())
 }
 
 /// What defines the promise of a call whose function has returned no single array. No library takes elements of this type.

@@ -19,6 +19,7 @@ use estafette::wait::Activity;
 use estafette::{Engine, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::atomic::Ordering;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -160,6 +161,13 @@ pub fn engine_states(py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Py<PyAny>)>> {
 
 #[pymethods]
 impl PyEngine {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Other objects that hold the engine may need it.
+        let is_held = Arc::strong_count(&self.handle.shared) > 1;
+        let using = self.handle.shared.using.as_deref().filter(|_| !is_held);
+        using.map_or(Ok(()), |using| visit.call(using))
+    }
+
     #[new]
     #[pyo3(signature = (
         workers = None, *, in_flight_limit = None, lease_timeout = None, watchdog = None, failures = None, stack_size = None,

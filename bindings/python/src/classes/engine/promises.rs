@@ -25,7 +25,8 @@ impl PyEngine {
     ///
     /// The wait for the future is an operation in flight, called `name`: it has a permit, `wait_all` and
     /// `shutdown` wait for it, and `diagnose` lists it. If the future fails, so does the operation, with the exception as
-    /// ``__cause__``; a cancelled future raises `CancelledError`. Giving up a wait for the tensor cancels nothing.
+    /// ``__cause__``; a cancelled future raises `CancelledError`. A future that is dropped before it has a result fails it too, unless
+    /// a callback of the tensor keeps the future. Giving up a wait for the tensor cancels nothing.
     ///
     ///     >>> from concurrent.futures import ThreadPoolExecutor
     ///     >>> with ThreadPoolExecutor() as pool:
