@@ -392,7 +392,7 @@ fn a_link_can_be_closed_while_futures_have_it() {
     assert!(receiving.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
     near.close();
     near.close();
-    // What comes now is for no one.
+    // The link that is closed answers this.
     let _ = far.try_send(&promise, &[]);
     let error = futures::executor::block_on(far.receive()).expect_err("it is closed");
     assert!(matches!(error, LinkError::Closed { .. }), "{error}");

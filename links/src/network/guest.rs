@@ -35,7 +35,7 @@ pub(super) struct Guest {
     /// Once it has greeted: its number, and its deadline.
     pub(super) process: Option<(u32, Duration)>,
     agent: Option<Agent>,
-    /// The consumer was told to ask over another connection.
+    /// The consumer has been sent [`Kind::Replace`].
     is_replaced: bool,
     asked: usize,
     lent: BTreeMap<u64, Loan>,
