@@ -255,6 +255,11 @@ pub(super) fn check(api: &Api, code: Code, what: &str) -> Result<(), DeviceError
     if code == 0 { Ok(()) } else { Err(error(api, code, what)) }
 }
 
+/// Whether a call was refused since the stream is captured.
+pub(super) fn is_of_capture(error: &DeviceError) -> bool {
+    matches!(error.code(), Some(900..=907))
+}
+
 fn kind(code: Code) -> DeviceErrorKind {
     match code {
         _ if is_sticky(code) => DeviceErrorKind::Fault,

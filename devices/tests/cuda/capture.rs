@@ -279,6 +279,21 @@ fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
     bench.assert_nothing_wrong();
 }
 
+/// The query is refused where the capture has begun since the engine looked whether there is one.
+#[test]
+fn a_query_that_a_capture_refuses_is_made_again() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("a driver refuses no call on request") else { return };
+    let queue = bench.queue();
+    let blocked = block(&*queue);
+    let fence = record(&queue);
+    simulator.fail_call("cuStreamQuery", 900);
+    assert!(fence.state().is_pending());
+    blocked.release();
+    settle(&fence).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}
+
 /// ```text
 /// first:  fill x ──┬──────────► copy y to z
 /// second:          └─ copy x to y ┘

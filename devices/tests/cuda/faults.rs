@@ -1,11 +1,16 @@
 //! A fault breaks all of its context. Only a simulator can be broken and go on.
 
+use std::ptr;
+
 use estafette_devices::{Device, DeviceErrorKind, FenceState, Queue, Reactor};
 
 use cudarc::driver::sys;
 
-use crate::harness::{PATIENCE, assert_ok, bench, block, break_next, fill, order, record, settle};
+use crate::harness::{
+    PATIENCE, assert_ok, bench, block, break_next, fill, hold, inside, order, record, settle,
+};
 
+const OUT_OF_MEMORY: i64 = 2;
 const ILLEGAL_ADDRESS: i64 = 700;
 const WHY: &str = "a fault ends a process's use of a GPU for good";
 
@@ -148,6 +153,37 @@ fn whoever_asks_again_and_again_finds_the_fault() {
     };
     assert_eq!(error.code(), Some(719));
     blocked.release();
+}
+
+/// Work goes on after an error that breaks no context, so its memory must not be released.
+#[test]
+fn work_that_can_no_longer_be_observed_has_a_fault() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("a driver refuses no call on request") else { return };
+    let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
+    let foreign = unsafe { bench.device.foreign(stranger.handle()) }.expect("it is of the device");
+    let mark = if bench.device.counts() { "cuStreamWriteValue64_v2" } else { "cuEventRecord" };
+    for (function, queue) in
+        [("cuStreamQuery", bench.queue()), (mark, bench.queue()), ("cuEventQuery", foreign)]
+    {
+        let memory = bench.memory(64);
+        let blocked = hold(&bench.device, ptr::with_exposed_provenance_mut(queue.native()));
+        fill(&queue, &memory, 1);
+        let fence = record(&queue);
+        simulator.fail_call(function, OUT_OF_MEMORY as i32);
+        let FenceState::Failed(error) = fence.state() else { panic!("{function} was refused") };
+        assert_eq!((error.kind(), error.code()), (DeviceErrorKind::Fault, Some(OUT_OF_MEMORY)), "{function}");
+        assert!(error.message().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+        assert!(matches!(fence.state(), FenceState::Failed(again) if again.same_root(&error)));
+        blocked.release();
+        let stream = ptr::with_exposed_provenance_mut(queue.native());
+        // SAFETY: a live stream.
+        inside(&bench.device, || unsafe { assert_ok(sys::cuStreamSynchronize(stream)) });
+    }
+    assert!(bench.device.fault().is_none(), "the device is sound");
+    settle(&record(&bench.queue())).expect("and so are its other queues");
+    bench.assert_nothing_wrong();
 }
 
 /// Another library resets the device without a word to the engine: that is a fault of the device.
