@@ -155,6 +155,35 @@ fn whoever_asks_again_and_again_finds_the_fault() {
     blocked.release();
 }
 
+/// An allocation whose order cannot be kept is given back, and another device's fault is not its own.
+#[test]
+fn an_allocation_is_neither_lost_nor_refused_beside_a_broken_device() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator(WHY) else { return };
+    let Some(other) = bench.another_device() else { return };
+    if !bench.device.has_pool() {
+        eprintln!("skipped: without a pool each release waits for the device");
+        return;
+    }
+    let queue = bench.queue();
+    let blocked = block(&*queue);
+    simulator.connections(1);
+    let ordinal = bench.device.ordinal() as u32;
+    let used = simulator.used(ordinal);
+    simulator.fail_call("cuEventRecord", OUT_OF_MEMORY as i32);
+    let refused = bench.device.allocate(64, 64).expect_err("no queue could wait for it");
+    assert_eq!(refused.code(), Some(OUT_OF_MEMORY));
+    simulator.fault_device(other.ordinal() as u32, 719);
+    let memory = bench.device.allocate(64, 64).expect("its own device is sound");
+    assert!(other.fault().is_some() && bench.device.fault().is_none());
+    blocked.release();
+    drop(memory);
+    settle(&record(&queue)).expect("nothing of it failed");
+    drop(bench.memory(64));
+    assert_eq!(simulator.used(ordinal), used);
+    bench.assert_nothing_wrong();
+}
+
 /// Work goes on after an error that breaks no context, so its memory must not be released.
 #[test]
 fn work_that_can_no_longer_be_observed_has_a_fault() {
