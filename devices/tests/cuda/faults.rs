@@ -7,7 +7,8 @@ use estafette_devices::{Device, DeviceErrorKind, FenceState, Queue, Reactor};
 use cudarc::driver::sys;
 
 use crate::harness::{
-    PATIENCE, assert_ok, bench, block, break_next, fill, hold, inside, order, record, settle,
+    ForeignStream, PATIENCE, assert_ok, bench, block, break_next, fill, hold, inside, intact_devices, order,
+    record, settle,
 };
 
 const OUT_OF_MEMORY: i64 = 2;
@@ -113,8 +114,10 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     let bench = bench();
     let Some(simulator) = bench.simulator(WHY) else { return };
     let Some(other) = bench.another_device() else { return };
-    let (broken, there, free) =
-        (bench.queue(), other.queue().expect("it works"), other.queue().expect("it works"));
+    let [there, behind, free] = [(); 3].map(|()| other.queue().expect("it works"));
+    let (broken, stranger) = (bench.queue(), ForeignStream::new(&other));
+    // SAFETY: the stream lives to the end of the test.
+    let acquire = || unsafe { other.foreign(stranger.handle()) }.expect("it is of the device");
     let memory = bench.memory(64);
     let blocked = block(&*broken);
     break_next(simulator, &broken);
@@ -122,9 +125,15 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     let faulty = record(&broken);
     order(&there, &faulty);
     let dependent = record(&there);
+    order(&behind, &dependent);
+    let foreign = acquire();
+    order(&foreign, &dependent);
+    let fences = [dependent, record(&behind), record(&foreign)];
     blocked.release();
     let root = settle(&faulty).expect_err("its work failed");
-    assert!(settle(&dependent).is_err_and(|error| error.same_root(&root)));
+    for fence in fences {
+        assert!(settle(&fence).is_err_and(|error| error.same_root(&root)), "{fence:?}");
+    }
     assert!(other.fault().is_none(), "its own context is sound");
     settle(&record(&free)).expect("and so are its other queues");
 }
@@ -182,6 +191,38 @@ fn an_allocation_is_neither_lost_nor_refused_beside_a_broken_device() {
     drop(bench.memory(64));
     assert_eq!(simulator.used(ordinal), used);
     bench.assert_nothing_wrong();
+}
+
+/// A context that turns out to be broken while the last stream of it is dropped.
+#[test]
+fn a_wait_that_drops_what_was_waited_for_may_find_a_fault() {
+    let bench = bench();
+    if bench.simulator(WHY).is_none() {
+        return;
+    }
+    let [first, second] = [(); 2].map(|()| bench.device.queue().expect("it works"));
+    let Some(other) = bench.another_device() else { return };
+    let (waiting, aside) = (other.queue().expect("it works"), other.queue().expect("it works"));
+    let blocked = block(&*first);
+    let fence = record(&first);
+    order(&waiting, &fence);
+    blocked.release();
+    settle(&fence).expect("nothing failed");
+    drop((first, fence));
+    let third = intact_devices().into_iter().find(|device| device.ordinal() > other.ordinal());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let unrelated = third.expect("there are more").queue().expect("it works");
+    let blocked = block(&*unrelated);
+    let pending = record(&unrelated);
+    // SAFETY: the device is there, and nothing of it is used afterwards.
+    unsafe { assert_ok(sys::cuDevicePrimaryCtxReset_v2(bench.device.ordinal())) };
+    let after = pending.clone();
+    std::thread::spawn(move || sender.send(waiting.order_after(&after)).expect("the test listens"));
+    receiver.recv_timeout(PATIENCE).expect("the thread does not wait for itself").expect("both are sound");
+    assert!(bench.device.fault().is_some(), "and the fault was found");
+    blocked.release();
+    settle(&record(&aside)).expect("nothing of it failed");
+    drop(second);
 }
 
 /// Work goes on after an error that breaks no context, so its memory must not be released.
