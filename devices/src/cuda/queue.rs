@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::sync::Mutex;
 
-use crate::fence::source::Timeline;
+use crate::fence::source::{Event as _, Timeline};
 use crate::queue::order_after;
 use crate::{
     DLDevice, DeviceError, Fence, FenceSet, FenceState, LaunchGraph, Order, Queue, QueueClock, QueueId,
@@ -248,9 +248,13 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
     let Some(event) = fence.as_event() else { return Ok(Behind::Unknown) };
     let any: &dyn Any = &**event;
     if let Some(single) = any.downcast_ref::<EventFence>() {
-        return Ok(match single.raw() {
-            Some(raw) => Behind::Event(raw, single.event().cloned(), Arc::clone(single.context())),
-            None => Behind::Done,
+        return Ok(match (single.observed_state(), single.raw()) {
+            (FenceState::Failed(error), _) => return Err(error),
+            // A foreign event may be gone by now.
+            (FenceState::Done, _) | (_, None) => Behind::Done,
+            (FenceState::Pending, Some(raw)) => {
+                Behind::Event(raw, single.event().cloned(), Arc::clone(single.context()))
+            }
         });
     }
     if let Some(captured) = any.downcast_ref::<Captured>() {
