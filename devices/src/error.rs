@@ -21,7 +21,7 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceErrorKind {
-    /// The device or the work on it broke. Its queue is poisoned: everything unfinished on it has failed.
+    /// The device or the work on it broke, or the end of the work cannot be known. Its queue is poisoned: everything unfinished on it has failed.
     Fault,
     /// The device has no room. Free something or ask for less; the queue is unharmed.
     OutOfMemory,
@@ -110,6 +110,18 @@ impl DeviceError {
     /// Whether both are the same occurrence, not merely equal words: every waiter gets the one root error.
     pub fn same_root(&self, other: &DeviceError) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The error of work that may go on, unseen: a [`Fault`](DeviceErrorKind::Fault), after which memory of the work is never released.
+    #[cfg(any(feature = "cuda", feature = "sycl"))]
+    pub(crate) fn of_unknown_end(self) -> Self {
+        if self.kind() == DeviceErrorKind::Fault {
+            return self;
+        }
+        self.changed(|inner| {
+            inner.kind = DeviceErrorKind::Fault;
+            inner.message = format!("the end of device work cannot be known: {}", inner.message).into();
+        })
     }
 
     fn changed(self, change: impl FnOnce(&mut Inner)) -> Self {

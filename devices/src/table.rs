@@ -64,8 +64,8 @@ const BACKENDS: &[Backend] = &[
     #[cfg(feature = "cuda")]
     Backend {
         kind: DeviceType::CUDA,
-        find: |id| Ok(CudaRuntime::get().map_err(invalid)?.device(id.device_id).map(entry)),
-        all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::devices).map(entry).collect(),
+        find: |id| Ok(CudaRuntime::get().map_err(invalid)?.open(id.device_id)?.map(entry)),
+        all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::usable).map(entry).collect(),
         identified: Some(|uuid| CudaRuntime::get().ok()?.identified(uuid)),
         contexts: None,
     },

@@ -20,6 +20,14 @@ fn only_what_is_asked_for_is_opened() {
     assert_eq!(runtime.pointer_info(local.as_ptr()), None);
     assert_eq!(retained(), 1, "any open device knows all memory");
     assert!(runtime.device(8).is_none() && runtime.device(-1).is_none());
-    assert_eq!(runtime.devices().len(), 8);
-    assert_eq!(retained(), 8);
+    // A refusal is not remembered: another process may have taken the memory for a while.
+    let second = DLDevice::new(DeviceType::CUDA, 2);
+    simulator.fail_call("cuDevicePrimaryCtxRetain", 2);
+    let refused = table::resolve(second).expect_err("its memory is full");
+    assert!(refused.message().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{refused}");
+    table::resolve(second).expect("there is room again");
+    let count = || table::entries().iter().filter(|entry| entry.id.device_type == DeviceType::CUDA).count();
+    simulator.fail_call("cuDevicePrimaryCtxRetain", 2);
+    assert_eq!([count(), count()], [7, 8]);
+    assert_eq!((runtime.devices().len(), retained()), (8, 10));
 }

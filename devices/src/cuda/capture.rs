@@ -1,8 +1,8 @@
 //! Graphs: work of one queue or several, recorded once and launched often, with one call of the driver each.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::ptr;
 use std::sync::Arc;
+use std::{iter, ptr};
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 use estafette_sync::sync::Mutex;
@@ -12,6 +12,7 @@ use crate::{DeviceError, Fence, LaunchGraph, Queue, Reactor, Recorded};
 use super::context::Context;
 use super::driver::Handle;
 use super::exit::is_driver_gone;
+use super::memory;
 use super::queue::{CudaQueue, not_ours};
 
 /// Work that was recorded on a queue, ready to be launched.
@@ -93,7 +94,12 @@ impl CudaQueue {
             context.check(code, "cannot end the capture of a graph")
         });
         joined[..taking_part].iter().for_each(|other| other.leave_capture());
-        enqueued.unwrap_or_else(|panic| resume_unwind(panic)).and(ended)?;
+        // What captures does not wait for what is allocated meanwhile.
+        let mut streams = iter::once(&stream).chain(&joined[..taking_part]);
+        let pending = memory::pending();
+        let awaited =
+            streams.try_for_each(|stream| pending.iter().try_for_each(|event| stream.await_memory(event)));
+        enqueued.unwrap_or_else(|panic| resume_unwind(panic)).and(ended).and(awaited)?;
         let mut executable: CUgraphExec = ptr::null_mut();
         context.make_current_relaxed().and_then(|_current| {
             // Not uploaded (`cuGraphUpload`): the first launch pays for that, once. An upload comes after all

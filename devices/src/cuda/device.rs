@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
 
-use crate::{Allocation, DLDevice, Device, DeviceError, DeviceType, Fence, NativeEvent, Queue, SharedMemory};
+use crate::{
+    Allocation, DLDevice, Device, DeviceError, DeviceType, Fence, FenceSet, NativeEvent, Queue, SharedMemory,
+};
 
 use super::context::{Context, CudaCounters};
 use super::driver::{self, Api, Handle};
@@ -262,7 +264,9 @@ impl Device for CudaDevice {
                 return Err(driver::error(self.context.api, driver::CAPTURE_UNSUPPORTED, what));
             }
             match Event::record_context(&self.context) {
-                Some(Ok(event)) => return Ok(Fence::event(Arc::new(EventFence::of(event, None)))),
+                Some(Ok(event)) => {
+                    return Ok(Fence::event(Arc::new(EventFence::of(event, None, FenceSet::default()))));
+                }
                 Some(Err(error)) if error.code() != Some(driver::NOT_SUPPORTED.into()) => return Err(error),
                 Some(Err(_)) | None => {}
             }

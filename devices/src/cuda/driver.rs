@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
     CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 use estafette_sync::platform::library::versioned;
-use estafette_sync::sync::OnceLock;
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::{DeviceError, DeviceErrorKind};
 
@@ -255,6 +255,11 @@ pub(super) fn check(api: &Api, code: Code, what: &str) -> Result<(), DeviceError
     if code == 0 { Ok(()) } else { Err(error(api, code, what)) }
 }
 
+/// Whether a call was refused since the stream is captured.
+pub(super) fn is_of_capture(error: &DeviceError) -> bool {
+    matches!(error.code(), Some(900..=907))
+}
+
 fn kind(code: Code) -> DeviceErrorKind {
     match code {
         _ if is_sticky(code) => DeviceErrorKind::Fault,
@@ -302,9 +307,17 @@ impl<T: Copy> Handle<T> {
 pub struct CudaRuntime {
     api: &'static Api,
     driver_version: i32,
-    /// By the driver's numbers; `None` for one that cannot be used.
-    opened: Vec<OnceLock<Option<Arc<CudaDevice>>>>,
+    /// By the driver's numbers.
+    places: Vec<Place>,
     all: OnceLock<Vec<Arc<CudaDevice>>>,
+}
+
+/// Where a device is once it is open. A refusal is not kept, as another process may have the memory for a while.
+#[derive(Default)]
+struct Place {
+    device: OnceLock<Arc<CudaDevice>>,
+    /// Locked while a thread opens the device.
+    turn: Mutex<()>,
 }
 
 impl CudaRuntime {
@@ -325,36 +338,48 @@ impl CudaRuntime {
         let mut driver_version: c_int = 0;
         // SAFETY: writes one number.
         let _ = unsafe { (api.driver_version)(&raw mut driver_version) };
-        let opened = (0..count).map(|_| OnceLock::new()).collect();
-        Ok(Self { api, driver_version, opened, all: OnceLock::new() })
+        let places = (0..count).map(|_| Place::default()).collect();
+        Ok(Self { api, driver_version, places, all: OnceLock::new() })
     }
 
     /// How many devices the driver has.
     pub fn count(&self) -> usize {
-        self.opened.len()
+        self.places.len()
     }
 
     /// The device with the driver's number `ordinal`, opened by the first call. `None` if the device does not
-    /// exist or cannot be used; a log line says why.
+    /// exist or cannot be used now; a log line says why.
     pub fn device(&self, ordinal: i32) -> Option<&Arc<CudaDevice>> {
-        let place = self.opened.get(usize::try_from(ordinal).ok()?)?;
-        let opened = place.get_or_init(|| match CudaDevice::new(self.api, ordinal, self.count()) {
-            Ok(device) => Some(Arc::new(device)),
-            Err(error) => {
-                tracing::warn!(%error, ordinal, "a CUDA device cannot be used");
-                None
+        let opened = self.open(ordinal);
+        opened.inspect_err(|error| tracing::warn!(%error, ordinal, "a CUDA device cannot be used")).ok()?
+    }
+
+    /// As [`device`](Self::device); fails with what keeps the device from being used.
+    pub(crate) fn open(&self, ordinal: i32) -> Result<Option<&Arc<CudaDevice>>, DeviceError> {
+        let place = usize::try_from(ordinal).ok().and_then(|at| self.places.get(at));
+        let Some(place) = place else { return Ok(None) };
+        if place.device.get().is_none() {
+            let _turn = place.turn.lock();
+            if place.device.get().is_none() {
+                let device = CudaDevice::new(self.api, ordinal, self.count())?;
+                place.device.get_or_init(|| Arc::new(device));
             }
-        });
-        opened.as_ref()
+        }
+        Ok(place.device.get())
     }
 
     pub(super) fn opened(&self) -> impl Iterator<Item = &Arc<CudaDevice>> {
-        self.opened.iter().filter_map(|place| place.get()?.as_ref())
+        self.places.iter().filter_map(|place| place.device.get())
     }
 
-    /// All devices, in the driver's order, opened now; those that cannot be used are left out.
+    /// All devices, in the driver's order, opened by the first call; those that could not be used then are left out.
     pub fn devices(&self) -> &[Arc<CudaDevice>] {
-        self.all.get_or_init(|| (0..self.count() as i32).filter_map(|at| self.device(at)).cloned().collect())
+        self.all.get_or_init(|| self.usable().cloned().collect())
+    }
+
+    /// All devices that can be used now.
+    pub(crate) fn usable(&self) -> impl Iterator<Item = &Arc<CudaDevice>> {
+        (0..self.count() as i32).filter_map(|at| self.device(at))
     }
 
     pub(crate) fn identified(&self, uuid: [u8; 16]) -> Option<i32> {

@@ -12,9 +12,10 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
 use crate::fence::host_event::HostEvent;
 use crate::fence::source::{self, Outcome, Subscriber, Watch};
-use crate::{DLDevice, DeviceError, FenceState, QueueId};
+use crate::{DLDevice, DeviceError, FenceSet, FenceState, QueueId};
 
 use super::context::Context;
+use super::depends::context_of;
 use super::driver::{Handle, NOT_READY};
 use super::exit::{self, is_driver_gone};
 use super::foreign::Records;
@@ -194,6 +195,8 @@ pub(super) struct EventFence {
     native: Native,
     /// Those of its stream, where that is foreign and known.
     records: Option<Arc<Records>>,
+    /// Points of own streams of other contexts that it waits for, until it has settled. No events, which would be a chain without end.
+    pub(super) depends: Mutex<FenceSet>,
     signal: HostEvent,
 }
 
@@ -208,8 +211,13 @@ enum Native {
 
 impl EventFence {
     /// `event` is the newest of `records`, where it has others to be compared with.
-    pub(super) fn of(event: Arc<Event>, records: Option<Arc<Records>>) -> Self {
-        Self { records, ..Self::new(Arc::clone(event.context()), Native::Ours(event)) }
+    pub(super) fn of(event: Arc<Event>, records: Option<Arc<Records>>, mut depends: FenceSet) -> Self {
+        depends.take_out(|fence| fence.as_point().is_none() || fence.observed_done(), &mut Vec::new());
+        Self {
+            records,
+            depends: Mutex::new(depends),
+            ..Self::new(Arc::clone(event.context()), Native::Ours(event))
+        }
     }
 
     /// # Safety
@@ -226,7 +234,7 @@ impl EventFence {
     }
 
     fn new(context: Arc<Context>, native: Native) -> Self {
-        Self { context, native, records: None, signal: HostEvent::new() }
+        Self { context, native, records: None, depends: Mutex::default(), signal: HostEvent::new() }
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -252,6 +260,19 @@ impl EventFence {
     fn settle(&self, outcome: &Outcome) {
         let subscribers = self.signal.settle(outcome);
         debug_assert!(subscribers.is_empty(), "the reactor polls a CUDA event: it has no subscribers");
+        let depends = std::mem::take(&mut *self.depends.lock());
+        drop(depends);
+    }
+
+    /// What broke its context, or one that it waits for.
+    fn fault(&self) -> Option<DeviceError> {
+        let waits = || {
+            let depends = self.depends.lock();
+            depends
+                .iter()
+                .find_map(|fence| context_of(fence)?.fault().filter(|_| !fence.observed_done()).cloned())
+        };
+        self.context.fault().cloned().or_else(waits)
     }
 }
 
@@ -266,15 +287,15 @@ impl source::Event for EventFence {
 
     fn state(&self) -> FenceState {
         if self.signal.state().is_pending() {
-            let asked = match (self.context.fault(), self.raw()) {
-                (Some(fault), _) => Err(fault.clone()),
+            let asked = match (self.fault(), self.raw()) {
+                (Some(fault), _) => Err(fault),
                 (None, Some(event)) => query(&self.context, event),
                 (None, None) => Ok(true),
             };
             match asked {
                 Ok(false) => {}
                 Err(_) if exit::has_begun() => {}
-                outcome => self.settle(&outcome.map(drop)),
+                outcome => self.settle(&outcome.map(drop).map_err(DeviceError::of_unknown_end)),
             }
         }
         self.signal.state()
@@ -285,7 +306,7 @@ impl source::Event for EventFence {
     }
 
     fn observed_state(&self) -> FenceState {
-        match self.context.fault() {
+        match self.fault() {
             // Settles it.
             Some(_) => self.state(),
             None => self.signal.state(),

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureStatus};
 use estafette_sync::sync::Mutex;
 use estafette_sync::thread::{self, ThreadId};
 
-use crate::{Clock, DeviceError, Fence, QueueId};
+use crate::{Clock, DeviceError, Fence, FenceSet, QueueId};
 
 use super::context::Context;
 use super::driver::{CONTEXT_IS_DESTROYED, Handle, INVALID_CONTEXT, NOT_SUPPORTED};
@@ -173,9 +173,14 @@ impl Foreign {
         unsafe { wait(context, self.raw(), event, 0) }
     }
 
-    /// The fence of everything enqueued here by now, also by others. `seen` is what that comes after on other queues. The stream is not
-    /// capturing.
-    pub(super) fn record(&self, context: &Arc<Context>, seen: Clock) -> Result<Fence, DeviceError> {
+    /// The fence of everything enqueued here by now, also by others. `seen` is what that comes after on other queues, `depends` what of it
+    /// is of other contexts. The stream is not capturing.
+    pub(super) fn record(
+        &self,
+        context: &Arc<Context>,
+        seen: Clock,
+        depends: FenceSet,
+    ) -> Result<Fence, DeviceError> {
         self.here()?;
         let _current = context.make_current()?;
         let stream = stream_number(context, self.raw());
@@ -188,7 +193,7 @@ impl Foreign {
             *newest
         });
         drop(newest);
-        Ok(Fence::recorded_event(Arc::new(EventFence::of(event, records)), sequence, seen))
+        Ok(Fence::recorded_event(Arc::new(EventFence::of(event, records, depends)), sequence, seen))
     }
 }
 

@@ -114,11 +114,15 @@ impl Pool {
         }
         context.check(code, &cannot_allocate(bytes, context.id))?;
         // SAFETY: a live stream.
-        match unsafe { (api.stream_query)(self.stream.get()) } {
-            NOT_READY => self.order_queues(context)?,
-            code => context.check(code, "the stream of the pool failed")?,
+        let ordered = match unsafe { (api.stream_query)(self.stream.get()) } {
+            NOT_READY => self.order_queues(context),
+            code => context.check(code, "the stream of the pool failed"),
+        };
+        if ordered.is_err() {
+            // SAFETY: nothing uses what was allocated just now.
+            let _ = unsafe { self.free(context, memory) };
         }
-        Ok(memory)
+        ordered.map(|()| memory)
     }
 
     /// Makes all queues come after what was handed out so far.
@@ -130,7 +134,8 @@ impl Pool {
         let Ok(runtime) = CudaRuntime::get() else { return Ok(()) };
         let streams = runtime.opened().flat_map(|device| device.context().live_streams());
         for stream in streams {
-            stream.await_memory(&event)?;
+            // A stream that has failed uses no memory any more.
+            stream.await_memory(&event).or_else(|error| stream.intact().map_or(Ok(()), |()| Err(error)))?;
         }
         Ok(())
     }

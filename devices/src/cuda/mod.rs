@@ -37,6 +37,7 @@
 //! | `stream` | own streams; what is enqueued on them and the events that cover it |
 //! | `progress` | how far they have come; the pinned timeline values that they count in |
 //! | `foreign` | foreign streams |
+//! | `depends` | which other contexts work waits for |
 //! | `health` | a thread that asks the driver for faults |
 //! | `exit` | the end of the process: nothing calls the driver once it shuts down |
 //! | `events` | native events; fences that are one |
@@ -47,6 +48,7 @@
 
 mod capture;
 mod context;
+mod depends;
 mod device;
 mod driver;
 mod events;

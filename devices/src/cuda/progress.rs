@@ -11,7 +11,7 @@ use crate::fence::source::{Subscriber, Timeline, Watch};
 use crate::{DLDevice, DeviceError, QueueId};
 
 use super::context::Context;
-use super::driver::NOT_READY;
+use super::driver::{NOT_READY, is_of_capture};
 use super::events::Event;
 use super::health;
 use super::stream::{Stream, is_capturing};
@@ -186,8 +186,13 @@ impl Stream {
     /// As [`request`](Self::request). A refused request breaks the stream: its waiters must not wait for
     /// ever.
     fn request_or_fail(&self, sequence: u64) {
-        if let Err(error) = self.request(sequence) {
-            self.fail(&error);
+        match self.request(sequence) {
+            Ok(()) => {}
+            // Foreign code has begun the capture since the request looked for one.
+            Err(error) if is_of_capture(&error) => {
+                self.wanted.fetch_max(sequence, Ordering::AcqRel);
+            }
+            Err(error) => self.fail(&error),
         }
     }
 
@@ -240,6 +245,7 @@ impl Stream {
         match self.query() {
             Ok(false) => {}
             Ok(true) => self.reach(newest),
+            Err(error) if is_of_capture(&error) => {}
             Err(error) => self.fail(&error),
         }
     }

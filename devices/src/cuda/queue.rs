@@ -5,15 +5,16 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::sync::Mutex;
 
-use crate::fence::source::Timeline;
+use crate::fence::source::{Event as _, Timeline};
 use crate::queue::order_after;
 use crate::{
-    DLDevice, DeviceError, Fence, FenceState, LaunchGraph, Order, Queue, QueueClock, QueueId, Recorded,
-    Timing,
+    DLDevice, DeviceError, Fence, FenceSet, FenceState, LaunchGraph, Order, Queue, QueueClock, QueueId,
+    Recorded, Timing,
 };
 
 use super::capture;
 use super::context::Context;
+use super::depends::beyond;
 use super::events::{Captured, Event, EventFence};
 use super::foreign::{Foreign, capture_id};
 use super::memory;
@@ -32,7 +33,13 @@ pub struct CudaQueue {
 enum Kind {
     Own(Arc<Stream>),
     /// With what it has been made to wait for. Others enqueue there as well, so work has no numbers there, and records alone do.
-    Foreign(Foreign, Mutex<QueueClock>),
+    Foreign(Foreign, Mutex<Waits>),
+}
+
+struct Waits {
+    clock: QueueClock,
+    /// Fences of other contexts ([`beyond`]).
+    depends: FenceSet,
 }
 
 /// What a queue can wait for on the device.
@@ -55,8 +62,8 @@ impl CudaQueue {
     pub(super) fn foreign(context: &Arc<Context>, foreign: Foreign) -> Arc<Self> {
         let id = QueueId::next();
         // What this acquisition was made to wait for stays ordered before whatever is enqueued there later.
-        let clock = Mutex::new(QueueClock::new(id, false));
-        Arc::new(Self::new(context, id, Kind::Foreign(foreign, clock)))
+        let waits = Waits { clock: QueueClock::new(id, false), depends: FenceSet::default() };
+        Arc::new(Self::new(context, id, Kind::Foreign(foreign, Mutex::new(waits))))
     }
 
     fn new(context: &Arc<Context>, id: QueueId, kind: Kind) -> Self {
@@ -187,7 +194,7 @@ impl CudaQueue {
     fn covers(&self, fence: &Fence) -> bool {
         match &self.kind {
             Kind::Own(stream) => stream.state().clock.covers(fence),
-            Kind::Foreign(_, clock) => clock.lock().covers(fence),
+            Kind::Foreign(_, waits) => waits.lock().clock.covers(fence),
         }
     }
 
@@ -202,18 +209,21 @@ impl CudaQueue {
             (_, Behind::Unknown) => return Ok(None),
             // SAFETY: the event lives as long as the fence that holds it, or by the contract of
             // `fence_of_event`.
-            (Kind::Own(stream), Behind::Event(event, _, context)) => unsafe {
-                stream.wait(fence, event, &context)?;
+            (Kind::Own(stream), Behind::Event(event, ..)) => unsafe {
+                stream.wait(fence, event)?;
             },
             (Kind::Own(stream), Behind::Captured(event, number)) => {
                 // SAFETY: as above.
                 unsafe { stream.wait_within(event, number) }?;
             }
-            (Kind::Foreign(foreign, clock), Behind::Event(event, ours, _)) => {
+            (Kind::Foreign(foreign, waits), Behind::Event(event, ours, _)) => {
                 foreign.here()?;
                 // SAFETY: as above.
                 if unsafe { foreign.wait(&self.context, event, ours.as_ref()) }? {
-                    clock.lock().note_wait(fence);
+                    let depends = beyond(fence, &self.context);
+                    let mut waits = waits.lock();
+                    waits.clock.note_wait(fence);
+                    waits.depends.merge(&depends);
                 }
             }
             (Kind::Foreign(foreign, _), Behind::Captured(event, number)) => {
@@ -238,9 +248,13 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
     let Some(event) = fence.as_event() else { return Ok(Behind::Unknown) };
     let any: &dyn Any = &**event;
     if let Some(single) = any.downcast_ref::<EventFence>() {
-        return Ok(match single.raw() {
-            Some(raw) => Behind::Event(raw, single.event().cloned(), Arc::clone(single.context())),
-            None => Behind::Done,
+        return Ok(match (single.observed_state(), single.raw()) {
+            (FenceState::Failed(error), _) => return Err(error),
+            // A foreign event may be gone by now.
+            (FenceState::Done, _) | (_, None) => Behind::Done,
+            (FenceState::Pending, Some(raw)) => {
+                Behind::Event(raw, single.event().cloned(), Arc::clone(single.context()))
+            }
         });
     }
     if let Some(captured) = any.downcast_ref::<Captured>() {
@@ -316,9 +330,13 @@ impl Queue for CudaQueue {
                 // SAFETY: a live stream of the context.
                 (stream.raw(), unsafe { Event::record(&self.context, stream.raw()) }?)
             }
-            Kind::Foreign(foreign, clock) => {
+            Kind::Foreign(foreign, waits) => {
                 if !foreign.is_capturing(&self.context)? {
-                    return foreign.record(&self.context, clock.lock().snapshot());
+                    let (seen, depends) = {
+                        let waits = waits.lock();
+                        (waits.clock.snapshot(), waits.depends.clone())
+                    };
+                    return foreign.record(&self.context, seen, depends);
                 }
                 // SAFETY: as above.
                 (foreign.raw(), unsafe { Event::record(&self.context, foreign.raw()) }?)

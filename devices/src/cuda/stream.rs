@@ -29,9 +29,10 @@ use estafette_sync::time::Instant;
 
 use crate::fence::completed::Completed;
 use crate::fence::source::Timeline;
-use crate::{DeviceError, Fence, QueueClock, QueueId};
+use crate::{DeviceError, Fence, FenceSet, QueueClock, QueueId};
 
 use super::context::Context;
+use super::depends::{beyond, context_of, is_of};
 use super::driver::Handle;
 use super::events::Event;
 use super::exit::{self, is_driver_gone};
@@ -63,9 +64,9 @@ pub(super) struct Stream {
     pub(super) is_suspect: AtomicBool,
     pub(super) born: Instant,
     state: Mutex<QueueState>,
-    /// Fences of other contexts that it waits for. A lock of its own, taken by the thread that finds such a
-    /// context broken.
-    depends: Mutex<Vec<(Fence, Arc<Context>)>>,
+    /// Fences of other contexts that it waits for ([`beyond`]). A lock of its own, taken by the thread that
+    /// finds such a context broken.
+    pub(super) depends: Mutex<FenceSet>,
 }
 
 impl Stream {
@@ -151,9 +152,7 @@ impl Stream {
         let own = ptr::eq(context, &raw const *self.context);
         let waits = || {
             let depends = self.depends.lock();
-            depends
-                .iter()
-                .any(|(fence, other)| ptr::eq(context, &raw const **other) && !fence.observed_done())
+            depends.iter().any(|fence| is_of(fence, context) && !fence.observed_done())
         };
         if own || waits() {
             self.fail(error);
@@ -238,31 +237,34 @@ impl Stream {
     ///
     /// # Safety
     /// `event` is live.
-    pub(super) unsafe fn wait(
-        self: &Arc<Self>,
-        fence: &Fence,
-        event: CUevent,
-        context: &Arc<Context>,
-    ) -> Result<(), DeviceError> {
+    pub(super) unsafe fn wait(self: &Arc<Self>, fence: &Fence, event: CUevent) -> Result<(), DeviceError> {
         let mut state = self.state();
         self.not_capturing(&state)?;
         // What was enqueued until now must not seem to wait as well.
         if state.sequence > self.completed() && state.covering(state.sequence).is_none() {
             self.mark(&mut state)?;
         }
+        // Before the wait, so that a stream that waits for this one meanwhile finds them.
+        self.depend(&beyond(fence, &self.context));
         // SAFETY: by contract.
         unsafe { wait(&self.context, self.raw(), event, 0) }?;
         state.clock.note_wait(fence);
         state.waited_at = state.sequence;
-        drop(state);
-        if !Arc::ptr_eq(context, &self.context) {
-            let mut depends = self.depends.lock();
-            depends.retain(|(fence, _)| !fence.observed_done());
-            depends.push((fence.clone(), Arc::clone(context)));
-            drop(depends);
-            context.adopt(self);
-        }
         Ok(())
+    }
+
+    /// This stream fails with the contexts of `fences` from now on.
+    fn depend(self: &Arc<Self>, fences: &FenceSet) {
+        if fences.is_empty() {
+            return;
+        }
+        // Dropped after the lock: a stream that goes calls the driver, which may find a fault, and that takes the lock.
+        let mut dropped = Vec::new();
+        let mut depends = self.depends.lock();
+        depends.take_out(Fence::observed_done, &mut dropped);
+        dropped.extend(fences.iter().filter_map(|fence| depends.insert_replacing(fence.clone())));
+        drop(depends);
+        fences.iter().filter_map(context_of).for_each(|context| context.adopt(self));
     }
 
     /// Makes what is enqueued here next wait for an event behind allocations, unless that is recorded into a

@@ -60,9 +60,9 @@ impl Completed {
         }
     }
 
-    /// Nothing more gets done, because of `error`; the first one stays.
+    /// No more ends are observed, because of `error`; the first one stays, as a fault.
     pub(crate) fn fail(&self, error: &DeviceError) {
-        self.failure.get_or_init(|| error.clone());
+        self.failure.get_or_init(|| error.clone().of_unknown_end());
         self.word.fetch_or(FROZEN, Ordering::AcqRel);
     }
 }

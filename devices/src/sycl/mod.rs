@@ -35,10 +35,13 @@
 //! | `push` | completion callbacks of OpenCL |
 //! | `errors` | asynchronous errors |
 //! | `timing` | when commands ran |
+//! | `double` | a runtime for tests, which refuses what they say |
 
 mod api;
 mod context;
 mod device;
+#[cfg(all(test, unix, not(any(estafette_loom, estafette_shuttle))))]
+mod double;
 mod errors;
 mod event;
 mod handle;

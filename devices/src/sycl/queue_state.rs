@@ -176,7 +176,10 @@ impl QueueState {
             commands.add(&self.barrier()?, true, called_ns);
         }
         self.timings.push(Arc::clone(&commands));
-        self.choose()?;
+        if let Err(error) = self.choose() {
+            self.timings.pop();
+            return Err(error);
+        }
         Ok(Some(commands))
     }
 

@@ -279,6 +279,46 @@ fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
     bench.assert_nothing_wrong();
 }
 
+/// A stream that captures cannot wait for memory that is allocated meanwhile, so it does afterwards.
+#[test]
+fn memory_that_was_allocated_during_a_capture_is_waited_for_after_it() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("connections are the driver's own business") else { return };
+    let [queue, joined, busy] = [(); 3].map(|()| bench.queue());
+    let blocked = block(&*busy);
+    simulator.connections(1);
+    let mut memory = None;
+    let graph = queue.capture_across(&[&joined], |_| {
+        memory = Some([(); 2].map(|()| bench.device.allocate(64, 64).expect("there is room")));
+        Ok(())
+    });
+    graph.expect("nothing disturbed it");
+    let [first, second] = memory.expect("it was allocated");
+    fill(&queue, &first, 7);
+    fill(&joined, &second, 8);
+    let fences = [record(&queue), record(&joined)];
+    blocked.release();
+    for fence in &fences {
+        settle(fence).expect("nothing failed");
+    }
+    bench.assert_nothing_wrong();
+}
+
+/// The query is refused where the capture has begun since the engine looked whether there is one.
+#[test]
+fn a_query_that_a_capture_refuses_is_made_again() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("a driver refuses no call on request") else { return };
+    let queue = bench.queue();
+    let blocked = block(&*queue);
+    let fence = record(&queue);
+    simulator.fail_call("cuStreamQuery", 900);
+    assert!(fence.state().is_pending());
+    blocked.release();
+    settle(&fence).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}
+
 /// ```text
 /// first:  fill x ──┬──────────► copy y to z
 /// second:          └─ copy x to y ┘

@@ -1,11 +1,17 @@
 //! A fault breaks all of its context. Only a simulator can be broken and go on.
 
+use std::ptr;
+
 use estafette_devices::{Device, DeviceErrorKind, FenceState, Queue, Reactor};
 
 use cudarc::driver::sys;
 
-use crate::harness::{PATIENCE, assert_ok, bench, block, break_next, fill, order, record, settle};
+use crate::harness::{
+    ForeignStream, PATIENCE, assert_ok, bench, block, break_next, fill, hold, inside, intact_devices, order,
+    record, settle,
+};
 
+const OUT_OF_MEMORY: i64 = 2;
 const ILLEGAL_ADDRESS: i64 = 700;
 const WHY: &str = "a fault ends a process's use of a GPU for good";
 
@@ -108,8 +114,10 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     let bench = bench();
     let Some(simulator) = bench.simulator(WHY) else { return };
     let Some(other) = bench.another_device() else { return };
-    let (broken, there, free) =
-        (bench.queue(), other.queue().expect("it works"), other.queue().expect("it works"));
+    let [there, behind, free] = [(); 3].map(|()| other.queue().expect("it works"));
+    let (broken, stranger) = (bench.queue(), ForeignStream::new(&other));
+    // SAFETY: the stream lives to the end of the test.
+    let acquire = || unsafe { other.foreign(stranger.handle()) }.expect("it is of the device");
     let memory = bench.memory(64);
     let blocked = block(&*broken);
     break_next(simulator, &broken);
@@ -117,9 +125,15 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     let faulty = record(&broken);
     order(&there, &faulty);
     let dependent = record(&there);
+    order(&behind, &dependent);
+    let foreign = acquire();
+    order(&foreign, &dependent);
+    let fences = [dependent, record(&behind), record(&foreign)];
     blocked.release();
     let root = settle(&faulty).expect_err("its work failed");
-    assert!(settle(&dependent).is_err_and(|error| error.same_root(&root)));
+    for fence in fences {
+        assert!(settle(&fence).is_err_and(|error| error.same_root(&root)), "{fence:?}");
+    }
     assert!(other.fault().is_none(), "its own context is sound");
     settle(&record(&free)).expect("and so are its other queues");
 }
@@ -148,6 +162,98 @@ fn whoever_asks_again_and_again_finds_the_fault() {
     };
     assert_eq!(error.code(), Some(719));
     blocked.release();
+}
+
+/// An allocation whose order cannot be kept is given back, and another device's fault is not its own.
+#[test]
+fn an_allocation_is_neither_lost_nor_refused_beside_a_broken_device() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator(WHY) else { return };
+    let Some(other) = bench.another_device() else { return };
+    if !bench.device.has_pool() {
+        eprintln!("skipped: without a pool each release waits for the device");
+        return;
+    }
+    let queue = bench.queue();
+    let blocked = block(&*queue);
+    simulator.connections(1);
+    let ordinal = bench.device.ordinal() as u32;
+    let used = simulator.used(ordinal);
+    simulator.fail_call("cuEventRecord", OUT_OF_MEMORY as i32);
+    let refused = bench.device.allocate(64, 64).expect_err("no queue could wait for it");
+    assert_eq!(refused.code(), Some(OUT_OF_MEMORY));
+    simulator.fault_device(other.ordinal() as u32, 719);
+    let memory = bench.device.allocate(64, 64).expect("its own device is sound");
+    assert!(other.fault().is_some() && bench.device.fault().is_none());
+    blocked.release();
+    drop(memory);
+    settle(&record(&queue)).expect("nothing of it failed");
+    drop(bench.memory(64));
+    assert_eq!(simulator.used(ordinal), used);
+    bench.assert_nothing_wrong();
+}
+
+/// A context that turns out to be broken while the last stream of it is dropped.
+#[test]
+fn a_wait_that_drops_what_was_waited_for_may_find_a_fault() {
+    let bench = bench();
+    if bench.simulator(WHY).is_none() {
+        return;
+    }
+    let [first, second] = [(); 2].map(|()| bench.device.queue().expect("it works"));
+    let Some(other) = bench.another_device() else { return };
+    let (waiting, aside) = (other.queue().expect("it works"), other.queue().expect("it works"));
+    let blocked = block(&*first);
+    let fence = record(&first);
+    order(&waiting, &fence);
+    blocked.release();
+    settle(&fence).expect("nothing failed");
+    drop((first, fence));
+    let third = intact_devices().into_iter().find(|device| device.ordinal() > other.ordinal());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let unrelated = third.expect("there are more").queue().expect("it works");
+    let blocked = block(&*unrelated);
+    let pending = record(&unrelated);
+    // SAFETY: the device is there, and nothing of it is used afterwards.
+    unsafe { assert_ok(sys::cuDevicePrimaryCtxReset_v2(bench.device.ordinal())) };
+    let after = pending.clone();
+    std::thread::spawn(move || sender.send(waiting.order_after(&after)).expect("the test listens"));
+    receiver.recv_timeout(PATIENCE).expect("the thread does not wait for itself").expect("both are sound");
+    assert!(bench.device.fault().is_some(), "and the fault was found");
+    blocked.release();
+    settle(&record(&aside)).expect("nothing of it failed");
+    drop(second);
+}
+
+/// Work goes on after an error that breaks no context, so its memory must not be released.
+#[test]
+fn work_that_can_no_longer_be_observed_has_a_fault() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("a driver refuses no call on request") else { return };
+    let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
+    let foreign = unsafe { bench.device.foreign(stranger.handle()) }.expect("it is of the device");
+    let mark = if bench.device.counts() { "cuStreamWriteValue64_v2" } else { "cuEventRecord" };
+    for (function, queue) in
+        [("cuStreamQuery", bench.queue()), (mark, bench.queue()), ("cuEventQuery", foreign)]
+    {
+        let memory = bench.memory(64);
+        let blocked = hold(&bench.device, ptr::with_exposed_provenance_mut(queue.native()));
+        fill(&queue, &memory, 1);
+        let fence = record(&queue);
+        simulator.fail_call(function, OUT_OF_MEMORY as i32);
+        let FenceState::Failed(error) = fence.state() else { panic!("{function} was refused") };
+        assert_eq!((error.kind(), error.code()), (DeviceErrorKind::Fault, Some(OUT_OF_MEMORY)), "{function}");
+        assert!(error.message().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+        assert!(matches!(fence.state(), FenceState::Failed(again) if again.same_root(&error)));
+        blocked.release();
+        let stream = ptr::with_exposed_provenance_mut(queue.native());
+        // SAFETY: a live stream.
+        inside(&bench.device, || unsafe { assert_ok(sys::cuStreamSynchronize(stream)) });
+    }
+    assert!(bench.device.fault().is_none(), "the device is sound");
+    settle(&record(&bench.queue())).expect("and so are its other queues");
+    bench.assert_nothing_wrong();
 }
 
 /// Another library resets the device without a word to the engine: that is a fault of the device.

@@ -62,6 +62,34 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     bench.assert_nothing_wrong();
 }
 
+/// Its owner may have destroyed the event since.
+#[test]
+fn a_foreign_event_is_not_waited_for_once_it_has_failed() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("a driver refuses no call on request") else { return };
+    let (queue, stranger) = (bench.queue(), bench.foreign_stream());
+    let blocked = hold(&bench.device, stranger.raw);
+    let mut event: sys::CUevent = ptr::null_mut();
+    inside(&bench.device, || {
+        // SAFETY: the stream is live, and the event from here on.
+        unsafe {
+            assert_ok(sys::cuEventCreate(&raw mut event, 2));
+            assert_ok(sys::cuEventRecord(event, stranger.raw));
+        }
+    });
+    // SAFETY: the event lives until the fence has settled.
+    let fence = unsafe { bench.device.fence_of_event(ptr::NonNull::from(&mut event).cast()) }
+        .expect("it is of the device");
+    simulator.fail_call("cuEventQuery", 400);
+    let FenceState::Failed(failure) = fence.state() else { panic!("the query was refused") };
+    // SAFETY: ours, and the fence has settled.
+    inside(&bench.device, || unsafe { assert_ok(sys::cuEventDestroy_v2(event)) });
+    let refused = queue.order_after(&fence).expect_err("it has failed");
+    assert!(refused.same_root(&failure), "{refused} is not {failure}");
+    blocked.release();
+    bench.assert_nothing_wrong();
+}
+
 #[test]
 fn every_acquisition_is_a_new_queue_and_is_recorded_at_once() {
     let bench = bench();

@@ -256,7 +256,7 @@ pub struct ForeignStream {
 }
 
 impl ForeignStream {
-    fn new(device: &Arc<CudaDevice>) -> Self {
+    pub fn new(device: &Arc<CudaDevice>) -> Self {
         let mut stream = ptr::null_mut();
         inside(device, || {
             // SAFETY: writes one handle; non-blocking.

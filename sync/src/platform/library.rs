@@ -62,6 +62,17 @@ macro_rules! library_functions {
                 )*
                 Ok(Self { $($field,)* _library: library })
             }
+
+            /// For tests, which put their own functions in the place of those that are called: all are `absent`.
+            #[cfg(all(test, unix))]
+            #[allow(dead_code, reason = "not every library has a double")]
+            pub(super) fn double(absent: unsafe extern "C" fn()) -> Self {
+                // SAFETY: a function is as wide as any other. This one returns to no caller.
+                let ($($field,)*) = unsafe { ($(
+                    std::mem::transmute::<unsafe extern "C" fn(), unsafe extern "C" fn($($argument),*) $(-> $result)?>(absent),
+                )*) };
+                Self { $($field,)* _library: libloading::os::unix::Library::this().into() }
+            }
         }
     };
 }

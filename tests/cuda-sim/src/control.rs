@@ -129,6 +129,18 @@ pub extern "C" fn cusim_fail_allocation(nth: u64) {
     Session::open().script.failing_allocation = (nth > 0).then_some(nth);
 }
 
+/// The next call of a function of the driver does nothing and fails with a code.
+///
+/// # Safety
+///
+/// `name` is text with a zero byte at its end.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cusim_fail_call(name: *const c_char, code: c_int) {
+    // SAFETY: promised by the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    Session::open().script.failing_calls.insert(name, code);
+}
+
 /// How much memory each device has.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_capacity(bytes: u64) {

@@ -20,6 +20,8 @@ pub(crate) struct Script {
     pub(crate) jitter: u64,
     /// Allocations until one fails.
     pub(crate) failing_allocation: Option<u64>,
+    /// What the next call of a function fails with, by its symbol.
+    pub(crate) failing_calls: HashMap<String, Code>,
     /// Bytes of each device.
     pub(crate) capacity: u64,
     /// How many commands a stream starts until one fails, and with what.
@@ -56,6 +58,7 @@ impl Default for Script {
             latencies: HashMap::new(),
             jitter: 0,
             failing_allocation: None,
+            failing_calls: HashMap::new(),
             capacity: 4 << 30,
             faults: HashMap::new(),
             connections: from_environment("ESTAFETTE_CUDA_SIM_CONNECTIONS")

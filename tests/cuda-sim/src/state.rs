@@ -243,6 +243,9 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Session) -> Result
     if !session.initialized && !early {
         return NOT_INITIALIZED;
     }
+    if let Some(code) = session.script.failing_calls.remove(name) {
+        return code;
+    }
     let locked = session.lock_context(name);
     let code = body(&mut session).err().unwrap_or(0);
     if let Some(context) = locked {

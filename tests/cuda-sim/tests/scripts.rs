@@ -86,6 +86,17 @@ fn memory_runs_out() {
 }
 
 #[test]
+fn one_call_of_a_function_is_refused() {
+    let bench = bench();
+    let stream = non_blocking();
+    bench.simulator.fail_call("cuStreamQuery", 900);
+    // SAFETY: the stream is alive.
+    let query = || unsafe { sys::cuStreamQuery(stream) };
+    fails(query(), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    ok(query());
+}
+
+#[test]
 fn on_the_virtual_clock_nothing_happens_by_itself() {
     let bench = bench();
     bench.simulator.virtual_clock(1);

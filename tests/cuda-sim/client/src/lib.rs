@@ -121,6 +121,12 @@ impl Simulator {
         self.call::<extern "C" fn(u64)>(c"cusim_fail_allocation")(nth);
     }
 
+    /// The next call of a function, by its symbol, does nothing and fails with `code`.
+    pub fn fail_call(&self, name: &str, code: i32) {
+        let name = CString::new(name).expect("a symbol has no zero byte");
+        self.call::<extern "C" fn(*const c_char, c_int)>(c"cusim_fail_call")(name.as_ptr(), code);
+    }
+
     /// How many bytes of memory each device has.
     pub fn capacity(&self, bytes: u64) {
         self.call::<extern "C" fn(u64)>(c"cusim_capacity")(bytes);
