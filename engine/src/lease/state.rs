@@ -16,6 +16,7 @@ use super::operation::{LeaseOp, end, end_unused, give_up};
 use super::pins::Pin;
 use super::request::submit;
 use crate::core::clock::Coarse;
+use crate::core::contained::Contained;
 use crate::core::context;
 use crate::core::engine_core::graph;
 use crate::core::lease_info::{LeaseDetails, LeaseInfo, LeaseOwner};
@@ -223,6 +224,7 @@ impl LeaseState {
                 None => after,
             });
         });
+        drop(Contained::new(unneeded));
     }
 
     /// Moves what [`ends_after`](Self::ends_after) has noted to another lease.
@@ -328,7 +330,9 @@ impl LeaseState {
     #[cold]
     fn end_with(&mut self, at_end: AtEnd) {
         let AtEnd { done, used: mut fences, after, notified } = at_end;
-        match (done, after, self.tensor.inner.definition()) {
+        // Dropped after the end: a keeper may be foreign code, and may use the tensor.
+        let after = after.map(Contained::new);
+        match (done, &after, self.tensor.inner.definition()) {
             (Some(done), _, _) => fences.insert(done),
             (None, Some(after), Ok(definition)) => {
                 fences.extend(after.fences(&self.tensor.inner.core, definition.layout.device()));
