@@ -128,7 +128,7 @@ impl<L> LeaseRequest<L> {
     ///
     /// # Errors
     /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all), and those of [`Tensor::wait`].
-    pub fn wait(self, timeout: Option<Duration>) -> Result<L, Error> {
+    pub fn wait(mut self, timeout: Option<Duration>) -> Result<L, Error> {
         if self.wanted.is_empty() {
             return Ok((self.finish)(Leases::new()));
         }
@@ -140,7 +140,10 @@ impl<L> LeaseRequest<L> {
                 }
                 (self.alias_of(tensor), FenceSet::default())
             }
-            None => self.hand_over(self.submit()?.wait(&self, timeout)?)?,
+            None => {
+                let submitted = self.take_submitted()?;
+                self.hand_over(submitted.wait(&self, timeout)?)?
+            }
         };
         let mut left = hand_to_consumer(&leases, self.consumer.as_ref(), &pending)?;
         while !left.is_empty() {
@@ -154,7 +157,7 @@ impl<L> LeaseRequest<L> {
     ///
     /// # Errors
     /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all).
-    pub fn try_now(self) -> Result<Option<L>, Error> {
+    pub fn try_now(mut self) -> Result<Option<L>, Error> {
         if self.wanted.is_empty() {
             return Ok(Some((self.finish)(Leases::new())));
         }
@@ -166,7 +169,7 @@ impl<L> LeaseRequest<L> {
         let (leases, pending) = match self.alias() {
             Some(tensor) => (self.alias_of(tensor), FenceSet::default()),
             None => {
-                let submitted = self.submit()?;
+                let submitted = self.take_submitted()?;
                 let Some(outcome) = submitted.outcome() else { return Ok(None) };
                 outcome?;
                 self.hand_over(submitted)?
@@ -216,6 +219,20 @@ impl<L> LeaseRequest<L> {
             dispatch(granted);
         }
         Ok(Submitted { op: Some(op), handle, pending: Pending::default() })
+    }
+
+    /// The operation that a poll has submitted, or a new one. Leases that a poll has got are dropped first, since the new
+    /// operation would wait for them.
+    fn take_submitted(&mut self) -> Result<Submitted, Error> {
+        self.core().generation.check()?;
+        match std::mem::replace(&mut self.step, Step::Described) {
+            Step::Submitted(mut submitted) => {
+                submitted.pending.over();
+                return Ok(submitted);
+            }
+            polled => drop(polled),
+        }
+        self.submit()
     }
 
     /// Turns the held operation into one lease per tensor. Returns also the fences that are pending.
