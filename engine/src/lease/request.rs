@@ -466,6 +466,15 @@ async fn settle_on_host(
     consumer: Option<Consumer>,
     mut left: FenceSet,
 ) -> Result<Leases, Error> {
+    let mut stand_ins = StandInSet::default();
+    if let Some(core) = leases.first().map(|lease| &lease.tensor().inner.core)
+        && core.has_no_workers()
+        && !left.is_empty()
+    {
+        // An operation of the engine may be what completes a host promise.
+        core.end_caller_runs();
+        stand_ins.want(core);
+    }
     while !left.is_empty() {
         for fence in &left {
             // `order_consumer` inspects the outcome.

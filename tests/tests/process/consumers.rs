@@ -413,3 +413,22 @@ fn memory_of_devices_that_are_given_back_early_is_not_so_where_the_host_reads_it
     let other: Arc<dyn Queue> = queue(&device);
     assert_eq!(other.order_after(&other.record().unwrap()).unwrap(), Order::Nothing);
 }
+
+#[test]
+fn an_await_of_what_only_the_host_can_wait_for_has_an_engine_without_workers_go_on() {
+    let _alone = exclusive();
+    let (device, engine, watchdog) = sim(0, SimOptions::default());
+    let theirs = device.queue(false);
+    let (completer, fence) = host::promise("foreign work");
+    let x = on_device(&device, &engine);
+    let op = engine.op("outside").updates([&x]);
+    op.run_external(move |end| end.complete_after(&fence, Ok(()))).unwrap().wait().unwrap();
+    let completes = engine.op("completes").run(move |[], []| {
+        completer.complete();
+        Ok(())
+    });
+    let consumer = acquired(&device, &theirs);
+    block_on(x.lease(Access::Read, "a consumer").for_consumer(&consumer)).unwrap();
+    completes.unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
+}
