@@ -612,3 +612,49 @@ fn queues_of_consumers() {
     drop(stage.x.lease(Access::Write, "a consumer").for_consumer(&consumer).wait(None).unwrap());
     stage.ends_with(0);
 }
+
+/// Work whose state is a panic.
+#[derive(Debug)]
+struct Unknown;
+
+impl Event for Unknown {
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn state(&self) -> FenceState {
+        panic!("an event that breaks")
+    }
+
+    fn observed_done(&self) -> bool {
+        false
+    }
+
+    fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        Watch::MustPoll
+    }
+}
+
+#[test]
+fn events_and_queues_that_granted_operations_ask() {
+    let stage = Stage::new();
+    let leave = |fence: Fence| {
+        let op = stage.engine.op("leaves").writes([&stage.x]);
+        op.run_external(move |end| end.complete_after(&fence, Ok(()))).unwrap().wait().unwrap();
+    };
+    leave(Fence::event(Arc::new(Unknown)));
+    let error = look(&stage.engine, &stage.x).wait().unwrap_err().to_string();
+    assert!(error.contains("an event that breaks"), "{error}");
+    leave(Fence::event(Arc::new(Unknown)));
+    let refused = stage.x.lease(Access::Write, "a consumer").wait(None);
+    assert!(refused.is_err());
+    // The work of a queue cannot come after what is pending.
+    let (completer, fence) = host::promise("never kept");
+    leave(fence);
+    let queue: Arc<dyn Queue> = Arc::new(Breaks(QueueId::next()));
+    let op = stage.engine.op("on a queue").reads([&stage.x]).on(&queue).run_on(|_, [_x], []| Ok(()));
+    let error = op.unwrap().wait().unwrap_err().to_string();
+    assert!(error.contains("a queue that breaks"), "{error}");
+    completer.complete();
+    stage.ends_with(0);
+}
