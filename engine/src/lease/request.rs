@@ -244,7 +244,8 @@ impl<L> LeaseRequest<L> {
         } else {
             let granted = op.abandon().expect("the signal is set once the operation is held");
             let split = |(tensor, access): &(Tensor, Access)| {
-                let lease = LeaseState::unordered(tensor, *access, self.owner.clone(), None);
+                let one = op.of_one(LeaseDetails::new(*access, self.owner.clone()));
+                let lease = LeaseState::of_operation(tensor.clone(), Arc::new(one));
                 lease.split_from(&granted, mode_of(*access));
                 Lease { inner: lease }
             };

@@ -92,21 +92,12 @@ impl LeaseState {
     /// A view of an operand of `running`. The operation itself orders the view until
     /// [`split_from`](Self::split_from).
     pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
-        Self::unordered(tensor, access, owner, Some(running))
-    }
-
-    /// A lease that becomes part of the order by [`split_from`](Self::split_from).
-    pub(super) fn unordered(
-        tensor: &Tensor,
-        access: Access,
-        owner: LeaseOwner,
-        view_of: Option<OpId>,
-    ) -> Arc<Self> {
         let op = Arc::new(LeaseOp::new(LeaseDetails::new(access, owner)));
-        Arc::new(Self::new(tensor.clone(), LeaseOrder::Operation { op, view_of }))
+        let order = LeaseOrder::Operation { op, view_of: Some(running) };
+        Arc::new(Self::new(tensor.clone(), order))
     }
 
-    /// The lease of an operation that is held.
+    /// The lease of an operation that is held, or that [`split_from`](Self::split_from) makes.
     pub(super) fn of_operation(tensor: Tensor, op: Arc<LeaseOp>) -> Arc<Self> {
         Arc::new(Self::new(tensor, LeaseOrder::Operation { op, view_of: None }))
     }
