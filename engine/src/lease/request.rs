@@ -299,6 +299,7 @@ impl<L> LeaseRequest<L> {
         if self.wanted.is_empty() {
             return Poll::Ready(Ok(Leases::new()));
         }
+        self.core().generation.check()?;
         loop {
             match &mut self.step {
                 Step::Described => self.step = self.begin()?,
