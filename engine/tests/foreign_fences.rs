@@ -598,3 +598,27 @@ fn a_fence_whose_query_asks_for_what_it_guards_fails_with_a_clear_text_and_does_
     other.state.store(OK, SeqCst);
     assert!(matches!(fence.state(), FenceState::Done));
 }
+
+#[test]
+fn a_thread_that_ends_may_still_ask() {
+    struct Asks(Fence, std::sync::mpsc::Sender<FenceState>);
+    impl Drop for Asks {
+        fn drop(&mut self) {
+            let _ = self.1.send(self.0.state());
+        }
+    }
+    thread_local! {
+        static KEPT: std::cell::RefCell<Option<Asks>> = const { std::cell::RefCell::new(None) };
+    }
+    // SAFETY: a fence that keeps its contract.
+    let fence = unsafe { import(NonNull::from(&mut Foreign::new().polled()), &[]) }.unwrap();
+    let (send, state) = std::sync::mpsc::channel();
+    let keeps = move || {
+        // Values of a thread that are made later are gone first.
+        KEPT.set(Some(Asks(fence.clone(), send)));
+        assert!(fence.state().is_pending());
+    };
+    std::thread::spawn(keeps).join().unwrap();
+    let state = state.recv().unwrap();
+    assert!(state.is_pending(), "{state:?}");
+}

@@ -26,6 +26,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use estafette_sync::panic::contain_panic;
 use estafette_sync::process::Generation;
 use estafette_sync::sleeper::Sleeper;
 use estafette_sync::sync::Mutex;
@@ -34,7 +35,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::log_panic::log_panic;
 use crate::reactor::spin;
-use crate::{DLDevice, DeviceError, QueueId, Reactor};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, QueueId, Reactor};
 
 pub use self::{
     clock::{Clock, QueueClock},
@@ -166,9 +167,9 @@ impl Fence {
         self.generation.is_inherited()
     }
 
-    /// The state of the fence. Queries the backend while the answer is not known yet.
+    /// The state of the fence. Queries the backend while the answer is not known yet. A backend that panics has failed.
     pub fn state(&self) -> FenceState {
-        match &self.source {
+        contained(|| match &self.source {
             Source::Event(event) => event.state(),
             Source::Point(timeline) => {
                 if timeline.completed() >= self.sequence {
@@ -190,7 +191,7 @@ impl Fence {
                     }
                 }
             }
-        }
+        })
     }
 
     /// Whether the work is finished. Queries the backend while the answer is not known yet.
@@ -209,7 +210,7 @@ impl Fence {
     /// The state as far as it is known: pending where only a call of a driver could say more. A device makes no
     /// effort to announce its progress for this.
     pub fn observed_state(&self) -> FenceState {
-        match &self.source {
+        contained(|| match &self.source {
             Source::Event(event) => event.observed_state(),
             Source::Point(timeline) => {
                 // A failure freezes the counter, so a failure that was read before the counter is final.
@@ -220,7 +221,7 @@ impl Fence {
                     _ => failure.map_or(FenceState::Pending, FenceState::Failed),
                 }
             }
-        }
+        })
     }
 
     /// Whether the work is finished, if loads can answer; `None` if only the backend can. Calls no driver,
@@ -347,6 +348,14 @@ impl Fence {
             Source::Event(event) => event.watch(subscriber),
         }
     }
+}
+
+/// The answer of a backend. Those who ask may have granted operations in hand, so a panic is a failure.
+pub(crate) fn contained(query: impl FnOnce() -> FenceState) -> FenceState {
+    contain_panic(query).unwrap_or_else(|panic| {
+        let message = format!("asking for the progress of device work panicked: {panic}");
+        FenceState::Failed(DeviceError::new(DeviceErrorKind::Fault, message))
+    })
 }
 
 impl fmt::Debug for Fence {

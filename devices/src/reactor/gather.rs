@@ -3,8 +3,8 @@ use std::sync::Arc;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::DeviceError;
 use crate::fence::source::{Outcome, Subscriber};
+use crate::{DeviceError, DeviceErrorKind};
 
 /// Waits for several fences and calls a closure once. One allocation for all of them.
 pub(super) struct Gather<F, W> {
@@ -16,13 +16,13 @@ pub(super) struct Gather<F, W> {
 }
 
 struct Rest<F> {
-    first_failure: Option<DeviceError>,
+    failure: Option<DeviceError>,
     callback: Option<F>,
 }
 
 impl<F, W> Gather<F, W> {
     pub(super) fn new(callback: F, wanted: W) -> Self {
-        let rest = Rest { first_failure: None, callback: Some(callback) };
+        let rest = Rest { failure: None, callback: Some(callback) };
         Self { missing: AtomicUsize::new(1), rest: Mutex::new(rest), wanted }
     }
 
@@ -38,7 +38,12 @@ impl<F: FnOnce(Outcome) + Send, W: Fn() -> bool + Send + Sync> Subscriber for Ga
 
     fn settled(self: Arc<Self>, outcome: Outcome) {
         if let Err(error) = outcome {
-            self.rest.lock().first_failure.get_or_insert(error);
+            let failure = &mut self.rest.lock().failure;
+            // After a fault memory may be in use for ever, which no other failure may hide.
+            let is_fault = |error: &DeviceError| error.kind() == DeviceErrorKind::Fault;
+            if failure.as_ref().is_none_or(|known| is_fault(&error) && !is_fault(known)) {
+                *failure = Some(error);
+            }
         }
         // AcqRel: the effects of every fence happen before the callback, whichever thread observed them.
         if self.missing.fetch_sub(1, Ordering::AcqRel) != 1 {
@@ -46,10 +51,34 @@ impl<F: FnOnce(Outcome) + Send, W: Fn() -> bool + Send + Sync> Subscriber for Ga
         }
         let (callback, failure) = {
             let mut rest = self.rest.lock();
-            (rest.callback.take(), rest.first_failure.take())
+            (rest.callback.take(), rest.failure.take())
         };
         if let Some(callback) = callback {
             callback(failure.map_or(Ok(()), Err));
+        }
+    }
+}
+
+#[cfg(all(test, not(any(estafette_loom, estafette_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_the_failure_of_all_whatever_else_has_failed_first() {
+        use DeviceErrorKind::{Cancelled, Fault, Other};
+        for kinds in [[Other, Fault, Cancelled], [Fault, Other, Cancelled], [Cancelled, Other, Fault]] {
+            let found = Arc::<Mutex<Option<DeviceErrorKind>>>::default();
+            let place = Arc::clone(&found);
+            let gather = Arc::new(Gather::new(
+                move |outcome: Outcome| *place.lock() = outcome.err().map(|error| error.kind()),
+                || true,
+            ));
+            for kind in kinds {
+                gather.expect_one();
+                gather.clone().settled(Err(DeviceError::new(kind, "scripted")));
+            }
+            gather.settled(Ok(()));
+            assert_eq!(*found.lock(), Some(Fault), "{kinds:?}");
         }
     }
 }

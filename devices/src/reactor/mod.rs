@@ -59,7 +59,7 @@ impl Reactor {
     }
 
     /// Calls `f` once, when every one of `fences` has settled: with `Ok` if all are done, else with the
-    /// failure that was observed first.
+    /// failure that was observed first, and rather with a fault.
     ///
     /// `f` runs on the thread that observes the last one, which may be the caller, before this returns. It
     /// runs under no lock, must be short and must not block; a panic in it is logged.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use crate::fence::contained;
 use crate::fence::source::{Event, Subscriber, Timeline};
 use crate::fence::waiting::{Ready, Waiting};
-use crate::{DeviceError, DeviceErrorKind, Fence, FenceState, QueueId};
+use crate::{DeviceError, DeviceErrorKind, Fence, QueueId};
 
 pub(super) struct Armed {
     pub(super) fence: Fence,
@@ -55,7 +56,8 @@ impl PollList {
         }
         let mut index = 0;
         while let Some((event, subscriber)) = self.events.get(index) {
-            let outcome = if subscriber.abandoned() { Some(Ok(())) } else { query(event).outcome() };
+            let outcome =
+                if subscriber.abandoned() { Some(Ok(())) } else { contained(|| event.state()).outcome() };
             match outcome {
                 None => index += 1,
                 Some(outcome) => ready.push((self.events.swap_remove(index).1, outcome)),
@@ -86,11 +88,6 @@ fn poll(timeline: &Arc<dyn Timeline>) -> (Option<DeviceError>, u64) {
         let who = format!("{} of {}", timeline.queue(), timeline.device());
         (Some(panicked(&who)), timeline.completed())
     })
-}
-
-fn query(event: &Arc<dyn Event>) -> FenceState {
-    catch_unwind(AssertUnwindSafe(|| event.state()))
-        .unwrap_or_else(|_| FenceState::Failed(panicked("a stand-alone fence")))
 }
 
 fn panicked(who: &str) -> DeviceError {

@@ -51,7 +51,9 @@ struct Open {
 /// function only runs `submit`.
 pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
     // Nothing is submitted to an inherited engine, whose locks may be held for ever.
-    let outermost = COALESCED.with_borrow(Option::is_none) && core.generation.is_current();
+    // A thread that ends may have no place for it any more, and sends each wake-up.
+    let is_free = COALESCED.try_with(|coalesced| coalesced.borrow().is_none()).unwrap_or(false);
+    let outermost = is_free && core.generation.is_current();
     /// Stops coalescing, also when `submit` panics.
     struct End(bool);
     impl Drop for End {

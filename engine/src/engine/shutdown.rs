@@ -60,6 +60,10 @@ impl Engine {
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
+        if core.generation.is_inherited() {
+            // What is in flight ends in the parent.
+            return self.report_of_shutdown(core.in_flight() == 0);
+        }
         let mut listening = core.notifier.listen_async();
         let mut pending = Pending::default();
         poll_fn(|cx| {
@@ -82,6 +86,10 @@ impl Engine {
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
+        if core.generation.is_inherited() {
+            // What is in flight ends in the parent.
+            return self.report_of_shutdown(core.in_flight() == 0);
+        }
         let report = match core.wait_idle(clock::deadline(timeout)) {
             Ok(true) => self.report_of_shutdown(true),
             _ => self.cancel_held(),

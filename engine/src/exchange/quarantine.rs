@@ -28,7 +28,7 @@ use std::sync::Arc;
 use estafette_devices::host::{self, Completer};
 use estafette_devices::{Device, DeviceError, DeviceErrorKind, Fence, Outcome, Reactor};
 use estafette_sync::essential::essential;
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread};
@@ -198,6 +198,8 @@ struct DeviceQuarantine {
     device: Arc<dyn Device>,
     uses: Mutex<Vec<Arc<Use>>>,
     arrived: Condvar,
+    /// Whether the thread has started. The system may refuse it.
+    is_started: AtomicBool,
 }
 
 /// The quarantines of the process.
@@ -255,21 +257,30 @@ fn add(device: Arc<dyn Device>, consumer_use: &Arc<Use>) {
         // Under both locks, so that no quarantine closes with a use in it.
         quarantine.uses.lock().push(Arc::clone(consumer_use));
         quarantine.arrived.notify_one();
+        quarantine.start();
     }
     CHANGED.notify_one();
 }
 
 impl DeviceQuarantine {
     fn open(device: Arc<dyn Device>) -> Arc<Self> {
-        let quarantine = Arc::new(Self { device, uses: Mutex::default(), arrived: Condvar::new() });
-        let own = Arc::clone(&quarantine);
-        let name = format!("estafette-quarantine-{}", quarantine.device.id());
-        let body = move || essential("the quarantine of a device", || own.run());
-        if let Err(error) = stack::thread(name).spawn(body) {
-            // What enters is given up in its time.
-            tracing::error!(%error, "the quarantine of a device does not start");
+        let (uses, arrived) = (Mutex::default(), Condvar::new());
+        Arc::new(Self { device, uses, arrived, is_started: AtomicBool::new(false) })
+    }
+
+    /// Starts the thread, unless it runs. To be called under the lock of the quarantines.
+    fn start(self: &Arc<Self>) {
+        if self.is_started.load(Ordering::Relaxed) {
+            return;
         }
-        quarantine
+        let own = Arc::clone(self);
+        let name = format!("estafette-quarantine-{}", self.device.id());
+        let body = move || essential("the quarantine of a device", || own.run());
+        match stack::thread(name).spawn(body) {
+            Ok(_) => self.is_started.store(true, Ordering::Relaxed),
+            // What enters is given up in its time, unless a later use gets the thread.
+            Err(error) => tracing::error!(%error, "the quarantine of a device does not start"),
+        }
     }
 
     fn run(&self) {

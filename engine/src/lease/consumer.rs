@@ -15,13 +15,18 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use estafette_devices::{DLDevice, DeviceError, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
+use estafette_devices::{
+    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber,
+};
+use estafette_sync::panic::contain_panic;
 use estafette_sync::sync::Mutex;
 
 use super::Lease;
 use super::state::LeaseState;
+use crate::core::contained::Contained;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
+use crate::core::lost::lost;
 use crate::core::program_lock::without_program_lock;
 use crate::exchange::quarantine::{self, LastUse};
 use crate::exchange::{Storage, reaper};
@@ -110,8 +115,10 @@ pub(crate) enum EndsAfter {
 
 impl EndsAfter {
     /// The fences of the last uses of memory on `device`, which end now. A deleter may ask for them on a thread of the program.
-    pub(crate) fn fences(self, core: &Core, device: DLDevice) -> FenceSet {
-        without_program_lock(|| self.find_fences(core, device))
+    pub(crate) fn fences(&self, core: &Core, device: DLDevice) -> FenceSet {
+        // Queues may be foreign code, and the caller has a lease to end.
+        let found = without_program_lock(|| contain_panic(|| self.find_fences(core, device)));
+        found.unwrap_or_else(|panic| lost(DeviceError::new(DeviceErrorKind::Fault, panic)).into())
     }
 
     fn find_fences(&self, core: &Core, device: DLDevice) -> FenceSet {
@@ -195,7 +202,8 @@ impl Subscriber for FenceRecorder {
 
 /// Releases memory of the engine on `device` that one consumer had for itself, after the consumer's last use.
 pub(crate) fn release_storage(storage: Storage, core: &Core, device: DLDevice, after: Option<EndsAfter>) {
-    let last = after.map(|after| after.fences(core, device));
+    let after = after.map(Contained::new);
+    let last = after.as_ref().map(|after| after.fences(core, device));
     reaper().release(last.unwrap_or_default(), storage);
 }
 
@@ -244,7 +252,7 @@ impl Lease {
 mod tests {
     use std::time::Duration;
 
-    use estafette_devices::{DeviceErrorKind, FenceState, Order, QueueId};
+    use estafette_devices::{FenceState, Order, QueueId};
 
     use super::*;
 

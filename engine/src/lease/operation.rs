@@ -65,6 +65,11 @@ impl LeaseOp {
         Self { consumer_orders, one_shot: Some(OneShot::new()), ..Self::new(details) }
     }
 
+    /// The operation of one lease of the set that this one is of.
+    pub(super) fn of_one(&self, details: LeaseDetails) -> Self {
+        Self { consumer_orders: self.consumer_orders, ..Self::new(details) }
+    }
+
     pub(crate) fn info(&self) -> LeaseInfo {
         self.details.info(self.is_held())
     }

@@ -128,7 +128,7 @@ impl<L> LeaseRequest<L> {
     ///
     /// # Errors
     /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all), and those of [`Tensor::wait`].
-    pub fn wait(self, timeout: Option<Duration>) -> Result<L, Error> {
+    pub fn wait(mut self, timeout: Option<Duration>) -> Result<L, Error> {
         if self.wanted.is_empty() {
             return Ok((self.finish)(Leases::new()));
         }
@@ -140,7 +140,10 @@ impl<L> LeaseRequest<L> {
                 }
                 (self.alias_of(tensor), FenceSet::default())
             }
-            None => self.hand_over(self.submit()?.wait(&self, timeout)?)?,
+            None => {
+                let submitted = self.take_submitted()?;
+                self.hand_over(submitted.wait(&self, timeout)?)?
+            }
         };
         let mut left = hand_to_consumer(&leases, self.consumer.as_ref(), &pending)?;
         while !left.is_empty() {
@@ -154,7 +157,7 @@ impl<L> LeaseRequest<L> {
     ///
     /// # Errors
     /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all).
-    pub fn try_now(self) -> Result<Option<L>, Error> {
+    pub fn try_now(mut self) -> Result<Option<L>, Error> {
         if self.wanted.is_empty() {
             return Ok(Some((self.finish)(Leases::new())));
         }
@@ -166,7 +169,7 @@ impl<L> LeaseRequest<L> {
         let (leases, pending) = match self.alias() {
             Some(tensor) => (self.alias_of(tensor), FenceSet::default()),
             None => {
-                let submitted = self.submit()?;
+                let submitted = self.take_submitted()?;
                 let Some(outcome) = submitted.outcome() else { return Ok(None) };
                 outcome?;
                 self.hand_over(submitted)?
@@ -218,6 +221,20 @@ impl<L> LeaseRequest<L> {
         Ok(Submitted { op: Some(op), handle, pending: Pending::default() })
     }
 
+    /// The operation that a poll has submitted, or a new one. Leases that a poll has got are dropped first, since the new
+    /// operation would wait for them.
+    fn take_submitted(&mut self) -> Result<Submitted, Error> {
+        self.core().generation.check()?;
+        match std::mem::replace(&mut self.step, Step::Described) {
+            Step::Submitted(mut submitted) => {
+                submitted.pending.over();
+                return Ok(submitted);
+            }
+            polled => drop(polled),
+        }
+        self.submit()
+    }
+
     /// Turns the held operation into one lease per tensor. Returns also the fences that are pending.
     fn hand_over(&self, mut submitted: Submitted) -> Result<(Leases, FenceSet), Error> {
         let op = submitted.op.take().expect("handed over once");
@@ -227,7 +244,8 @@ impl<L> LeaseRequest<L> {
         } else {
             let granted = op.abandon().expect("the signal is set once the operation is held");
             let split = |(tensor, access): &(Tensor, Access)| {
-                let lease = LeaseState::unordered(tensor, *access, self.owner.clone(), None);
+                let one = op.of_one(LeaseDetails::new(*access, self.owner.clone()));
+                let lease = LeaseState::of_operation(tensor.clone(), Arc::new(one));
                 lease.split_from(&granted, mode_of(*access));
                 Lease { inner: lease }
             };
@@ -281,6 +299,7 @@ impl<L> LeaseRequest<L> {
         if self.wanted.is_empty() {
             return Poll::Ready(Ok(Leases::new()));
         }
+        self.core().generation.check()?;
         loop {
             match &mut self.step {
                 Step::Described => self.step = self.begin()?,
@@ -449,6 +468,15 @@ async fn settle_on_host(
     consumer: Option<Consumer>,
     mut left: FenceSet,
 ) -> Result<Leases, Error> {
+    let mut stand_ins = StandInSet::default();
+    if let Some(core) = leases.first().map(|lease| &lease.tensor().inner.core)
+        && core.has_no_workers()
+        && !left.is_empty()
+    {
+        // An operation of the engine may be what completes a host promise.
+        core.end_caller_runs();
+        stand_ins.want(core);
+    }
     while !left.is_empty() {
         for fence in &left {
             // `order_consumer` inspects the outcome.

@@ -16,6 +16,7 @@ use super::operation::{LeaseOp, end, end_unused, give_up};
 use super::pins::Pin;
 use super::request::submit;
 use crate::core::clock::Coarse;
+use crate::core::contained::Contained;
 use crate::core::context;
 use crate::core::engine_core::graph;
 use crate::core::lease_info::{LeaseDetails, LeaseInfo, LeaseOwner};
@@ -91,21 +92,12 @@ impl LeaseState {
     /// A view of an operand of `running`. The operation itself orders the view until
     /// [`split_from`](Self::split_from).
     pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
-        Self::unordered(tensor, access, owner, Some(running))
-    }
-
-    /// A lease that becomes part of the order by [`split_from`](Self::split_from).
-    pub(super) fn unordered(
-        tensor: &Tensor,
-        access: Access,
-        owner: LeaseOwner,
-        view_of: Option<OpId>,
-    ) -> Arc<Self> {
         let op = Arc::new(LeaseOp::new(LeaseDetails::new(access, owner)));
-        Arc::new(Self::new(tensor.clone(), LeaseOrder::Operation { op, view_of }))
+        let order = LeaseOrder::Operation { op, view_of: Some(running) };
+        Arc::new(Self::new(tensor.clone(), order))
     }
 
-    /// The lease of an operation that is held.
+    /// The lease of an operation that is held, or that [`split_from`](Self::split_from) makes.
     pub(super) fn of_operation(tensor: Tensor, op: Arc<LeaseOp>) -> Arc<Self> {
         Arc::new(Self::new(tensor, LeaseOrder::Operation { op, view_of: None }))
     }
@@ -223,6 +215,7 @@ impl LeaseState {
                 None => after,
             });
         });
+        drop(Contained::new(unneeded));
     }
 
     /// Moves what [`ends_after`](Self::ends_after) has noted to another lease.
@@ -328,7 +321,9 @@ impl LeaseState {
     #[cold]
     fn end_with(&mut self, at_end: AtEnd) {
         let AtEnd { done, used: mut fences, after, notified } = at_end;
-        match (done, after, self.tensor.inner.definition()) {
+        // Dropped after the end: a keeper may be foreign code, and may use the tensor.
+        let after = after.map(Contained::new);
+        match (done, &after, self.tensor.inner.definition()) {
             (Some(done), _, _) => fences.insert(done),
             (None, Some(after), Ok(definition)) => {
                 fences.extend(after.fences(&self.tensor.inner.core, definition.layout.device()));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Queue};
 use estafette_graph::Mode;
+use estafette_report::shown::shown;
 use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
@@ -171,8 +172,8 @@ impl<T, R, W, U> Description<T, R, W, U> {
         self
     }
 
-    /// The queue that the body enqueues on. A body of `run_on` needs one; a body of `run_external` may have
-    /// one.
+    /// The queue that the body enqueues on. A body of `run_on` needs one; a body of `run_external` or `produce_external` may
+    /// have one; other bodies work on the host and are refused on a queue.
     pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
         self.options().queue = Some(Arc::clone(queue));
         self
@@ -231,6 +232,21 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
         let (reads, writes, updates) = (self.reads.tensors(), self.writes.tensors(), self.updates.tensors());
         writes.iter().chain(updates).try_for_each(check_writable)?;
         check_disjoint(reads, writes, updates)
+    }
+
+    /// As [`check`](Self::check), for a body that works on the host. On a queue, the queue alone would wait for pending work.
+    #[inline]
+    pub(crate) fn check_on_host<'v>(&self, what: &str, name: &Name) -> Result<(), Error>
+    where
+        T: Target<'v>,
+    {
+        if self.queue().is_some() {
+            let name = shown(name.as_str());
+            return Err(Error::invalid(format!(
+                "{what} `{name}` names a queue, and its body works on the host; end its description with `run_on`"
+            )));
+        }
+        self.check()
     }
 
     /// As [`check`](Self::check), for a body that gets no views and so may see memory twice: an operand that

@@ -74,9 +74,11 @@ impl Prepared {
         self.start_task(ActiveTask::Op(running), start);
     }
 
-    /// As [`start`](Self::start), for a node of a replay.
-    pub(crate) fn start_node(self, node: NodeRun, start: impl FnOnce(Completion)) {
+    /// As [`start`](Self::start), for a node of a replay. Returns the scope of the node.
+    pub(crate) fn start_node(self, node: NodeRun, start: impl FnOnce(Completion)) -> Scope {
+        let scope = Scope { inner: Arc::clone(&self.0), id: node.current().op.get() };
         self.start_task(ActiveTask::Node(node), start);
+        scope
     }
 
     fn start_task(self, running: ActiveTask, start: impl FnOnce(Completion)) {
@@ -277,7 +279,7 @@ impl Scope {
         drop(operands);
     }
 
-    fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
+    pub(crate) fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
         self.end_with(
             fence.map(std::slice::from_ref).unwrap_or_default(),
             |running, produced, held, fence| {

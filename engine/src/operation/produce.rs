@@ -29,7 +29,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = tensor.clone();
-        self.submit(Some(&tensor), |reads, _none, _none_either| {
+        self.submit_on_host(Some(&tensor), |reads, _none, _none_either| {
             Body::new(move |running: Running| {
                 // The conversion may run user code.
                 let result = running.call(|| body(reads.defined()?.views(&Grant::OF_BODY)).map(Into::into));
@@ -61,7 +61,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
-        self.submit(Some(&tensor), |reads, none, none_either| {
+        self.submit_on_host(Some(&tensor), |reads, none, none_either| {
             future_body(reads, none, none_either, target, move |_open, reads, _, _| {
                 let future = body(reads);
                 async move { future.await.map(|produced| Some(produced.into())) }

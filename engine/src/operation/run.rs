@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
-use estafette_devices::{CurrentGuard, DeviceError, Fence, FenceSet, Order, Queue, Reactor};
+use estafette_devices::{CurrentGuard, DeviceError, DeviceErrorKind, Fence, FenceSet, Order, Queue, Reactor};
 use estafette_graph::{Completed, GrantedAccess};
 use smallvec::SmallVec;
 
@@ -318,7 +318,12 @@ fn start<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
 /// As [`start`], where the variables carry fences or failures.
 #[cold]
 fn start_after_inputs(granted: OpGranted) -> Option<OpGranted> {
-    match resolve_inputs(&granted) {
+    // Queues may be foreign code, whose panic would lose the operation.
+    let resolved = contain_panic(|| resolve_inputs(&granted)).unwrap_or_else(|panic| {
+        let error = DeviceError::new(DeviceErrorKind::Fault, format!("ordering the queue panicked: {panic}"));
+        Inputs::Skip(OpTag::of(&granted).device_failure(error))
+    });
+    match resolved {
         Inputs::Ready => begin::<false>(granted),
         Inputs::Skip(cause) => {
             let is_noted = granted.payload().noted && granted.payload().has_on_skip();

@@ -76,14 +76,14 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.state_mut().hold_permit();
     }
 
-    /// Submits the operation with `body`. `produced` is the tensor that the operation will define.
+    /// Submits the operation with `body`, which works on the host. `produced` is the tensor that the operation will define.
     #[inline(always)]
-    pub(crate) fn submit(
+    pub(crate) fn submit_on_host(
         self,
         produced: Option<&Tensor>,
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
-        self.check()?;
+        self.check_on_host("operation", &self.target.pending_op.payload().name)?;
         self.submit_checked(produced, body)
     }
 
@@ -270,7 +270,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// after [`without_waiting`](OpBuilder::without_waiting). [`Error::WouldDeadlock`] when the in-flight
     /// limit is reached for ever: the operations in flight wait for the calling operation, or for leases of
     /// the calling thread. [`Error::LeaseHeld`] when leases of other threads have kept the limit reached for
-    /// the [lease timeout](crate::engine::EngineBuilder::lease_timeout). [`Error::Shutdown`], [`Error::Forked`].
+    /// the [lease timeout](crate::engine::EngineBuilder::lease_timeout). [`Error::Invalid`] [on](Self::on) a queue.
+    /// [`Error::Shutdown`], [`Error::Forked`].
     ///
     /// An error of the body itself is the failure of the operation, and appears where the operation or its
     /// outputs are awaited.
@@ -279,7 +280,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        self.submit(None, |reads, writes, _none| sync_body(reads, writes, body))
+        self.submit_on_host(None, |reads, writes, _none| sync_body(reads, writes, body))
     }
 
     /// As [`run`](Self::run), without a handle: for operations that are awaited by their outputs. Costs less
@@ -292,7 +293,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        self.check()?;
+        self.check_on_host("operation", &self.target.pending_op.payload().name)?;
         self.acquire_permit()?;
         self.complete_draft(None, |reads, writes, _none| sync_body(reads, writes, body), submit_detached);
         Ok(())
@@ -308,7 +309,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: FnOnce(R::Guards, W::GuardsMut) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit(None, |reads, writes, none| {
+        self.submit_on_host(None, |reads, writes, none| {
             future_body(reads, writes, none, None, move |open, reads, writes: &W, _| {
                 let future = body(reads, writes.guards_mut(open));
                 async move { future.await.map(|()| None) }
@@ -327,7 +328,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         let queue = self.queue_for_body()?;
-        self.submit(None, |reads, writes, _none| {
+        self.check()?;
+        self.submit_checked(None, |reads, writes, _none| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
                     body(
@@ -385,7 +387,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
     {
-        self.submit(None, |reads, writes, updates| {
+        self.submit_on_host(None, |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let result = running.call(|| {
                     body(
@@ -413,7 +415,8 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
             + 'static,
     {
         let queue = self.queue_for_body()?;
-        self.submit(None, |reads, writes, updates| {
+        self.check()?;
+        self.submit_checked(None, |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
                     body(
@@ -439,7 +442,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         F: FnOnce(R::Guards, W::GuardsMut, [WriteGuard; N]) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit(None, |reads, writes, updates| {
+        self.submit_on_host(None, |reads, writes, updates| {
             future_body(
                 reads,
                 writes,

@@ -6,6 +6,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
 
+use estafette_devices::Queue;
 use estafette_report::shown::shown;
 use estafette_sync::process::Generation;
 use estafette_sync::valgrind;
@@ -274,6 +275,11 @@ impl Foreign {
 }
 
 impl Kernel for Foreign {
+    /// Without a stream to enqueue on, the function would work on the host.
+    fn can_enqueue_on(&self, queue: &dyn Queue) -> bool {
+        queue.native() != 0
+    }
+
     fn disown(&mut self) {
         self.context.drop = None;
     }

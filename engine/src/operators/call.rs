@@ -56,7 +56,8 @@ impl OperatorCall {
         self
     }
 
-    /// The queue that the operator enqueues on, instead of running on the host. Only for calls that are given their outputs.
+    /// The queue that the operator enqueues on, instead of running on the host. Only for calls that are given their outputs. A
+    /// closure works on the host; so does a function in C on a queue without a native handle.
     pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
         self.queue = Some(Arc::clone(queue));
         self
@@ -65,7 +66,8 @@ impl OperatorCall {
     /// Submits the call, which writes to `outputs`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for the wrong number of inputs or outputs, and for an operator that takes no outputs;
+    /// [`Error::Invalid`] for the wrong number of inputs or outputs, for an operator that takes no outputs, and on a queue for one
+    /// that works on the host;
     /// [`Error::Conflict`] when an output overlaps another operand and the operator does not work in place, or may not be
     /// written; those of [`OpBuilder::run`](OpBuilder::run). Failures of the operator itself appear where the operation or its
     /// outputs are awaited.
@@ -138,6 +140,12 @@ impl OperatorCall {
     fn parts(self, outputs: &[&Tensor]) -> Result<Arc<Parts>, Error> {
         let Self { engine, operator, inputs, attributes, queue } = self;
         attributes.check()?;
+        if queue.as_ref().is_some_and(|queue| !operator.implementation.can_enqueue_on(queue.as_ref())) {
+            let name = &operator.name;
+            return Err(Error::invalid(format!(
+                "operator `{name}` works on the host, and cannot be called on this queue"
+            )));
+        }
         let outputs = outputs.iter().map(|tensor| (*tensor).clone()).collect();
         Ok(Arc::new(Parts { operator, engine, inputs, outputs, attributes, queue }))
     }

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use estafette_devices::Queue;
 use estafette_report::shown::shown;
 
 use crate::core::error::{BodyError, BodyResult};
@@ -24,6 +25,11 @@ pub(super) trait Kernel: Send + Sync + 'static {
     /// Makes the results. For [`OperatorKind::Allocating`].
     fn make(&self, call: &Invocation, inputs: &[&Definition]) -> BodyResult<Vec<Produced>>;
 
+    /// See [`Implementation::can_enqueue_on`].
+    fn can_enqueue_on(&self, _queue: &dyn Queue) -> bool {
+        false
+    }
+
     /// See [`Implementation::disown`].
     fn disown(&mut self) {}
 }
@@ -38,6 +44,10 @@ impl<K: Kernel> Implementation for Run<K> {
             Ok(result) => invocation.finish(result),
             Err(panic) => invocation.scope().end_by_panic(panic),
         }
+    }
+
+    fn can_enqueue_on(&self, queue: &dyn Queue) -> bool {
+        self.0.can_enqueue_on(queue)
     }
 
     fn disown(&mut self) {

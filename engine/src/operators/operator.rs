@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use estafette_devices::Queue;
 use estafette_report::shown::shown;
 
 use crate::core::error::Error;
@@ -77,6 +78,13 @@ pub trait Implementation: Send + Sync + 'static {
     #[doc(hidden)]
     fn takes_a_lock(&self) -> bool {
         false
+    }
+
+    /// Whether the function can enqueue on `queue`, instead of working on the host.
+    #[doc(hidden)]
+    fn can_enqueue_on(&self, queue: &dyn Queue) -> bool {
+        let _ = queue;
+        true
     }
 
     /// Called when registration fails: what the implementation was given stays with the registrant, and is not dropped.

@@ -164,15 +164,17 @@ impl Capture<'_> {
                 let (core, scope) = (self.core.clone(), self.scope.clone());
                 let running =
                     NodeRun::new(tag.clone(), core, Some(Arc::clone(queue)), scope, Arc::clone(&ticket));
-                Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
+                let prepared = Prepared::new(external.operands.clone(), None);
+                let node = prepared.start_node(running, &external.start);
+                let why = "a node of a graph has to end before its function returns";
+                // Unless it has ended: its scope would lend operands after the end of the replay.
+                node.end(None, Err(why.into()));
                 match ticket.take_or_call(drop) {
                     // The fence is a point in the capture, or repeats an error that the next record returns
                     // as well.
                     Some((_fence, result)) => result,
-                    None => {
-                        let why = "a node of a graph has to end before its function returns";
-                        Err(tag.body_failure(why.into()))
-                    }
+                    // Another thread is about to report the end.
+                    None => Err(tag.body_failure(why.into())),
                 }
             }
         }

@@ -63,13 +63,7 @@ impl<'r> NodeBuilder<'r> {
 
 impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     fn record_on_host(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
-        if self.queue().is_some() {
-            return Err(Error::invalid(format!(
-                "node `{}` names a queue, and its body works on the host; record it with `run_on`",
-                self.target.name.as_str()
-            )));
-        }
-        self.check()?;
+        self.check_on_host("node", &self.target.name)?;
         self.record(body);
         Ok(())
     }

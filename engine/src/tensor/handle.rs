@@ -252,8 +252,9 @@ impl Tensor {
     /// Declares the current version good after a failure or cancellation that left the data intact.
     ///
     /// # Errors
-    /// [`Error::Conflict`] while writes are unfinished: no version is current yet.
+    /// [`Error::Conflict`] while writes are unfinished: no version is current yet; [`Error::Forked`].
     pub fn clear_error(&self) -> Result<(), Error> {
+        self.inner.core.generation.check()?;
         if self.inner.vars.iter().any(|var| var.has_unfinished_write()) {
             return Err(Error::Conflict("clear_error while a write is unfinished".into()));
         }
@@ -372,6 +373,10 @@ impl TensorInner {
     /// As [`look`](Self::look), when something is queued or carried on a variable.
     #[cold]
     pub(crate) fn look_closely(&self) -> Option<Result<(), Error>> {
+        if let Err(forked) = self.core.generation.check() {
+            // Locks of what is inherited may be held for ever.
+            return Some(Err(forked.into()));
+        }
         for var in &self.vars {
             if var.is_quiet() {
                 continue;

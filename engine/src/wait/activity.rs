@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use estafette_devices::log_panic;
 use estafette_sync::stack;
 use estafette_sync::sync::{Condvar, Mutex};
 
@@ -169,7 +170,7 @@ fn report_new(stalled: Vec<(u64, Stall<'_>)>, reported: &mut HashSet<u64>, on_st
     for (id, stall) in stalled {
         if reported.insert(id) {
             trace::note_stall();
-            on_stall(stall);
+            log_panic("what a watchdog calls", || on_stall(stall));
         }
     }
 }

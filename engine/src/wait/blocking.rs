@@ -39,7 +39,7 @@ use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
 use crate::wait::awaits;
 use crate::wait::inspect::{self, EVERYTHING, Inspection};
-use crate::wait::ready::{self, Polled, poll_or_query};
+use crate::wait::ready::{Polled, poll_or_query};
 use crate::wait::stand_in::{NoStandIn, StandInSet, others_without_workers};
 use crate::wait::watched::{Watched, sleep_until_work};
 
@@ -108,7 +108,7 @@ fn summarize_pin(lease: &LeaseState) -> OpSummary {
 pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
     if let Some(timeout @ Duration::ZERO) = timeout {
         // A query only, which leaves nothing in any queue.
-        return ready::look(&tensor.inner).unwrap_or(Err(Error::Timeout(timeout)));
+        return tensor.inner.look().unwrap_or(Err(Error::Timeout(timeout)));
     }
     match poll_or_query(&tensor.inner) {
         Polled::Ready => Ok(()),

@@ -41,17 +41,6 @@ pub(crate) enum Polled {
     Probing(ReadinessQuery),
 }
 
-/// The outcome of the current version, if the outcome is known now.
-pub(crate) fn look(tensor: &TensorInner) -> Option<Result<(), Error>> {
-    if tensor.is_quiet() {
-        Some(Ok(()))
-    } else {
-        // Locks of what is inherited may be held for ever.
-        let forked = tensor.core.generation.check().err().map(|forked| Err(forked.into()));
-        forked.or_else(|| tensor.look())
-    }
-}
-
 #[inline]
 pub(crate) fn poll_or_query(tensor: &TensorInner) -> Polled {
     if tensor.is_quiet() { Polled::Ready } else { poll_closely_or_query(tensor) }
@@ -59,7 +48,7 @@ pub(crate) fn poll_or_query(tensor: &TensorInner) -> Polled {
 
 #[cold]
 fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
-    match look(tensor) {
+    match tensor.look() {
         Some(Ok(())) => return Polled::Ready,
         Some(Err(error)) => return Polled::Failed(Box::new(error)),
         None => {}
@@ -213,7 +202,9 @@ impl Writable {
         let mut uses: Vec<OpHandle> = Vec::new();
         let mut pins = Vec::new();
         let mut held = SmallVec::new();
-        for var in &tensor.inner.vars {
+        // Locks of what is inherited may be held for ever; the future refuses that when it is polled.
+        let inherited = tensor.inner.core.generation.is_inherited();
+        for var in tensor.inner.vars.iter().filter(|_| !inherited) {
             var.with_state(|state, _| {
                 state.pins().each(|mut pin| {
                     held.push(pin.number());

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::devices::{Device, Fence, host};
+use estafette::lease::LeaseRequest;
 use estafette::operation::ReadGuard;
+use estafette::tensor::TensorState;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{
     Access, Completion, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor,
@@ -43,6 +45,8 @@ struct Things {
     /// What ends three operations that have begun.
     open: (Gate, Completion, ReadGuard),
     behind: Op,
+    /// What the parent has polled.
+    polled: [LeaseRequest; 2],
     failed: Op,
     var: Variable,
     device: Arc<SimDevice>,
@@ -136,6 +140,11 @@ fn prepare() -> Things {
     lends.expect("accepted");
     let guard = guards.recv().expect("the body begins");
     let behind = ops::add(&engine, &busy, 1.0);
+    let polled = [(); 2].map(|()| {
+        let mut request = busy.lease(Access::Read, "the parent");
+        assert!((&mut request).now_or_never().is_none(), "the gate is closed");
+        request
+    });
     let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
     OF.get_or_init(Generation::current);
     estafette::operation::on_unretrieved(|failure| {
@@ -159,6 +168,7 @@ fn prepare() -> Things {
         lease,
         open: (gate, completion, guard),
         behind,
+        polled,
         failed,
         var,
         device,
@@ -266,8 +276,21 @@ fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
 }
 
 fn in_child(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, open, behind, failed, made, .. } =
-        things;
+    let Things {
+        engine,
+        deleted,
+        idle,
+        alone,
+        busy,
+        exported,
+        lease,
+        open,
+        behind,
+        polled,
+        failed,
+        made,
+        ..
+    } = things;
     let (gate, completion, guard) = open;
     assert!(made.is_inherited());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
@@ -284,6 +307,17 @@ fn in_child(things: Things) {
     assert_forked("a wait for an operation", behind.wait_timeout(Some(Duration::from_secs(1))));
     assert_forked("an await", busy.ready().now_or_never().unwrap_or(Ok(())));
     assert_forked("a wait for everything", engine.wait_all(Some(Duration::from_secs(1))));
+    let state = busy.state();
+    assert!(matches!(state, TensorState::Failed(Error::Forked)), "{state:?}");
+    assert!(busy.is_ready(), "a wait returns at once");
+    assert_forked("a cleared error", busy.clear_error());
+    assert_forked("the end of all uses", busy.writable().now_or_never().unwrap_or(Ok(())));
+    let [awaited, waited] = polled;
+    assert_forked("an await that the parent began", awaited.now_or_never().expect("it ends at once"));
+    assert_forked("a wait for what the parent polled", waited.wait(Some(Duration::from_secs(1))));
+    let report = engine.shutdown().now_or_never().expect("a child waits for nothing");
+    assert!(!report.drained);
+    assert!(!engine.shutdown_timeout(Duration::from_secs(1)).drained);
     // More descriptions of operations than the thread keeps blocks for.
     let drafts: Vec<_> = (0..1000).map(|_| engine.op("child")).collect();
     drop(drafts);
@@ -313,11 +347,25 @@ fn in_child(things: Things) {
 }
 
 fn in_parent(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, open, behind, failed, made, .. } =
-        things;
+    let Things {
+        engine,
+        deleted,
+        idle,
+        alone,
+        busy,
+        exported,
+        lease,
+        open,
+        behind,
+        polled,
+        failed,
+        made,
+        ..
+    } = things;
     let (gate, completion, guard) = open;
     assert!(made.is_current());
     assert_eq!(process::leaked(), 0);
+    drop(polled);
     completion.complete(Ok(()));
     drop(guard);
     gate.open();

@@ -8,7 +8,7 @@ use std::sync::{Arc, MutexGuard};
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{Device, Queue};
 use estafette::program::ProgramBuilder;
-use estafette::{DType, Engine, Error, FailureKind, Op, Tensor};
+use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, Op, Tensor};
 use estafette_cuda_sim_client::Simulator;
 use futures::executor::block_on;
 use tests::ops::until;
@@ -394,4 +394,24 @@ fn what_cannot_be_a_graph_is_refused_with_the_node_that_is_in_the_way() {
         let error = builder.finish_as_graph().unwrap_err().to_string();
         assert!(error.contains("node 1 `bad`") && error.contains(text), "{error}");
     }
+}
+
+#[test]
+fn a_node_that_has_not_ended_lends_nothing_after_its_replay() {
+    let bench = bench();
+    let x = bench.bytes();
+    bench.fill(0, &x, 5).wait().unwrap();
+    let mut builder = bench.engine.program("step");
+    let (moved, completions) = std::sync::mpsc::channel();
+    let node = builder.op("elsewhere").updates([&x]).on(&bench.queues[0]);
+    node.run_external(move |end| drop(moved.send(end))).unwrap();
+    let error = builder.finish_as_graph().unwrap().replay().unwrap().wait().unwrap_err().to_string();
+    assert!(error.contains("has to end before its function returns"), "{error}");
+    let late = completions.recv().unwrap();
+    let lent = late.scope().export(&x, &ExportOptions::from(Access::Write));
+    assert!(lent.is_err(), "the replay has ended: {lent:?}");
+    late.complete(Ok(()));
+    bench.fill(0, &x, 6).wait().unwrap();
+    assert_eq!(bench.first(&x).unwrap(), 6);
+    bench.silent();
 }

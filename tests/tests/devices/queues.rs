@@ -12,6 +12,7 @@ use estafette::tensor::TensorState;
 use estafette::{Engine, Error, FailureKind, Variable};
 use futures::FutureExt;
 use futures::executor::block_on;
+use tests::foreign::{self, Deleted};
 use tests::on_device::{copy_on, fault, on_device, queue, read_on, sim, started, write_on};
 use tests::ops::{get, look, set, status, tensor};
 use tests::watchdog::Watchdog;
@@ -346,4 +347,30 @@ fn bodies_take_turns_and_their_device_work_does_not() {
     device.run_until_idle();
     let failed = ops.iter().filter(|op| op.wait().is_err()).count();
     assert_eq!(failed, 1);
+}
+
+#[test]
+fn a_body_that_works_on_the_host_is_refused_on_a_queue() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let (queue, x) = (queue(&device), on_device(&device, &engine));
+    let op = |name: &'static str| engine.op(name).reads([&x]).on(&queue);
+    let result = || foreign::tensor(&[1.0], &Deleted::default());
+    let refused = [
+        op("run").run(|[_x], []| Ok(())).map(drop),
+        op("detached").run_detached(|[_x], []| Ok(())),
+        op("future").run_future(|[_x], []| async { Ok(()) }).map(drop),
+        op("produced").produce(move |[_x]| Ok(result())).map(drop),
+        op("produced later").produce_future(move |[_x]| async move { Ok(result()) }).map(drop),
+        engine.op("updates").updates([&x]).on(&queue).run(|[], [], [_x]| Ok(())).map(drop),
+        engine
+            .op("updates later")
+            .updates([&x])
+            .on(&queue)
+            .run_future(|[], [], [_x]| async { Ok(()) })
+            .map(drop),
+    ];
+    for refused in refused {
+        assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("`run_on`")), "{refused:?}");
+    }
+    assert!(watchdog.still_watches());
 }

@@ -8,11 +8,14 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use estafette::bindings::Origin;
+use estafette::devices::sim::{SimDevice, SimOptions};
 use estafette::devices::{
-    DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, QueueId, Subscriber, Timeline, Watch,
+    DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, Order, Queue, QueueId, Subscriber, Timeline,
+    Watch, host,
 };
 use estafette::exchange::{self, Abi, ExportFlags, flush_deleters};
-use estafette::{Access, DType, Engine, Error, ImportOptions, Layout, Produced, Tensor};
+use estafette::lease::Consumer;
+use estafette::{Access, DType, Engine, Error, ExportOptions, ImportOptions, Layout, Produced, Tensor};
 use futures::FutureExt;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
@@ -532,4 +535,126 @@ fn owners_of_imported_memory() {
     }
     assert!(flush_deleters(Duration::from_secs(30)));
     stage.ends_with(3);
+}
+
+#[test]
+fn what_keeps_the_queue_of_a_consumer() {
+    let stage = Stage::new();
+    let device = SimDevice::new(SimOptions::default()).unwrap();
+    let consumer = || Consumer::KeptQueue(device.queue(false), Arc::new(stage.value()));
+    let lease = stage.x.lease(Access::Write, "a consumer").for_consumer(&consumer()).wait(None).unwrap();
+    drop(lease);
+    set(&stage.engine, &stage.x, 1.0).wait().unwrap();
+    // A pin: the variable's list points to it until it has ended.
+    let exported = stage.x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
+    // SAFETY: the struct describes its memory truly.
+    let derived = unsafe { stage.engine.import(exported) }.unwrap();
+    derived.imported_under().unwrap().hand_to(&consumer()).unwrap();
+    drop(derived);
+    stage.ends_with(2);
+}
+
+/// A keeper that uses the tensor finds the lease ended.
+#[test]
+fn what_keeps_the_queue_of_a_consumer_is_dropped_after_the_lease() {
+    struct Writes(Tensor, Arc<AtomicUsize>);
+    impl Drop for Writes {
+        fn drop(&mut self) {
+            let lease = self.0.lease(Access::Write, "a keeper").try_now();
+            self.1.fetch_add(usize::from(lease.unwrap().is_some()), Ordering::SeqCst);
+        }
+    }
+    let (engine, granted) = (engine(1), Arc::<AtomicUsize>::default());
+    let x = tensor(&engine, 0.0);
+    let device = SimDevice::new(SimOptions::default()).unwrap();
+    let keeper = Arc::new(Writes(x.clone(), Arc::clone(&granted)));
+    let consumer = Consumer::KeptQueue(device.queue(false), keeper);
+    let lease = x.lease(Access::Write, "a consumer").for_consumer(&consumer).wait(None).unwrap();
+    drop((consumer, lease));
+    assert_eq!(granted.load(Ordering::SeqCst), 1);
+}
+
+/// A queue that panics where it is called.
+#[derive(Debug)]
+struct Breaks(QueueId);
+
+impl Queue for Breaks {
+    fn id(&self) -> QueueId {
+        self.0
+    }
+
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+
+    fn order_after(&self, _: &Fence) -> Result<Order, DeviceError> {
+        panic!("a queue that breaks")
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        panic!("a queue that breaks")
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+#[test]
+fn queues_of_consumers() {
+    let stage = Stage::new();
+    let queue: Arc<dyn Queue> = Arc::new(Breaks(QueueId::next()));
+    let consumer = Consumer::Queue(queue);
+    drop(stage.x.lease(Access::Write, "a consumer").for_consumer(&consumer).wait(None).unwrap());
+    stage.ends_with(0);
+}
+
+/// Work whose state is a panic.
+#[derive(Debug)]
+struct Unknown;
+
+impl Event for Unknown {
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn state(&self) -> FenceState {
+        panic!("an event that breaks")
+    }
+
+    fn observed_done(&self) -> bool {
+        false
+    }
+
+    fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        Watch::MustPoll
+    }
+}
+
+#[test]
+fn events_and_queues_that_granted_operations_ask() {
+    let stage = Stage::new();
+    let leave = |fence: Fence| {
+        let op = stage.engine.op("leaves").writes([&stage.x]);
+        op.run_external(move |end| end.complete_after(&fence, Ok(()))).unwrap().wait().unwrap();
+    };
+    leave(Fence::event(Arc::new(Unknown)));
+    let error = look(&stage.engine, &stage.x).wait().unwrap_err().to_string();
+    assert!(error.contains("an event that breaks"), "{error}");
+    leave(Fence::event(Arc::new(Unknown)));
+    let refused = stage.x.lease(Access::Write, "a consumer").wait(None);
+    assert!(refused.is_err());
+    // The work of a queue cannot come after what is pending.
+    let (completer, fence) = host::promise("never kept");
+    leave(fence);
+    let queue: Arc<dyn Queue> = Arc::new(Breaks(QueueId::next()));
+    let op = stage.engine.op("on a queue").reads([&stage.x]).on(&queue).run_on(|_, [_x], []| Ok(()));
+    let error = op.unwrap().wait().unwrap_err().to_string();
+    assert!(error.contains("a queue that breaks"), "{error}");
+    completer.complete();
+    stage.ends_with(0);
 }

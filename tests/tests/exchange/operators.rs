@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use estafette::bindings::{Implementation, Invocation};
+use estafette::devices::host::HostDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, Queue};
 use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
@@ -421,4 +422,27 @@ fn a_library_that_lacks_a_function_is_refused_when_it_is_loaded() {
     assert!(matches!(error, Error::Invalid(_)), "{error}");
     let error = error.to_string();
     assert!(error.contains("cannot be loaded: ") && error.contains("not_anywhere"), "{error}");
+}
+
+#[test]
+fn a_function_that_cannot_enqueue_is_refused_on_a_queue() {
+    let engine = engine(1);
+    register_sums("no_queue");
+    // SAFETY: the call is refused, so the function is not called.
+    unsafe {
+        let options = options(abi::OPERATOR_ALLOCATING);
+        let options = abi::OperatorOptions { kind: abi::OPERATOR_DESTINATION, ..options };
+        operators()
+            .register_foreign("no_queue.foreign", CARELESS, &options, std::ptr::null_mut(), None)
+            .unwrap();
+    }
+    let device = SimDevice::new(SimOptions::default()).unwrap();
+    let (stream, without_a_handle): (Arc<dyn Queue>, _) =
+        (device.queue(false), HostDevice::new().default_queue());
+    let x = vector(&engine, &[1.0]);
+    for (name, queue, inputs) in [("into", &stream, &[&x, &x][..]), ("foreign", &without_a_handle, &[])] {
+        let call = engine.operator(&format!("no_queue.{name}")).unwrap().inputs(inputs).on(queue);
+        let refused = call.run_into(&[&vector(&engine, &[0.0])]);
+        assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains(name)), "{refused:?}");
+    }
 }

@@ -12,6 +12,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign;
 use tests::foreign::Deleted;
+use tests::gate::Gate;
 use tests::ops::{add, engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
@@ -444,5 +445,25 @@ fn a_lease_waits_for_its_turn_like_an_operation_and_readers_share() {
     drop(written);
     drop(block_on(third).unwrap());
     engine.wait_all(None).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_request_that_was_polled_before_may_be_waited_for_and_tried() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 0.0);
+    for tries in [false, true] {
+        let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
+        let mut request = x.lease(Access::Write, "a consumer");
+        assert!((&mut request).now_or_never().is_none());
+        gate.open();
+        let granted = match tries {
+            true => request.try_now().unwrap().expect("it is granted"),
+            false => request.wait(Some(Duration::from_secs(20))).unwrap(),
+        };
+        drop(granted);
+        set(&engine, &x, 1.0).wait().unwrap();
+    }
     assert!(watchdog.still_watches());
 }

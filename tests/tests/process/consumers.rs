@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
-use estafette::devices::{Device, Order, Queue, host};
+use estafette::devices::{DLDevice, Device, DeviceError, Fence, Order, Queue, QueueId, host};
 use estafette::lease::Consumer;
 use estafette::{Access, Engine, Error, ExportOptions, Lease, Tensor};
 use futures::FutureExt;
@@ -412,4 +412,77 @@ fn memory_of_devices_that_are_given_back_early_is_not_so_where_the_host_reads_it
     assert_eq!(engine.stats().quarantine, before);
     let other: Arc<dyn Queue> = queue(&device);
     assert_eq!(other.order_after(&other.record().unwrap()).unwrap(), Order::Nothing);
+}
+
+#[test]
+fn an_await_of_what_only_the_host_can_wait_for_has_an_engine_without_workers_go_on() {
+    let _alone = exclusive();
+    let (device, engine, watchdog) = sim(0, SimOptions::default());
+    let theirs = device.queue(false);
+    let (completer, fence) = host::promise("foreign work");
+    let x = on_device(&device, &engine);
+    let op = engine.op("outside").updates([&x]);
+    op.run_external(move |end| end.complete_after(&fence, Ok(()))).unwrap().wait().unwrap();
+    let completes = engine.op("completes").run(move |[], []| {
+        completer.complete();
+        Ok(())
+    });
+    let consumer = acquired(&device, &theirs);
+    block_on(x.lease(Access::Read, "a consumer").for_consumer(&consumer)).unwrap();
+    completes.unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn one_of_several_leases_that_is_given_up_unused_leaves_the_pending_writer_to_be_named() {
+    let _alone = exclusive();
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let ours = queue(&device);
+    let (x, y) = (on_device(&device, &engine), on_device(&device, &engine));
+    device.fail_named("produce", fault("illegal address"));
+    write_on(&engine, &ours, "produce", &x, 5.0).wait().unwrap();
+    let version = x.version();
+    let wanted = [(x.clone(), Access::Write), (y.clone(), Access::Write)];
+    let consumer = Consumer::Queue(Arc::new(Refuses(QueueId::next())));
+    let refused = engine.lease_all(&wanted, "a consumer").for_consumer(&consumer).try_now();
+    assert!(matches!(refused, Err(Error::Device(_))), "{refused:?}");
+    assert_eq!(x.version(), version, "the consumer has written nothing");
+    device.run_until_idle();
+    let error = x.wait().unwrap_err().to_string();
+    assert!(error.contains("`produce`"), "{error}");
+    assert!(watchdog.still_watches());
+}
+
+/// A queue that waits for nothing.
+#[derive(Debug)]
+struct Refuses(QueueId);
+
+impl Queue for Refuses {
+    fn id(&self) -> QueueId {
+        self.0
+    }
+
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+
+    fn order_after(&self, _: &Fence) -> Result<Order, DeviceError> {
+        Err(DeviceError::invalid("this queue waits for nothing"))
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        Err(DeviceError::invalid("this queue has no fences"))
+    }
+
+    fn is_capturing(&self) -> Result<bool, DeviceError> {
+        Err(DeviceError::invalid("this queue does not say"))
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
 }

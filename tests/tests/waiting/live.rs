@@ -1,6 +1,7 @@
 //! The engine while it runs: snapshots, the watchdog, and `tracing` events.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
@@ -198,4 +199,24 @@ fn the_span_of_a_body_follows_from_the_one_that_submitted_it() {
         runs.to_vec(),
     ];
     assert_eq!(spans, expected.concat());
+}
+
+#[test]
+fn the_watchdog_goes_on_after_a_panic_of_what_it_calls() {
+    let told = Arc::new(AtomicUsize::new(0));
+    let telling = Arc::clone(&told);
+    let engine = Engine::builder().workers(1).on_stall(Duration::from_millis(20), move |_| {
+        telling.fetch_add(1, Ordering::SeqCst);
+        panic!("a watchdog's callback");
+    });
+    let engine = engine.build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let lease = block_on(x.lease(Access::Read, "the plotter")).unwrap();
+    let ops = [1, 2].map(|stalls| {
+        let op = engine.op("write").writes([&x]).run(|[], [_x]| Ok(())).unwrap();
+        until("it is told", || told.load(Ordering::SeqCst) == stalls);
+        op
+    });
+    drop(lease);
+    ops.iter().for_each(|op| op.wait().unwrap());
 }

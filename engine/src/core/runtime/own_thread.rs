@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
+use estafette_devices::log_panic;
 use estafette_sync::stack;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::mpsc::{Sender, channel};
@@ -73,17 +74,21 @@ pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
     sleep()
 }
 
+fn poll(task: Arc<Task>) {
+    // No other thread polls a task, so the lock is free. A wake-up of the task meanwhile only sends it.
+    let Some(mut body) = task.body.lock().take() else { return };
+    let waker = Waker::from(Arc::clone(&task));
+    if body.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+        *task.body.lock() = Some(body);
+    }
+}
+
 fn start(stack_size: usize) -> Result<Sender<Arc<Task>>, Error> {
     let (queue, woken) = channel::<Arc<Task>>();
     let work = move || {
         while let Ok(task) = woken.recv() {
-            // No other thread polls a task, so the lock is free. A wake-up of the task meanwhile only sends it.
-            let Some(mut body) = task.body.lock().take() else { continue };
-            let waker = Waker::from(Arc::clone(&task));
-            // Bodies contain their panics.
-            if body.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
-                *task.body.lock() = Some(body);
-            }
+            // A body's own panic is a failure already, but what the body leaves may panic in its destructor.
+            log_panic("an asynchronous body", || poll(task));
         }
     };
     let thread = stack::thread("estafette-async").stack_size(stack_size).spawn(work);
@@ -112,6 +117,26 @@ mod tests {
             }
             send_value.send(7).expect("the body waits");
             assert_eq!(end.recv(), Ok(Ok(7)));
+        }
+    }
+
+    #[test]
+    fn a_body_that_panics_as_it_is_dropped_leaves_the_thread_to_others() {
+        struct Panics;
+        impl Drop for Panics {
+            fn drop(&mut self) {
+                panic!("a destructor");
+            }
+        }
+        let runtime = Runtime::default();
+        for number in 0..3 {
+            let (panics, (send_end, end)) = (Panics, channel());
+            let body = async move {
+                let _panics = panics;
+                send_end.send(number).expect("the test waits");
+            };
+            runtime.spawn(body, STACK).expect("a thread can be made");
+            assert_eq!(end.recv(), Ok(number));
         }
     }
 

@@ -244,19 +244,21 @@ struct Asking(());
 impl Asking {
     /// `None` if it is already: the function asks, by whatever way, for something that waits for the fence, and would without end.
     fn begin(event: &ForeignEvent) -> Option<Self> {
-        ASKED.with_borrow_mut(|asked| {
-            let event: *const ForeignEvent = event;
+        let begin = |asked: &RefCell<Vec<_>>| {
+            let (event, mut asked) = (std::ptr::from_ref(event), asked.borrow_mut());
             (!asked.contains(&event)).then(|| {
                 asked.push(event);
                 Self(())
             })
-        })
+        };
+        // A thread that ends may have no list any more, and asks all the same.
+        ASKED.try_with(begin).unwrap_or(Some(Self(())))
     }
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        ASKED.with_borrow_mut(Vec::pop);
+        let _ = ASKED.try_with(|asked| asked.borrow_mut().pop());
     }
 }
 

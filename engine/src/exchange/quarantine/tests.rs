@@ -124,3 +124,20 @@ fn a_barrier_that_is_refused_is_asked_for_less_and_less_often() {
     assert!(begin.elapsed() >= waits.iter().sum());
     assert_eq!(wait_after(u32::MAX), AGAIN_MAX);
 }
+
+#[test]
+fn a_thread_that_was_refused_is_started_by_the_next_use() {
+    let ((asked, _was_asked), (go, may_go)) = (sync_channel(1), sync_channel(1));
+    go.send(()).expect("there is room");
+    let device: Arc<dyn Device> = Arc::new(Slow {
+        host: HostDevice::new(),
+        asked,
+        go: Mutex::new(may_go),
+        refusals: AtomicU64::new(0),
+    });
+    let refused = DeviceQuarantine::open(Arc::clone(&device));
+    let key = Arc::as_ptr(&device).cast::<()>().addr();
+    QUARANTINES.lock().get_or_insert_default().devices.insert(key, refused);
+    let end = enter(Some(device), Duration::from_secs(20));
+    assert!(end.wait_timeout(Some(Duration::from_secs(20))).expect("in time").is_ok());
+}
