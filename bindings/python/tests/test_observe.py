@@ -1,5 +1,6 @@
 """Observe mode: what it finds in programs that know nothing of Estafette. The programs measure themselves what they have planted."""
 
+import _thread
 import asyncio
 import concurrent.futures
 import contextlib
@@ -554,6 +555,21 @@ def test_many_threads_are_observed_at_once(torch):
     row = between(seen.report(), "torch", "host")
     assert (row["count"], row["copied_bytes"]) == (800, 800 * 12)
     assert seen.report().data["missing"] == []
+
+
+def test_calls_that_no_python_code_makes_succeed_and_are_noted(np, torch, monkeypatch):
+    """The workers of an engine ask so for results."""
+    raised = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    source = np.ones(2)
+    with est.observe() as seen:
+        _thread.start_new_thread(torch.ones(2).__dlpack__, ())
+        _thread.start_new_thread(torch.from_dlpack, (source,))
+        while not (raised or roles.open_notes.broken) and len(roles.open_notes.exchanges) < 2:
+            time.sleep(0.001)
+    assert raised == []
+    data = seen.report().data
+    assert sorted(row["producer"] for row in data["exchanges"]) == ["numpy", "torch"] and data["missing"] == []
 
 
 def test_what_does_not_fit_is_counted(torch, monkeypatch):
