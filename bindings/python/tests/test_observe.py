@@ -4,7 +4,7 @@ import _thread
 import asyncio
 import concurrent.futures
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import io
 import json
@@ -21,7 +21,7 @@ import pytest
 import estafette as est
 from conftest import peer, run_program
 from estafette._observe import command, roles
-from estafette._observe.patches import Observed, observed_in
+from estafette._observe.patches import Observed, Patches, observed_in
 from estafette._observe.table import ROWS
 
 
@@ -539,6 +539,30 @@ def test_a_forked_child_observes_nothing_and_may_end_the_block(np, tmp_path):
         assert est.report(path).data["missing"] == []
     """
     run_program(source)
+
+
+def test_what_is_loaded_while_the_observation_ends_and_later_is_not_observed():
+    with est.observe():
+        finder = sys.meta_path[0]
+        before = finder.find_spec("queue")
+    for spec in (before, finder.find_spec("queue")):
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert observed_in(module.Queue.get) is None
+
+    class Queue:
+        def get(self):
+            pass
+
+    class Ending:
+        @property
+        def Queue(self):
+            patches.remove()
+            return Queue
+
+    patches = Patches(ROWS, roles.ROLES)
+    patches.place_in("queue", Ending())
+    assert observed_in(Queue.get) is None
 
 
 def test_many_threads_are_observed_at_once(torch):
