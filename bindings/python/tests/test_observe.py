@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import pytest
 
@@ -563,6 +564,22 @@ def test_what_is_loaded_while_the_observation_ends_and_later_is_not_observed():
     patches = Patches(ROWS, roles.ROLES)
     patches.place_in("queue", Ending())
     assert observed_in(Queue.get) is None
+
+
+def test_an_observation_that_cannot_begin_leaves_nothing_behind(monkeypatch):
+    def interrupted(self):
+        place(self)
+        raise KeyboardInterrupt
+
+    place = Patches.place
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Patches, "place", interrupted)
+        est.observe().start()
+    assert observed_in(queue.Queue.get) is None
+    # Another thread may be importing it.
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    with est.observe():
+        pass
 
 
 def test_many_threads_are_observed_at_once(torch):

@@ -74,7 +74,13 @@ class observe:  # noqa: N801 - used like a function
             self._process = os.getpid()
             self._patches = Patches(ROWS, roles.ROLES)
             self._notes = roles.open_notes = Notes(order)
-            self._patches.place()
+            try:
+                self._patches.place()
+            except BaseException:
+                # `__exit__` is not called then.
+                self._patches.remove()
+                self._notes = self._patches = roles.open_notes = None
+                raise
 
     def stop(self) -> None:
         """Ends the observation and writes the file. In a forked child it writes nothing: the observation is its parent's."""
