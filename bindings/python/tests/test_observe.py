@@ -582,6 +582,19 @@ def test_an_observation_that_cannot_begin_leaves_nothing_behind(monkeypatch):
         pass
 
 
+def test_a_class_that_cannot_be_hashed_is_converted_all_the_same(np, torch):
+    class Meta(type):
+        __hash__ = None
+
+    class Values(list, metaclass=Meta):
+        pass
+
+    with est.observe() as seen:
+        assert np.asarray(Values([1, 2])).tolist() == torch.tensor([1, 2]).tolist()
+    (missing,) = seen.report().data["missing"]
+    assert "unhashable" in missing
+
+
 def test_many_threads_are_observed_at_once(torch):
     def work():
         for _ in range(200):

@@ -164,9 +164,14 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
         to = goal
     source: Any = args[at] if len(args) > at else next(iter(kwargs.values()), None)
     kind: Any = type(source)
-    origin = libraries.get(kind)
-    if origin is None:
-        origin = library_of(kind)
+    try:
+        origin = libraries.get(kind)
+        if origin is None:
+            origin = library_of(kind)
+    except Exception as error:
+        # A class may not be hashable.
+        notes.lose(error)
+        return _acted(notes, observed, args, kwargs)
     lane = notes.lane()
     # What stays in its library is no hand-over, unless it names another stream.
     if lane.inside or (origin == to and not stays) or (origin == NO_ARRAY and copies != COPIES):
