@@ -595,6 +595,20 @@ def test_a_class_that_cannot_be_hashed_is_converted_all_the_same(np, torch):
     assert "unhashable" in missing
 
 
+def test_names_and_sizes_that_no_file_can_hold_do_not_lose_the_trace(np, monkeypatch):
+    class Negative(list):
+        dtype, shape, nbytes = "float32", (1,), -1
+
+        def __array__(self, dtype=None, copy=None):
+            return np.ones(1, "float32")
+
+    code = compile("np.array(values)", "folder\udce9/program.py", "exec")
+    monkeypatch.setattr(sys, "argv", ["\udce9.py"])
+    with est.observe() as seen:
+        exec(code, {"__name__": "program", "np": np, "values": Negative()})
+    assert [row["copies"] for row in seen.report().data["exchanges"]] == [1]
+
+
 def test_many_threads_are_observed_at_once(torch):
     def work():
         for _ in range(200):

@@ -97,7 +97,11 @@ class observe:  # noqa: N801 - used like a function
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             times = (notes.started_unix_ns, notes.started, ended)
-            _write_observation(self.path, program, times, list(notes.tracks), notes.finished(), notes.missing())
+            about = (program, times, list(notes.tracks), notes.finished(), notes.missing())
+            try:
+                _write_observation(self.path, *about)
+            except UnicodeEncodeError:
+                _write_observation(self.path, *_encodable(about))
 
     def report(self, **options: Any) -> Report:
         """The report of what was seen; options as those of `est.report`."""
@@ -119,6 +123,13 @@ class observe:  # noqa: N801 - used like a function
         *_exception: type[BaseException] | BaseException | TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _encodable(what: Any) -> Any:
+    """The same with escapes in the place of what UTF-8 does not have: names of files may have it, and those of functions."""
+    if isinstance(what, str):
+        return what.encode(errors="backslashreplace").decode()
+    return type(what)(map(_encodable, what)) if isinstance(what, list | tuple) else what
 
 
 def _in_child() -> None:
