@@ -671,6 +671,23 @@ def test_the_command_gives_the_program_its_arguments_and_makes_the_page(tmp_path
     assert "<!doctype html>" in page.read_text(encoding="utf-8").lower()
 
 
+def test_the_command_keeps_the_paths_of_an_interpreter_that_adds_none(tmp_path):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "beside.py").write_text("value = 5")
+    script = tmp_path / "program.py"
+    script.write_text("import beside\nprint(beside.value)\n")
+    path = os.pathsep.join([str(tmp_path / "library"), *sys.path])
+    for program in ([script], ["-m", "beside"]):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "estafette", "observe", *program],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        assert done.returncode == 0, done.stderr
+
+
 def test_the_end_of_a_program_ends_the_threads_of_executors_that_it_never_shut_down(observed):
     """They wait for work until the interpreter's exit, which the command once waited for in vain."""
     report, printed = observed(

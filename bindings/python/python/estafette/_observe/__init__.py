@@ -196,7 +196,8 @@ def _run_script(program: list[str]) -> None:
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=path, __builtins__=__builtins__)
     sys.argv[:] = program
-    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
     # It stays: what the program leaves to be called at exit looks for its names there.
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
@@ -205,7 +206,8 @@ def _run_script(program: list[str]) -> None:
 def _run_module(program: list[str]) -> None:
     """As ``python -m MODULE`` does it."""
     sys.argv[:] = program
-    sys.path[0] = os.getcwd()
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
     runpy.run_module(program[0], run_name="__main__", alter_sys=True)
 
 
