@@ -60,8 +60,29 @@ static void a_thread_forbids_that_operations_run_on_it(void) {
   estafette_engine_destroy(engine);
 }
 
+static void *wait_for(void *op) {
+  OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
+  return 0;
+}
+
+static void a_wait_holds_the_handle_that_another_thread_releases(void) {
+  estafette_engine *engine = engine_new(1);
+  static counting work;
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, counting_function, &work, 0, 0, 0, 0, 0, &op));
+  pthread_t waiter;
+  pthread_create(&waiter, 0, wait_for, op);
+  nap(50);
+  OK(estafette_op_release(op));
+  OK(estafette_op_complete(begun(&work), ESTAFETTE_OK, 0));
+  pthread_join(waiter, 0);
+  estafette_engine_destroy(engine);
+}
+
 int main(void) {
+  alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
   RUN(a_thread_forbids_that_operations_run_on_it);
+  RUN(a_wait_holds_the_handle_that_another_thread_releases);
   return 0;
 }
