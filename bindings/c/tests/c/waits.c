@@ -1,6 +1,8 @@
 /* Waits: a timeout is kept whatever there is to run, and a thread may forbid that operations run on it. */
 #include "check.h"
 
+#include <sched.h>
+
 /* An operation that runs until the test lets it end. */
 typedef struct {
   atomic_int go;
@@ -79,10 +81,60 @@ static void a_wait_holds_the_handle_that_another_thread_releases(void) {
   estafette_engine_destroy(engine);
 }
 
+/* An operation that is asked for all the time, and whether the fence that it ends with has settled. */
+typedef struct {
+  _Atomic(estafette_op *) op;
+  atomic_int looks, settled, over;
+} asked;
+
+static void *ask(void *context) {
+  asked *self = context;
+  while (!atomic_load(&self->over)) {
+    estafette_op *op = atomic_load(&self->op);
+    if (op) {
+      int status = estafette_op_query(op);
+      CHECK(status == ESTAFETTE_PENDING || (status == ESTAFETTE_OK && atomic_load(&self->settled)));
+      if (status == ESTAFETTE_OK) atomic_store(&self->op, 0);
+    }
+    atomic_fetch_add(&self->looks, 1);
+  }
+  return 0;
+}
+
+static void an_operation_pends_as_long_as_the_fence_that_it_ends_with(void) {
+  estafette_engine *engine = engine_new(1);
+  static asked state;
+  pthread_t asker;
+  pthread_create(&asker, 0, ask, &state);
+  for (int round = 0; round < 2000; round++) {
+    counting work = {0};
+    estafette_op *op;
+    estafette_promise *promise;
+    DLFence fence;
+    OK(estafette_promise_create(0, &promise, &fence));
+    OK(estafette_submit_with(engine, 0, counting_function, &work, 0, 0, 0, 0, 0, &op));
+    while (!atomic_load(&work.called)) sched_yield();
+    atomic_store(&state.settled, 0);
+    atomic_store(&state.op, op);
+    OK(estafette_op_complete_after(op, &fence));
+    for (int looks = atomic_load(&state.looks); atomic_load(&state.looks) - looks < 2;) sched_yield();
+    atomic_store(&state.settled, 1);
+    OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
+    while (atomic_load(&state.op)) sched_yield();
+    OK(estafette_op_release(op));
+    fence.release(fence.context);
+  }
+  atomic_store(&state.over, 1);
+  pthread_join(asker, 0);
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  estafette_engine_destroy(engine);
+}
+
 int main(void) {
   alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
   RUN(a_thread_forbids_that_operations_run_on_it);
   RUN(a_wait_holds_the_handle_that_another_thread_releases);
+  RUN(an_operation_pends_as_long_as_the_fence_that_it_ends_with);
   return 0;
 }
