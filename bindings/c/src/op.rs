@@ -4,10 +4,9 @@ use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use estafette::bindings::callback;
 use estafette::exchange::Abi;
 use estafette::exchange::foreign_fence::RawFence;
-use estafette::{ManagedTensor, Produced};
+use estafette::{Error, ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::timeout;
@@ -181,12 +180,17 @@ pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_statu
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {
-        let (found, after) = slots::op(op)?;
+        let (found, held) = slots::hold(op)?;
         if !found.is_done() {
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
-        found.wait()?;
-        match after.map(|after| after.state().outcome()) {
+        // A cancelled operation is done before it has its failure.
+        match found.wait_timeout(Some(Duration::ZERO)) {
+            Err(Error::Timeout(_)) => return Ok(estafette_status::ESTAFETTE_PENDING),
+            outcome => outcome?,
+        }
+        // Known only now.
+        match held.after().map(|after| after.state().outcome()) {
             None | Some(Some(Ok(()))) => DONE,
             Some(None) => Ok(estafette_status::ESTAFETTE_PENDING),
             Some(Some(Err(error))) => Err(failed_after(&error)),
@@ -207,19 +211,21 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
     entry(|| -> Answer {
         let limit = timeout(timeout_ns);
         let begin = std::time::Instant::now();
-        let (found, _) = slots::op(op)?;
+        let (found, held) = slots::hold(op)?;
         found.wait_timeout(limit)?;
         // Known only now.
-        let (_, after) = slots::op(op)?;
-        let Some(after) = after else { return DONE };
-        if after.state().is_pending() && limit != Some(Duration::ZERO) {
-            callback::check()?;
+        let Some(after) = held.after() else { return DONE };
+        if after.state().is_pending() {
+            let left = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+            if left == Some(Duration::ZERO) {
+                return Err(Error::Timeout(limit.unwrap_or_default()).into());
+            }
+            found.wait_for_fence(&after, left)?;
         }
-        match after.wait_timeout(limit.map(|limit| limit.saturating_sub(begin.elapsed()))) {
-            Some(outcome) => outcome.map_err(|error| failed_after(&error))?,
-            None => return Err(estafette::Error::Timeout(limit.unwrap_or_default()).into()),
+        match after.state().outcome() {
+            Some(Err(error)) => Err(failed_after(&error)),
+            _ => DONE,
         }
-        DONE
     })
 }
 
@@ -237,7 +243,7 @@ fn failed_after(error: &DeviceError) -> Refusal {
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_cancel(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {
-        if slots::op(op)?.0.cancel() {
+        if slots::hold(op)?.0.cancel() {
             return DONE;
         }
         Err(Refusal::new(estafette_status::ESTAFETTE_CONFLICT, "the operation has begun or ended already"))

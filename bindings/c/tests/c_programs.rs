@@ -33,12 +33,12 @@ fn misuse_is_an_error() {
 
 #[test]
 fn waits() {
-    assert_ran(&compile_and_run("waits.c", "c11", &[]), 2);
+    assert_ran(&compile_and_run("waits.c", "c11", &[]), 6);
 }
 
 #[test]
 fn foreign_fences() {
-    plain_and_sanitized("fences.c", 5);
+    plain_and_sanitized("fences.c", 6);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn programs_and_their_replays() {
 
 #[test]
 fn every_other_call() {
-    plain_and_sanitized("calls.c", 11);
+    plain_and_sanitized("calls.c", 13);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn failures_that_nothing_has_looked_at() {
 
 #[test]
 fn operators() {
-    plain_and_sanitized("operators.c", 4);
+    plain_and_sanitized("operators.c", 5);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 """Observe mode: what it finds in programs that know nothing of Estafette. The programs measure themselves what they have planted."""
 
+import _thread
 import asyncio
 import concurrent.futures
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import io
 import json
@@ -14,13 +15,14 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import pytest
 
 import estafette as est
 from conftest import peer, run_program
 from estafette._observe import command, roles
-from estafette._observe.patches import Observed, observed_in
+from estafette._observe.patches import Observed, Patches, observed_in
 from estafette._observe.table import ROWS
 
 
@@ -540,6 +542,73 @@ def test_a_forked_child_observes_nothing_and_may_end_the_block(np, tmp_path):
     run_program(source)
 
 
+def test_what_is_loaded_while_the_observation_ends_and_later_is_not_observed():
+    with est.observe():
+        finder = sys.meta_path[0]
+        before = finder.find_spec("queue")
+    for spec in (before, finder.find_spec("queue")):
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert observed_in(module.Queue.get) is None
+
+    class Queue:
+        def get(self):
+            pass
+
+    class Ending:
+        @property
+        def Queue(self):
+            patches.remove()
+            return Queue
+
+    patches = Patches(ROWS, roles.ROLES)
+    patches.place_in("queue", Ending())
+    assert observed_in(Queue.get) is None
+
+
+def test_an_observation_that_cannot_begin_leaves_nothing_behind(monkeypatch):
+    def interrupted(self):
+        place(self)
+        raise KeyboardInterrupt
+
+    place = Patches.place
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Patches, "place", interrupted)
+        est.observe().start()
+    assert observed_in(queue.Queue.get) is None
+    # Another thread may be importing it.
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    with est.observe():
+        pass
+
+
+def test_a_class_that_cannot_be_hashed_is_converted_all_the_same(np, torch):
+    class Meta(type):
+        __hash__ = None
+
+    class Values(list, metaclass=Meta):
+        pass
+
+    with est.observe() as seen:
+        assert np.asarray(Values([1, 2])).tolist() == torch.tensor([1, 2]).tolist()
+    (missing,) = seen.report().data["missing"]
+    assert "unhashable" in missing
+
+
+def test_names_and_sizes_that_no_file_can_hold_do_not_lose_the_trace(np, monkeypatch):
+    class Negative(list):
+        dtype, shape, nbytes = "float32", (1,), -1
+
+        def __array__(self, dtype=None, copy=None):
+            return np.ones(1, "float32")
+
+    code = compile("np.array(values)", "folder\udce9/program.py", "exec")
+    monkeypatch.setattr(sys, "argv", ["\udce9.py"])
+    with est.observe() as seen:
+        exec(code, {"__name__": "program", "np": np, "values": Negative()})
+    assert [row["copies"] for row in seen.report().data["exchanges"]] == [1]
+
+
 def test_many_threads_are_observed_at_once(torch):
     def work():
         for _ in range(200):
@@ -554,6 +623,21 @@ def test_many_threads_are_observed_at_once(torch):
     row = between(seen.report(), "torch", "host")
     assert (row["count"], row["copied_bytes"]) == (800, 800 * 12)
     assert seen.report().data["missing"] == []
+
+
+def test_calls_that_no_python_code_makes_succeed_and_are_noted(np, torch, monkeypatch):
+    """The workers of an engine ask so for results."""
+    raised = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    source = np.ones(2)
+    with est.observe() as seen:
+        _thread.start_new_thread(torch.ones(2).__dlpack__, ())
+        _thread.start_new_thread(torch.from_dlpack, (source,))
+        while not (raised or roles.open_notes.broken) and len(roles.open_notes.exchanges) < 2:
+            time.sleep(0.001)
+    assert raised == []
+    data = seen.report().data
+    assert sorted(row["producer"] for row in data["exchanges"]) == ["numpy", "torch"] and data["missing"] == []
 
 
 def test_what_does_not_fit_is_counted(torch, monkeypatch):
@@ -585,6 +669,23 @@ def test_the_command_gives_the_program_its_arguments_and_makes_the_page(tmp_path
     assert done.stdout == "__main__ ['--html', 'x'] 5\n"
     assert "Causes of waiting" in done.stderr
     assert "<!doctype html>" in page.read_text(encoding="utf-8").lower()
+
+
+def test_the_command_keeps_the_paths_of_an_interpreter_that_adds_none(tmp_path):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "beside.py").write_text("value = 5")
+    script = tmp_path / "program.py"
+    script.write_text("import beside\nprint(beside.value)\n")
+    path = os.pathsep.join([str(tmp_path / "library"), *sys.path])
+    for program in ([script], ["-m", "beside"]):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "estafette", "observe", *program],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_end_of_a_program_ends_the_threads_of_executors_that_it_never_shut_down(observed):

@@ -163,7 +163,12 @@ impl<L> LeaseRequest<L> {
         }
         for (tensor, _) in &self.wanted {
             if !tensor.is_defined() {
-                return tensor.inner.look().unwrap_or(Ok(())).map(|()| None);
+                let Some(outcome) = tensor.inner.look() else { return Ok(None) };
+                outcome?;
+                // It may be defined by now. A tensor whose failure was cleared never will be.
+                if !tensor.is_defined() {
+                    return Err(tensor.inner.not_defined());
+                }
             }
         }
         let (leases, pending) = match self.alias() {
@@ -493,7 +498,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// As [`PAUSE`], in an engine without workers.
 const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
 
-fn wait_on_host(
+/// Waits for device work, or for what another operation settles.
+pub(crate) fn wait_on_host(
     core: &CoreRef,
     fences: &FenceSet,
     deadline: Option<Instant>,

@@ -1,6 +1,8 @@
 /* Waits: a timeout is kept whatever there is to run, and a thread may forbid that operations run on it. */
 #include "check.h"
 
+#include <sched.h>
+
 /* An operation that runs until the test lets it end. */
 typedef struct {
   atomic_int go;
@@ -60,8 +62,173 @@ static void a_thread_forbids_that_operations_run_on_it(void) {
   estafette_engine_destroy(engine);
 }
 
+static void *wait_for(void *op) {
+  OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
+  return 0;
+}
+
+static void a_wait_holds_the_handle_that_another_thread_releases(void) {
+  estafette_engine *engine = engine_new(1);
+  static counting work;
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, counting_function, &work, 0, 0, 0, 0, 0, &op));
+  pthread_t waiter;
+  pthread_create(&waiter, 0, wait_for, op);
+  nap(50);
+  OK(estafette_op_release(op));
+  OK(estafette_op_complete(begun(&work), ESTAFETTE_OK, 0));
+  pthread_join(waiter, 0);
+  estafette_engine_destroy(engine);
+}
+
+/* An operation that is asked for all the time, and whether the fence that it ends with has settled. */
+typedef struct {
+  _Atomic(estafette_op *) op;
+  atomic_int looks, settled, over;
+} asked;
+
+static void *ask(void *context) {
+  asked *self = context;
+  while (!atomic_load(&self->over)) {
+    estafette_op *op = atomic_load(&self->op);
+    if (op) {
+      int status = estafette_op_query(op);
+      CHECK(status == ESTAFETTE_PENDING || (status == ESTAFETTE_OK && atomic_load(&self->settled)));
+      if (status == ESTAFETTE_OK) atomic_store(&self->op, 0);
+    }
+    atomic_fetch_add(&self->looks, 1);
+  }
+  return 0;
+}
+
+static void an_operation_pends_as_long_as_the_fence_that_it_ends_with(void) {
+  estafette_engine *engine = engine_new(1);
+  static asked state;
+  pthread_t asker;
+  pthread_create(&asker, 0, ask, &state);
+  for (int round = 0; round < 2000; round++) {
+    counting work = {0};
+    estafette_op *op;
+    estafette_promise *promise;
+    DLFence fence;
+    OK(estafette_promise_create(0, &promise, &fence));
+    OK(estafette_submit_with(engine, 0, counting_function, &work, 0, 0, 0, 0, 0, &op));
+    while (!atomic_load(&work.called)) sched_yield();
+    atomic_store(&state.settled, 0);
+    atomic_store(&state.op, op);
+    OK(estafette_op_complete_after(op, &fence));
+    for (int looks = atomic_load(&state.looks); atomic_load(&state.looks) - looks < 2;) sched_yield();
+    atomic_store(&state.settled, 1);
+    OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
+    while (atomic_load(&state.op)) sched_yield();
+    OK(estafette_op_release(op));
+    fence.release(fence.context);
+  }
+  atomic_store(&state.over, 1);
+  pthread_join(asker, 0);
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  estafette_engine_destroy(engine);
+}
+
+/* Ends by a promise that another operation settles. */
+typedef struct {
+  estafette_promise *promise;
+  DLFence fence;
+  estafette_op *ends_later;
+  estafette_engine *engine;
+} relay;
+
+static relay relay_new(estafette_engine *engine) {
+  relay made = {0};
+  made.engine = engine;
+  OK(estafette_promise_create("relay", &made.promise, &made.fence));
+  return made;
+}
+
+static void end_later(void *context, estafette_op *op) { OK(estafette_op_complete_after(op, &((relay *)context)->fence)); }
+
+static void settle(void *context, estafette_op *op) {
+  OK(estafette_promise_settle(((relay *)context)->promise, ESTAFETTE_OK, 0));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+}
+
+static void *settle_later(void *context) {
+  relay *self = context;
+  nap(100);
+  OK(estafette_submit(self->engine, "settle", settle, self, 0, 0, 0, 0, 0));
+  return 0;
+}
+
+static void wait_in_the_function(void *context, estafette_op *op) {
+  OK(estafette_op_wait(((relay *)context)->ends_later, ESTAFETTE_FOREVER));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+}
+
+static void a_wait_for_the_fence_of_an_operation_runs_what_settles_it(void) {
+  /* Without workers: on this thread, and on one that the engine starts, for operations that another thread submits. */
+  estafette_engine *engine = engine_new(-1);
+  relay first = relay_new(engine), second = relay_new(engine);
+  OK(estafette_submit_with(engine, 0, end_later, &first, 0, 0, 0, 0, 0, &first.ends_later));
+  OK(estafette_submit(engine, "settle", settle, &first, 0, 0, 0, 0, 0));
+  OK(estafette_op_wait(first.ends_later, ESTAFETTE_FOREVER));
+  OK(estafette_submit_with(engine, 0, end_later, &second, 0, 0, 0, 0, 0, &second.ends_later));
+  pthread_t later;
+  pthread_create(&later, 0, settle_later, &second);
+  OK(estafette_op_wait(second.ends_later, 10 * SECOND));
+  pthread_join(later, 0);
+  estafette_engine_destroy(engine);
+
+  /* The only worker waits: another thread takes its place. */
+  engine = engine_new(1);
+  relay third = relay_new(engine);
+  static counting gate;
+  estafette_tensor *x = floats(engine, 1);
+  OK(estafette_submit(engine, "gate", counting_function, &gate, 0, 0, 0, &x, 1));
+  OK(estafette_submit_with(engine, 0, end_later, &third, 0, 0, 0, 0, 0, &third.ends_later));
+  OK(estafette_submit(engine, "waits", wait_in_the_function, &third, 0, 0, 0, 0, 0));
+  OK(estafette_submit(engine, "settle", settle, &third, 0, &x, 1, 0, 0));
+  nap(200);
+  OK(estafette_op_complete(begun(&gate), ESTAFETTE_OK, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+  estafette_op_release(first.ends_later);
+  estafette_op_release(second.ends_later);
+  estafette_op_release(third.ends_later);
+  first.fence.release(first.fence.context);
+  second.fence.release(second.fence.context);
+  third.fence.release(third.fence.context);
+}
+
+static void use_the_own_handle(void *context, estafette_op *op) {
+  (void)context;
+  EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
+  EXPECT(ESTAFETTE_CONFLICT, estafette_op_cancel(op));
+  EXPECT(ESTAFETTE_WOULD_DEADLOCK, estafette_op_wait(op, ESTAFETTE_FOREVER));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+  OK(estafette_op_release(op));
+}
+
+static void a_function_may_use_its_own_handle_wherever_it_runs(void) {
+  for (int workers = -1; workers <= 1; workers += 2) {
+    estafette_engine *engine = engine_new(workers);
+    /* Without workers many operations that are ready make the submitter run them. */
+    for (int i = 0; i < 100; i++) {
+      estafette_op *op;
+      OK(estafette_submit_with(engine, 0, use_the_own_handle, 0, 0, 0, 0, 0, 0, &op));
+    }
+    OK(estafette_wait_all(engine, ESTAFETTE_FOREVER));
+    estafette_engine_destroy(engine);
+  }
+}
+
 int main(void) {
+  alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
   RUN(a_thread_forbids_that_operations_run_on_it);
+  RUN(a_wait_holds_the_handle_that_another_thread_releases);
+  RUN(an_operation_pends_as_long_as_the_fence_that_it_ends_with);
+  RUN(a_wait_for_the_fence_of_an_operation_runs_what_settles_it);
+  RUN(a_function_may_use_its_own_handle_wherever_it_runs);
   return 0;
 }

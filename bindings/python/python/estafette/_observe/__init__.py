@@ -74,7 +74,13 @@ class observe:  # noqa: N801 - used like a function
             self._process = os.getpid()
             self._patches = Patches(ROWS, roles.ROLES)
             self._notes = roles.open_notes = Notes(order)
-            self._patches.place()
+            try:
+                self._patches.place()
+            except BaseException:
+                # `__exit__` is not called then.
+                self._patches.remove()
+                self._notes = self._patches = roles.open_notes = None
+                raise
 
     def stop(self) -> None:
         """Ends the observation and writes the file. In a forked child it writes nothing: the observation is its parent's."""
@@ -91,7 +97,11 @@ class observe:  # noqa: N801 - used like a function
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             times = (notes.started_unix_ns, notes.started, ended)
-            _write_observation(self.path, program, times, list(notes.tracks), notes.finished(), notes.missing())
+            about = (program, times, list(notes.tracks), notes.finished(), notes.missing())
+            try:
+                _write_observation(self.path, *about)
+            except UnicodeEncodeError:
+                _write_observation(self.path, *_encodable(about))
 
     def report(self, **options: Any) -> Report:
         """The report of what was seen; options as those of `est.report`."""
@@ -113,6 +123,13 @@ class observe:  # noqa: N801 - used like a function
         *_exception: type[BaseException] | BaseException | TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _encodable(what: Any) -> Any:
+    """The same with escapes in the place of what UTF-8 does not have: names of files may have it, and those of functions."""
+    if isinstance(what, str):
+        return what.encode(errors="backslashreplace").decode()
+    return type(what)(map(_encodable, what)) if isinstance(what, list | tuple) else what
 
 
 def _in_child() -> None:
@@ -179,7 +196,8 @@ def _run_script(program: list[str]) -> None:
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=path, __builtins__=__builtins__)
     sys.argv[:] = program
-    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
     # It stays: what the program leaves to be called at exit looks for its names there.
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
@@ -188,7 +206,8 @@ def _run_script(program: list[str]) -> None:
 def _run_module(program: list[str]) -> None:
     """As ``python -m MODULE`` does it."""
     sys.argv[:] = program
-    sys.path[0] = os.getcwd()
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
     runpy.run_module(program[0], run_name="__main__", alter_sys=True)
 
 

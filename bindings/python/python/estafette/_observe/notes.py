@@ -168,7 +168,7 @@ class Notes:
     def _add_exchange(self, exchange: Exchange, disorders: list[tuple[Any, ...]]) -> None:
         name, origin, to, pending, copied, began, ended, place, track, kind, shape, size, failed, verdict = exchange
         to = to or None
-        tensor = (kind, shape, size if isinstance(size, int) else None, origin)
+        tensor = (kind, shape, size if isinstance(size, int) and 0 <= size < 2**63 else None, origin)
         blocker = identity = None
         if copied:
             goal = to or "the host"

@@ -116,7 +116,8 @@ class Order:
         self._is_cupy_old = "cupy" in sys.modules
         torch = sys.modules.get("torch")
         self._old_blocks: set[int] = set()
-        if torch is not None and torch.cuda.is_initialized():
+        # While another thread imports it, not all of it is there.
+        if torch is not None and getattr(getattr(torch, "cuda", None), "is_initialized", bool)():
             self._old_blocks.update(address for segment in _snapshot() for address, _ in _blocks(segment))
         # By address: begin, end, and the stream; `None` where that does not tell who writes.
         self._segments: list[tuple[int, int, int | None]] = []

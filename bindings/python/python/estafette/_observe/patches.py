@@ -90,6 +90,7 @@ class Patches:
             self._rows.setdefault(row.module, []).append(row)
         self._placed: list[tuple[Any, str, Any, Any]] = []
         self._finder = _Finder(self)
+        self._is_removed = False
 
     def place(self) -> None:
         """Observes what is imported, and has what is imported later observed."""
@@ -101,13 +102,16 @@ class Patches:
 
     def remove(self) -> None:
         """Puts back what is still in place. What others have wrapped since stays, and observes no more."""
+        self._is_removed = True
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self._finder)
-        for owner, name, before, placed in reversed(self._placed):
-            observed_in(placed)._call = None
-            if vars(owner).get(name) is placed:
-                _put(owner, name, before)
-        self._placed.clear()
+        # Each is taken once, where two threads come here.
+        with contextlib.suppress(IndexError):
+            while True:
+                owner, name, before, placed = self._placed.pop()
+                observed_in(placed)._call = None
+                if vars(owner).get(name) is placed:
+                    _put(owner, name, before)
 
     def concerns(self, module: str) -> bool:
         """Whether the table has functions of a module."""
@@ -137,6 +141,9 @@ class Patches:
             before = vars(owner).get(name, _ABSENT)
             _put(owner, name, placed)
             self._placed.append((owner, name, before, placed))
+            # Asked last: what was placed before the removal is found by it.
+            if self._is_removed:
+                return self.remove()
 
 
 _ABSENT = object()
@@ -185,7 +192,8 @@ class _Finder:
         if not self._patches.concerns(name):
             return None
         finders = list(sys.meta_path)
-        for finder in finders[finders.index(self) + 1 :]:
+        # It is gone where the observation ends during the import.
+        for finder in finders[finders.index(self) + 1 if self in finders else 0 :]:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:

@@ -164,9 +164,14 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
         to = goal
     source: Any = args[at] if len(args) > at else next(iter(kwargs.values()), None)
     kind: Any = type(source)
-    origin = libraries.get(kind)
-    if origin is None:
-        origin = library_of(kind)
+    try:
+        origin = libraries.get(kind)
+        if origin is None:
+            origin = library_of(kind)
+    except Exception as error:
+        # A class may not be hashable.
+        notes.lose(error)
+        return _acted(notes, observed, args, kwargs)
     lane = notes.lane()
     # What stays in its library is no hand-over, unless it names another stream.
     if lane.inside or (origin == to and not stays) or (origin == NO_ARRAY and copies != COPIES):
@@ -207,7 +212,7 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
                         dtype, shape, size = source.dtype, tuple(source.shape), source.nbytes
                     except Exception:
                         dtype, shape, size = _about(source)
-                    place = site(3)
+                    place = site(2)
                     track = notes.track() if lane.track is None else lane.track
                     copied = copied and failed is None
                     noted = (name, origin, to, pending, copied, began, ended, place, track, dtype, shape, size, failed, verdict)
@@ -245,7 +250,9 @@ def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         # Without a stream nothing is ordered, whatever a library takes `None` for.
         stream = kwargs.get("stream", -1)
         notes.lane().given = LEGACY if stream is None else stream
-    caller = str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0]
+    # Without a frame where an engine's worker asks for a result.
+    frame = sys._getframe(1).f_back
+    caller = "" if frame is None else str(frame.f_globals.get("__name__")).partition(".")[0]
     caller = NAMES.get(caller, caller)
     return exchange(observed, args, kwargs, caller if caller in LIBRARIES else "")
 
