@@ -117,7 +117,7 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     let [there, behind, free] = [(); 3].map(|()| other.queue().expect("it works"));
     let (broken, stranger) = (bench.queue(), ForeignStream::new(&other));
     // SAFETY: the stream lives to the end of the test.
-    let acquire = || unsafe { other.foreign(stranger.handle()) }.expect("it is of the device");
+    let foreign = unsafe { other.foreign(stranger.handle()) }.expect("it is of the device");
     let memory = bench.memory(64);
     let blocked = block(&*broken);
     break_next(simulator, &broken);
@@ -126,7 +126,6 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     order(&there, &faulty);
     let dependent = record(&there);
     order(&behind, &dependent);
-    let foreign = acquire();
     order(&foreign, &dependent);
     let fences = [dependent, record(&behind), record(&foreign)];
     blocked.release();
@@ -200,8 +199,8 @@ fn a_wait_that_drops_what_was_waited_for_may_find_a_fault() {
     if bench.simulator(WHY).is_none() {
         return;
     }
-    let [first, second] = [(); 2].map(|()| bench.device.queue().expect("it works"));
     let Some(other) = bench.another_device() else { return };
+    let first = bench.queue();
     let (waiting, aside) = (other.queue().expect("it works"), other.queue().expect("it works"));
     let blocked = block(&*first);
     let fence = record(&first);
@@ -222,7 +221,6 @@ fn a_wait_that_drops_what_was_waited_for_may_find_a_fault() {
     assert!(bench.device.fault().is_some(), "and the fault was found");
     blocked.release();
     settle(&record(&aside)).expect("nothing of it failed");
-    drop(second);
 }
 
 /// Work goes on after an error that breaks no context, so its memory must not be released.
