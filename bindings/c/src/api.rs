@@ -120,7 +120,7 @@ pub fn tensor_of(handle: *const estafette_tensor) -> Result<Tensor, String> {
 /// # Errors
 /// What is wrong with a value that is no handle of a submitted operation.
 pub fn op_of(handle: *mut estafette_op) -> Result<Op, String> {
-    slots::op(handle).map(|(op, _)| op).map_err(text)
+    slots::hold(handle).map(|(op, _)| op).map_err(text)
 }
 
 fn text(refusal: Refusal) -> String {

@@ -181,7 +181,8 @@ pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_statu
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {
-        let (found, after) = slots::op(op)?;
+        let (found, held) = slots::hold(op)?;
+        let after = held.after();
         if !found.is_done() {
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
@@ -207,11 +208,10 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
     entry(|| -> Answer {
         let limit = timeout(timeout_ns);
         let begin = std::time::Instant::now();
-        let (found, _) = slots::op(op)?;
+        let (found, held) = slots::hold(op)?;
         found.wait_timeout(limit)?;
         // Known only now.
-        let (_, after) = slots::op(op)?;
-        let Some(after) = after else { return DONE };
+        let Some(after) = held.after() else { return DONE };
         if after.state().is_pending() && limit != Some(Duration::ZERO) {
             callback::check()?;
         }
@@ -237,7 +237,7 @@ fn failed_after(error: &DeviceError) -> Refusal {
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_cancel(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {
-        if slots::op(op)?.0.cancel() {
+        if slots::hold(op)?.0.cancel() {
             return DONE;
         }
         Err(Refusal::new(estafette_status::ESTAFETTE_CONFLICT, "the operation has begun or ended already"))

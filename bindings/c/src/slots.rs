@@ -50,8 +50,8 @@ pub(crate) struct Begun {
     pub(crate) produces: bool,
 }
 
-/// An operation's own claim to its place, which lasts until its end is reported. Dropping the claim releases the place: the operation will
-/// never be called.
+/// A claim to a place. Dropping the claim releases the place. That of an operation lasts until its end is reported, or until it is known
+/// that it will never be called.
 pub(crate) struct Held(NonNull<estafette_op>);
 
 // SAFETY: a handle is a number.
@@ -62,6 +62,11 @@ impl Held {
     pub(crate) fn begin(self, begun: Begun) -> Result<*mut estafette_op, Refusal> {
         let handle = ManuallyDrop::new(self).0.as_ptr();
         begin(handle, begun).map(|()| handle)
+    }
+
+    /// The fence that the operation ends with, if that is known.
+    pub(crate) fn after(&self) -> Option<Fence> {
+        find(self.0.as_ptr()).ok()?.1.after.clone()
     }
 }
 
@@ -126,7 +131,10 @@ pub(crate) fn finish(op: *mut estafette_op, with_tensor: Option<bool>) -> Result
 
 /// Counts one holder more.
 pub(crate) fn retain(op: *mut estafette_op) -> Result<(), Refusal> {
-    let (_, mut state) = find(op)?;
+    count(&mut find(op)?.1)
+}
+
+fn count(state: &mut State) -> Result<(), Refusal> {
     state.holders = state.holders.checked_add(1).ok_or_else(|| Refusal::invalid("op: too many holders"))?;
     Ok(())
 }
@@ -206,26 +214,24 @@ pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
     }
 }
 
-/// The operation of a handle from a submission, and the fence that it ends with, if that is known.
-pub(crate) fn op(op: *mut estafette_op) -> Result<(Op, Option<Fence>), Refusal> {
-    let (_, state) = find(op)?;
+/// The operation of a handle from a submission, and a claim to its place for the time of a call.
+pub(crate) fn hold(op: *mut estafette_op) -> Result<(Op, Held), Refusal> {
+    let (_, mut state) = find(op)?;
     let found = state.op.clone().ok_or_else(|| {
         Refusal::invalid("op: this handle was given to a function and can only report the end; submit with `out` for a handle to wait for")
     })?;
-    Ok((found, state.after.clone()))
+    count(&mut state)?;
+    Ok((found, Held(NonNull::new(op).expect("a handle in use is not NULL"))))
 }
 
 /// The end of an operation, its fence included.
 pub(crate) fn end_fence(handle: *mut estafette_op) -> Result<Fence, Refusal> {
-    let (submitted, _) = op(handle)?;
     // Held until then, as only the place knows the fence.
-    retain(handle)?;
-    let held = NonNull::new(handle).map(Held);
+    let (submitted, held) = hold(handle)?;
     let (completer, fence) = host::promise("an operation");
     let issued = submitted.fence();
     Reactor::global().when_settled([issued], move |outcome| {
-        let place = held.as_ref().and_then(|held| find(held.0.as_ptr()).ok());
-        let after = place.and_then(|(_, state)| state.after.clone());
+        let after = held.after();
         drop(held);
         match (outcome, after) {
             (Ok(()), Some(after)) => {

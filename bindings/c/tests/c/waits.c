@@ -60,8 +60,24 @@ static void a_thread_forbids_that_operations_run_on_it(void) {
   estafette_engine_destroy(engine);
 }
 
+static void end_and_release(void *context, estafette_op *op) {
+  (void)context;
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+  OK(estafette_op_release(op));
+}
+
+static void a_wait_holds_the_handle_that_is_released_meanwhile(void) {
+  estafette_engine *engine = engine_new(-1);
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, end_and_release, 0, 0, 0, 0, 0, 0, &op));
+  OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
+  estafette_engine_destroy(engine);
+}
+
 int main(void) {
+  alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
   RUN(a_thread_forbids_that_operations_run_on_it);
+  RUN(a_wait_holds_the_handle_that_is_released_meanwhile);
   return 0;
 }
