@@ -7,7 +7,7 @@ use std::time::Duration;
 use estafette::bindings::callback;
 use estafette::exchange::Abi;
 use estafette::exchange::foreign_fence::RawFence;
-use estafette::{ManagedTensor, Produced};
+use estafette::{Error, ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::timeout;
@@ -182,12 +182,16 @@ pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_statu
 pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {
         let (found, held) = slots::hold(op)?;
-        let after = held.after();
         if !found.is_done() {
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
-        found.wait()?;
-        match after.map(|after| after.state().outcome()) {
+        // A cancelled operation is done before it has its failure.
+        match found.wait_timeout(Some(Duration::ZERO)) {
+            Err(Error::Timeout(_)) => return Ok(estafette_status::ESTAFETTE_PENDING),
+            outcome => outcome?,
+        }
+        // Known only now.
+        match held.after().map(|after| after.state().outcome()) {
             None | Some(Some(Ok(()))) => DONE,
             Some(None) => Ok(estafette_status::ESTAFETTE_PENDING),
             Some(Some(Err(error))) => Err(failed_after(&error)),
@@ -217,7 +221,7 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
         }
         match after.wait_timeout(limit.map(|limit| limit.saturating_sub(begin.elapsed()))) {
             Some(outcome) => outcome.map_err(|error| failed_after(&error))?,
-            None => return Err(estafette::Error::Timeout(limit.unwrap_or_default()).into()),
+            None => return Err(Error::Timeout(limit.unwrap_or_default()).into()),
         }
         DONE
     })

@@ -74,10 +74,55 @@ static void a_wait_holds_the_handle_that_is_released_meanwhile(void) {
   estafette_engine_destroy(engine);
 }
 
+#define MANY 4000
+
+/* Operations that end one after the other; the one at `at` is asked for all the time. */
+typedef struct {
+  estafette_op *ops[MANY];
+  atomic_int at;
+} asked;
+
+static void *ask(void *context) {
+  asked *self = context;
+  for (int at = 0; at < MANY; at = atomic_load(&self->at))
+    EXPECT(ESTAFETTE_PENDING, estafette_op_query(self->ops[at]));
+  return 0;
+}
+
+static void an_operation_pends_as_long_as_the_fence_that_it_ends_with(void) {
+  estafette_engine *engine = engine_new(1);
+  static asked state;
+  static counting work;
+  for (int round = 1; round <= 20; round++) {
+    estafette_promise *promise;
+    DLFence fence;
+    OK(estafette_promise_create(0, &promise, &fence));
+    for (int i = 0; i < MANY; i++) OK(estafette_submit_with(engine, 0, counting_function, &work, 0, 0, 0, 0, 0, &state.ops[i]));
+    while (atomic_load(&work.called) < round * MANY) nap(1);
+    atomic_store(&state.at, 0);
+    pthread_t asker;
+    pthread_create(&asker, 0, ask, &state);
+    for (int i = 0; i < MANY; i++) {
+      atomic_store(&state.at, i);
+      OK(estafette_op_complete_after(state.ops[i], &fence));
+    }
+    atomic_store(&state.at, MANY);
+    pthread_join(asker, 0);
+    OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
+    for (int i = 0; i < MANY; i++) {
+      OK(estafette_op_wait(state.ops[i], 10 * SECOND));
+      OK(estafette_op_release(state.ops[i]));
+    }
+    fence.release(fence.context);
+  }
+  estafette_engine_destroy(engine);
+}
+
 int main(void) {
   alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
   RUN(a_thread_forbids_that_operations_run_on_it);
   RUN(a_wait_holds_the_handle_that_is_released_meanwhile);
+  RUN(an_operation_pends_as_long_as_the_fence_that_it_ends_with);
   return 0;
 }
