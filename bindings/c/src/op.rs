@@ -4,7 +4,6 @@ use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use estafette::bindings::callback;
 use estafette::exchange::Abi;
 use estafette::exchange::foreign_fence::RawFence;
 use estafette::{Error, ManagedTensor, Produced};
@@ -216,14 +215,17 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
         found.wait_timeout(limit)?;
         // Known only now.
         let Some(after) = held.after() else { return DONE };
-        if after.state().is_pending() && limit != Some(Duration::ZERO) {
-            callback::check()?;
+        if after.state().is_pending() {
+            let left = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+            if left == Some(Duration::ZERO) {
+                return Err(Error::Timeout(limit.unwrap_or_default()).into());
+            }
+            found.wait_for_fence(&after, left)?;
         }
-        match after.wait_timeout(limit.map(|limit| limit.saturating_sub(begin.elapsed()))) {
-            Some(outcome) => outcome.map_err(|error| failed_after(&error))?,
-            None => return Err(Error::Timeout(limit.unwrap_or_default()).into()),
+        match after.state().outcome() {
+            Some(Err(error)) => Err(failed_after(&error)),
+            _ => DONE,
         }
-        DONE
     })
 }
 

@@ -465,7 +465,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// As [`PAUSE`], in an engine without workers.
 const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
 
-fn wait_on_host(
+/// Waits for device work, or for what another operation settles.
+pub(crate) fn wait_on_host(
     core: &CoreRef,
     fences: &FenceSet,
     deadline: Option<Instant>,

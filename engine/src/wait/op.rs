@@ -4,11 +4,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use estafette_devices::Fence;
 use estafette_sync::time::Duration;
 
+use crate::core::clock;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::Op;
 use crate::core::wakers::WakerKey;
+use crate::lease::wait_on_host;
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
@@ -35,6 +38,17 @@ impl Op {
     /// As [`wait_timeout`](Self::wait_timeout).
     pub fn wait(&self) -> Result<(), Error> {
         self.wait_timeout(None)
+    }
+
+    /// Waits until a fence that the operation ends with has settled, well or not. Without a `timeout` the wait may run operations on
+    /// this thread.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Interrupted`]; [`Error::WouldDeadlock`] in a callback.
+    #[doc(hidden)]
+    pub fn wait_for_fence(&self, fence: &Fence, timeout: Option<Duration>) -> Result<(), Error> {
+        let deadline = timeout.and_then(clock::deadline);
+        wait_on_host(&self.handle.payload().core, &fence.clone().into(), deadline, timeout)
     }
 }
 

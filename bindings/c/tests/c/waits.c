@@ -118,11 +118,82 @@ static void an_operation_pends_as_long_as_the_fence_that_it_ends_with(void) {
   estafette_engine_destroy(engine);
 }
 
+/* Ends by a promise that another operation settles. */
+typedef struct {
+  estafette_promise *promise;
+  DLFence fence;
+  estafette_op *ends_later;
+  estafette_engine *engine;
+} relay;
+
+static relay relay_new(estafette_engine *engine) {
+  relay made = {0};
+  made.engine = engine;
+  OK(estafette_promise_create("relay", &made.promise, &made.fence));
+  return made;
+}
+
+static void end_later(void *context, estafette_op *op) { OK(estafette_op_complete_after(op, &((relay *)context)->fence)); }
+
+static void settle(void *context, estafette_op *op) {
+  OK(estafette_promise_settle(((relay *)context)->promise, ESTAFETTE_OK, 0));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+}
+
+static void *settle_later(void *context) {
+  relay *self = context;
+  nap(100);
+  OK(estafette_submit(self->engine, "settle", settle, self, 0, 0, 0, 0, 0));
+  return 0;
+}
+
+static void wait_in_the_function(void *context, estafette_op *op) {
+  OK(estafette_op_wait(((relay *)context)->ends_later, ESTAFETTE_FOREVER));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+}
+
+static void a_wait_for_the_fence_of_an_operation_runs_what_settles_it(void) {
+  /* Without workers: on this thread, and on one that the engine starts, for operations that another thread submits. */
+  estafette_engine *engine = engine_new(-1);
+  relay first = relay_new(engine), second = relay_new(engine);
+  OK(estafette_submit_with(engine, 0, end_later, &first, 0, 0, 0, 0, 0, &first.ends_later));
+  OK(estafette_submit(engine, "settle", settle, &first, 0, 0, 0, 0, 0));
+  OK(estafette_op_wait(first.ends_later, ESTAFETTE_FOREVER));
+  OK(estafette_submit_with(engine, 0, end_later, &second, 0, 0, 0, 0, 0, &second.ends_later));
+  pthread_t later;
+  pthread_create(&later, 0, settle_later, &second);
+  OK(estafette_op_wait(second.ends_later, 10 * SECOND));
+  pthread_join(later, 0);
+  estafette_engine_destroy(engine);
+
+  /* The only worker waits: another thread takes its place. */
+  engine = engine_new(1);
+  relay third = relay_new(engine);
+  static counting gate;
+  estafette_tensor *x = floats(engine, 1);
+  OK(estafette_submit(engine, "gate", counting_function, &gate, 0, 0, 0, &x, 1));
+  OK(estafette_submit_with(engine, 0, end_later, &third, 0, 0, 0, 0, 0, &third.ends_later));
+  OK(estafette_submit(engine, "waits", wait_in_the_function, &third, 0, 0, 0, 0, 0));
+  OK(estafette_submit(engine, "settle", settle, &third, 0, &x, 1, 0, 0));
+  nap(200);
+  OK(estafette_op_complete(begun(&gate), ESTAFETTE_OK, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+  estafette_op_release(first.ends_later);
+  estafette_op_release(second.ends_later);
+  estafette_op_release(third.ends_later);
+  first.fence.release(first.fence.context);
+  second.fence.release(second.fence.context);
+  third.fence.release(third.fence.context);
+}
+
 int main(void) {
   alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
   RUN(a_thread_forbids_that_operations_run_on_it);
   RUN(a_wait_holds_the_handle_that_is_released_meanwhile);
   RUN(an_operation_pends_as_long_as_the_fence_that_it_ends_with);
+  RUN(a_wait_for_the_fence_of_an_operation_runs_what_settles_it);
   return 0;
 }
