@@ -186,7 +186,7 @@ pub unsafe extern "C" fn estafette_program_replay(
         let Some(handle) = handle else { return submitted.map_err(Refusal::from).and(DONE) };
         match submitted {
             Ok(op) => {
-                slots::set_op(handle, op)?;
+                slots::set_op(handle, op);
                 // SAFETY: writable, by contract.
                 unsafe { out.write(handle) };
                 DONE

@@ -61,6 +61,10 @@ impl Held {
     /// The function is about to be called; the thread that reports the end releases the claim.
     pub(crate) fn begin(self, begun: Begun) -> Result<*mut estafette_op, Refusal> {
         let handle = ManuallyDrop::new(self).0.as_ptr();
+        // The submitter, which notes it too, may not have returned from the submission yet.
+        if let Some(op) = begun.completion.op() {
+            set_op(handle, op);
+        }
         begin(handle, begun).map(|()| handle)
     }
 
@@ -159,10 +163,10 @@ fn leave(number: u32, mut state: MutexGuard<'static, State>) {
     drop(old);
 }
 
-/// Notes the operation of a handle.
-pub(crate) fn set_op(op: *mut estafette_op, submitted: Op) -> Result<(), Refusal> {
-    find(op)?.1.op = Some(submitted);
-    Ok(())
+/// Notes the operation of a handle, which may be in use no more.
+pub(crate) fn set_op(op: *mut estafette_op, submitted: Op) {
+    // The earlier one is dropped under no lock.
+    let _earlier = find(op).map(|(_, mut state)| state.op.replace(submitted));
 }
 
 /// The function is about to be called; or the right to report the end is returned, since the end cannot be reported yet.

@@ -286,7 +286,7 @@ unsafe fn submit(
     let waiting = Waiting { function, context, held, produces: false };
     let op: Op = permit.run_external(move |completion| waiting.start(completion));
     if let Some(handle) = handle {
-        slots::set_op(handle, op)?;
+        slots::set_op(handle, op);
         // SAFETY: writable, by contract.
         unsafe { out.write(handle) };
     }

@@ -16,7 +16,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, BodyResult, FailureKind, OperationError};
-use crate::core::operation::{OpTag, Panic, drop_panic};
+use crate::core::operation::{Op, OpTag, Panic, drop_panic};
 use crate::lease::{Access, LeaseState};
 use crate::operation::active::{ActiveTask, Views};
 use crate::operation::import::{Copying, Produced, define};
@@ -109,6 +109,15 @@ impl Completion {
     /// The operation's scope, for lending out its operands.
     pub fn scope(&self) -> &Scope {
         self.scope.as_ref().expect("a method that ends the operation consumes the completion")
+    }
+
+    /// The operation; `None` for a node of a program.
+    #[doc(hidden)]
+    pub fn op(&self) -> Option<Op> {
+        match &self.scope().lock().ok()?.running {
+            Some(ActiveTask::Op(running)) => Some(Op::new(running.op().to_ref())),
+            _ => None,
+        }
     }
 
     /// The scope, for reporting the end. The completion is used up.

@@ -188,6 +188,28 @@ static void a_wait_for_the_fence_of_an_operation_runs_what_settles_it(void) {
   third.fence.release(third.fence.context);
 }
 
+static void use_the_own_handle(void *context, estafette_op *op) {
+  (void)context;
+  EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
+  EXPECT(ESTAFETTE_CONFLICT, estafette_op_cancel(op));
+  EXPECT(ESTAFETTE_WOULD_DEADLOCK, estafette_op_wait(op, ESTAFETTE_FOREVER));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+  OK(estafette_op_release(op));
+}
+
+static void a_function_may_use_its_own_handle_wherever_it_runs(void) {
+  for (int workers = -1; workers <= 1; workers += 2) {
+    estafette_engine *engine = engine_new(workers);
+    /* Without workers many operations that are ready make the submitter run them. */
+    for (int i = 0; i < 100; i++) {
+      estafette_op *op;
+      OK(estafette_submit_with(engine, 0, use_the_own_handle, 0, 0, 0, 0, 0, 0, &op));
+    }
+    OK(estafette_wait_all(engine, ESTAFETTE_FOREVER));
+    estafette_engine_destroy(engine);
+  }
+}
+
 int main(void) {
   alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
@@ -195,5 +217,6 @@ int main(void) {
   RUN(a_wait_holds_the_handle_that_is_released_meanwhile);
   RUN(an_operation_pends_as_long_as_the_fence_that_it_ends_with);
   RUN(a_wait_for_the_fence_of_an_operation_runs_what_settles_it);
+  RUN(a_function_may_use_its_own_handle_wherever_it_runs);
   return 0;
 }
