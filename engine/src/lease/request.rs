@@ -160,7 +160,12 @@ impl<L> LeaseRequest<L> {
         }
         for (tensor, _) in &self.wanted {
             if !tensor.is_defined() {
-                return tensor.inner.look().unwrap_or(Ok(())).map(|()| None);
+                let Some(outcome) = tensor.inner.look() else { return Ok(None) };
+                outcome?;
+                // It may be defined by now. A tensor whose failure was cleared never will be.
+                if !tensor.is_defined() {
+                    return Err(tensor.inner.not_defined());
+                }
             }
         }
         let (leases, pending) = match self.alias() {

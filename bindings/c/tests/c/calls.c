@@ -235,6 +235,10 @@ static void results_are_promises_until_they_are_there(void) {
   view->deleter(view);
   CHECK(deletions(memory) == 1);
   free(memory);
+  /* Without its failure it is still no memory. */
+  OK(estafette_clear_error(failed));
+  EXPECT(ESTAFETTE_NOT_DEFINED, estafette_export(failed, 0, &view));
+  EXPECT(ESTAFETTE_NOT_DEFINED, estafette_export(failed, &options, &view));
   estafette_tensor_release(failed);
   estafette_tensor_release(gate);
   estafette_engine_destroy(engine);
