@@ -38,7 +38,7 @@ fn waits() {
 
 #[test]
 fn foreign_fences() {
-    plain_and_sanitized("fences.c", 5);
+    plain_and_sanitized("fences.c", 6);
 }
 
 #[test]

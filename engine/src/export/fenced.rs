@@ -52,6 +52,7 @@ impl Engine {
         let body = Arc::clone(&late);
         let produced = self.gate(ready).and_then(|gate| {
             self.op("described late")
+                .beyond_limit()?
                 .reads([&gate])
                 .produce(move |_| Ok(body.lock().take().expect("a body runs once")))
         });

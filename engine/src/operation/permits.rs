@@ -42,8 +42,7 @@ impl CoreRef {
         self.sharded_counter.begin(shard, limit, !inside).map_err(refused)
     }
 
-    /// Acquires a permit whatever the limit, for what another process waits for, or has sent: a process at its limit may wait for that one.
-    #[cfg(feature = "links")]
+    /// Acquires a permit whatever the limit, for what others wait for, or have sent: the end of what fills the limit may wait for them.
     pub(crate) fn acquire_permit_beyond_limit(&self) -> Result<(), Error> {
         self.check_usable()?;
         let _never_full = self.with_shard(|shard| self.sharded_counter.begin(shard, usize::MAX, false));

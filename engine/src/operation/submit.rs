@@ -51,7 +51,6 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     /// Holds a permit whatever the limit.
-    #[cfg(feature = "links")]
     pub(crate) fn beyond_limit(mut self) -> Result<Self, Error> {
         self.core().acquire_permit_beyond_limit()?;
         self.hold_permit();

@@ -225,11 +225,45 @@ static void the_end_of_an_operation_is_a_fence_too(void) {
   estafette_engine_destroy(engine);
 }
 
+static void produce_late(void *context, estafette_op *op) { OK(estafette_op_complete_with(op, &((counted *)context)->managed)); }
+
+static void a_tensor_that_is_described_late_is_imported_at_the_in_flight_limit(void) {
+  estafette_engine *producer = engine_new(1), *consumer;
+  estafette_engine_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.workers = 1;
+  options.in_flight_limit = 1;
+  OK(estafette_engine_create(&options, &consumer));
+  static counting gate, fills;
+  counted *memory = counted_new();
+  estafette_tensor *x = floats(producer, 1), *late, *imported;
+  OK(estafette_submit(producer, "gate", counting_function, &gate, 0, 0, 0, &x, 1));
+  OK(estafette_produce(producer, 0, produce_late, memory, 0, &x, 1, &late));
+  OK(estafette_submit(consumer, "fills the limit", counting_function, &fills, 0, 0, 0, 0, 0));
+  DLManagedTensorFenced *fenced;
+  OK(estafette_export_fenced(late, ESTAFETTE_READ, &fenced));
+  CHECK(fenced->fence_flags & DLPACK_FENCE_DESCRIBED_LATE);
+  OK(estafette_import_fenced(consumer, fenced, &imported));
+  OK(estafette_op_complete(begun(&gate), ESTAFETTE_OK, 0));
+  OK(estafette_wait(imported, 10 * SECOND));
+  OK(estafette_op_complete(begun(&fills), ESTAFETTE_OK, 0));
+  estafette_tensor_release(imported);
+  estafette_tensor_release(late);
+  estafette_tensor_release(x);
+  CHECK(deletions(memory) == 1);
+  free(memory);
+  estafette_engine_destroy(producer);
+  estafette_engine_destroy(consumer);
+}
+
 int main(void) {
+  alarm(100);
   RUN(a_tensor_with_a_foreign_promise_is_awaited_and_chained_on);
   RUN(failure_travels_with_its_message);
   RUN(the_deleter_waits_for_the_consumers_work);
   RUN(our_promise_orders_a_foreign_schedulers_work);
   RUN(the_end_of_an_operation_is_a_fence_too);
+  RUN(a_tensor_that_is_described_late_is_imported_at_the_in_flight_limit);
   return 0;
 }
