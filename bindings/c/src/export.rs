@@ -1,7 +1,7 @@
 //! Handing tensors to other libraries.
 
 use std::ffi::c_void;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use estafette::devices::DLDevice;
 use estafette::exchange::Abi;
@@ -167,10 +167,9 @@ unsafe fn export(
         tensor.lease(wanted.access, "a C program").try_now()?;
         return Ok(estafette_status::ESTAFETTE_PENDING);
     }
-    until_defined(
-        &tensor,
-        timeout(if given.timeout_ns == 0 { ESTAFETTE_FOREVER } else { given.timeout_ns }),
-    )?;
+    let limit = timeout(if given.timeout_ns == 0 { ESTAFETTE_FOREVER } else { given.timeout_ns });
+    let begin = Instant::now();
+    until_defined(&tensor, limit)?;
     let place = tensor.device()?;
     let asked = if given.device.device_type.0 == 0 { place } else { given.device };
     check_stream(asked, given.stream)?;
@@ -197,7 +196,7 @@ unsafe fn export(
         }
     } else {
         if given.timeout_ns != 0 {
-            wanted.timeout = timeout(given.timeout_ns);
+            wanted.timeout = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
         }
         tensor.export_wait(&wanted)?
     };

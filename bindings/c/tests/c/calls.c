@@ -244,6 +244,42 @@ static void results_are_promises_until_they_are_there(void) {
   estafette_engine_destroy(engine);
 }
 
+static void *complete_with(void *op) {
+  counted *memory = counted_new();
+  nap(800);
+  OK(estafette_op_complete_with(op, &memory->managed));
+  return memory;
+}
+
+static void an_export_of_a_promise_waits_no_longer_than_its_limit(void) {
+  estafette_engine *engine = engine_new(2);
+  estafette_tensor *result;
+  static counting maker, reader;
+  OK(estafette_produce(engine, 0, counting_function, &maker, 0, 0, 0, &result));
+  OK(estafette_submit(engine, "reader", counting_function, &reader, 0, &result, 1, 0, 0));
+  pthread_t thread;
+  pthread_create(&thread, 0, complete_with, begun(&maker));
+  estafette_export_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.access = ESTAFETTE_WRITE;
+  options.timeout_ns = SECOND;
+  struct timespec began, ended;
+  DLManagedTensorVersioned *view;
+  clock_gettime(CLOCK_MONOTONIC, &began);
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_export(result, &options, &view));
+  clock_gettime(CLOCK_MONOTONIC, &ended);
+  CHECK(ended.tv_sec - began.tv_sec + (ended.tv_nsec - began.tv_nsec) * 1e-9 < 1.6);
+  void *memory;
+  pthread_join(thread, &memory);
+  OK(estafette_op_complete(begun(&reader), ESTAFETTE_OK, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  estafette_tensor_release(result);
+  CHECK(deletions(memory) == 1);
+  free(memory);
+  estafette_engine_destroy(engine);
+}
+
 typedef struct {
   estafette_tensor *tensor;
   DLManagedTensorVersioned *view;
@@ -445,6 +481,7 @@ int main(void) {
   RUN(exports_are_leases_and_say_so);
   RUN(a_legacy_struct_passes_both_ways_and_says_nothing_of_access);
   RUN(results_are_promises_until_they_are_there);
+  RUN(an_export_of_a_promise_waits_no_longer_than_its_limit);
   RUN(a_view_that_outlives_its_operation_is_a_lease);
   RUN(shutdown_and_windows_end_in_statuses);
   RUN(an_operation_that_is_skipped_calls_on_skip_before_its_context_goes);
