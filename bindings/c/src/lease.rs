@@ -53,7 +53,8 @@ pub unsafe extern "C" fn estafette_order_on(
         let out = place(out, "out")?;
         let access: Access = self::access(access)?;
         check_stream(device, stream)?;
-        if !stream.is_null() {
+        // The device of a promise is checked when it is known.
+        if device != DLDevice::CPU {
             until_defined(&tensor, None)?;
         }
         // SAFETY: by contract of this function; used in this call.

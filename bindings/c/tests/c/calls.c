@@ -280,6 +280,20 @@ static void an_export_of_a_promise_waits_no_longer_than_its_limit(void) {
   estafette_engine_destroy(engine);
 }
 
+static void the_device_of_a_promise_is_checked_when_it_has_memory(void) {
+  estafette_engine *engine = engine_new(-1);
+  counted *memory = counted_new();
+  estafette_tensor *result;
+  estafette_lease *lease;
+  DLDevice other = {kDLCUDA, 7};
+  OK(estafette_produce(engine, 0, produce_four, memory, 0, 0, 0, &result));
+  REFUSED(ESTAFETTE_INVALID, "the memory is not on", estafette_order_on(result, ESTAFETTE_READ, other, 0, &lease));
+  estafette_tensor_release(result);
+  CHECK(deletions(memory) == 1);
+  free(memory);
+  estafette_engine_destroy(engine);
+}
+
 typedef struct {
   estafette_tensor *tensor;
   DLManagedTensorVersioned *view;
@@ -482,6 +496,7 @@ int main(void) {
   RUN(a_legacy_struct_passes_both_ways_and_says_nothing_of_access);
   RUN(results_are_promises_until_they_are_there);
   RUN(an_export_of_a_promise_waits_no_longer_than_its_limit);
+  RUN(the_device_of_a_promise_is_checked_when_it_has_memory);
   RUN(a_view_that_outlives_its_operation_is_a_lease);
   RUN(shutdown_and_windows_end_in_statuses);
   RUN(an_operation_that_is_skipped_calls_on_skip_before_its_context_goes);
