@@ -58,7 +58,7 @@ fn failures_that_nothing_has_looked_at() {
 
 #[test]
 fn operators() {
-    plain_and_sanitized("operators.c", 4);
+    plain_and_sanitized("operators.c", 5);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use estafette_sync::process::Generation;
 use estafette_sync::valgrind;
 
 use crate::core::error::{BodyError, BodyResult, Error};
+use crate::exchange::callback;
 use crate::exchange::layout::NDIM_MAX;
 use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
 use crate::exchange::unowned;
@@ -110,7 +111,7 @@ impl Drop for Context {
             && self.generation.is_current()
         {
             // SAFETY: called once, after the last call, as registration promises.
-            unsafe { drop(self.pointer) };
+            callback::run(|| unsafe { drop(self.pointer) });
         }
     }
 }

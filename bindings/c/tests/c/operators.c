@@ -82,6 +82,29 @@ static void a_failure_has_the_operators_words(void) {
   estafette_engine_destroy(engine);
 }
 
+static estafette_tensor *pending;
+
+static void wait_in_the_drop(void *context) {
+  EXPECT(ESTAFETTE_WOULD_DEADLOCK, estafette_wait(pending, SECOND / 10));
+  watched_drop(context);
+}
+
+static void the_drop_of_a_context_is_a_callback(void) {
+  estafette_engine *engine = engine_new(1);
+  static watched state;
+  static counting gate;
+  estafette_operator_options options = in_place();
+  pending = floats(engine, 1);
+  OK(estafette_submit(engine, "gate", counting_function, &gate, 0, 0, 0, &pending, 1));
+  OK(estafette_register_operator("c.drop", add, &options, &state, wait_in_the_drop));
+  OK(estafette_unregister_operator("c.drop"));
+  CHECK(atomic_load(&state.dropped) == 1);
+  OK(estafette_op_complete(begun(&gate), ESTAFETTE_OK, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  estafette_tensor_release(pending);
+  estafette_engine_destroy(engine);
+}
+
 static void what_is_refused_stays_the_callers(void) {
   static watched state;
   estafette_operator_options options = in_place();
@@ -122,8 +145,10 @@ static void what_is_registered_is_listed(void) {
 }
 
 int main(void) {
+  alarm(60);
   RUN(a_call_waits_in_the_graph_for_what_is_not_there_yet);
   RUN(a_failure_has_the_operators_words);
+  RUN(the_drop_of_a_context_is_a_callback);
   RUN(what_is_refused_stays_the_callers);
   RUN(what_is_registered_is_listed);
   return 0;
