@@ -63,7 +63,7 @@ class Fence {
   Fence(const Fence &other) : raw_(other.raw_) {
     if (raw_.retain) raw_.retain(raw_.context);
   }
-  Fence(Fence &&other) noexcept : raw_(other.raw_) { other.raw_.release = nullptr; }
+  Fence(Fence &&other) noexcept : raw_(other.raw_) { other.raw_ = dlpack_fence_done(other.raw_.device); }
   Fence &operator=(Fence other) noexcept {
     std::swap(raw_, other.raw_);
     return *this;

@@ -135,6 +135,18 @@ static void promises_and_fences_are_shared() {
   engine.wait_all(LONG);
 }
 
+static void a_fence_that_was_moved_from_is_done() {
+  static int holders = 1;
+  DLFence raw = dlpack_fence_of(DLDevice{kDLCPU, 0}, &holders, [](void *) -> int32_t { return ESTAFETTE_PENDING; });
+  raw.retain = [](void *count) { ++*static_cast<int *>(count); };
+  raw.release = [](void *count) { --*static_cast<int *>(count); };
+  Fence fence = Fence::adopt(raw);
+  { Fence taken = std::move(fence); }
+  CHECK(holders == 0);
+  Fence copy = fence;
+  CHECK(holders == 0 && copy.is_done());
+}
+
 static void programs_are_recorded_once_and_replayed() {
   Engine engine(1);
   Tensor x = engine.zeros({1}, F32);
@@ -446,6 +458,7 @@ int main() {
   structs_of_before_dlpack_1_pass_both_ways();
   exceptions_become_failures_and_failures_exceptions();
   promises_and_fences_are_shared();
+  a_fence_that_was_moved_from_is_done();
   programs_are_recorded_once_and_replayed();
   submissions_have_options();
   operations_produce_tensors();
