@@ -175,7 +175,8 @@ fn submissions_inside_operations_bypass_the_window_up_to_a_hard_cap() {
         assert!(matches!(refused, Error::InFlightLimit { in_flight: 4, limit: 4 }), "{refused:?}");
         Ok(())
     });
-    outer.unwrap().wait().unwrap();
+    // A wait with a timeout does not run it on this thread, while the worker would run the others.
+    outer.unwrap().wait_timeout(Some(Duration::from_secs(60))).unwrap();
     engine.wait_all(None).unwrap();
     assert_eq!(x.version(), 3);
     assert!(watchdog.still_watches());

@@ -1,8 +1,6 @@
 /* Waits: a timeout is kept whatever there is to run, and a thread may forbid that operations run on it. */
 #include "check.h"
 
-#include <sched.h>
-
 /* An operation that runs until the test lets it end. */
 typedef struct {
   atomic_int go;
@@ -62,71 +60,61 @@ static void a_thread_forbids_that_operations_run_on_it(void) {
   estafette_engine_destroy(engine);
 }
 
-static void *wait_for(void *op) {
-  OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
-  return 0;
+static void end_and_release(void *context, estafette_op *op) {
+  (void)context;
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+  OK(estafette_op_release(op));
 }
 
-static void a_wait_holds_the_handle_that_another_thread_releases(void) {
-  estafette_engine *engine = engine_new(1);
-  static counting work;
+static void a_wait_holds_the_handle_that_is_released_meanwhile(void) {
+  estafette_engine *engine = engine_new(-1);
   estafette_op *op;
-  OK(estafette_submit_with(engine, 0, counting_function, &work, 0, 0, 0, 0, 0, &op));
-  pthread_t waiter;
-  pthread_create(&waiter, 0, wait_for, op);
-  nap(50);
-  OK(estafette_op_release(op));
-  OK(estafette_op_complete(begun(&work), ESTAFETTE_OK, 0));
-  pthread_join(waiter, 0);
+  OK(estafette_submit_with(engine, 0, end_and_release, 0, 0, 0, 0, 0, 0, &op));
+  OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
   estafette_engine_destroy(engine);
 }
 
-/* An operation that is asked for all the time, and whether the fence that it ends with has settled. */
+#define MANY 4000
+
+/* Operations that end one after the other; the one at `at` is asked for all the time. */
 typedef struct {
-  _Atomic(estafette_op *) op;
-  atomic_int looks, settled, over;
+  estafette_op *ops[MANY];
+  atomic_int at;
 } asked;
 
 static void *ask(void *context) {
   asked *self = context;
-  while (!atomic_load(&self->over)) {
-    estafette_op *op = atomic_load(&self->op);
-    if (op) {
-      int status = estafette_op_query(op);
-      CHECK(status == ESTAFETTE_PENDING || (status == ESTAFETTE_OK && atomic_load(&self->settled)));
-      if (status == ESTAFETTE_OK) atomic_store(&self->op, 0);
-    }
-    atomic_fetch_add(&self->looks, 1);
-  }
+  for (int at = 0; at < MANY; at = atomic_load(&self->at))
+    EXPECT(ESTAFETTE_PENDING, estafette_op_query(self->ops[at]));
   return 0;
 }
 
 static void an_operation_pends_as_long_as_the_fence_that_it_ends_with(void) {
   estafette_engine *engine = engine_new(1);
   static asked state;
-  pthread_t asker;
-  pthread_create(&asker, 0, ask, &state);
-  for (int round = 0; round < 2000; round++) {
-    counting work = {0};
-    estafette_op *op;
+  static counting work;
+  for (int round = 1; round <= 20; round++) {
     estafette_promise *promise;
     DLFence fence;
     OK(estafette_promise_create(0, &promise, &fence));
-    OK(estafette_submit_with(engine, 0, counting_function, &work, 0, 0, 0, 0, 0, &op));
-    while (!atomic_load(&work.called)) sched_yield();
-    atomic_store(&state.settled, 0);
-    atomic_store(&state.op, op);
-    OK(estafette_op_complete_after(op, &fence));
-    for (int looks = atomic_load(&state.looks); atomic_load(&state.looks) - looks < 2;) sched_yield();
-    atomic_store(&state.settled, 1);
+    for (int i = 0; i < MANY; i++) OK(estafette_submit_with(engine, 0, counting_function, &work, 0, 0, 0, 0, 0, &state.ops[i]));
+    while (atomic_load(&work.called) < round * MANY) nap(1);
+    atomic_store(&state.at, 0);
+    pthread_t asker;
+    pthread_create(&asker, 0, ask, &state);
+    for (int i = 0; i < MANY; i++) {
+      atomic_store(&state.at, i);
+      OK(estafette_op_complete_after(state.ops[i], &fence));
+    }
+    atomic_store(&state.at, MANY);
+    pthread_join(asker, 0);
     OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
-    while (atomic_load(&state.op)) sched_yield();
-    OK(estafette_op_release(op));
+    for (int i = 0; i < MANY; i++) {
+      OK(estafette_op_wait(state.ops[i], 10 * SECOND));
+      OK(estafette_op_release(state.ops[i]));
+    }
     fence.release(fence.context);
   }
-  atomic_store(&state.over, 1);
-  pthread_join(asker, 0);
-  OK(estafette_wait_all(engine, 10 * SECOND));
   estafette_engine_destroy(engine);
 }
 
@@ -226,7 +214,7 @@ int main(void) {
   alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
   RUN(a_thread_forbids_that_operations_run_on_it);
-  RUN(a_wait_holds_the_handle_that_another_thread_releases);
+  RUN(a_wait_holds_the_handle_that_is_released_meanwhile);
   RUN(an_operation_pends_as_long_as_the_fence_that_it_ends_with);
   RUN(a_wait_for_the_fence_of_an_operation_runs_what_settles_it);
   RUN(a_function_may_use_its_own_handle_wherever_it_runs);
