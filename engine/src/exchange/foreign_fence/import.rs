@@ -252,7 +252,7 @@ impl Asking {
             })
         };
         // A thread that ends may have no list any more, and asks all the same.
-        ASKED.try_with(begin).unwrap_or(Some(Self(())))
+        ASKED.try_with(begin).unwrap_or_else(|_| Some(Self(())))
     }
 }
 
