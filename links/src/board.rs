@@ -29,7 +29,7 @@ use crate::platform::Memory;
 /// Slots of each kind, and so the most that one process may have sent without it being used and over.
 pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 2 } else { 16_384 };
 /// Segments that one process may show to the other.
-pub(crate) const SEGMENTS: usize = if cfg!(estafette_loom) { 1 } else { 1024 };
+pub(crate) const SEGMENTS: usize = if cfg!(estafette_loom) { 2 } else { 1024 };
 /// Words of the ring, a power of two.
 pub(crate) const RING: u64 = if cfg!(estafette_loom) { 4 } else { 8192 };
 /// Failures whose texts are held at the same time.
