@@ -9,9 +9,10 @@ use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use estafette_devices::{Fence, Reactor, host};
@@ -68,8 +69,7 @@ fn link_role(role: &str, address: &str) {
             }
         }
         "link-inline" => {
-            let inline = Arc::new(Inline(Mutex::new(link)));
-            Wake::wake(Arc::clone(&inline));
+            Wake::wake(Inline::new(link));
             loop {
                 std::thread::park();
             }
@@ -96,20 +96,24 @@ fn link_role(role: &str, address: &str) {
 }
 
 /// Receives and answers on the thread that wakes it, which is the link thread; ends the process with the link.
-struct Inline(Mutex<Link>);
+struct Inline(Mutex<Pin<Box<dyn Future<Output = ()> + Send>>>);
+
+impl Inline {
+    fn new(link: Link) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Box::pin(async move {
+            while let Ok(received) = link.receive().await {
+                received.complete();
+            }
+            std::process::exit(0);
+        }))))
+    }
+}
 
 impl Wake for Inline {
     fn wake(self: Arc<Self>) {
         let waker = Waker::from(Arc::clone(&self));
-        let link = self.0.lock().expect("no thread panics");
-        loop {
-            let received = std::pin::pin!(link.receive()).poll(&mut Context::from_waker(&waker));
-            match received {
-                Poll::Ready(Ok(received)) => received.complete(),
-                Poll::Ready(Err(_)) => std::process::exit(0),
-                Poll::Pending => return,
-            }
-        }
+        let mut serving = self.0.lock().expect("no thread panics");
+        let _ = serving.as_mut().poll(&mut Context::from_waker(&waker));
     }
 }
 
