@@ -37,7 +37,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use self::queue_pool::PooledQueue;
 pub(crate) use self::transfer::KeepAlive;
-use self::transfer::{Address, ReleaseAfter, download, upload};
+use self::transfer::{Address, ReleaseAfter, download, enqueue, upload};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
@@ -69,14 +69,13 @@ pub(crate) fn within_device(
     if !matches!(pooled.queue().order_after(ready), Ok(Order::Nothing | Order::Device)) {
         return Ok(None);
     }
-    let target = row_major(layout, layout.device())?;
-    let storage = fresh(core, &target, false)?;
+    let copy = row_major(layout, layout.device())?;
+    let (mut target, at) = allocated(core, &copy)?;
+    let source = (source, Address(data.cast_mut()));
     // SAFETY: the queue is ordered after the writer of the content; the target is fresh, and as long. The caller keeps it until
-    // the fence is done, as it does the source.
-    unsafe { device.copy(&**pooled.queue(), data, storage.data(), target.byte_len()) }?;
-    let fence = pooled.record();
-    source.until(&fence);
-    Ok(Some((target, storage, fence)))
+    // the fence is done.
+    let fence = unsafe { enqueue(&device, &mut pooled, source, (&mut target, at), copy.byte_len()) }?;
+    Ok(Some((copy, target.take(), fence)))
 }
 
 /// A copy, complete when the fence is done.

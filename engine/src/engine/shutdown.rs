@@ -60,9 +60,8 @@ impl Engine {
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
-        if core.generation.is_inherited() {
-            // What is in flight ends in the parent.
-            return self.report_of_shutdown(core.in_flight() == 0);
+        if let Some(report) = self.report_in_child() {
+            return report;
         }
         let mut listening = core.notifier.listen_async();
         let mut pending = Pending::default();
@@ -86,9 +85,8 @@ impl Engine {
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
-        if core.generation.is_inherited() {
-            // What is in flight ends in the parent.
-            return self.report_of_shutdown(core.in_flight() == 0);
+        if let Some(report) = self.report_in_child() {
+            return report;
         }
         let report = match core.wait_idle(clock::deadline(timeout)) {
             Ok(true) => self.report_of_shutdown(true),
@@ -115,6 +113,12 @@ impl Engine {
             self
         };
         notify(idle, move |engine| ended(&engine));
+    }
+
+    /// In a forked child, which waits for nothing: what is in flight ends in the parent.
+    fn report_in_child(&self) -> Option<ShutdownReport> {
+        let core = self.core();
+        core.generation.is_inherited().then(|| self.report_of_shutdown(core.in_flight() == 0))
     }
 
     fn report_of_shutdown(&self, drained: bool) -> ShutdownReport {

@@ -423,9 +423,7 @@ pub(crate) fn discard(produced: Produced, ready: Option<&Fence>) {
     match produced.0 {
         Source::Managed { managed, .. } => drop(kept(Storage::foreign(managed), ready)),
         Source::Ready { storage, .. } => drop(kept(storage, ready)),
-        #[cfg(feature = "links")]
-        Source::Elsewhere(..) => {}
-        Source::Tensor(_) => {}
+        _ => {}
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Names of fields are those of the JSON; `docs/report.md` explains them to readers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
@@ -456,10 +456,11 @@ struct Causes(HashMap<Cause, (Nanos, usize)>);
 impl Causes {
     /// Adds the roots of one wait.
     fn add(&mut self, roots: &[Root]) {
-        for (at, root) in roots.iter().enumerate() {
+        let mut seen = HashSet::new();
+        for root in roots {
             let (time, waits) = self.0.entry(root.cause).or_default();
             *time += root.duration();
-            *waits += usize::from(roots[..at].iter().all(|before| before.cause != root.cause));
+            *waits += usize::from(seen.insert(root.cause));
         }
     }
 
