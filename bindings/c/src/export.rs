@@ -190,8 +190,8 @@ unsafe fn export(
         ));
     }
     let managed = if nonblocking {
-        match tensor.lease(wanted.access, "a C program").for_consumer(&wanted.consumer).try_now()? {
-            Some(lease) => lease.export(&wanted)?,
+        match tensor.try_export(&wanted)? {
+            Some(managed) => managed,
             None => return Ok(estafette_status::ESTAFETTE_PENDING),
         }
     } else {

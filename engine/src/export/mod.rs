@@ -35,7 +35,7 @@ use crate::trace::{self, hooks};
 /// How a tensor is exported.
 #[derive(Debug, Clone)]
 pub struct ExportOptions {
-    /// What the consumer may do.
+    /// What the consumer may do. A copy is the consumer's own, so it waits as a reader, whatever this says.
     pub access: Access,
     /// The struct that the consumer gets. A legacy struct cannot say that memory is read-only.
     pub abi: Abi,
@@ -54,6 +54,11 @@ pub struct ExportOptions {
 }
 
 impl ExportOptions {
+    /// The lease that the export needs.
+    fn lease_access(&self) -> Access {
+        if self.copy { Access::Read } else { self.access }
+    }
+
     /// Who waits for earlier work. For a copy: the host, which makes the copy.
     fn settled_by(&self) -> &Consumer {
         if self.copy { &Consumer::Host } else { &self.consumer }
@@ -93,8 +98,10 @@ impl Tensor {
         if let Some(copy) = self.copied_by_a_device(&options)? {
             return copy.export_as_copy_async(&options).await;
         }
-        let lease =
-            self.lease(options.access, options.owner_text()).for_consumer(options.settled_by()).await?;
+        let lease = self
+            .lease(options.lease_access(), options.owner_text())
+            .for_consumer(options.settled_by())
+            .await?;
         export_held(lease.inner, &options)
     }
 
@@ -199,18 +206,34 @@ impl Tensor {
             return copy.export_as_copy(options);
         }
         let (timeout, owner) = (options.timeout, options.owner_text());
-        let lease = self.lease(options.access, owner).for_consumer(options.settled_by()).wait(timeout)?;
+        let lease =
+            self.lease(options.lease_access(), owner).for_consumer(options.settled_by()).wait(timeout)?;
         export_held(lease.inner, options)
+    }
+
+    /// As [`export_wait`](Self::export_wait), or `None` where earlier work would have to be waited for.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    #[doc(hidden)]
+    pub fn try_export(&self, options: &ExportOptions) -> Result<Option<ManagedTensor>, Error> {
+        let wanted = self.lease(options.lease_access(), options.owner_text());
+        let lease = wanted.for_consumer(options.settled_by()).try_now()?;
+        lease.map(|lease| lease.export(options)).transpose()
     }
 }
 
 impl Lease {
     /// Hands the leased tensor to another library. The lease then lasts until the consumer has called the deleter
-    /// and all clones of the lease are gone. Access and owner are the lease's, whatever `options` say.
+    /// and all clones of the lease are gone. Access and owner are the lease's, whatever `options` say. A copy from
+    /// an alias, which orders nothing, is one from the tensor.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the struct cannot describe the tensor; for a copy, as [`Tensor::export`].
     pub fn export(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        if options.copy && self.access() == Access::Alias {
+            return self.tensor().export_wait(options);
+        }
         if !options.copy && options.consumer.is_stream_ordered() {
             self.note_end(&options.consumer)?;
         }

@@ -2,11 +2,12 @@
 //! waiting.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use estafette::devices::{DLDevice, host};
 use estafette::exchange::{Abi, ExportFlags, Layout, export};
 use estafette::wait::Status;
-use estafette::{Access, DType, ExportOptions, ManagedTensor, Tensor};
+use estafette::{Access, DType, Error, ExportOptions, ManagedTensor, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -70,6 +71,33 @@ fn an_alias_is_to_be_had_whatever_is_under_way() {
     gate.open();
     set(&engine, &x, 2.0).wait().unwrap();
     drop(alias);
+}
+
+#[test]
+fn a_copy_waits_for_the_writer_whatever_access_it_names_and_waits_no_longer_than_it_may() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    for access in [Access::Read, Access::Alias, Access::Write] {
+        let x = tensor(&engine, 1.0);
+        let (completer, fence) = host::promise("a writer elsewhere");
+        set(&engine, &x, 2.0);
+        let op = engine.op("elsewhere").updates([&x]);
+        op.run_external(move |end| end.complete_after(&fence, Ok(()))).unwrap().wait().unwrap();
+        let alias = x.lease(Access::Alias, "one that copies later").wait(None).unwrap();
+        let limit = Some(Duration::from_millis(1));
+        let options = ExportOptions { copy: true, timeout: limit, ..ExportOptions::from(access) };
+        assert!(x.try_export(&options).unwrap().is_none());
+        assert!(matches!(x.export_wait(&options), Err(Error::Timeout(_))));
+        assert!(matches!(alias.export(&options), Err(Error::Timeout(_))));
+        completer.complete();
+        let options = ExportOptions { timeout: None, ..options };
+        for copy in [x.export_wait(&options).unwrap(), alias.export(&options).unwrap()] {
+            assert!(copy.flags().is_copied && !copy.flags().read_only);
+            // SAFETY: the test's own memory, which nobody uses.
+            assert_eq!(get(&unsafe { engine.import(copy) }.unwrap()), 2.0);
+        }
+    }
+    assert!(watchdog.still_watches());
 }
 
 #[test]

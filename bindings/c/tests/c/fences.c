@@ -104,6 +104,18 @@ static void a_tensor_with_a_foreign_promise_is_awaited_and_chained_on(void) {
     EXPECT(ESTAFETTE_PENDING, estafette_query(tensor));
     EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(tensor, SECOND / 100));
     CHECK(reader.called == 0);
+    /* A copy of memory that is not written yet would be of nothing. */
+    for (int access = ESTAFETTE_READ; access <= ESTAFETTE_ALIAS; access++) {
+      estafette_export_options copies = {sizeof copies};
+      copies.access = access;
+      copies.copy = 1;
+      copies.nonblocking = 1;
+      DLManagedTensorVersioned *copy;
+      EXPECT(ESTAFETTE_PENDING, estafette_export(tensor, &copies, &copy));
+      copies.nonblocking = 0;
+      copies.timeout_ns = SECOND / 100;
+      EXPECT(ESTAFETTE_TIMEOUT, estafette_export(tensor, &copies, &copy));
+    }
     fence_settle(fence, ESTAFETTE_OK);
     OK(estafette_wait_all(engine, 10 * SECOND));
     OK(estafette_wait(tensor, 10 * SECOND));
