@@ -33,7 +33,7 @@ const ELSEWHERE: [(&str, usize, &str); 1] =
     [("report/src/format/file.rs", 2, "a report uses no other crate of the project")];
 
 /// The folders of what users install.
-const ROOMS: [&str; 9] = [
+const FOLDERS: [&str; 9] = [
     "sync/src",
     "graph/src",
     "devices/src",
@@ -48,8 +48,8 @@ const ROOMS: [&str; 9] = [
 /// Prints the count, and returns each file with more lines than it may have.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let (mut total, mut wrong) = (0, Vec::new());
-    for room in ROOMS {
-        for file in source::files(&root.join(room), "rs")? {
+    for folder in FOLDERS {
+        for file in source::files(&root.join(folder), "rs")? {
             let path = file.strip_prefix(root).map_err(|error| error.to_string())?;
             if DOORS.iter().any(|door| path.starts_with(door))
                 || path.iter().any(|part| part == "tests" || part == "tests.rs")

@@ -15,7 +15,7 @@ const RUN_BY: &[(&str, &[&str])] = &[
 ];
 
 /// Folders whose pages are the site's.
-const ROOMS: &[&str] =
+const FOLDERS: &[&str] =
     &["benches", "bindings", "devices", "docs", "examples", "graph", "links", "report", "sync", "tests"];
 
 /// Prints how many blocks there are, and returns what is wrong.
@@ -24,8 +24,8 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     for entry in std::fs::read_dir(root).map_err(|error| error.to_string())?.flatten() {
         pages.extend(Some(entry.path()).filter(|path| path.extension().is_some_and(|its| its == "md")));
     }
-    for room in ROOMS {
-        pages.append(&mut source::files(&root.join(room), "md")?);
+    for folder in FOLDERS {
+        pages.append(&mut source::files(&root.join(folder), "md")?);
     }
     let (mut run, mut excused, mut wrong) = (0, 0, Vec::new());
     for page in pages {

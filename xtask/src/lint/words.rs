@@ -12,7 +12,7 @@ const HIDING: &[&[&str]] =
 const COMMENTS_MAX: usize = 4;
 
 /// The folders whose comments count, each by itself.
-const ROOMS: &[&str] = &[
+const FOLDERS: &[&str] = &[
     "sync", "graph", "devices", "links", "engine", "report", "bindings", "benches", "tests", "examples",
     "xtask",
 ];
@@ -21,13 +21,13 @@ const ROOMS: &[&str] = &[
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let mut counts = Vec::new();
     let mut total = 0;
-    for room in ROOMS {
+    for folder in FOLDERS {
         let mut count = 0;
-        for file in source::files(&root.join(room), "rs")? {
+        for file in source::files(&root.join(folder), "rs")? {
             count += hiding(&source::read(&file)?);
         }
         total += count;
-        counts.push(format!("{room} {count}"));
+        counts.push(format!("{folder} {count}"));
     }
     println!("words: {total} comments hide who acts (at most {COMMENTS_MAX}): {}", counts.join(", "));
     Ok(if total > COMMENTS_MAX { vec![format!("{total} comments hide who acts")] } else { Vec::new() })
