@@ -228,6 +228,25 @@ class TestUsing:
             program.replay().wait()
             assert kinds == [np.ndarray, est.Tensor, np.ndarray]
 
+    def test_a_library_gets_its_own_arrays_unless_the_default_is_a_programs(self, np):
+        torch = pytest.importorskip("torch")
+        x = torch.tensor([-1.0, 2.0])
+        module = torch.nn.Identity()
+        for default in (np.from_dlpack, torch.from_dlpack):
+            with est.Engine(workers=1, using=default) as eng:
+                assert value(np, eng.call(torch.relu, eng.from_dlpack(x))) == [0.0, 2.0]
+                assert value(np, eng.call(np.negative, eng.from_dlpack(x))) == [1.0, -2.0]
+                assert value(np, eng.call(module, eng.from_dlpack(x))) == [-1.0, 2.0]
+        made = []
+
+        def mine(t):
+            made.append(t)
+            return torch.from_dlpack(t)
+
+        with est.Engine(workers=1, using=mine) as eng:
+            assert value(np, eng.call(torch.relu, eng.from_dlpack(x))) == [0.0, 2.0]
+        assert len(made) == 1
+
     def test_what_cannot_be_called_is_refused(self):
         with pytest.raises(TypeError, match="`using` is a function"):
             est.Engine(using="numpy")

@@ -74,8 +74,8 @@ class Engine:
         system's size (``ulimit -s``; 8 MiB if unlimited, and 2 MiB at least); default the value of
         `threading.stack_size` when the engine is made, as for Python's own threads.
     using: the function that makes arrays of tensors, for calls that name none, for example
-        ``np.from_dlpack``; default the one of the library that a function belongs to, as for ``np.add``, and
-        none for other functions, which get the tensors themselves.
+        ``np.from_dlpack``. Without it functions get the tensors themselves, except for those of a library, as ``np.add``, which get its
+        own arrays, also where the engine's is the ``from_dlpack`` of another library.
     shared: True if other processes can be shown all memory that the engine makes, of the host and of CUDA devices; default False.
     """
 
@@ -425,7 +425,8 @@ class Engine:
         outputs: the number of arrays that the function returns in a tuple or list, or a list of their names in a dict. `call`
             then returns a tuple or dict of promises at once; for 0 an `Operation`.
         like: a list or dict of what each output is like declares them too.
-        using: makes an array of a tensor; default the engine's, and else that of the library whose function `fn` is, or of whose class.
+        using: makes an array of a tensor; default the ``from_dlpack`` of the library whose function `fn` is, or of whose class, and else the
+            engine's. An engine's that is no library's own ``from_dlpack`` comes first.
 
         Type checkers compare a call that has no options with the parameters of the function: the number of up to four positional
         arguments, which may have any type, since tensors stand in the place of arrays, and names and types of keyword arguments.

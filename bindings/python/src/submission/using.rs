@@ -16,7 +16,8 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 const KNOWN_MAX: usize = 1024;
 
 /// What makes arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it is, or
-/// whose class it is of. `None` for any other function, which gets the tensors themselves.
+/// whose class it is of. A `default` that is itself such a `from_dlpack` is for functions of no library: PyTorch's take no arrays of NumPy.
+/// `None` for a function that gets the tensors themselves.
 pub fn of<'py>(
     function: &Known<'py>,
     given: Option<&Bound<'py, PyAny>>,
@@ -26,10 +27,18 @@ pub fn of<'py>(
     if let Some(given) = given {
         return Ok(Some(given.clone()));
     }
-    match default {
-        Some(default) => Ok(Some(default.bind(py).clone())),
-        None => of_library(py, function),
+    let own = of_library(py, function)?;
+    let Some(default) = default.as_ref().map(|default| default.bind(py)) else { return Ok(own) };
+    match own {
+        Some(own) if is_of_library(default)? => Ok(Some(own)),
+        _ => Ok(Some(default.clone())),
     }
+}
+
+/// Whether a library makes arrays with `using`, rather than a program in a way of its own.
+fn is_of_library(using: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let Some(module) = using.getattr_opt(intern!(using.py(), "__module__"))? else { return Ok(false) };
+    Ok(of_module(using.py(), &module)?.is_some_and(|known| known.is(using)))
 }
 
 fn of_library<'py>(py: Python<'py>, function: &Known<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {

@@ -142,7 +142,8 @@ impl PyEngine {
     /// outputs: the number of arrays that the function returns in a tuple or list, or a list of their names in a dict. `call`
     ///     then returns a tuple or dict of promises at once; for 0 an `Operation`.
     /// like: a list or dict of what each output is like declares them too.
-    /// using: makes an array of a tensor; default the engine's, and else that of the library whose function `fn` is, or of whose class.
+    /// using: makes an array of a tensor; default the ``from_dlpack`` of the library whose function `fn` is, or of whose class, and else the
+    ///     engine's. An engine's that is no library's own ``from_dlpack`` comes first.
     ///
     /// Type checkers compare a call that has no options with the parameters of the function: the number of up to four positional
     /// arguments, which may have any type, since tensors stand in the place of arrays, and names and types of keyword arguments.
