@@ -38,7 +38,7 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     let api = unsafe { Api::find(library) }.map_err(|symbol| {
         CudaUnavailable(format!("the driver lacks the function {symbol}; it is too old"))
     })?;
-    if !exit::claim() {
+    if !exit::DRIVER.claim() {
         let why = "a process that this one was forked from has started the driver, which then works there only; start this one by spawn";
         return Err(CudaUnavailable(why.to_owned()));
     }

@@ -294,7 +294,7 @@ impl source::Event for EventFence {
             };
             match asked {
                 Ok(false) => {}
-                Err(_) if exit::has_begun() => {}
+                Err(_) if exit::DRIVER.has_begun() => {}
                 outcome => self.settle(&outcome.map(drop).map_err(DeviceError::of_unknown_end)),
             }
         }
