@@ -65,7 +65,7 @@ impl DriverExit {
 
     /// `None` while the process exits.
     pub(crate) fn enter(&'static self) -> Option<Call> {
-        self.calls.enter().then_some(Call(self))
+        self.calls.enter().then(|| Call(self))
     }
 }
 
