@@ -415,6 +415,26 @@ fn a_link_can_be_closed_while_futures_have_it() {
 }
 
 #[test]
+fn a_door_can_be_closed_while_futures_wait_at_it() {
+    let (door, before, _alone) = door();
+    let mut accepting = Box::pin(door.accept());
+    let waker = std::task::Waker::noop();
+    assert!(accepting.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    let unaccepted = futures::executor::block_on(Link::connect(door.address())).expect("a link");
+    door.close();
+    door.close();
+    let error = futures::executor::block_on(Link::connect(door.address())).expect_err("nothing is there");
+    assert!(error.to_string().starts_with("connecting to the door at "), "{error}");
+    let error = futures::executor::block_on(unaccepted.receive()).expect_err("it is closed");
+    assert!(matches!(error, LinkError::Closed { .. }), "{error}");
+    for refused in [futures::executor::block_on(accepting), futures::executor::block_on(door.accept())] {
+        assert_eq!(refused.expect_err("it is closed").to_string(), "the door is closed");
+    }
+    drop(unaccepted);
+    until("the descriptors of the door and the link are closed", || descriptors() < before);
+}
+
+#[test]
 fn what_a_closed_link_never_received_is_not_in_use() {
     let (door, _, _alone) = door();
     let (near, far) = pair(&door);
