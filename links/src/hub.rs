@@ -135,9 +135,11 @@ impl Hub {
     }
 
     pub(crate) fn add_door(&self, socket: Socket, arrived: Arrived) -> Result<u64, LinkError> {
-        let door = Arc::new(DoorEntry { socket, arrived, is_short: AtomicBool::new(false) });
-        let token = self.insert(Entry::Door(Arc::clone(&door)));
-        self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
+        let mut entries = self.entries.lock();
+        let token = entries.next_token();
+        self.poll.add(socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
+        let door = DoorEntry { socket, arrived, is_short: AtomicBool::new(false) };
+        entries.by_token.insert(token, Entry::Door(Arc::new(door)));
         Ok(token)
     }
 
@@ -252,13 +254,6 @@ impl Hub {
             }
             None => {}
         }
-    }
-
-    fn insert(&self, entry: Entry) -> u64 {
-        let mut entries = self.entries.lock();
-        let token = entries.next_token();
-        entries.by_token.insert(token, entry);
-        token
     }
 
     fn run(&'static self) {

@@ -30,6 +30,12 @@ impl Socket {
         unsafe { new_descriptor(libc::socket(libc::AF_UNIX, kind, 0)) }.map(Self)
     }
 
+    /// What passes for a socket.
+    #[cfg(test)]
+    pub fn of(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
     /// Listens at an abstract name.
     pub fn listen(name: &[u8]) -> io::Result<Self> {
         let socket = Self::new()?;
