@@ -19,8 +19,8 @@ use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
 use crate::platform::{
-    Descriptor, Memory, Poll, Socket, Waker, is_shortage, may_be_process, open_process, own_process,
-    own_user, wait_for_any, wake_all,
+    Descriptor, Memory, Poll, Socket, Waker, is_shortage, may_be_process, own_process, own_user,
+    wait_for_any, wake_all,
 };
 use crate::threads::{self, Single};
 
@@ -156,11 +156,11 @@ impl Hub {
             return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
         }
         let is_host = side == Side::Connects && process != 0;
-        let host =
-            is_host.then(|| open_process(process)).transpose().map_err(|error| match error.kind() {
-                ErrorKind::NotFound => LinkError::PeerDied { process },
-                _ => system()(error),
-            })?;
+        let host = is_host.then(|| socket.peer_process(process)).transpose();
+        let host = host.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => LinkError::PeerDied { process },
+            _ => system()(error),
+        })?;
         let (board, descriptor) = Memory::create("estafette-board", BYTES).map_err(system())?;
         populate(&board);
         step!("greet 2");

@@ -52,6 +52,7 @@ without_values! {
         fn connect(&[u8]) -> Self;
         method accept() -> io::Result<Option<Self>>;
         method peer() -> io::Result<(u32, u32)>;
+        method peer_process(u32) -> io::Result<Descriptor>;
         method send(&[u8], &[&Descriptor]) -> io::Result<()>;
         method receive(&mut [u8]) -> io::Result<Option<(usize, io::Result<Vec<Descriptor>>)>>;
         method descriptor() -> &Descriptor;
@@ -89,10 +90,6 @@ pub fn wait_for_any(_words: &[(&AtomicU32, u32)], _deadline: Option<Instant>) ->
 pub fn wake_all(_word: &AtomicU32) {}
 
 pub fn own_process() -> io::Result<Descriptor> {
-    unsupported()
-}
-
-pub fn open_process(_process: u32) -> io::Result<Descriptor> {
     unsupported()
 }
 

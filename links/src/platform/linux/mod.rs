@@ -23,7 +23,7 @@ pub fn own_process() -> io::Result<Descriptor> {
 }
 
 /// A process as such a descriptor. [`io::ErrorKind::NotFound`]: there is none with this number.
-pub fn open_process(process: u32) -> io::Result<Descriptor> {
+fn open_process(process: u32) -> io::Result<Descriptor> {
     // SAFETY: takes two integers; the descriptor is new.
     unsafe { new_descriptor(libc::syscall(libc::SYS_pidfd_open, process, 0)) }.map_err(|error| {
         if error.raw_os_error() == Some(libc::ESRCH) { io::ErrorKind::NotFound.into() } else { error }
