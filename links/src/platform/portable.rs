@@ -101,6 +101,10 @@ pub fn is_shortage(_error: &io::Error) -> bool {
     false
 }
 
+pub fn check_room(_count: usize) -> io::Result<()> {
+    unsupported()
+}
+
 pub fn too_many_open_files() -> io::Error {
     io::ErrorKind::Unsupported.into()
 }

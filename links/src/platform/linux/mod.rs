@@ -58,6 +58,11 @@ pub fn is_shortage(error: &io::Error) -> bool {
     is_short || error.kind() == io::ErrorKind::OutOfMemory
 }
 
+/// Fails while this process or machine has no room for `count` more descriptors.
+pub fn check_room(count: usize) -> io::Result<()> {
+    (0..count).map(|_| Waker::new()).collect::<io::Result<Vec<_>>>().map(drop)
+}
+
 /// That this process has as many descriptors as it may.
 pub fn too_many_open_files() -> io::Error {
     io::Error::from_raw_os_error(libc::EMFILE)
