@@ -11,6 +11,7 @@
 //! | part | idea |
 //! |---|---|
 //! | `device`, `dl_device`, `queue`, `error`, `timing` | the traits of a backend, and what they speak of |
+//! | `driver_exit` | no call reaches a driver that shuts down, or that is of a parent process |
 //! | `fence` | fences, sets of fences, clocks; what a backend implements behind a fence |
 //! | `reactor` | the thread that observes fences |
 //! | `shared_memory`, `extents` | memory of devices that crosses processes; blocks in large pieces of memory |
@@ -58,6 +59,8 @@ pub mod cuda;
 mod current_guard;
 pub(crate) mod device;
 mod dl_device;
+#[cfg(any(feature = "cuda", feature = "sycl"))]
+mod driver_exit;
 mod error;
 mod extents;
 pub(crate) mod fence;

@@ -57,7 +57,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Where other processes of the same user and machine make links to this one. It ends when it is dropped; its links stay.
+/// Where other processes of the same user and machine make links to this one. It is closed when it is dropped; its links stay.
 #[derive(Debug)]
 pub struct Door {
     address: Address,
@@ -90,22 +90,27 @@ impl Door {
     ///
     /// # Errors
     /// The system refused to make one, which the door tries again in a moment; the process that came waits, or was hung up on.
-    /// [`LinkError::Forked`].
+    /// [`LinkError::Invalid`]: the door is closed. [`LinkError::Forked`].
     pub async fn accept(&self) -> Result<Link, LinkError> {
         self.hub.generation.check().map_err(|_| LinkError::Forked)?;
-        self.arrived.take().await
+        let closed = |_| LinkError::Invalid("the door is closed".to_owned());
+        self.arrived.take().await.map_err(closed)?
     }
 
-    /// Polls the futures that wait here again: for who has another reason to end them.
-    #[doc(hidden)]
-    pub fn wake(&self) {
-        self.arrived.wake();
+    /// Closes the door, as dropping it does, while other threads and futures may use it. What waits at it, and what is asked of it later,
+    /// fails with [`LinkError::Invalid`]; links that no one has accepted are closed.
+    pub fn close(&self) {
+        if self.hub.generation.is_inherited() {
+            return;
+        }
+        self.hub.remove(self.token);
+        self.arrived.close();
     }
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
-        self.hub.remove(self.token);
+        self.close();
     }
 }
 
@@ -129,7 +134,7 @@ impl Link {
         let socket = Socket::connect(&address.0).map_err(system)?;
         let arrived = Arc::new(Mailbox::default());
         let _connecting = Connecting(hub, hub.greet(socket, Arc::clone(&arrived), hub::Side::Connects)?);
-        arrived.take().await
+        arrived.take().await.expect("nothing closes it")
     }
 }
 

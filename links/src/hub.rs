@@ -19,8 +19,8 @@ use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
 use crate::mailbox::Mailbox;
 use crate::platform::{
-    Descriptor, Memory, Poll, Socket, Waker, is_shortage, may_be_process, open_process, own_process,
-    own_user, wait_for_any, wake_all,
+    Descriptor, Memory, Poll, Socket, Waker, check_room, is_shortage, may_be_process, own_process, own_user,
+    wait_for_any, wake_all,
 };
 use crate::threads::{self, Single};
 
@@ -39,6 +39,10 @@ const BRISK: Duration = Duration::from_micros(50);
 const ROUND: u32 = 16;
 /// How long a door waits that cannot take a connection, before it tries again.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Descriptors that a door needs at once to accept a connection and greet: the socket, the board, this process.
+const TO_ACCEPT: usize = 3;
+/// Descriptors that reading a greeting takes: the peer's board and end, and two to check the end.
+const TO_MEET: usize = 4;
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
 
@@ -54,7 +58,7 @@ pub(crate) struct Hub {
     entries: Mutex<Entries>,
     /// Links that it is to look at.
     attended: Mutex<Vec<u64>>,
-    /// Doors that could not take a connection.
+    /// Doors that could not take a connection, and greetings at doors that could not be read.
     paused: Mutex<Vec<u64>>,
     /// Links that were removed.
     removed: AtomicU32,
@@ -96,6 +100,8 @@ struct Greeting {
     line: Line,
     arrived: Arrived,
     side: Side,
+    /// This process has lacked what it takes to read it.
+    is_short: AtomicBool,
 }
 
 /// Which side of a connection this process is.
@@ -135,9 +141,11 @@ impl Hub {
     }
 
     pub(crate) fn add_door(&self, socket: Socket, arrived: Arrived) -> Result<u64, LinkError> {
-        let door = Arc::new(DoorEntry { socket, arrived, is_short: AtomicBool::new(false) });
-        let token = self.insert(Entry::Door(Arc::clone(&door)));
-        self.poll.add(door.socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
+        let mut entries = self.entries.lock();
+        let token = entries.next_token();
+        self.poll.add(socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
+        let door = DoorEntry { socket, arrived, is_short: AtomicBool::new(false) };
+        entries.by_token.insert(token, Entry::Door(Arc::new(door)));
         Ok(token)
     }
 
@@ -154,11 +162,11 @@ impl Hub {
             return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
         }
         let is_host = side == Side::Connects && process != 0;
-        let host =
-            is_host.then(|| open_process(process)).transpose().map_err(|error| match error.kind() {
-                ErrorKind::NotFound => LinkError::PeerDied { process },
-                _ => system()(error),
-            })?;
+        let host = is_host.then(|| socket.peer_process(process)).transpose();
+        let host = host.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => LinkError::PeerDied { process },
+            _ => system()(error),
+        })?;
         let (board, descriptor) = Memory::create("estafette-board", BYTES).map_err(system())?;
         populate(&board);
         step!("greet 2");
@@ -178,7 +186,8 @@ impl Hub {
         let token = entries.next_token();
         self.poll.add(socket.descriptor(), token).map_err(system())?;
         host.iter().try_for_each(|host| self.poll.add(host, token | 1)).map_err(system())?;
-        let greeting = Greeting { socket, process, host, board, line, arrived, side };
+        let is_short = AtomicBool::new(false);
+        let greeting = Greeting { socket, process, host, board, line, arrived, side, is_short };
         entries.by_token.insert(token, Entry::Greeting(Arc::new(greeting)));
         let oldest = if side == Side::Accepts { entries.oldest_beyond() } else { None };
         drop(entries);
@@ -254,13 +263,6 @@ impl Hub {
         }
     }
 
-    fn insert(&self, entry: Entry) -> u64 {
-        let mut entries = self.entries.lock();
-        let token = entries.next_token();
-        entries.by_token.insert(token, entry);
-        token
-    }
-
     fn run(&'static self) {
         let mut retry = Instant::now();
         loop {
@@ -273,8 +275,16 @@ impl Hub {
                 retry = Instant::now() + PAUSE;
                 let paused = std::mem::take(&mut *self.paused.lock());
                 for token in paused {
-                    if let Some(Entry::Door(door)) = self.entry(token) {
-                        let _ = self.poll.pause(door.socket.descriptor(), token, false);
+                    match self.entry(token) {
+                        Some(Entry::Door(door)) => {
+                            let _ = self.poll.pause(door.socket.descriptor(), token, false);
+                        }
+                        Some(Entry::Greeting(greeting)) => {
+                            if self.poll.add(greeting.socket.descriptor(), token).is_err() {
+                                self.give_up(token);
+                            }
+                        }
+                        Some(Entry::Link(_)) | None => {}
                     }
                 }
             }
@@ -332,7 +342,9 @@ impl Hub {
         if door.arrived.len() >= ARRIVED_MAX {
             return pause();
         }
-        let made = door.socket.accept().map_err(LinkError::system("accepting a connection"));
+        // What the process at the other end sends is lost where there is no room for it.
+        let accepted = check_room(TO_ACCEPT).and_then(|()| door.socket.accept());
+        let made = accepted.map_err(LinkError::system("accepting a connection"));
         let made = made.and_then(|socket| match socket {
             Some(socket) => self.greet(socket, Arc::clone(&door.arrived), Side::Accepts).map(|_| ()),
             None => Ok(()),
@@ -353,6 +365,18 @@ impl Hub {
 
     /// Reads the greeting of a peer, and makes the link. That of a peer that `has_ended` has come, or never will.
     fn meet(&'static self, token: u64, greeting: Arc<Greeting>, has_ended: bool) {
+        let meeting = |error| LinkError::system("meeting another process")(error);
+        // The kernel drops the descriptors of a message for which there is no room.
+        if greeting.side == Side::Accepts
+            && let Err(error) = check_room(TO_MEET)
+        {
+            self.poll.remove(greeting.socket.descriptor());
+            self.paused.lock().push(token);
+            if !greeting.is_short.swap(true, Ordering::Relaxed) {
+                greeting.arrived.put(Err(meeting(error)));
+            }
+            return;
+        }
         let mut bytes = [0; GREETING.len()];
         let received = greeting.socket.receive(&mut bytes).transpose();
         if received.is_none() && !has_ended {
@@ -363,7 +387,6 @@ impl Hub {
         let Some(greeting) = Arc::into_inner(greeting) else { return };
         let Greeting { socket, process, board, line, arrived, side, .. } = greeting;
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
-        let meeting = |error| LinkError::system("meeting another process")(error);
         let met = || {
             let received = received.ok_or(LinkError::PeerDied { process })?;
             let (length, descriptors) = received.map_err(meeting)?;

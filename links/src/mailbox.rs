@@ -63,43 +63,59 @@ impl Drop for Registration<'_> {
     }
 }
 
-/// A queue of things that come from time to time.
+/// A queue of things that come from time to time, until it is closed.
 #[derive(Debug)]
 pub(crate) struct Mailbox<T> {
-    items: Mutex<VecDeque<T>>,
+    /// None once it is closed.
+    items: Mutex<Option<VecDeque<T>>>,
     futures: Futures,
 }
 
+/// The mailbox is closed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct IsClosed;
+
 impl<T> Default for Mailbox<T> {
     fn default() -> Self {
-        Self { items: Mutex::default(), futures: Futures::default() }
+        Self { items: Mutex::new(Some(VecDeque::new())), futures: Futures::default() }
     }
 }
 
 impl<T> Mailbox<T> {
+    /// Drops the item where the mailbox is closed.
     pub(crate) fn put(&self, item: T) {
-        self.items.lock().push_back(item);
+        // Items are dropped under no lock.
+        let mut item = Some(item);
+        if let Some(items) = self.items.lock().as_mut() {
+            items.extend(item.take());
+        }
         self.futures.wake();
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.items.lock().len()
+        self.items.lock().as_ref().map_or(0, VecDeque::len)
     }
 
-    /// Has the futures that wait check again.
-    pub(crate) fn wake(&self) {
+    /// Drops what was not taken, and ends the futures that wait.
+    pub(crate) fn close(&self) {
+        let items = self.items.lock().take();
         self.futures.wake();
+        drop(items);
     }
 
-    pub(crate) async fn take(&self) -> T {
+    pub(crate) async fn take(&self) -> Result<T, IsClosed> {
         let mut registration = Registration::new(&self.futures);
+        let next = || match self.items.lock().as_mut() {
+            Some(items) => items.pop_front().map_or(Poll::Pending, |item| Poll::Ready(Ok(item))),
+            None => Poll::Ready(Err(IsClosed)),
+        };
         poll_fn(|context| {
-            let now = self.items.lock().pop_front();
-            if let Some(item) = now {
-                return Poll::Ready(item);
+            let now = next();
+            if now.is_ready() {
+                return now;
             }
             registration.register(context);
-            self.items.lock().pop_front().map_or(Poll::Pending, Poll::Ready)
+            next()
         })
         .await
     }
@@ -128,7 +144,9 @@ mod tests {
         let mailbox = Mailbox::default();
         let task = Arc::<Task>::default();
         let waker = Waker::from(Arc::clone(&task));
-        let poll = |future: Pin<&mut dyn Future<Output = u32>>| future.poll(&mut Context::from_waker(&waker));
+        let poll = |future: Pin<&mut dyn Future<Output = Result<u32, IsClosed>>>| {
+            future.poll(&mut Context::from_waker(&waker))
+        };
         let mut stays = pin!(mailbox.take());
         for _ in 0..2 {
             assert!(poll(stays.as_mut()).is_pending());
@@ -136,7 +154,7 @@ mod tests {
         }
         mailbox.put(7);
         assert_eq!(task.0.load(Ordering::Relaxed), 1);
-        assert_eq!(poll(stays), Poll::Ready(7));
+        assert_eq!(poll(stays), Poll::Ready(Ok(7)));
         assert!(poll(pin!(mailbox.take())).is_pending());
         assert!(!mailbox.futures.has_waiters());
     }

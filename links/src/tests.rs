@@ -7,6 +7,7 @@ mod random;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{self, Context};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use crate::board::{
     BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
 };
-use crate::hub::GREETING;
+use crate::hub::{GREETING, Hub};
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
 use crate::{Address, Door, Link, LinkError};
 
@@ -412,6 +413,39 @@ fn a_link_can_be_closed_while_futures_have_it() {
     // A pending promise keeps the link on which it was sent.
     drop(completer);
     until("all descriptors are closed", || descriptors() <= before);
+}
+
+#[test]
+fn a_door_that_the_kernel_does_not_watch_leaves_nothing() {
+    let (_door, before, _alone) = door();
+    let hub = Hub::get().expect("it is there");
+    let (_memory, file) = Memory::create("estafette-test", 4096).expect("memory");
+    // `epoll` takes no files.
+    let error = hub.add_door(Socket::of(file), Arc::default()).expect_err("it is no socket");
+    assert!(error.to_string().starts_with("waiting at a door: "), "{error}");
+    // Links of other tests may be closed later.
+    until("only the other door is there", || format!("{hub:?}") == "Hub { entries: 1, .. }");
+    until("the file is closed", || descriptors() <= before);
+}
+
+#[test]
+fn a_door_can_be_closed_while_futures_wait_at_it() {
+    let (door, before, _alone) = door();
+    let mut accepting = Box::pin(door.accept());
+    let waker = std::task::Waker::noop();
+    assert!(accepting.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    let unaccepted = futures::executor::block_on(Link::connect(door.address())).expect("a link");
+    door.close();
+    door.close();
+    let error = futures::executor::block_on(Link::connect(door.address())).expect_err("nothing is there");
+    assert!(error.to_string().starts_with("connecting to the door at "), "{error}");
+    let error = futures::executor::block_on(unaccepted.receive()).expect_err("it is closed");
+    assert!(matches!(error, LinkError::Closed { .. }), "{error}");
+    for refused in [futures::executor::block_on(accepting), futures::executor::block_on(door.accept())] {
+        assert_eq!(refused.expect_err("it is closed").to_string(), "the door is closed");
+    }
+    drop(unaccepted);
+    until("the descriptors of the door and the link are closed", || descriptors() < before);
 }
 
 #[test]

@@ -568,6 +568,23 @@ def test_a_link_is_closed_while_a_coroutine_waits_for_it_whose_loop_stands_still
     assert peer.ended_well()
 
 
+def test_a_door_is_closed_while_a_coroutine_waits_at_it_whose_loop_stands_still(eng):
+    door = eng.door()
+
+    async def one():
+        return await door.accept_async()
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(one())
+    loop.run_until_complete(asyncio.sleep(0))
+    door.close()
+    with pytest.raises(est.DeviceError, match=f"connecting to the door at {door.address}: "):
+        eng.connect(door.address, 60)
+    with pytest.raises(est.InvalidError, match="the door is closed"):
+        loop.run_until_complete(task)
+    loop.close()
+
+
 def test_a_promise_that_the_other_process_does_not_keep_says_so(eng, other):
     peer = other(eng, "x = eng.zeros(3, 'int64'); eng.submit(lambda x: time.sleep(2), writes=[x]); link.send(x); link.close()")
     with pytest.raises(est.OperationError) as caught:

@@ -8,6 +8,7 @@ use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
+use crate::driver_exit::Call;
 use crate::{DLDevice, DeviceError, DeviceErrorKind};
 
 use super::driver::{self, Api, Code, Handle};
@@ -80,17 +81,17 @@ impl Context {
 
     /// Makes this the thread's current context, until the guard goes.
     pub(super) fn make_current(&self) -> Result<Current<'_>, DeviceError> {
-        let call = exit::Call::begin()?;
+        let call = exit::call()?;
         Ok(Current { context: self, pushed: self.push_during(&call)?, _call: call })
     }
 
     /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop)
     /// puts back.
     pub(super) fn push(&self) -> Result<bool, DeviceError> {
-        self.push_during(&exit::Call::begin()?)
+        self.push_during(&exit::call()?)
     }
 
-    fn push_during(&self, _call: &exit::Call) -> Result<bool, DeviceError> {
+    fn push_during(&self, _call: &Call) -> Result<bool, DeviceError> {
         let mut now: CUcontext = ptr::null_mut();
         // SAFETY: writes one pointer.
         let code = unsafe { (self.api.context_current)(&raw mut now) };
@@ -106,7 +107,7 @@ impl Context {
     /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in
     /// place of this context is forgotten with it.
     pub(super) fn pop(&self) {
-        let Ok(_call) = exit::Call::begin() else { return };
+        let Ok(_call) = exit::call() else { return };
         let mut left: CUcontext = ptr::null_mut();
         // SAFETY: takes one context off this thread's stack; the caller has pushed one.
         let _ = unsafe { (self.api.context_pop)(&raw mut left) };
@@ -137,9 +138,13 @@ impl Context {
         let error = driver::error(self.api, code, what);
         if code == exit::DEINITIALIZED {
             // A library of this process has shut the driver down before its exit.
-            exit::begin();
+            exit::DRIVER.begin();
         }
-        if error.kind() == DeviceErrorKind::Fault && !exit::has_begun() { self.poison(error) } else { error }
+        if error.kind() == DeviceErrorKind::Fault && !exit::DRIVER.has_begun() {
+            self.poison(error)
+        } else {
+            error
+        }
     }
 
     /// What broke this context, if anything did.
@@ -199,7 +204,7 @@ pub(super) struct Current<'a> {
     context: &'a Context,
     pushed: bool,
     /// The exit of the process waits until this is gone.
-    _call: exit::Call,
+    _call: Call,
 }
 
 impl Drop for Current<'_> {

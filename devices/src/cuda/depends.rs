@@ -7,13 +7,14 @@ use std::sync::Arc;
 use crate::{Fence, FenceSet};
 
 use super::context::Context;
-use super::events::EventFence;
+use super::events::{EventCore, EventFence};
 use super::stream::Stream;
 
 /// What stands behind a fence of CUDA.
 enum Source<'a> {
     Stream(&'a Stream),
     Event(&'a EventFence),
+    Core(&'a EventCore),
 }
 
 fn source(fence: &Fence) -> Option<Source<'_>> {
@@ -22,13 +23,14 @@ fn source(fence: &Fence) -> Option<Source<'_>> {
         return any.downcast_ref().map(Source::Stream);
     }
     let any: &dyn Any = &**fence.as_event()?;
-    any.downcast_ref().map(Source::Event)
+    any.downcast_ref().map(Source::Event).or_else(|| any.downcast_ref().map(Source::Core))
 }
 
 pub(super) fn context_of(fence: &Fence) -> Option<&Arc<Context>> {
     source(fence).map(|source| match source {
         Source::Stream(stream) => &stream.context,
         Source::Event(event) => event.context(),
+        Source::Core(event) => event.context(),
     })
 }
 
@@ -41,7 +43,7 @@ pub(super) fn beyond(fence: &Fence, context: &Context) -> FenceSet {
     let mut fences = match source(fence) {
         Some(Source::Stream(stream)) => stream.depends.lock().clone(),
         Some(Source::Event(event)) => event.depends.lock().clone(),
-        None => FenceSet::default(),
+        Some(Source::Core(_)) | None => FenceSet::default(),
     };
     fences.insert(fence.clone());
     let is_left_out =

@@ -195,7 +195,7 @@ impl Device for CudaDevice {
     }
 
     fn is_inherited(&self) -> bool {
-        super::exit::is_inherited()
+        super::exit::DRIVER.is_inherited()
     }
 
     fn name(&self) -> &str {

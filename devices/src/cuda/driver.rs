@@ -38,7 +38,7 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     let api = unsafe { Api::find(library) }.map_err(|symbol| {
         CudaUnavailable(format!("the driver lacks the function {symbol}; it is too old"))
     })?;
-    if !exit::claim() {
+    if !exit::DRIVER.claim() {
         let why = "a process that this one was forked from has started the driver, which then works there only; start this one by spawn";
         return Err(CudaUnavailable(why.to_owned()));
     }
@@ -309,7 +309,6 @@ pub struct CudaRuntime {
     driver_version: i32,
     /// By the driver's numbers.
     places: Vec<Place>,
-    all: OnceLock<Vec<Arc<CudaDevice>>>,
 }
 
 /// Where a device is once it is open. A refusal is not kept, as another process may have the memory for a while.
@@ -339,7 +338,7 @@ impl CudaRuntime {
         // SAFETY: writes one number.
         let _ = unsafe { (api.driver_version)(&raw mut driver_version) };
         let places = (0..count).map(|_| Place::default()).collect();
-        Ok(Self { api, driver_version, places, all: OnceLock::new() })
+        Ok(Self { api, driver_version, places })
     }
 
     /// How many devices the driver has.
@@ -372,12 +371,12 @@ impl CudaRuntime {
         self.places.iter().filter_map(|place| place.device.get())
     }
 
-    /// All devices, in the driver's order, opened by the first call; those that could not be used then are left out.
-    pub fn devices(&self) -> &[Arc<CudaDevice>] {
-        self.all.get_or_init(|| self.usable().cloned().collect())
+    /// All devices, in the driver's order, opened if they are not; those that cannot be used now are left out.
+    pub fn devices(&self) -> Vec<Arc<CudaDevice>> {
+        self.usable().cloned().collect()
     }
 
-    /// All devices that can be used now.
+    /// As [`devices`](Self::devices), one after the other.
     pub(crate) fn usable(&self) -> impl Iterator<Item = &Arc<CudaDevice>> {
         (0..self.count() as i32).filter_map(|at| self.device(at))
     }

@@ -3,6 +3,7 @@
 //! An event stands for its last record, so recording it again while a fence still means the last one would
 //! lose a wait. An [`Event`] is one use of a native event, which is free again when the last holder has gone.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::{fmt, ptr};
 
@@ -12,7 +13,7 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
 use crate::fence::host_event::HostEvent;
 use crate::fence::source::{self, Outcome, Subscriber, Watch};
-use crate::{DLDevice, DeviceError, FenceSet, FenceState, QueueId};
+use crate::{Clock, DLDevice, DeviceError, Fence, FenceSet, FenceState, QueueId};
 
 use super::context::Context;
 use super::depends::context_of;
@@ -191,12 +192,18 @@ impl Events {
 // recorded.
 
 pub(super) struct EventFence {
+    core: Arc<EventCore>,
+    /// Work of other contexts that it waits for, until it has settled: points of own streams, and records of foreign ones without what these
+    /// wait for, which would be a chain without end.
+    pub(super) depends: Mutex<FenceSet>,
+}
+
+/// A fence of an event that knows nothing of what its stream waits for.
+pub(super) struct EventCore {
     context: Arc<Context>,
     native: Native,
     /// Those of its stream, where that is foreign and known.
     records: Option<Arc<Records>>,
-    /// Points of own streams of other contexts that it waits for, until it has settled. No events, which would be a chain without end.
-    pub(super) depends: Mutex<FenceSet>,
     signal: HostEvent,
 }
 
@@ -211,37 +218,66 @@ enum Native {
 
 impl EventFence {
     /// `event` is the newest of `records`, where it has others to be compared with.
-    pub(super) fn of(event: Arc<Event>, records: Option<Arc<Records>>, mut depends: FenceSet) -> Self {
-        depends.take_out(|fence| fence.as_point().is_none() || fence.observed_done(), &mut Vec::new());
-        Self {
-            records,
-            depends: Mutex::new(depends),
-            ..Self::new(Arc::clone(event.context()), Native::Ours(event))
-        }
+    pub(super) fn of(event: Arc<Event>, records: Option<Arc<Records>>, depends: FenceSet) -> Self {
+        let unfinished = depends.into_iter().filter(|fence| !fence.observed_done());
+        let depends = unfinished.filter_map(without_waits).collect();
+        let context = Arc::clone(event.context());
+        let core = EventCore { records, ..EventCore::new(context, Native::Ours(event)) };
+        Self { core: Arc::new(core), depends: Mutex::new(depends) }
     }
 
     /// # Safety
     /// The event stays alive, and as it is recorded, until this has settled.
     pub(super) unsafe fn foreign(context: &Arc<Context>, event: CUevent) -> Self {
-        Self::new(Arc::clone(context), Native::Theirs(Handle::new(event)))
+        Self::new(context, Native::Theirs(Handle::new(event)))
     }
 
     /// Something of `context` that is done.
     pub(super) fn done(context: &Arc<Context>) -> Self {
-        let fence = Self::new(Arc::clone(context), Native::Gone);
-        fence.settle(&Ok(()));
+        let fence = Self::new(context, Native::Gone);
+        fence.core.settle(&Ok(()));
         fence
     }
 
+    fn new(context: &Arc<Context>, native: Native) -> Self {
+        Self { core: Arc::new(EventCore::new(Arc::clone(context), native)), depends: Mutex::default() }
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        self.core.context()
+    }
+
+    pub(super) fn raw(&self) -> Option<CUevent> {
+        self.core.raw()
+    }
+
+    /// The event, where it is ours to keep.
+    pub(super) fn event(&self) -> Option<&Arc<Event>> {
+        match &self.core.native {
+            Native::Ours(event) => Some(event),
+            Native::Theirs(_) | Native::Gone => None,
+        }
+    }
+
+    /// What broke a context that it waits for.
+    fn fault(&self) -> Option<DeviceError> {
+        let depends = self.depends.lock();
+        depends
+            .iter()
+            .find_map(|fence| context_of(fence)?.fault().filter(|_| !fence.observed_done()).cloned())
+    }
+}
+
+impl EventCore {
     fn new(context: Arc<Context>, native: Native) -> Self {
-        Self { context, native, records: None, depends: Mutex::default(), signal: HostEvent::new() }
+        Self { context, native, records: None, signal: HostEvent::new() }
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    pub(super) fn raw(&self) -> Option<CUevent> {
+    fn raw(&self) -> Option<CUevent> {
         match &self.native {
             Native::Ours(event) => Some(event.raw()),
             Native::Theirs(event) => Some(event.get()),
@@ -249,34 +285,70 @@ impl EventFence {
         }
     }
 
-    /// The event, where it is ours to keep.
-    pub(super) fn event(&self) -> Option<&Arc<Event>> {
-        match &self.native {
-            Native::Ours(event) => Some(event),
-            Native::Theirs(_) | Native::Gone => None,
-        }
-    }
-
     fn settle(&self, outcome: &Outcome) {
-        let subscribers = self.signal.settle(outcome);
+        // What the exit refuses has not failed.
+        if outcome.is_err() && exit::DRIVER.has_begun() {
+            return;
+        }
+        let subscribers = self.signal.settle(&outcome.clone().map_err(DeviceError::of_unknown_end));
         debug_assert!(subscribers.is_empty(), "the reactor polls a CUDA event: it has no subscribers");
-        let depends = std::mem::take(&mut *self.depends.lock());
-        drop(depends);
-    }
-
-    /// What broke its context, or one that it waits for.
-    fn fault(&self) -> Option<DeviceError> {
-        let waits = || {
-            let depends = self.depends.lock();
-            depends
-                .iter()
-                .find_map(|fence| context_of(fence)?.fault().filter(|_| !fence.observed_done()).cloned())
-        };
-        self.context.fault().cloned().or_else(waits)
     }
 }
 
+/// What is kept of work that other work waits for. Of an event whose stream is not known, of which there may be any number, nothing is.
+fn without_waits(fence: Fence) -> Option<Fence> {
+    let Some(event) = fence.as_event() else { return Some(fence) };
+    let any: &dyn Any = &**event;
+    let Some(event) = any.downcast_ref::<EventFence>() else {
+        return any.is::<EventCore>().then_some(fence);
+    };
+    event.core.records.as_ref()?;
+    let core = Arc::clone(&event.core) as Arc<dyn source::Event>;
+    Some(Fence::recorded_event(core, fence.sequence()?, Clock::default()))
+}
+
 impl source::Event for EventFence {
+    fn device(&self) -> DLDevice {
+        self.core.device()
+    }
+
+    fn queue(&self) -> Option<QueueId> {
+        self.core.queue()
+    }
+
+    fn state(&self) -> FenceState {
+        if self.core.signal.state().is_pending()
+            && self.context().fault().is_none()
+            && let Some(fault) = self.fault()
+        {
+            self.core.settle(&Err(fault));
+        }
+        let state = self.core.state();
+        if !state.is_pending() {
+            let depends = std::mem::take(&mut *self.depends.lock());
+            drop(depends);
+        }
+        state
+    }
+
+    fn observed_done(&self) -> bool {
+        self.core.observed_done()
+    }
+
+    fn observed_state(&self) -> FenceState {
+        match self.context().fault().is_some() || self.fault().is_some() {
+            // Settles it.
+            true => self.state(),
+            false => self.core.signal.state(),
+        }
+    }
+
+    fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        self.state().outcome().map_or(Watch::MustPoll, Watch::Settled)
+    }
+}
+
+impl source::Event for EventCore {
     fn device(&self) -> DLDevice {
         self.context.id
     }
@@ -287,15 +359,14 @@ impl source::Event for EventFence {
 
     fn state(&self) -> FenceState {
         if self.signal.state().is_pending() {
-            let asked = match (self.fault(), self.raw()) {
-                (Some(fault), _) => Err(fault),
+            let asked = match (self.context.fault(), self.raw()) {
+                (Some(fault), _) => Err(fault.clone()),
                 (None, Some(event)) => query(&self.context, event),
                 (None, None) => Ok(true),
             };
             match asked {
                 Ok(false) => {}
-                Err(_) if exit::has_begun() => {}
-                outcome => self.settle(&outcome.map(drop).map_err(DeviceError::of_unknown_end)),
+                outcome => self.settle(&outcome.map(drop)),
             }
         }
         self.signal.state()
@@ -305,20 +376,18 @@ impl source::Event for EventFence {
         self.signal.is_done()
     }
 
-    fn observed_state(&self) -> FenceState {
-        match self.fault() {
-            // Settles it.
-            Some(_) => self.state(),
-            None => self.signal.state(),
-        }
-    }
-
     fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
         self.state().outcome().map_or(Watch::MustPoll, Watch::Settled)
     }
 }
 
 impl fmt::Debug for EventFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.core.fmt(f)
+    }
+}
+
+impl fmt::Debug for EventCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.native {
             Native::Ours(event) => event.fmt(f),

@@ -138,7 +138,7 @@ impl Stream {
     /// Nothing more is done here, because of `error`.
     pub(super) fn fail(&self, error: &DeviceError) {
         // What the exit refuses has not failed.
-        if exit::has_begun() {
+        if exit::DRIVER.has_begun() {
             return;
         }
         if let Some(value) = self.value {

@@ -1,14 +1,17 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use crate::DeviceError;
+
 use super::api::{Api, Object};
+use super::exit::Calls;
 use super::handle::{Handle, devices_in};
 
 /// A SYCL context: what memory, queues and events belong to. Those of different contexts know nothing of each
 /// other.
 #[derive(Debug)]
 pub(super) struct Context {
-    pub(super) api: &'static Api,
+    api: &'static Api,
     handle: Handle,
 }
 
@@ -48,10 +51,14 @@ impl Context {
     ///
     /// # Safety
     /// `context` is a live `sycl::context` of this process's runtime.
-    pub(super) unsafe fn copy(api: &'static Api, context: NonNull<c_void>) -> Option<Self> {
+    pub(super) unsafe fn copy(api: &Calls, context: NonNull<c_void>) -> Option<Self> {
         // SAFETY: by contract; the copy is ours.
         let handle = unsafe { Handle::own((api.context_copy)(context.as_ptr()), api.context_delete) }?;
-        Some(Self { api, handle })
+        Some(Self { api: api.table, handle })
+    }
+
+    pub(super) fn api(&self) -> Result<Calls, DeviceError> {
+        Calls::begin(self.api)
     }
 
     pub(super) fn raw(&self) -> Object {
@@ -63,19 +70,22 @@ impl Context {
     }
 
     pub(super) fn is(&self, other: Object) -> bool {
+        let Ok(api) = self.api() else { return self.raw() == other };
         // SAFETY: both are live contexts.
-        unsafe { (self.api.context_eq)(self.raw(), other) }
+        unsafe { (api.context_eq)(self.raw(), other) }
     }
 
-    pub(super) fn devices(&self) -> Vec<Handle> {
+    pub(super) fn devices(&self) -> Result<Vec<Handle>, DeviceError> {
+        let api = self.api()?;
         // SAFETY: a live context; the vector is ours.
-        unsafe { devices_in(self.api, (self.api.context_devices)(self.raw())) }
+        Ok(unsafe { devices_in(&api, (api.context_devices)(self.raw())) })
     }
 
     /// What `pointer` is to this context; `None` for memory that is not its USM.
     pub(super) fn kind_of(&self, pointer: *const u8) -> Option<UsmKind> {
+        let api = self.api().ok()?;
         // SAFETY: the runtime looks the address up and does not follow it.
-        match unsafe { (self.api.pointer_kind)(pointer.cast_mut().cast(), self.raw()) } {
+        match unsafe { (api.pointer_kind)(pointer.cast_mut().cast(), self.raw()) } {
             1 => Some(UsmKind::Device),
             2 => Some(UsmKind::Shared),
             3 => Some(UsmKind::Host),

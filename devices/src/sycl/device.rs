@@ -18,6 +18,7 @@ use super::api::{
 use super::context::{Context, UsmKind};
 use super::errors::{on_asynchronous_error, refused};
 use super::event::{Event, Single};
+use super::exit::{self, Calls, RUNTIME};
 use super::handle::Handle;
 use super::push;
 use super::queue::{SyclQueue, event_of, not_ours};
@@ -65,8 +66,9 @@ crate::counters::counters! {
 }
 
 impl Shared {
-    pub(super) fn api(&self) -> &'static Api {
-        self.context.api
+    /// The functions, where the runtime works.
+    pub(super) fn api(&self) -> Result<Calls, DeviceError> {
+        self.context.api()
     }
 
     /// A new in-order queue of the runtime; with `profiles` its events say when commands ran.
@@ -78,19 +80,19 @@ impl Shared {
 debug_as!(device: Shared, "SYCL device {}", device.id);
 
 fn queue_of(context: &Context, device: &Handle, profiles: bool) -> Result<Handle, DeviceError> {
-    let create = context.api.queue_create;
+    let api = context.api()?;
     let properties = QUEUE_IN_ORDER | if profiles { QUEUE_PROFILING } else { 0 };
     // SAFETY: live objects; the handler is a function, and the queue is ours.
     unsafe {
-        let queue = create(context.raw(), device.raw(), Some(on_asynchronous_error), properties);
-        Handle::own(queue, context.api.queue_delete)
+        let queue = (api.queue_create)(context.raw(), device.raw(), Some(on_asynchronous_error), properties);
+        Handle::own(queue, api.queue_delete)
     }
     .ok_or_else(|| refused("a new queue"))
 }
 
 impl SyclDevice {
     pub(super) fn new(id: DLDevice, context: Arc<Context>, device: Handle) -> Result<Arc<Self>, DeviceError> {
-        let (api, raw) = (context.api, device.raw());
+        let (api, raw) = (context.api()?, device.raw());
         let kinds = [
             (UsmKind::Device, ASPECT_USM_DEVICE),
             (UsmKind::Shared, ASPECT_USM_SHARED),
@@ -110,7 +112,7 @@ impl SyclDevice {
         let (backend, memory_bytes) = unsafe { ((api.device_backend)(raw), (api.device_memory)(raw)) };
         let shared = Arc::new(Shared {
             id,
-            name: describe(api, &device),
+            name: describe(&api, &device),
             pushes: backend == BACKEND_OPENCL && push::available(),
             counters: Counters::default(),
             clock: Mutex::default(),
@@ -129,8 +131,9 @@ impl SyclDevice {
     }
 
     pub(super) fn is(&self, device: &Handle) -> bool {
+        let Ok(api) = self.shared.api() else { return false };
         // SAFETY: live devices.
-        unsafe { (self.shared.api().device_eq)(self.shared.device.raw(), device.raw()) }
+        unsafe { (api.device_eq)(self.shared.device.raw(), device.raw()) }
     }
 
     /// Whether it is of `context`.
@@ -190,12 +193,12 @@ impl SyclDevice {
     /// # Safety
     /// `queue` is a live `sycl::queue` of this process's runtime (in dpctl: `addressof_ref()`).
     pub unsafe fn foreign_queue(&self, queue: NonNull<c_void>) -> Result<Arc<SyclQueue>, DeviceError> {
-        let api = self.shared.api();
+        let api = self.shared.api()?;
         // SAFETY: by contract.
-        let parts = unsafe { parts_of_queue(api, queue.as_ptr()) };
+        let parts = unsafe { parts_of_queue(&api, queue.as_ptr()) };
         let (context, device) = parts.ok_or_else(|| refused("to say where the queue belongs"))?;
         // This device may be a part itself, in a context of its own.
-        let ours = self.is(&device) || self.is(&root_device(api, device));
+        let ours = self.is(&device) || self.is(&root_device(&api, device));
         if !self.shared.context.is(context.raw()) || !ours {
             let message = format!("the queue is of another context or device than {}", self.shared.id);
             return Err(DeviceError::invalid(message));
@@ -225,7 +228,7 @@ impl SyclDevice {
             let align = NonZeroUsize::new(align).expect("a power of two is not 0");
             return Ok(Allocation::empty(align, id));
         }
-        let api = self.shared.api();
+        let api = self.shared.api()?;
         let allocate = match kind {
             UsmKind::Device => api.alloc_device,
             UsmKind::Shared => api.alloc_shared,
@@ -242,8 +245,10 @@ impl SyclDevice {
         })?;
         let shared = Arc::clone(&self.shared);
         let release = move |memory: NonNull<u8>, _| {
-            // SAFETY: allocated in this context, freed once.
-            unsafe { (shared.api().free)(memory.as_ptr().cast(), shared.context.raw()) };
+            if let Ok(api) = shared.api() {
+                // SAFETY: allocated in this context, freed once.
+                unsafe { (api.free)(memory.as_ptr().cast(), shared.context.raw()) };
+            }
         };
         // SAFETY: fresh memory, known here alone.
         Ok(unsafe { Allocation::from_raw(memory, bytes, id, release) })
@@ -286,7 +291,7 @@ impl Device for SyclDevice {
     }
 
     fn is_inherited(&self) -> bool {
-        super::runtime::SyclRuntime::is_inherited()
+        RUNTIME.is_inherited()
     }
 
     fn name(&self) -> &str {
@@ -345,7 +350,7 @@ impl Device for SyclDevice {
 
     /// The native event of a SYCL device is a `sycl::event`.
     unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
-        let api = self.shared.api();
+        let api = self.shared.api()?;
         // SAFETY: by contract a live event; the copy is ours.
         let copy = unsafe { Handle::own((api.event_copy)(event.as_ptr()), api.event_delete) };
         let copy = copy.ok_or_else(|| refused("a copy of the event"))?;
@@ -353,6 +358,7 @@ impl Device for SyclDevice {
     }
 
     fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {
+        let api = self.shared.api()?;
         let event = match event_of(fence) {
             Some(event) if event.shared().context.same(&self.shared.context) => event,
             // Done already, and its event is gone: an event of everything on an idle queue is as good.
@@ -366,12 +372,14 @@ impl Device for SyclDevice {
                 return Err(DeviceError::invalid(message));
             }
         };
-        let (copy, delete) = (self.shared.api().event_copy, self.shared.api().event_delete);
+        let (copy, delete) = (api.event_copy, api.event_delete);
         // SAFETY: a live event; the copy is the caller's.
         let copy = NonNull::new(unsafe { copy(event.raw()) }).ok_or_else(|| refused("a copy of an event"))?;
         Ok(NativeEvent::new(copy, move |event| {
-            // SAFETY: the copy above, deleted this once.
-            unsafe { delete(event.as_ptr()) }
+            if let Some(_call) = exit::enter() {
+                // SAFETY: the copy above, deleted this once.
+                unsafe { delete(event.as_ptr()) }
+            }
         }))
     }
 }

@@ -9,6 +9,7 @@ use crate::{DLDevice, FenceState};
 use super::api::{Object, STATUS_COMPLETE, STATUS_UNKNOWN};
 use super::device::Shared;
 use super::errors;
+use super::exit::RUNTIME;
 use super::handle::Handle;
 use super::progress::Progress;
 use super::push;
@@ -78,8 +79,10 @@ impl Event {
     }
 
     fn wait(&self) {
+        // It stays pending where the runtime is not called any more.
+        let Ok(api) = self.shared.api() else { return };
         // SAFETY: a live event.
-        let outcome = errors::catch(|| unsafe { (self.shared.api().event_wait)(self.raw()) });
+        let outcome = errors::catch(|| unsafe { (api.event_wait)(self.raw()) });
         self.settle(outcome);
     }
 
@@ -94,9 +97,10 @@ impl Event {
         if !self.signal.state().is_pending() {
             return Status::Settled;
         }
+        let Ok(api) = self.shared.api() else { return Status::Pending };
         self.shared.counters.status_queries.one();
         // SAFETY: a live event.
-        match unsafe { (self.shared.api().event_status)(self.raw()) } {
+        match unsafe { (api.event_status)(self.raw()) } {
             STATUS_COMPLETE => Status::Complete,
             STATUS_UNKNOWN => Status::Unknown,
             _ => Status::Pending,
@@ -122,6 +126,10 @@ impl Event {
 
     /// Settles the event and notifies its subscribers, under no lock. Later calls do nothing.
     pub(super) fn settle(&self, outcome: Outcome) {
+        // What the exit ends has not failed.
+        if outcome.is_err() && RUNTIME.has_begun() {
+            return;
+        }
         let place = self.place.get().and_then(|(progress, sequence)| Some((progress.upgrade()?, *sequence)));
         let outcome = match place {
             Some((progress, sequence)) => progress.reach(sequence, outcome),

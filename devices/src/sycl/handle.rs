@@ -2,8 +2,10 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use super::api::{Api, Object};
+use super::exit;
 
-/// An object of SYCL that is ours, deleted once.
+/// An object of SYCL that is ours, deleted once, or left to the end of the process where the runtime does not
+/// work any more.
 pub(super) struct Handle {
     object: NonNull<c_void>,
     delete: unsafe extern "C" fn(Object),
@@ -32,8 +34,10 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: ours, and deleted here only.
-        unsafe { (self.delete)(self.object.as_ptr()) };
+        if let Some(_call) = exit::enter() {
+            // SAFETY: ours, and deleted here only.
+            unsafe { (self.delete)(self.object.as_ptr()) };
+        }
     }
 }
 

@@ -34,6 +34,7 @@
 //! | `event`, `progress` | fences |
 //! | `push` | completion callbacks of OpenCL |
 //! | `errors` | asynchronous errors |
+//! | `exit` | no call reaches the runtime once it shuts down, or in a forked child |
 //! | `timing` | when commands ran |
 //! | `double` | a runtime for tests, which refuses what they say |
 
@@ -44,6 +45,7 @@ mod device;
 mod double;
 mod errors;
 mod event;
+mod exit;
 mod handle;
 mod library;
 mod progress;

@@ -9,6 +9,7 @@ use crate::fence::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::{DLDevice, DeviceError, QueueId};
 
 use super::event::{Event, Status};
+use super::exit::RUNTIME;
 
 /// Numbers whose events are kept. Beyond, every second event is dropped: a subscriber for its number is
 /// notified when the next number is done, late and never wrong.
@@ -106,6 +107,10 @@ impl Progress {
 
     /// The queue takes no more work, because of `error`.
     pub(super) fn fail(&self, error: &DeviceError) {
+        // What the exit refuses has not failed.
+        if RUNTIME.is_driver_gone() {
+            return;
+        }
         let _under_the_lock = self.inner.lock();
         self.completed.fail(error);
     }
@@ -151,6 +156,10 @@ impl Timeline for Progress {
     /// Asks the oldest numbers, up to the first one that is pending: none that failed is passed over. Of
     /// those that are done the last one is settled for all.
     fn poll(&self) -> u64 {
+        // In a forked child a thread of the parent may have the lock for ever.
+        if RUNTIME.is_driver_gone() {
+            return self.completed();
+        }
         let mut complete: Option<(u64, Arc<Event>)> = None;
         loop {
             let sequence = complete.as_ref().map_or_else(|| self.completed(), |(sequence, _)| *sequence);

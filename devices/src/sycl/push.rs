@@ -21,6 +21,7 @@ use estafette_sync::sync::OnceLock;
 use super::api::Object;
 use super::errors;
 use super::event::Event;
+use super::exit;
 use super::handle::Handle;
 
 /// `CL_COMPLETE`.
@@ -89,12 +90,14 @@ impl Flusher {
     /// For a queue of an OpenCL device.
     pub(super) fn of(queue: &Handle) -> Option<Self> {
         let functions = Functions::get()?;
+        let _call = exit::enter()?;
         let mut kind = 0;
         // SAFETY: a live queue of an OpenCL device; the other argument says of which kind it is.
         let native = unsafe { (functions.native_queue)(queue.raw(), &raw mut kind) };
         NonNull::new(native).map(|native| Self { functions, native })
     }
 
+    /// To be called while the call lives that has enqueued something.
     pub(super) fn flush(&self) {
         // SAFETY: a live queue. It fails only for what is no queue.
         unsafe { (self.functions.flush)(self.native.as_ptr()) };
@@ -103,6 +106,7 @@ impl Flusher {
 
 impl Drop for Flusher {
     fn drop(&mut self) {
+        let Some(_call) = exit::enter() else { return };
         // SAFETY: the reference that `getNative` gave.
         unsafe { (self.functions.release_queue)(self.native.as_ptr()) };
     }
@@ -115,7 +119,7 @@ pub(super) fn available() -> bool {
 
 /// Asks the driver to settle `event`, which is of an OpenCL device. False if it cannot be asked.
 pub(super) fn arm(event: &Arc<Event>) -> bool {
-    let Some(functions) = Functions::get() else { return false };
+    let (Some(functions), Some(_call)) = (Functions::get(), exit::enter()) else { return false };
     // SAFETY: a live event of an OpenCL device.
     let native = unsafe { (functions.native)(event.raw()) };
     if native.is_null() {
@@ -139,7 +143,7 @@ extern "C" fn on_settled(native: *mut c_void, status: c_int, data: *mut c_void) 
     // SAFETY: the reference that `arm` left, taken over once: the driver calls back once.
     let event = unsafe { Arc::from_raw(data.cast_const().cast::<Event>()) };
     event.settle(if status == COMPLETE { Ok(()) } else { Err(errors::failed(status.into())) });
-    if let Some(functions) = Functions::get() {
+    if let (Some(functions), Some(_call)) = (Functions::get(), exit::enter()) {
         // SAFETY: the reference that `getNative` gave.
         unsafe { (functions.release)(native) };
     }

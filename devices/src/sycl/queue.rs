@@ -1,6 +1,6 @@
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, ptr};
 
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -10,6 +10,7 @@ use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Shared;
 use super::event::{Event, Single};
+use super::exit;
 use super::handle::Handle;
 use super::progress::Progress;
 use super::queue_state::{Native, QueueState};
@@ -74,11 +75,12 @@ impl SyclQueue {
     }
 
     /// What identifies the runtime's queue while a wrapper of it lives. All wrappers of one queue have the
-    /// same identity.
+    /// same identity, as long as the runtime works in this process.
     pub fn identity(&self) -> usize {
+        let Ok(api) = self.shared.api() else { return ptr::from_ref(self).addr() };
         let state = self.state.lock();
         // SAFETY: a live queue.
-        unsafe { (self.shared.api().queue_hash)(state.raw()) }
+        unsafe { (api.queue_hash)(state.raw()) }
     }
 
     /// Keeps `what` for as long as this wrapper lives. Only the first call counts.
@@ -118,6 +120,7 @@ impl SyclQueue {
     }
 
     fn check(&self) -> Result<(), DeviceError> {
+        exit::check()?;
         self.progress.as_ref().and_then(|progress| progress.failure()).map_or(Ok(()), Err)
     }
 
@@ -198,7 +201,7 @@ impl Queue for SyclQueue {
     /// not measured. A foreign queue is measured between two barriers, if its owner has made it with
     /// profiling.
     fn time(&self) -> Option<Arc<dyn Timing>> {
-        match self.state.lock().time() {
+        match exit::check().and_then(|()| self.state.lock().time()) {
             Ok(commands) => commands.map(|commands| commands as Arc<dyn Timing>),
             Err(error) => {
                 tracing::debug!(%error, queue = %self.id, "device time is not measured");
@@ -210,7 +213,7 @@ impl Queue for SyclQueue {
     /// The pointer to the `sycl::queue`. The caller may enqueue there until the next [`Queue::record`]. Waits
     /// kept for the next command are enqueued first.
     fn native(&self) -> usize {
-        let touched = self.state.lock().touch();
+        let touched = exit::check().and_then(|()| self.state.lock().touch());
         match (touched, &self.progress) {
             (Ok(handle), _) => handle.expose_provenance(),
             (Err(error), Some(progress)) => {

@@ -123,7 +123,7 @@ impl QueueState {
         self.choose()?;
         self.waits.retain(|known| !known.is_done());
         let (at, list) = (self.take_turn(), list(&self.waits));
-        let api = self.shared.api();
+        let api = self.shared.api()?;
         let called_ns = self.clock_if_timed();
         // SAFETY: live objects; the memory is the caller's duty.
         let event = unsafe {
@@ -151,7 +151,7 @@ impl QueueState {
         let at = self.take_turn();
         // The interface has no fill with dependences.
         self.flush_to(at)?;
-        let api = self.shared.api();
+        let api = self.shared.api()?;
         let called_ns = self.clock_if_timed();
         // SAFETY: live objects; the memory is the caller's duty.
         let event = unsafe {
@@ -168,8 +168,9 @@ impl QueueState {
     pub(super) fn time(&mut self) -> Result<Option<Arc<Commands>>, DeviceError> {
         let commands = Commands::new(&self.shared);
         if self.handles[0].foreign {
+            let api = self.shared.api()?;
             // SAFETY: a live queue.
-            if !unsafe { (self.shared.api().queue_profiles)(self.handles[0].handle.raw()) } {
+            if !unsafe { (api.queue_profiles)(self.handles[0].handle.raw()) } {
                 return Ok(None);
             }
             let called_ns = host_now_ns();
@@ -323,7 +324,7 @@ impl QueueState {
     pub(super) fn barrier(&mut self) -> Result<Arc<Event>, DeviceError> {
         self.flush_to(0)?;
         self.shared.counters.barriers.one();
-        let api = self.shared.api();
+        let api = self.shared.api()?;
         // SAFETY: a live queue; the event is ours.
         let event = unsafe {
             let event = (api.queue_barrier)(self.handles[0].handle.raw());
@@ -353,7 +354,7 @@ impl QueueState {
 
     fn barrier_for(&mut self, at: usize, list: &List) -> Result<Arc<Event>, DeviceError> {
         self.shared.counters.barriers.one();
-        let api = self.shared.api();
+        let api = self.shared.api()?;
         // SAFETY: live objects; the event is ours.
         let event = unsafe {
             let event = (api.queue_barrier_for)(self.handles[at].handle.raw(), list.as_ptr(), list.len());

@@ -2,7 +2,6 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use estafette_sync::process::Generation;
 use estafette_sync::sync::OnceLock;
 
 use crate::{DLDevice, DeviceError, DeviceType};
@@ -10,13 +9,9 @@ use crate::{DLDevice, DeviceError, DeviceType};
 use super::api::{ALL_DEVICES, Api, Object};
 use super::context::Context;
 use super::device::SyclDevice;
+use super::exit::{self, Calls, RUNTIME};
 use super::handle::{Handle, devices_in};
 use super::library::{self, SyclUnavailable};
-
-estafette_sync::statics! {
-    /// The process that has started the runtime.
-    static OF: OnceLock<Generation> = OnceLock::new();
-}
 
 /// The SYCL runtime of this process, with its root devices.
 #[derive(Debug)]
@@ -42,22 +37,18 @@ impl SyclRuntime {
         library::is_loaded()
     }
 
-    /// Whether a process that this one was forked from has started the runtime, if it was started.
-    pub(super) fn is_inherited() -> bool {
-        OF.get().is_some_and(|of| of.is_inherited())
-    }
-
     fn probe() -> Result<Self, SyclUnavailable> {
-        if OF.get_or_init(Generation::current).is_inherited() {
+        if !RUNTIME.claim() {
             let why = "a process that this one was forked from has started the runtime, which then works there only; start this one by spawn";
             return Err(SyclUnavailable(why.to_owned()));
         }
         let api: &'static Api = Box::leak(Box::new(library::load()?));
+        let calls = Calls::begin(api).map_err(|error| SyclUnavailable(error.message().to_owned()))?;
         // SAFETY: the vector is ours.
-        let handles = unsafe { devices_in(api, (api.devices_get)(ALL_DEVICES)) };
+        let handles = unsafe { devices_in(&calls, (calls.devices_get)(ALL_DEVICES)) };
         let mut devices: Vec<Arc<SyclDevice>> = Vec::new();
         for (index, device) in handles.into_iter().enumerate() {
-            let Some(context) = default_context(api, &device) else { continue };
+            let Some(context) = default_context(&calls, &device) else { continue };
             // Devices of one platform share their context, and queues know each other by it.
             let known = devices.iter().map(|known| known.context()).find(|known| known.same(&context));
             let context = known.cloned().unwrap_or_else(|| Arc::new(context));
@@ -67,6 +58,7 @@ impl SyclRuntime {
                 Err(error) => tracing::warn!(%error, device = %id, "a SYCL device cannot be used"),
             }
         }
+        exit::arrange();
         if devices.is_empty() { Err(SyclUnavailable::no_device()) } else { Ok(Self { api, devices }) }
     }
 
@@ -90,10 +82,10 @@ impl SyclRuntime {
         id: DLDevice,
     ) -> Result<Arc<SyclDevice>, DeviceError> {
         // SAFETY: by contract.
-        let context = unsafe { Context::copy(self.api, context) }
+        let context = unsafe { Context::copy(&Calls::begin(self.api)?, context) }
             .ok_or_else(|| DeviceError::invalid("this is no SYCL context"))?;
         let device = context
-            .devices()
+            .devices()?
             .into_iter()
             .next()
             .ok_or_else(|| DeviceError::invalid("this SYCL context has no device"))?;
@@ -131,11 +123,11 @@ pub(super) fn root_device(api: &Api, mut device: Handle) -> Handle {
     device
 }
 
-fn default_context(api: &'static Api, device: &Handle) -> Option<Context> {
+fn default_context(api: &Calls, device: &Handle) -> Option<Context> {
     // SAFETY: a live device; both results are ours.
     unsafe {
         let platform = Handle::own((api.device_platform)(device.raw()), api.platform_delete)?;
         let context = Handle::own((api.platform_context)(platform.raw()), api.context_delete)?;
-        Some(Context::new(api, context))
+        Some(Context::new(api.table, context))
     }
 }

@@ -49,7 +49,7 @@ impl Commands {
 impl Command {
     /// When it ran, by the device's clock; 0 says that the runtime does not know.
     fn ran(&self, shared: &Shared) -> Option<(u64, u64)> {
-        let api = shared.api();
+        let api = shared.api().ok()?;
         let event = self.event.raw();
         // SAFETY: a live event.
         let (began, ended) = unsafe { ((api.event_began_at)(event), (api.event_ended_at)(event)) };
@@ -58,8 +58,9 @@ impl Command {
 
     /// What the event says of the device's clock, seen done at `now_ns`.
     fn observe(&self, shared: &Shared, ended: u64, now_ns: u64) {
+        let Ok(api) = shared.api() else { return };
         // SAFETY: a live event.
-        let submitted = unsafe { (shared.api().event_submitted_at)(self.event.raw()) };
+        let submitted = unsafe { (api.event_submitted_at)(self.event.raw()) };
         let mut clock = shared.clock.lock();
         if submitted > 0 && submitted <= ended {
             clock.not_before(submitted, self.called_ns);

@@ -137,6 +137,37 @@ fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
     settle(&record(&free)).expect("and so are its other queues");
 }
 
+/// The same where others enqueue on both streams, and on a third behind them.
+#[test]
+fn a_foreign_stream_that_waits_for_one_of_a_broken_device_fails() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator(WHY) else { return };
+    let Some(other) = bench.another_device() else { return };
+    let broken = bench.queue();
+    let strangers = [&bench.device, &other, &other].map(|device| (device, ForeignStream::new(device)));
+    // SAFETY: the streams live to the end of the test.
+    let [there, near, far] = [0, 1, 2].map(|at| unsafe {
+        let (device, stream) = &strangers[at];
+        device.foreign(stream.handle()).expect("it is of the device")
+    });
+    let memory = bench.memory(64);
+    let blocked = block(&*broken);
+    break_next(simulator, &broken);
+    fill(&broken, &memory, 1);
+    let faulty = record(&broken);
+    order(&there, &faulty);
+    order(&near, &record(&there));
+    let direct = record(&near);
+    order(&far, &direct);
+    let fences = [direct, record(&far)];
+    blocked.release();
+    let root = settle(&faulty).expect_err("its work failed");
+    for fence in fences {
+        assert!(settle(&fence).is_err_and(|error| error.same_root(&root)), "{fence:?}");
+    }
+    assert!(other.fault().is_none(), "its own context is sound");
+}
+
 /// Without a host wait, the host finds the fault by querying what is pending.
 #[test]
 fn whoever_asks_again_and_again_finds_the_fault() {

@@ -7,8 +7,8 @@
 //! | [`Socket`] | an abstract unix socket that keeps messages apart and carries descriptors | none |
 //! | [`Poll`], [`Waker`] | `epoll`, `eventfd` | none |
 //! | [`RobustList`], [`wait_for_any`] | robust futexes, `futex_waitv` | none |
-//! | [`own_process`], [`open_process`], [`may_be_process`], [`random`] | a pidfd, `getrandom` | none |
-//! | [`is_shortage`] | the numbers of errors | never |
+//! | [`own_process`], [`may_be_process`], [`random`] | a pidfd, `getrandom` | none |
+//! | [`is_shortage`], [`check_room`] | the numbers of errors; descriptors | never; none |
 //!
 //! In the portable form each constructor says that links are not supported, and its types have no values.
 
@@ -27,6 +27,6 @@ pub use self::system::end_or_stop;
 #[cfg(feature = "nixl")]
 pub use self::system::free;
 pub use self::system::{
-    Descriptor, Memory, Poll, RobustList, Socket, Waker, is_shortage, may_be_process, open_process,
+    Descriptor, Memory, Poll, RobustList, Socket, Waker, check_room, is_shortage, may_be_process,
     own_process, own_user, owner_died, random, too_many_open_files, wait_for_any, wake_all,
 };

@@ -52,6 +52,7 @@ without_values! {
         fn connect(&[u8]) -> Self;
         method accept() -> io::Result<Option<Self>>;
         method peer() -> io::Result<(u32, u32)>;
+        method peer_process(u32) -> io::Result<Descriptor>;
         method send(&[u8], &[&Descriptor]) -> io::Result<()>;
         method receive(&mut [u8]) -> io::Result<Option<(usize, io::Result<Vec<Descriptor>>)>>;
         method descriptor() -> &Descriptor;
@@ -92,16 +93,16 @@ pub fn own_process() -> io::Result<Descriptor> {
     unsupported()
 }
 
-pub fn open_process(_process: u32) -> io::Result<Descriptor> {
-    unsupported()
-}
-
 pub fn may_be_process(_descriptor: &Descriptor, _process: u32) -> io::Result<bool> {
     unsupported()
 }
 
 pub fn is_shortage(_error: &io::Error) -> bool {
     false
+}
+
+pub fn check_room(_count: usize) -> io::Result<()> {
+    unsupported()
 }
 
 pub fn too_many_open_files() -> io::Error {

@@ -65,7 +65,7 @@ fn awaited<T: Send + 'static>(
 trait Closes: Send + Sync {
     const WHAT: &str;
 
-    /// Polls the futures again that wait for it. A link ends now, a door when the last of them is gone.
+    /// Ends it now, and what waits for it. Futures have it, and those of a loop that stands still keep it.
     fn close(&self);
 }
 
@@ -73,7 +73,7 @@ impl Closes for Door {
     const WHAT: &str = "door";
 
     fn close(&self) {
-        self.wake();
+        Door::close(self);
     }
 }
 
@@ -81,7 +81,6 @@ impl Closes for Link {
     const WHAT: &str = "link";
 
     fn close(&self) {
-        // Futures have it, and those of a loop that stands still keep it.
         Link::close(self);
     }
 }

@@ -23,7 +23,7 @@ pub fn own_process() -> io::Result<Descriptor> {
 }
 
 /// A process as such a descriptor. [`io::ErrorKind::NotFound`]: there is none with this number.
-pub fn open_process(process: u32) -> io::Result<Descriptor> {
+fn open_process(process: u32) -> io::Result<Descriptor> {
     // SAFETY: takes two integers; the descriptor is new.
     unsafe { new_descriptor(libc::syscall(libc::SYS_pidfd_open, process, 0)) }.map_err(|error| {
         if error.raw_os_error() == Some(libc::ESRCH) { io::ErrorKind::NotFound.into() } else { error }
@@ -38,15 +38,15 @@ pub fn may_be_process(descriptor: &Descriptor, process: u32) -> io::Result<bool>
         let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()))?;
         Ok(about.lines().find_map(|line| line.strip_prefix("Pid:")).map(|number| number.trim().to_owned()))
     };
-    match number(descriptor) {
-        Err(error) if is_shortage(&error) => Err(error),
-        Err(_) => Ok(true),
-        Ok(None) => Ok(false),
-        Ok(Some(given)) if given == "-1" || process == 0 => Ok(true),
-        Ok(given) => match open_process(process).and_then(|known| number(&known)) {
-            Err(error) if is_shortage(&error) => Err(error),
-            known => Ok(known.is_ok_and(|known| known == given)),
-        },
+    let known = open_process(process).and_then(|known| number(&known));
+    // After that: a process that lives now has lived then.
+    match (number(descriptor), known) {
+        (Err(error), _) if is_shortage(&error) => Err(error),
+        (Err(_), _) => Ok(true),
+        (Ok(None), _) => Ok(false),
+        (Ok(Some(given)), _) if given == "-1" || process == 0 => Ok(true),
+        (Ok(_), Err(error)) if is_shortage(&error) => Err(error),
+        (Ok(given), known) => Ok(known.is_ok_and(|known| known == given)),
     }
 }
 
@@ -56,6 +56,11 @@ pub fn is_shortage(error: &io::Error) -> bool {
     let is_short = error.raw_os_error().is_some_and(|code| short.contains(&code));
     // What the standard library allocates has no number.
     is_short || error.kind() == io::ErrorKind::OutOfMemory
+}
+
+/// Fails while this process or machine has no room for `count` more descriptors.
+pub fn check_room(count: usize) -> io::Result<()> {
+    (0..count).map(|_| Waker::new()).collect::<io::Result<Vec<_>>>().map(drop)
 }
 
 /// That this process has as many descriptors as it may.
@@ -112,4 +117,26 @@ unsafe fn new_descriptor(result: impl Into<i64>) -> io::Result<OwnedFd> {
 /// The error of the last call, if it returned a negative number.
 fn check<T: PartialOrd + Default>(result: T) -> io::Result<T> {
     if result < T::default() { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_may_be_itself_at_each_moment_of_its_end() {
+        for _ in 0..100 {
+            let mut child = std::process::Command::new("true").spawn().expect("a process");
+            let process = child.id();
+            let end = open_process(process).expect("it is not waited for");
+            let is_itself = || may_be_process(&end, process).expect("the system says so");
+            std::thread::scope(|scope| {
+                let ended = scope.spawn(|| child.wait().expect("a child"));
+                while !ended.is_finished() {
+                    assert!(is_itself());
+                }
+            });
+            assert!(is_itself());
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
-use super::{check, new_descriptor, too_many_open_files};
+use super::{check, new_descriptor, open_process, too_many_open_files};
 
 /// What comes over a socket.
 pub type Message = (usize, io::Result<Vec<OwnedFd>>);
@@ -28,6 +28,12 @@ impl Socket {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: takes integers; the descriptor is new.
         unsafe { new_descriptor(libc::socket(libc::AF_UNIX, kind, 0)) }.map(Self)
+    }
+
+    /// What passes for a socket.
+    #[cfg(test)]
+    pub fn of(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
     }
 
     /// Listens at an abstract name.
@@ -71,6 +77,26 @@ impl Socket {
             libc::getsockopt(self.raw(), level, option, (&raw mut peer).cast(), &raw mut length)
         })?;
         Ok((peer.pid.cast_unsigned(), peer.uid))
+    }
+
+    /// The process of [`peer`](Self::peer) as a descriptor. A kernel before Linux 6.5 goes by its number, which another process may have by
+    /// now. [`io::ErrorKind::NotFound`]: it has ended.
+    pub fn peer_process(&self, process: u32) -> io::Result<OwnedFd> {
+        let mut peer: RawFd = -1;
+        let mut length = size_of::<RawFd>() as libc::socklen_t;
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERPIDFD);
+        // SAFETY: writes at most the length that it is given.
+        let asked = check(unsafe {
+            libc::getsockopt(self.raw(), level, option, (&raw mut peer).cast(), &raw mut length)
+        });
+        match asked.map_err(|error| (error.raw_os_error(), error)) {
+            // SAFETY: the descriptor is new.
+            Ok(_) => Ok(unsafe { OwnedFd::from_raw_fd(peer) }),
+            Err((Some(libc::ENOPROTOOPT), _)) => open_process(process),
+            // Which of them says so depends on the version.
+            Err((Some(libc::ESRCH | libc::EINVAL), _)) => Err(io::ErrorKind::NotFound.into()),
+            Err((_, error)) => Err(error),
+        }
     }
 
     /// Sends a message with descriptors.
@@ -175,6 +201,7 @@ fn abstract_address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen
 
 #[cfg(test)]
 mod tests {
+    use super::super::may_be_process;
     use super::*;
 
     #[test]
@@ -195,5 +222,21 @@ mod tests {
         assert_eq!(received(), (b"one".to_vec(), 0));
         assert_eq!(received(), (b"two".to_vec(), 1));
         assert_eq!(received(), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn the_process_at_the_other_end_is_not_found_by_its_number() {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("Linux has a version");
+        let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+        if (numbers.next(), numbers.next()) < (Some(6), Some(5)) {
+            return;
+        }
+        let name = format!("estafette-test-peer-{}", std::process::id());
+        let _listening = Socket::listen(name.as_bytes()).expect("a name of its own");
+        let socket = Socket::connect(name.as_bytes()).expect("it listens");
+        // The number is that of another process.
+        let peer = socket.peer_process(1).expect("this process lives");
+        assert!(may_be_process(&peer, std::process::id()).expect("the system says so"));
+        assert!(!may_be_process(&peer, 1).expect("the system says so"));
     }
 }

@@ -1,0 +1,80 @@
+//! The end of a driver: no call reaches it once its own shutdown may have begun, or in a forked child.
+//!
+//! Drivers shut down in handlers of the C library's `exit`. A call after that is undefined, and threads of the
+//! engine still run then: the reactor, the quarantine, workers. A driver does not work in a forked child either.
+//!
+//! Calls are uses of a [`Rundown`], whose models check that none begins after the exit has begun to wait. A
+//! backend has one static of this, and registers a handler that closes it right after its driver has started:
+//! handlers run in the opposite order.
+
+use std::time::Duration;
+
+use estafette_sync::process::Generation;
+use estafette_sync::rundown::Rundown;
+use estafette_sync::sync::OnceLock;
+
+/// How long the exit waits for calls that are under way. One that waits for the device may last for ever.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// See the module.
+pub(crate) struct DriverExit {
+    /// Closed when the process exits. Calls that are under way are its uses.
+    calls: Rundown,
+    /// The process that has started the driver.
+    of: OnceLock<Generation>,
+}
+
+impl DriverExit {
+    estafette_sync::const_fn! {
+        pub(crate) fn new() -> Self {
+            Self { calls: Rundown::new(), of: OnceLock::new() }
+        }
+    }
+
+    /// To be called before the driver starts. False if a process that this one was forked from has started it.
+    pub(crate) fn claim(&self) -> bool {
+        let _ = self.of.set(Generation::current());
+        !self.is_inherited()
+    }
+
+    /// Whether a process that this one was forked from has started the driver.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.of.get().is_some_and(|of| of.is_inherited())
+    }
+
+    /// Refuses calls from now on, and waits a while for those that are under way.
+    pub(crate) fn close(&self) {
+        // A call that waits for the device goes on.
+        let _ = self.calls.close(GRACE);
+    }
+
+    /// Refuses calls from now on.
+    pub(crate) fn begin(&self) {
+        let _ = self.calls.close(Duration::ZERO);
+    }
+
+    /// Whether calls are refused.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.calls.is_closed()
+    }
+
+    /// Whether nothing of the driver works in this process any more: it exits, or is a forked child.
+    pub(crate) fn is_driver_gone(&self) -> bool {
+        self.is_inherited() || self.has_begun()
+    }
+
+    /// `None` while the process exits.
+    pub(crate) fn enter(&'static self) -> Option<Call> {
+        self.calls.enter().then(|| Call(self))
+    }
+}
+
+/// While this lives, the exit waits.
+#[must_use]
+pub(crate) struct Call(&'static DriverExit);
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.calls.leave();
+    }
+}
