@@ -11,10 +11,10 @@ use crate::core::clock;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::Op;
 use crate::core::wakers::WakerKey;
-use crate::lease::wait_on_host;
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
+use crate::wait::fence;
 
 impl Op {
     /// Waits until the operation has ended, and returns its outcome. An operation that leaves device work has
@@ -48,7 +48,7 @@ impl Op {
     #[doc(hidden)]
     pub fn wait_for_fence(&self, fence: &Fence, timeout: Option<Duration>) -> Result<(), Error> {
         let deadline = timeout.and_then(clock::deadline);
-        wait_on_host(&self.handle.payload().core, &fence.clone().into(), deadline, timeout)
+        fence::wait_on_host(&self.handle.payload().core, &fence.clone().into(), deadline, timeout)
     }
 }
 

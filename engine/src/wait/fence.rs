@@ -1,0 +1,53 @@
+//! Blocking waits for fences.
+
+use estafette_devices::FenceSet;
+use estafette_sync::time::{Duration, Instant};
+
+use crate::core::context;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::Error;
+use crate::exchange::callback;
+use crate::wait::stand_in::StandInSet;
+
+/// Sleep of a wait on the host between two checks for an interrupt.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// As [`PAUSE`], in an engine without workers.
+const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
+
+/// Waits for device work, or for what another operation settles.
+pub(crate) fn wait_on_host(
+    core: &CoreRef,
+    fences: &FenceSet,
+    deadline: Option<Instant>,
+    timeout: Option<Duration>,
+) -> Result<(), Error> {
+    let _cover = core.cover();
+    let helps = timeout.is_none() && core.helps_without_workers();
+    let mut stand_ins = StandInSet::default();
+    if core.has_no_workers() && !helps {
+        stand_ins.want(core);
+    }
+    for fence in fences {
+        while fence.state().is_pending() {
+            callback::check()?;
+            // Only this thread may be able to run the operation that completes a host promise.
+            if helps && core.help_any() {
+                core.check_raised()?;
+                continue;
+            }
+            let now = Instant::now();
+            if let (Some(deadline), Some(timeout)) = (deadline, timeout)
+                && now >= deadline
+            {
+                return Err(Error::Timeout(timeout));
+            }
+            let pause = if helps { PAUSE_WITHOUT_WORKERS } else { PAUSE };
+            let pause = deadline.map_or(pause, |deadline| pause.min(deadline - now));
+            if context::blocking(|| fence.wait_timeout(Some(pause))).is_none() {
+                core.check_interrupt(&|_| None)?;
+            }
+        }
+    }
+    Ok(())
+}
