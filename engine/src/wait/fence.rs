@@ -23,7 +23,8 @@ pub(crate) fn wait_on_host(
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let _cover = core.cover();
-    let helps = timeout.is_none() && core.helps_without_workers();
+    // On this thread an operation that waits for the current one would never end.
+    let helps = timeout.is_none() && core.helps_without_workers() && context::current().is_none();
     let mut stand_ins = StandInSet::default();
     if core.has_no_workers() && !helps {
         stand_ins.want(core);
