@@ -1,12 +1,13 @@
 //! Blocking waits for fences.
 
-use estafette_devices::FenceSet;
+use estafette_devices::{Fence, FenceSet, Outcome};
 use estafette_sync::time::{Duration, Instant};
 
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::exchange::callback;
+use crate::exchange::foreign_fence::{self, RawFence};
 use crate::wait::stand_in::StandInSet;
 
 /// Sleep of a wait on the host between two checks for an interrupt.
@@ -51,4 +52,25 @@ pub(crate) fn wait_on_host(
         }
     }
     Ok(())
+}
+
+/// Waits as the function of a fence that another scheduler has. Runs no operation on this thread, which may hold locks of that scheduler.
+/// `None` when `timeout` passed first.
+fn wait_for_scheduler(core: &CoreRef, fence: &Fence, timeout: Option<Duration>) -> Option<Outcome> {
+    if timeout == Some(Duration::ZERO) || !fence.state().is_pending() {
+        return fence.wait_timeout(timeout);
+    }
+    let _cover = core.cover();
+    let mut stand_ins = StandInSet::default();
+    if core.has_no_free_thread() {
+        core.end_caller_runs();
+        stand_ins.want(core);
+    }
+    context::blocking(|| fence.wait_timeout(timeout))
+}
+
+/// `fence`, which operations of the engine may have to settle, for another scheduler.
+pub(crate) fn export(core: &CoreRef, fence: Fence) -> RawFence {
+    let device = core.device(fence.device());
+    foreign_fence::export_of(core, wait_for_scheduler, fence, device)
 }

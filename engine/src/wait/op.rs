@@ -11,6 +11,7 @@ use crate::core::clock;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::Op;
 use crate::core::wakers::WakerKey;
+use crate::exchange::foreign_fence::RawFence;
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
@@ -49,6 +50,12 @@ impl Op {
     pub fn wait_for_fence(&self, fence: &Fence, timeout: Option<Duration>) -> Result<(), Error> {
         let deadline = timeout.and_then(clock::deadline);
         fence::wait_on_host(&self.handle.payload().core, &fence.clone().into(), deadline, timeout)
+    }
+
+    /// `fence`, with which the operation ends, for another scheduler. The owner of the struct owns one count of it.
+    #[doc(hidden)]
+    pub fn export_fence(&self, fence: Fence) -> RawFence {
+        fence::export(&self.handle.payload().core, fence)
     }
 }
 

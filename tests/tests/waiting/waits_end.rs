@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use estafette::devices::{Fence, host};
+use estafette::exchange::foreign_fence::{OK, RawFence};
 use estafette::wait::without_helping;
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Op, Produced, Tensor};
 use futures::executor::block_on;
@@ -491,6 +492,67 @@ fn without_workers_a_wait_in_an_operation_runs_nothing_that_waits_for_the_operat
         });
         waits.unwrap().wait().unwrap();
         engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+/// Our fence in the hands of another library.
+struct Exported(RawFence);
+
+// SAFETY: its functions may be called by any thread.
+unsafe impl Send for Exported {}
+
+impl Exported {
+    /// Waits for as long as it takes.
+    fn wait(&self) -> i32 {
+        let wait = self.0.wait.expect("it has the function");
+        // SAFETY: the context is the fence's, which is not released.
+        unsafe { wait(self.0.context, u64::MAX) }
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        let release = self.0.release.expect("it has the function");
+        // SAFETY: its only count.
+        unsafe { release(self.0.context) };
+    }
+}
+
+#[test]
+fn the_wait_of_another_library_for_our_fence_runs_what_settles_it() {
+    let exports: [fn(&Tensor) -> RawFence; 2] =
+        [Tensor::export_ready_fence, |x| x.export_fence(x.writable_fence())];
+    for export in exports {
+        let engine = engine(0);
+        let watchdog = Watchdog::of(&engine);
+        let (completer, fence) = host::promise("settled by an operation");
+        let x = ready_after(&engine, fence);
+        let exported = Exported(export(&x));
+        settle(&engine, completer);
+        assert_eq!(exported.wait(), OK);
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn the_wait_of_another_library_for_our_fence_leaves_the_only_worker_to_what_settles_it() {
+    let exports: [fn(&Tensor) -> RawFence; 2] =
+        [Tensor::export_ready_fence, |x| x.export_fence(x.writable_fence())];
+    for export in exports {
+        let engine = engine(1);
+        let watchdog = Watchdog::of(&engine);
+        let (completer, fence) = host::promise("settled by an operation");
+        let exported = Exported(export(&ready_after(&engine, fence)));
+        let own = engine.clone();
+        let waits = engine.op("waits").run(move |[], []| {
+            settle(&own, completer);
+            assert_eq!({ exported }.wait(), OK);
+            Ok(())
+        });
+        waits.unwrap().wait_timeout(Some(SOON)).unwrap();
         assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
