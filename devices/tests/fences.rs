@@ -3,11 +3,15 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceSet, FenceState, Reactor, host};
+use estafette_devices::{
+    DLDevice, DeviceError, DeviceErrorKind, Event, Fence, FenceSet, FenceState, Reactor, Subscriber, Watch,
+    host,
+};
 
 /// Counts wake-ups.
 #[derive(Default)]
@@ -232,4 +236,60 @@ fn a_large_set_of_fences_keeps_one_per_queue_and_each_stand_alone_one_once() {
     }
     assert_eq!(set.len(), promises.len());
     assert!(promises.iter().all(|(_, fence)| set.counterpart(fence).is_some()));
+}
+
+/// An event of a user's that never settles, and panics where a waiter comes or goes.
+#[derive(Debug)]
+struct Panics {
+    when_watched: bool,
+}
+
+impl Event for Panics {
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn state(&self) -> FenceState {
+        FenceState::Pending
+    }
+
+    fn observed_done(&self) -> bool {
+        false
+    }
+
+    fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        assert!(!self.when_watched, "this event is broken on purpose");
+        Watch::Subscribed
+    }
+
+    fn waiter_left(&self) {
+        panic!("this event is broken on purpose");
+    }
+}
+
+#[test]
+fn an_event_that_panics_when_it_is_watched_has_failed() {
+    let fence = Fence::event(Arc::new(Panics { when_watched: true }));
+    let failed = |outcome: Result<(), DeviceError>| {
+        let error = outcome.expect_err("it is broken");
+        assert_eq!(error.kind(), DeviceErrorKind::Fault);
+        assert!(error.to_string().contains("broken on purpose"), "{error}");
+    };
+    failed(fence.wait_timeout(None).expect("it has ended"));
+    failed(futures::executor::block_on(fence.settled()));
+    let (said, heard) = channel();
+    let (completer, other) = host::promise("the other one");
+    Reactor::global().when_settled([&fence, &other], move |outcome| said.send(outcome).unwrap());
+    assert!(heard.try_recv().is_err(), "the other one pends");
+    completer.complete();
+    failed(heard.recv().unwrap());
+}
+
+#[test]
+fn an_event_that_panics_when_a_waiter_has_left_leaves_the_waiter_alone() {
+    let fence = Fence::event(Arc::new(Panics { when_watched: false }));
+    assert!(fence.wait_timeout(Some(Duration::from_millis(1))).is_none());
+    let mut settled = fence.settled();
+    assert!(poll_once(Pin::new(&mut settled), Waker::noop()).is_pending());
+    drop(settled);
 }

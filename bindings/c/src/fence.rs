@@ -50,7 +50,7 @@ pub unsafe extern "C" fn estafette_writable_fence(
     out: *mut DLFence,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    unsafe { describe(tensor, out, |tensor| Ok(foreign_fence::export(tensor.writable_fence(), None))) }
+    unsafe { describe(tensor, out, |tensor| Ok(tensor.export_fence(tensor.writable_fence()))) }
 }
 
 /// The end of an operation as a fence, to `*out`; of one that ends with a fence, the end of that. Ownership as for
@@ -65,9 +65,9 @@ pub unsafe extern "C" fn estafette_writable_fence(
 pub unsafe extern "C" fn estafette_op_fence(op: *mut estafette_op, out: *mut DLFence) -> estafette_status {
     entry(|| {
         let out = place(out, "out")?;
-        let fence = slots::end_fence(op)?;
+        let fence = slots::export_end(op)?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(foreign_fence::export(fence, None)) };
+        unsafe { out.write(fence) };
         DONE
     })
 }

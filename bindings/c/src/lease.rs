@@ -4,7 +4,6 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use estafette::devices::DLDevice;
-use estafette::exchange::foreign_fence;
 use estafette::{Access, Lease};
 
 use crate::entry::{DONE, entry, place};
@@ -85,7 +84,7 @@ pub unsafe extern "C" fn estafette_lease_fence(
         let lease = LEASES.get(lease, "lease")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(foreign_fence::export(lease.end_fence(), None)) };
+        unsafe { out.write(lease.tensor().export_fence(lease.end_fence())) };
         DONE
     })
 }

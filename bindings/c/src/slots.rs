@@ -7,6 +7,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use estafette::devices::{Fence, FenceSet, Reactor, host};
+use estafette::exchange::foreign_fence::RawFence;
 use estafette::{Completion, Op, Scope};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -228,8 +229,8 @@ pub(crate) fn hold(op: *mut estafette_op) -> Result<(Op, Held), Refusal> {
     Ok((found, Held(NonNull::new(op).expect("a handle in use is not NULL"))))
 }
 
-/// The end of an operation, its fence included.
-pub(crate) fn end_fence(handle: *mut estafette_op) -> Result<Fence, Refusal> {
+/// The end of an operation, its fence included, for another scheduler.
+pub(crate) fn export_end(handle: *mut estafette_op) -> Result<RawFence, Refusal> {
     // Held until then, as only the place knows the fence.
     let (submitted, held) = hold(handle)?;
     let (completer, fence) = host::promise("an operation");
@@ -245,5 +246,5 @@ pub(crate) fn end_fence(handle: *mut estafette_op) -> Result<Fence, Refusal> {
             (outcome, _) => completer.settle(outcome),
         }
     });
-    Ok(fence)
+    Ok(submitted.export_fence(fence))
 }

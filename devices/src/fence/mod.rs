@@ -330,7 +330,7 @@ impl Fence {
 
     fn waiter_left(&self) {
         if let Source::Event(event) = &self.source {
-            event.waiter_left();
+            log_panic("what stands behind a fence", || event.waiter_left());
         }
     }
 
@@ -342,20 +342,24 @@ impl Fence {
         }
     }
 
+    /// A backend that panics has failed.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
-        match &self.source {
+        let watched = contain_panic(|| match &self.source {
             Source::Point(timeline) => timeline.watch(self.sequence, subscriber),
             Source::Event(event) => event.watch(subscriber),
-        }
+        });
+        watched.unwrap_or_else(|panic| Watch::Settled(Err(panicked(&panic))))
     }
 }
 
 /// The answer of a backend. Those who ask may have granted operations in hand, so a panic is a failure.
 pub(crate) fn contained(query: impl FnOnce() -> FenceState) -> FenceState {
-    contain_panic(query).unwrap_or_else(|panic| {
-        let message = format!("asking for the progress of device work panicked: {panic}");
-        FenceState::Failed(DeviceError::new(DeviceErrorKind::Fault, message))
-    })
+    contain_panic(query).unwrap_or_else(|panic| FenceState::Failed(panicked(&panic)))
+}
+
+fn panicked(panic: &str) -> DeviceError {
+    let message = format!("asking for the progress of device work panicked: {panic}");
+    DeviceError::new(DeviceErrorKind::Fault, message)
 }
 
 impl fmt::Debug for Fence {

@@ -90,7 +90,7 @@ pub trait Event: Send + Sync + Debug + Any {
         self.state()
     }
 
-    /// Arranges that `subscriber` learns how it settled.
+    /// Arranges that `subscriber` learns how it settled. A panic is a failure of the fence, and the subscriber learns that.
     fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch;
 
     /// A waiter has gone before this settled: subscriptions whose subscriber is

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use estafette_graph::OpId;
+use estafette_sync::thread::LocalKey;
 use estafette_sync::thread_local;
 
 use crate::core::operation::OpGranted;
@@ -55,6 +56,23 @@ pub(crate) fn forget() {
     ON_RUNTIME.set(false);
 }
 
+/// Sets a value of this thread until the guard is dropped, by a panic too.
+pub(crate) fn replace<T: Copy>(place: &'static LocalKey<Cell<T>>, value: T) -> Restore<T> {
+    Restore { place, before: place.replace(value) }
+}
+
+/// See [`replace`].
+pub(crate) struct Restore<T: Copy + 'static> {
+    place: &'static LocalKey<Cell<T>>,
+    before: T,
+}
+
+impl<T: Copy> Drop for Restore<T> {
+    fn drop(&mut self) {
+        self.place.set(self.before);
+    }
+}
+
 /// The operation that the calling code runs as.
 #[inline]
 pub(crate) fn current() -> Option<OpId> {
@@ -96,8 +114,8 @@ pub fn set_helping(allowed: bool) -> bool {
 /// Where helping is allowed, these functions run operations on the thread that calls them:
 /// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec),
 ///   [`Op::wait`](crate::Op::wait), [`Engine::wait_all`](crate::Engine::wait_all), and those that take a
-///   lease or export. They run what they wait for; only `wait_all` runs any ready operation. Waits with a
-///   timeout and futures run none.
+///   lease or export. They run what they wait for; `wait_all`, and without workers a wait outside of operations
+///   that has slept for some milliseconds, run any ready operation. Waits with a timeout and futures run none.
 /// - in an engine without workers: submissions, once many operations are ready or the engine is full,
 ///   [`Engine::run_ready`](crate::Engine::run_ready), and the drop of the last handle.
 ///
@@ -115,14 +133,7 @@ pub fn set_helping(allowed: bool) -> bool {
 /// # Ok::<(), estafette::Error>(())
 /// ```
 pub fn without_helping<T>(f: impl FnOnce() -> T) -> T {
-    /// Restores the previous setting, also when `f` panics.
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            set_helping(self.0);
-        }
-    }
-    let _restore = Restore(set_helping(false));
+    let _restore = replace(&MAY_HELP, false);
     f()
 }
 
@@ -133,14 +144,7 @@ pub(crate) fn may_help() -> bool {
 
 /// Polls a future that no task awaits: its end notifies a callback or a fence, however long the wait takes.
 pub(crate) fn while_notified<T>(poll: impl FnOnce() -> T) -> T {
-    /// Also when `poll` panics.
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            NOTIFYING.set(self.0);
-        }
-    }
-    let _restore = Restore(NOTIFYING.replace(true));
+    let _restore = replace(&NOTIFYING, true);
     poll()
 }
 
@@ -190,17 +194,6 @@ pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
     if ON_RUNTIME.get() { runtime::block(sleep) } else { sleep() }
 }
 
-/// Restores what was known of the thread before.
-struct OnRuntime {
-    before: bool,
-}
-
-impl Drop for OnRuntime {
-    fn drop(&mut self) {
-        ON_RUNTIME.set(self.before);
-    }
-}
-
 /// A future that runs as an operation.
 pub(crate) struct RunAs<F> {
     op: Current,
@@ -218,7 +211,7 @@ impl<F: Future> Future for RunAs<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let _entered = enter(self.op);
-        let _on_runtime = OnRuntime { before: ON_RUNTIME.replace(true) };
+        let _on_runtime = replace(&ON_RUNTIME, true);
         self.future.as_mut().poll(cx)
     }
 }

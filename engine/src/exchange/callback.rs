@@ -26,7 +26,7 @@ type PutOff = ManuallyDrop<VecDeque<Box<dyn FnOnce()>>>;
 
 /// Runs `f`, which is a callback.
 pub fn run<R>(f: impl FnOnce() -> R) -> R {
-    let _back = Back(RUNNING.replace(Some(context::current_with_core())));
+    let _back = context::replace(&RUNNING, Some(context::current_with_core()));
     valgrind::foreign(f)
 }
 
@@ -51,14 +51,6 @@ pub(crate) fn in_turn(f: impl FnOnce() + 'static) {
         f();
     }
     PUT_OFF.set(outer);
-}
-
-struct Back(Option<Option<Current>>);
-
-impl Drop for Back {
-    fn drop(&mut self) {
-        RUNNING.set(self.0);
-    }
 }
 
 /// For a forked child, whose thread goes on after the callback of its parent.

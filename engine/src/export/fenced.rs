@@ -118,8 +118,7 @@ impl Tensor {
         };
         let (completer, ready) = host::promise("a lease of an exported tensor");
         let export = Arc::new(FencedExport { tensor: self.clone(), state: Mutex::default() });
-        let exported =
-            ExportedFenced::new(export.clone(), foreign_fence::export(ready, None), described.as_ref());
+        let exported = ExportedFenced::new(export.clone(), self.export_fence(ready), described.as_ref());
         {
             let mut state = export.state.lock();
             state.late = described.is_none().then_some(exported);

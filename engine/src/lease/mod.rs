@@ -37,7 +37,6 @@ use crate::trace::{self, hooks};
 pub use self::consumer::{Consumer, Keeper};
 pub(crate) use self::operation::{LeaseOp, lease_granted};
 pub use self::request::LeaseRequest;
-pub(crate) use self::request::wait_on_host;
 pub(crate) use self::state::LeaseState;
 pub use crate::core::error::LeaseHeld;
 pub use crate::core::lease_info::{Access, CallSite, LeaseInfo, LeaseOwner};

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 
 use estafette_devices::{FenceSet, FenceState, Order};
 use estafette_graph::Mode;
-use estafette_sync::time::{Duration, Instant};
+use estafette_sync::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
 use super::consumer::Consumer;
@@ -20,16 +20,15 @@ use super::operation::{LeaseOp, dispatch, end, give_up};
 use super::state::LeaseState;
 use super::{Access, Lease, check_writable};
 use crate::core::clock;
-use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::lease_info::{LeaseDetails, LeaseOwner};
 use crate::core::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
-use crate::exchange::callback;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::blocking;
+use crate::wait::fence;
 use crate::wait::stand_in::StandInSet;
 
 impl Tensor {
@@ -147,7 +146,7 @@ impl<L> LeaseRequest<L> {
         };
         let mut left = hand_to_consumer(&leases, self.consumer.as_ref(), &pending)?;
         while !left.is_empty() {
-            wait_on_host(self.core(), &left, deadline, timeout)?;
+            fence::wait_on_host(self.core(), &left, deadline, timeout)?;
             left = order_consumer(&leases, self.consumer.as_ref(), &left)?;
         }
         Ok((self.finish)(leases))
@@ -490,47 +489,4 @@ async fn settle_on_host(
         left = order_consumer(&leases, consumer.as_ref(), &left)?;
     }
     Ok(leases)
-}
-
-/// Sleep of a wait on the host between two checks for an interrupt.
-const PAUSE: Duration = Duration::from_millis(50);
-
-/// As [`PAUSE`], in an engine without workers.
-const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
-
-/// Waits for device work, or for what another operation settles.
-pub(crate) fn wait_on_host(
-    core: &CoreRef,
-    fences: &FenceSet,
-    deadline: Option<Instant>,
-    timeout: Option<Duration>,
-) -> Result<(), Error> {
-    let _cover = core.cover();
-    let helps = timeout.is_none() && core.helps_without_workers();
-    let mut stand_ins = StandInSet::default();
-    if core.has_no_workers() && !helps {
-        stand_ins.want(core);
-    }
-    for fence in fences {
-        while fence.state().is_pending() {
-            callback::check()?;
-            // Only this thread may be able to run the operation that completes a host promise.
-            if helps && core.help_any() {
-                core.check_raised()?;
-                continue;
-            }
-            let now = Instant::now();
-            if let (Some(deadline), Some(timeout)) = (deadline, timeout)
-                && now >= deadline
-            {
-                return Err(Error::Timeout(timeout));
-            }
-            let pause = if helps { PAUSE_WITHOUT_WORKERS } else { PAUSE };
-            let pause = deadline.map_or(pause, |deadline| pause.min(deadline - now));
-            if context::blocking(|| fence.wait_timeout(Some(pause))).is_none() {
-                core.check_interrupt(&|_| None)?;
-            }
-        }
-    }
-    Ok(())
 }

@@ -108,14 +108,19 @@ impl LeaseState {
         match &tensor.inner.vars[..] {
             [var] => match Self::pin(tensor, var, owner()) {
                 Ok(lease) => Some(lease),
-                Err(owner) => Self::try_read_by_operation(tensor, owner),
+                Err(owner) => Self::try_read_by_operation(tensor, owner, false),
             },
-            _ => Self::try_read_by_operation(tensor, owner()),
+            _ => Self::try_read_by_operation(tensor, owner(), false),
         }
     }
 
+    /// As [`try_read`](Self::try_read), also of a version that has failed, or whose device work pends.
+    pub(crate) fn try_read_as_is(tensor: &Tensor, owner: LeaseOwner) -> Option<Arc<Self>> {
+        Self::try_read_by_operation(tensor, owner, true)
+    }
+
     #[cold]
-    fn try_read_by_operation(tensor: &Tensor, owner: LeaseOwner) -> Option<Arc<Self>> {
+    fn try_read_by_operation(tensor: &Tensor, owner: LeaseOwner, as_is: bool) -> Option<Arc<Self>> {
         let op = Arc::new(LeaseOp::new(LeaseDetails::new(Access::Read, owner)));
         let (handle, granted) = submit(&tensor.inner.core, &[(tensor.clone(), Access::Read)], &op);
         let Some(granted) = granted else {
@@ -123,7 +128,8 @@ impl LeaseState {
             return None;
         };
         drop(handle);
-        if granted.accesses().any(|access| access.flags() != 0) || !operation::begin(&granted) {
+        let is_quiet = as_is || granted.accesses().all(|access| access.flags() == 0);
+        if !is_quiet || !operation::begin(&granted) {
             // Fences or a failure: the request must inspect them, and perhaps wait.
             end_unused(granted);
             return None;

@@ -10,15 +10,16 @@ use crate::core::engine_core::Core;
 use crate::core::error::Error;
 #[cfg(feature = "links")]
 use crate::core::error::device_error;
+use crate::core::operation::Name;
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage};
-use crate::lease::{Access, Lease};
+use crate::lease::{Access, Lease, LeaseState};
 use crate::tensor::alias_map::{self, Origin, Placement};
-use crate::tensor::handle::{Definition, Tensor, TensorInner};
+use crate::tensor::handle::{Definition, Tensor, TensorInner, VarSet};
 use crate::tensor::memory::{Memory, host_can_use};
 #[cfg(feature = "links")]
-use crate::tensor::{handle::VarSet, variable::Variable};
+use crate::tensor::variable::Variable;
 use crate::trace::{self, hooks};
 
 /// Memory with a description, not yet known to the engine.
@@ -336,6 +337,8 @@ pub(crate) fn define(
     let core = &target.core;
     #[cfg(feature = "links")]
     let is_elsewhere = matches!(produced.0, Source::Elsewhere(..));
+    // Keeps writers of the memory out while it is copied.
+    let mut reader = None;
     let memory = match produced.0 {
         Source::Managed { managed, read_only } => {
             let (layout, flags) = (describe(core, &managed), managed.flags());
@@ -347,7 +350,9 @@ pub(crate) fn define(
         Source::Ready { layout, storage } => ResultMemory::of(ImportedMemory::of((layout, storage)), ready),
         Source::Tensor(tensor) => {
             let held = held(&tensor);
-            ResultMemory::of(take_over(core, tensor, held, ready)?, ready)
+            let memory;
+            (memory, reader) = take_over(core, tensor, held, ready)?;
+            ResultMemory::of(memory, ready)
         }
     };
     if let Some((dtype, shape)) = target.declared() {
@@ -367,7 +372,7 @@ pub(crate) fn define(
     let placed = match copying {
         #[cfg(feature = "links")]
         _ if is_elsewhere => Ok(alias_map::place_apart(space, range, own.clone())),
-        Copying::Always => Err(0),
+        Copying::Always => Err(alias_map::strangers_of(space, range, &target.vars)),
         Copying::Allowed | Copying::Refused => alias_map::place_result(space, range, own, &target.vars),
     };
     let mut later = None;
@@ -375,11 +380,16 @@ pub(crate) fn define(
         Ok(placed) => (memory, placed),
         Err(strangers) if copying == Copying::Refused => {
             return Err(Error::Conflict(format!(
-                "the result overlaps {strangers} tensor(s) already known; declare it with alias_of, or allow copying"
+                "the result overlaps {} tensor(s) already known; declare it with alias_of, or allow copying",
+                strangers.len()
             )));
         }
-        Err(_) => {
+        Err(strangers) => {
+            let reader = reader.or_else(|| reader_of(core, strangers));
             let (copy, fence) = copied_after(core, memory, ready)?;
+            if let Some((reader, fence)) = reader.zip(fence.as_ref()) {
+                reader.release_after(fence.clone());
+            }
             later = fence;
             let copy = ResultMemory::of(copy, later.as_ref());
             let range = copy.layout.byte_range(copy.data);
@@ -430,23 +440,40 @@ pub(crate) fn discard(produced: Produced, ready: Option<&Fence>) {
 /// A read lease of a tensor that an operation returns.
 fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
     tensor
-        .lease_within(Access::Read, "the operation that returns it")
+        .lease_within(Access::Read, RETURNS_IT)
         .try_now()?
         .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))
 }
 
-/// Takes the memory out of a tensor without other handles, or copies it when `ready` is done. The operation may read it if it is `held`; else it
-/// takes a lease for as long as the copy takes.
+/// Keeps writers out from now on, but for those that have begun or wait already: an operation that says nothing of its use comes after none
+/// of them.
+fn reader_of(core: &CoreRef, mut vars: VarSet) -> Option<Lease> {
+    vars.sort_unstable_by_key(|var| var.id().get());
+    vars.dedup_by_key(|var| var.id().get());
+    if vars.is_empty() {
+        return None;
+    }
+    let name = Name::Static(RETURNS_IT);
+    // No memory goes with this one.
+    let tensor = Tensor::promised(core.clone(), vars, None, name);
+    LeaseState::try_read_as_is(&tensor, RETURNS_IT.into()).map(|inner| Lease { inner })
+}
+
+/// The owner of leases of results.
+const RETURNS_IT: &str = "the operation that returns it";
+
+/// Takes the memory out of a tensor without other handles, with a lease that keeps writers out of it; or copies it when `ready` is done. The
+/// operation may read it if it is `held`; else it takes a lease for as long as the copy takes.
 fn take_over(
-    core: &Core,
+    core: &CoreRef,
     tensor: Tensor,
     held: bool,
     ready: Option<&Fence>,
-) -> Result<ImportedMemory, Error> {
+) -> Result<(ImportedMemory, Option<Lease>), Error> {
     let copy = |tensor: &Tensor| {
         let Definition { layout, data, .. } = tensor.inner.definition()?;
         let source = KeepAlive::after(tensor.clone(), fences(ready));
-        copied(core, source, (layout, *data), DLDevice::CPU).map(ImportedMemory::of)
+        copied(core, source, (layout, *data), DLDevice::CPU).map(|copy| (ImportedMemory::of(copy), None))
     };
     if held {
         return copy(&tensor);
@@ -457,6 +484,7 @@ fn take_over(
     if shared || tensor.inner.lease.is_some() || !tensor.inner.all_fences().is_empty() {
         return copy(&tensor);
     }
+    let reader = reader_of(core, tensor.inner.vars.clone());
     drop(lease);
     let inner = match Arc::try_unwrap(tensor.inner) {
         Ok(inner) => inner,
@@ -471,5 +499,5 @@ fn take_over(
         inner.take_definition().ok_or_else(|| Error::invalid("the produced tensor is not defined"))?;
     let Definition { layout, data, storage, read_only, placed, .. } = definition;
     drop(placed);
-    Ok(ImportedMemory { layout, data, storage, read_only })
+    Ok((ImportedMemory { layout, data, storage, read_only }, reader))
 }

@@ -335,30 +335,33 @@ pub(crate) fn carry(var: &OpVar, ready: &FenceSet) {
     thin_out(var.flags(), |look| var.with_ordering_state(look));
 }
 
-/// Enters the memory of a produced result, ordered by `own`. Returns the number of overlapping entries
-/// instead, if `allowed` does not order all of them.
+/// Enters the memory of a produced result, ordered by `own`. Returns its [strangers](strangers_of) instead, if there are any.
 pub(crate) fn place_result(
     space: AddressSpace,
     range: Range<usize>,
     own: &OpVar,
     allowed: &[OpVar],
-) -> Result<Placed, usize> {
+) -> Result<Placed, VarSet> {
     let (key, result) = regions().resolve(space, range.clone(), |found| {
-        let strangers = found
-            .iter()
-            .filter(|region| {
-                // The group variable orders a tensor that was collapsed meanwhile.
-                let known = region.own();
-                allowed.iter().all(|var| !var.is_ordered_with(&known))
-            })
-            .count();
-        if strangers > 0 {
+        let strangers = strangers(found, allowed);
+        if !strangers.is_empty() {
             return (Resolution::Nothing, Err(strangers));
         }
         let region = Region::new(range, own.clone());
         (Resolution::Insert(Arc::clone(&region)), Ok(region))
     });
     result.map(|region| Placed { region, key })
+}
+
+/// The variables of entries that overlap a produced result and that `allowed` does not order: one for each entry.
+pub(crate) fn strangers_of(space: AddressSpace, range: Range<usize>, allowed: &[OpVar]) -> VarSet {
+    regions().resolve(space, range, |found| (Resolution::Nothing, strangers(found, allowed))).1
+}
+
+fn strangers(found: &[Arc<Region>], allowed: &[OpVar]) -> VarSet {
+    // The group variable orders a tensor that was collapsed meanwhile.
+    let owners = found.iter().map(|region| region.own());
+    owners.filter(|known| allowed.iter().all(|var| !var.is_ordered_with(known))).collect()
 }
 
 /// Enters memory that another process alone writes, ordered by `own`. What else is at the same place are other versions, which that

@@ -20,6 +20,7 @@ use crate::exchange::reaper::ReleasedMemory;
 use crate::exchange::{Abi, DType, Layout, Storage, reaper};
 use crate::lease::LeaseState;
 use crate::tensor::alias_map::Placed;
+use crate::tensor::variable::version_of;
 
 /// The variables that order the uses of a tensor: its own variable, and those of older tensors that overlap
 /// its memory.
@@ -219,9 +220,10 @@ impl Tensor {
         self.inner.definition.get().is_some()
     }
 
-    /// Number of finished writes of the memory (of the variable that stands for the memory).
+    /// Number of finished writes of the memory (of the variable that stands for the memory). In a forked child of the process whose
+    /// tensor this is, 0.
     pub fn version(&self) -> u64 {
-        self.inner.vars.iter().map(|var| var.with_ordering_state(|state, _| state.version())).sum()
+        self.inner.vars.iter().map(version_of).sum()
     }
 
     /// Whether the current version is finished, well or not. The cost is one load per variable if no use is

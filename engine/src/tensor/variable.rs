@@ -29,10 +29,15 @@ impl Variable {
         self.var.id().get()
     }
 
-    /// Number of writes that have finished.
+    /// Number of writes that have finished. In a forked child of the process whose variable this is, 0.
     pub fn version(&self) -> u64 {
-        self.var.with_ordering_state(|state, _| state.version())
+        version_of(&self.var)
     }
+}
+
+pub(super) fn version_of(var: &OpVar) -> u64 {
+    // Locks of what is inherited may be held for ever.
+    if var.is_inherited() { 0 } else { var.with_ordering_state(|state, _| state.version()) }
 }
 
 impl std::fmt::Debug for Variable {

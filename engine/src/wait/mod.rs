@@ -6,6 +6,7 @@
 //! | `blocking` | Blocking waits: help, then inspect whether the wait can end, then sleep |
 //! | `deadlock` | Deadlock detection of waits for room, or for everything to end: can anything still move? |
 //! | `diagnose` | Which operation waits for which: a snapshot of everything in flight, in words |
+//! | `fence` | Blocking waits for fences: device work, or what another operation settles |
 //! | `inspect` | Inspections of the graph: what an operation waits for, and whether any of these blockers can move |
 //! | `activity` | The engine while it runs: what is stalled at this moment, and the watchdog that reports long stalls |
 //! | `notify` | Notifications without `await`: callbacks, fences for other schedulers, and waits for one of several ends |
@@ -33,6 +34,7 @@ pub(crate) mod awaits;
 pub(crate) mod blocking;
 pub(crate) mod deadlock;
 pub(crate) mod diagnose;
+pub(crate) mod fence;
 pub(crate) mod inspect;
 pub(crate) mod notify;
 mod op;

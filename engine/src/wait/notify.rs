@@ -26,6 +26,7 @@ use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
+use crate::wait::fence;
 use crate::wait::ready::Ended;
 
 /// A self-polling future: each wake-up polls it on the waking thread. Its output goes to a callback. Needs no
@@ -162,9 +163,13 @@ impl Tensor {
     /// the fence.
     #[doc(hidden)]
     pub fn export_ready_fence(&self) -> RawFence {
-        let fence = self.ready_fence();
-        let device = self.inner.core.device(fence.device());
-        foreign_fence::export(fence, device)
+        self.export_fence(self.ready_fence())
+    }
+
+    /// `fence`, of this tensor's uses, for another scheduler. The owner of the struct owns one count of it.
+    #[doc(hidden)]
+    pub fn export_fence(&self, fence: Fence) -> RawFence {
+        fence::export(&self.inner.core, fence)
     }
 
     /// The end of every use that was submitted before this call, as a fence. When the fence is done, the

@@ -11,10 +11,11 @@ use crate::core::clock;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::Op;
 use crate::core::wakers::WakerKey;
-use crate::lease::wait_on_host;
+use crate::exchange::foreign_fence::RawFence;
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
+use crate::wait::fence;
 
 impl Op {
     /// Waits until the operation has ended, and returns its outcome. An operation that leaves device work has
@@ -48,7 +49,13 @@ impl Op {
     #[doc(hidden)]
     pub fn wait_for_fence(&self, fence: &Fence, timeout: Option<Duration>) -> Result<(), Error> {
         let deadline = timeout.and_then(clock::deadline);
-        wait_on_host(&self.handle.payload().core, &fence.clone().into(), deadline, timeout)
+        fence::wait_on_host(&self.handle.payload().core, &fence.clone().into(), deadline, timeout)
+    }
+
+    /// `fence`, with which the operation ends, for another scheduler. The owner of the struct owns one count of it.
+    #[doc(hidden)]
+    pub fn export_fence(&self, fence: Fence) -> RawFence {
+        fence::export(&self.handle.payload().core, fence)
     }
 }
 

@@ -128,6 +128,7 @@ fn prepare() -> Things {
     // SAFETY: fresh tensors that describe their memory truly.
     let import = || unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.expect("a good tensor");
     let (idle, busy, other, alone, lent) = (import(), import(), import(), import(), import());
+    ops::set(&engine, &idle, 1.0).wait().expect("it runs");
     let exported = idle.export_wait(&ExportOptions::from(Access::Read)).expect("no lease is held");
     let lease = block_on(other.lease(Access::Write, "the parent")).expect("no lease is held");
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&busy));
@@ -154,6 +155,7 @@ fn prepare() -> Things {
         }
     });
     let (var, made) = (engine.var(), Generation::current());
+    engine.op("writes").writes_vars(&[&var]).run(|[], []| Ok(())).expect("accepted").wait().expect("it runs");
     let device = SimDevice::new(SimOptions::default()).expect("a simulated device needs nothing");
     let (completer, promise) = host::promise("the parent's");
     // It never settles.
@@ -288,6 +290,7 @@ fn in_child(things: Things) {
         behind,
         polled,
         failed,
+        var,
         made,
         ..
     } = things;
@@ -311,6 +314,7 @@ fn in_child(things: Things) {
     assert!(matches!(state, TensorState::Failed(Error::Forked)), "{state:?}");
     assert!(busy.is_ready(), "a wait returns at once");
     assert_forked("a cleared error", busy.clear_error());
+    assert_eq!((idle.version(), var.version()), (0, 0), "their locks are the parent's");
     assert_forked("the end of all uses", busy.writable().now_or_never().unwrap_or(Ok(())));
     let [awaited, waited] = polled;
     assert_forked("an await that the parent began", awaited.now_or_never().expect("it ends at once"));
@@ -359,12 +363,14 @@ fn in_parent(things: Things) {
         behind,
         polled,
         failed,
+        var,
         made,
         ..
     } = things;
     let (gate, completion, guard) = open;
     assert!(made.is_current());
     assert_eq!(process::leaked(), 0);
+    assert_eq!((idle.version(), var.version()), (1, 1));
     drop(polled);
     completion.complete(Ok(()));
     drop(guard);

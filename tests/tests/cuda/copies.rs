@@ -328,6 +328,25 @@ fn a_result_that_has_to_be_copied_is_copied_by_its_device() {
 }
 
 #[test]
+fn memory_that_an_operation_does_not_name_is_written_after_its_result_was_copied() {
+    let bench = bench();
+    let y = bench.memory(64);
+    bench.fill(&y, 5);
+    y.wait().unwrap();
+    let x = bench.pending(64);
+    let alias = y.export_wait(&ExportOptions::from(Access::Alias)).unwrap();
+    let op = bench.engine.op("view").reads([&x]).on(&bench.ours);
+    let result = op.produce_external(move |end| end.produce(Ok(alias.into()))).unwrap();
+    until("the copy was issued", || result.is_defined());
+    assert!(!result.is_ready());
+    let write = bench.fill(&y, 6);
+    bench.unblock();
+    write.wait().unwrap();
+    assert_eq!(bench.to_host(&result).to_vec::<u8>().unwrap(), [5; 64]);
+    bench.silent();
+}
+
+#[test]
 fn a_copy_for_a_stream_is_exported_while_its_producer_runs() {
     let bench = bench();
     let theirs = bench.device.queue().unwrap();

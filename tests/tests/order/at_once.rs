@@ -93,7 +93,7 @@ fn a_copy_waits_for_the_writer_whatever_access_it_names_and_waits_no_longer_than
         let options = ExportOptions { timeout: None, ..options };
         for copy in [x.export_wait(&options).unwrap(), alias.export(&options).unwrap()] {
             assert!(copy.flags().is_copied && !copy.flags().read_only);
-            // SAFETY: the test's own memory, which nobody uses.
+            // SAFETY: the test's own memory, which nothing else uses.
             assert_eq!(get(&unsafe { engine.import(copy) }.unwrap()), 2.0);
         }
     }

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette::devices::host;
 use estafette::operation::Copying;
 use estafette::tensor::TensorState;
 use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, ManagedTensor, Produced, Tensor};
+use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{add, engine, fail, get, look, set, tensor, waits};
+use tests::ops::{add, engine, fail, get, look, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 /// A tensor over part of `memory`.
@@ -63,6 +65,39 @@ fn a_produced_result_that_overlaps_is_a_conflict_when_copying_is_off() {
     let own = own.produce(|[x]| Ok(Produced::from_vec(x.to_vec::<f32>()?, &[3])?)).unwrap();
     assert_eq!(own.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn the_memory_of_a_result_that_is_copied_is_not_written_until_the_copy_is_made() {
+    type Result = fn(&Engine, ManagedTensor) -> Produced;
+    let results: [Result; 2] = [
+        |_engine, managed| managed.into(),
+        // SAFETY: a fresh tensor that describes its own memory.
+        |engine, managed| unsafe { engine.import(managed) }.expect("a good tensor").into(),
+    ];
+    for copying in [Copying::Allowed, Copying::Always] {
+        for result in results {
+            let engine = engine(2);
+            let watchdog = Watchdog::of(&engine);
+            let (memory, deleted) = (Memory::of(&[1.0, 2.0, 3.0]), Deleted::default());
+            let x = import(&engine, &memory, 0, 3, &deleted);
+            let (completer, content) = host::promise("the content");
+            let (own, counted) = (engine.clone(), deleted.clone());
+            // The operation does not say that it uses the memory.
+            let view = engine.op("x[1:]").copying(copying).produce_external(move |end| {
+                end.produce_after(&content, Ok(result(&own, memory.tensor(1, 2, &counted))));
+            });
+            let view = view.unwrap();
+            until("the copy reads the memory", || x.writable().now_or_never().is_none());
+            let write = set(&engine, &x, 9.0);
+            completer.complete();
+            assert_eq!(view.to_vec::<f32>().unwrap(), [2.0, 3.0]);
+            write.wait().unwrap();
+            assert_eq!(x.to_vec::<f32>().unwrap(), [9.0; 3]);
+            deleted.settle_at(1);
+            assert!(watchdog.still_watches());
+        }
+    }
 }
 
 fn source(cause: &estafette::operation::OperationError) -> &Error {

@@ -6,9 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use estafette::devices::{Fence, host};
+use estafette::exchange::foreign_fence::{OK, RawFence};
 use estafette::wait::without_helping;
-use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor};
+use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Op, Produced, Tensor};
 use futures::executor::block_on;
+use tests::foreign::{self, Deleted};
 use tests::nothing_left::assert_nothing_left;
 use tests::ops::{add, engine, get, look, set, tensor};
 use tests::watchdog::Watchdog;
@@ -425,4 +428,132 @@ fn many_submissions_with_one_wake_up_and_a_wait_by_other_means() {
     }
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
+}
+
+/// A tensor that is ready when `fence` is.
+fn ready_after(engine: &Engine, fence: Fence) -> Tensor {
+    let options = ImportOptions { ready: fence.into(), ..ImportOptions::default() };
+    // SAFETY: a fresh tensor that describes its memory truly.
+    unsafe { engine.import_with(foreign::tensor(&[1.0], &Deleted::default()), options) }.unwrap()
+}
+
+/// An operation that settles what the completer is of, and that no wait knows to be needed.
+fn settle(engine: &Engine, completer: host::Completer) -> Op {
+    let settles = engine.op("settles").run(move |[], []| {
+        completer.complete();
+        Ok(())
+    });
+    settles.unwrap()
+}
+
+#[test]
+fn without_workers_a_wait_runs_what_settles_the_fence_that_it_waits_for() {
+    let waits: [fn(&Engine, &Tensor); 5] = [
+        |_engine, x| x.wait().unwrap(),
+        |_engine, x| assert_eq!(get(x), 1.0),
+        |_engine, x| drop(x.lease(Access::Write, "a writer").wait(None).unwrap()),
+        |engine, x| look(engine, x).wait().unwrap(),
+        |engine, x| drop(engine.lease_all(&[(x.clone(), Access::Read)], "a reader").wait(None).unwrap()),
+    ];
+    for wait in waits {
+        let engine = engine(0);
+        let watchdog = Watchdog::of(&engine);
+        let (completer, fence) = host::promise("settled by an operation");
+        let x = ready_after(&engine, fence);
+        settle(&engine, completer);
+        wait(&engine, &x);
+        // Submitted while this thread waits, or before.
+        let (completer, fence) = host::promise("settled by an operation of another thread");
+        let y = ready_after(&engine, fence);
+        let other = engine.clone();
+        let submits = std::thread::spawn(move || drop(settle(&other, completer)));
+        wait(&engine, &y);
+        submits.join().unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn without_workers_a_wait_in_an_operation_runs_nothing_that_waits_for_the_operation() {
+    let waits: [fn(&Tensor, &Op, &Fence); 2] =
+        [|x, _op, _fence| x.wait().unwrap(), |_x, op, fence| op.wait_for_fence(fence, None).unwrap()];
+    for wait in waits {
+        let engine = engine(0);
+        let watchdog = Watchdog::of(&engine);
+        let (completer, fence) = host::promise("settled by an operation");
+        let (x, y) = (ready_after(&engine, fence.clone()), tensor(&engine, 0.0));
+        let (own, written) = (engine.clone(), y.clone());
+        let waits = engine.op("waits").writes([&y]).run(move |[], [_y]| {
+            let behind = own.op("waits for the end of the other").run(move |[], []| Ok(written.wait()?))?;
+            settle(&own, completer);
+            wait(&x, &behind, &fence);
+            Ok(())
+        });
+        waits.unwrap().wait().unwrap();
+        engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+/// Our fence in the hands of another library.
+struct Exported(RawFence);
+
+// SAFETY: its functions may be called by any thread.
+unsafe impl Send for Exported {}
+
+impl Exported {
+    /// Waits for as long as it takes.
+    fn wait(&self) -> i32 {
+        let wait = self.0.wait.expect("it has the function");
+        // SAFETY: the context is the fence's, which is not released.
+        unsafe { wait(self.0.context, u64::MAX) }
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        let release = self.0.release.expect("it has the function");
+        // SAFETY: its only count.
+        unsafe { release(self.0.context) };
+    }
+}
+
+#[test]
+fn the_wait_of_another_library_for_our_fence_runs_what_settles_it() {
+    let exports: [fn(&Tensor) -> RawFence; 2] =
+        [Tensor::export_ready_fence, |x| x.export_fence(x.writable_fence())];
+    for export in exports {
+        let engine = engine(0);
+        let watchdog = Watchdog::of(&engine);
+        let (completer, fence) = host::promise("settled by an operation");
+        let x = ready_after(&engine, fence);
+        let exported = Exported(export(&x));
+        settle(&engine, completer);
+        assert_eq!(exported.wait(), OK);
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn the_wait_of_another_library_for_our_fence_leaves_the_only_worker_to_what_settles_it() {
+    let exports: [fn(&Tensor) -> RawFence; 2] =
+        [Tensor::export_ready_fence, |x| x.export_fence(x.writable_fence())];
+    for export in exports {
+        let engine = engine(1);
+        let watchdog = Watchdog::of(&engine);
+        let (completer, fence) = host::promise("settled by an operation");
+        let exported = Exported(export(&ready_after(&engine, fence)));
+        let own = engine.clone();
+        let waits = engine.op("waits").run(move |[], []| {
+            settle(&own, completer);
+            assert_eq!({ exported }.wait(), OK);
+            Ok(())
+        });
+        waits.unwrap().wait_timeout(Some(SOON)).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
 }

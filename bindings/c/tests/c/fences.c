@@ -106,7 +106,7 @@ static void a_tensor_with_a_foreign_promise_is_awaited_and_chained_on(void) {
     CHECK(reader.called == 0);
     /* A copy of memory that is not written yet would be of nothing. */
     for (int access = ESTAFETTE_READ; access <= ESTAFETTE_ALIAS; access++) {
-      estafette_export_options copies = {sizeof copies};
+      estafette_export_options copies = {.size = sizeof copies};
       copies.access = access;
       copies.copy = 1;
       copies.nonblocking = 1;

@@ -188,6 +188,35 @@ static void a_wait_for_the_fence_of_an_operation_runs_what_settles_it(void) {
   third.fence.release(third.fence.context);
 }
 
+static void a_wait_for_a_tensor_runs_what_settles_its_fence(void) {
+  estafette_engine *engine = engine_new(-1);
+  for (int by_fence = 0; by_fence < 4; by_fence++) {
+    relay made = relay_new(engine);
+    counted *memory = counted_new();
+    estafette_tensor *x;
+    DLFence end = {0};
+    OK(estafette_import(engine, &memory->managed, &made.fence, &x));
+    OK(estafette_submit_with(engine, 0, end_later, &made, 0, 0, 0, 0, 0, &made.ends_later));
+    OK(estafette_submit(engine, "settle", settle, &made, 0, 0, 0, 0, 0));
+    if (by_fence == 1) OK(estafette_tensor_fence(x, &end));
+    if (by_fence == 2) OK(estafette_writable_fence(x, &end));
+    if (by_fence == 3) OK(estafette_op_fence(made.ends_later, &end));
+    if (by_fence) {
+      CHECK(end.wait(end.context, UINT64_MAX) == ESTAFETTE_OK);
+      end.release(end.context);
+    } else {
+      OK(estafette_wait(x, ESTAFETTE_FOREVER));
+    }
+    OK(estafette_wait_all(engine, ESTAFETTE_FOREVER));
+    estafette_tensor_release(x);
+    estafette_op_release(made.ends_later);
+    made.fence.release(made.fence.context);
+    CHECK(deletions(memory) == 1);
+    free(memory);
+  }
+  estafette_engine_destroy(engine);
+}
+
 static void use_the_own_handle(void *context, estafette_op *op) {
   (void)context;
   EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
@@ -217,6 +246,7 @@ int main(void) {
   RUN(a_wait_holds_the_handle_that_is_released_meanwhile);
   RUN(an_operation_pends_as_long_as_the_fence_that_it_ends_with);
   RUN(a_wait_for_the_fence_of_an_operation_runs_what_settles_it);
+  RUN(a_wait_for_a_tensor_runs_what_settles_its_fence);
   RUN(a_function_may_use_its_own_handle_wherever_it_runs);
   return 0;
 }

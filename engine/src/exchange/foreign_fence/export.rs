@@ -8,7 +8,7 @@ use estafette_devices::{
     DLDevice, Device, Fence, FenceState, NativeEvent, Order, Outcome, Reactor, Subscriber,
 };
 use estafette_sync::panic::contain_panic;
-use estafette_sync::process::Generation;
+use estafette_sync::process::{Generation, ProcessBound};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::valgrind;
@@ -16,16 +16,39 @@ use estafette_sync::valgrind;
 use super::{
     FAILED, FENCE_VERSION, FenceCallback, INVALID, OK, PENDING, RawFence, TIMEOUT, WOULD_DEADLOCK, status_of,
 };
+use crate::core::core_ref::CoreRef;
 use crate::exchange::callback;
+
+/// How threads of other schedulers wait for a fence of an engine whose operations may be what settles it.
+pub(crate) type Wait = fn(&CoreRef, &Fence, Option<Duration>) -> Option<Outcome>;
 
 /// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
 ///
 /// `device` is the fence's own, where the engine has it: it makes native events.
 pub fn export(fence: Fence, device: Option<Arc<dyn Device>>) -> RawFence {
+    export_with(fence, device, None)
+}
+
+/// As [`export`], of a fence that operations of an engine may have to settle.
+pub(crate) fn export_of(
+    core: &CoreRef,
+    wait: Wait,
+    fence: Fence,
+    device: Option<Arc<dyn Device>>,
+) -> RawFence {
+    export_with(fence, device, Some((ProcessBound::new(core.clone()), wait)))
+}
+
+fn export_with(
+    fence: Fence,
+    device: Option<Arc<dyn Device>>,
+    engine: Option<(ProcessBound<CoreRef>, Wait)>,
+) -> RawFence {
     let place = fence.device();
     let exported = Arc::new(Exported {
         fence,
         device,
+        engine,
         text: OnceLock::new(),
         native: OnceLock::new(),
         subscriptions: Mutex::new(Vec::new()),
@@ -82,6 +105,7 @@ pub(super) fn own(raw: &RawFence) -> Option<Fence> {
 struct Exported {
     fence: Fence,
     device: Option<Arc<dyn Device>>,
+    engine: Option<(ProcessBound<CoreRef>, Wait)>,
     /// The text of its failure, made when first asked for.
     text: OnceLock<CString>,
     native: OnceLock<Option<Kept>>,
@@ -130,13 +154,17 @@ unsafe extern "C" fn query(context: *mut c_void) -> i32 {
 
 unsafe extern "C" fn wait(context: *mut c_void, timeout_ns: u64) -> i32 {
     // SAFETY: called with the context that stands beside it.
-    let fence = unsafe { &exported(context).fence };
+    let Exported { fence, engine, .. } = unsafe { exported(context) };
     let timeout = (timeout_ns != u64::MAX).then(|| Duration::from_nanos(timeout_ns));
     guarded(FAILED, || {
         if callback::is_running() && timeout_ns > 0 && fence.state().is_pending() {
             return WOULD_DEADLOCK;
         }
-        match fence.wait_timeout(timeout) {
+        let outcome = match engine.as_ref().map(|(core, wait)| (core.get(), wait)) {
+            Some((Ok(core), wait)) => wait(core, fence, timeout),
+            _ => fence.wait_timeout(timeout),
+        };
+        match outcome {
             None => TIMEOUT,
             Some(outcome) => status(&outcome.into()),
         }

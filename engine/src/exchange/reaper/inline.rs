@@ -7,6 +7,8 @@ use std::cell::Cell;
 
 use estafette_sync::thread_local;
 
+use crate::core::context::{Restore, replace};
+
 thread_local! {
     static PLACE: Cell<Place> = const { Cell::new(Place::Elsewhere) };
 }
@@ -23,11 +25,8 @@ enum Place {
 
 /// Runs `f`, which drops tensors where prompt deleters may run: no lock is held but Python's.
 pub fn with_inline_deleters<R>(f: impl FnOnce() -> R) -> R {
-    let before = PLACE.get();
-    let _back = Back(before);
-    if before == Place::Elsewhere {
-        PLACE.set(Place::Good);
-    }
+    let place = if is_good_place() { PLACE.get() } else { Place::Good };
+    let _back = replace(&PLACE, place);
     f()
 }
 
@@ -38,20 +37,8 @@ pub(super) fn is_good_place() -> bool {
 
 /// Permission to run one deleter right here.
 pub(super) fn take_turn() -> Option<Turn> {
-    (PLACE.get() == Place::Good).then(|| {
-        PLACE.set(Place::InDeleter);
-        Turn(Back(Place::Good))
-    })
+    (PLACE.get() == Place::Good).then(|| Turn(replace(&PLACE, Place::InDeleter)))
 }
 
 /// See [`take_turn`].
-pub(super) struct Turn(#[allow(dead_code, reason = "dropped")] Back);
-
-/// Restores what was said before.
-struct Back(Place);
-
-impl Drop for Back {
-    fn drop(&mut self) {
-        PLACE.set(self.0);
-    }
-}
+pub(super) struct Turn(#[allow(dead_code, reason = "dropped")] Restore<Place>);

@@ -1,0 +1,76 @@
+//! Blocking waits for fences.
+
+use estafette_devices::{Fence, FenceSet, Outcome};
+use estafette_sync::time::{Duration, Instant};
+
+use crate::core::context;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::Error;
+use crate::exchange::callback;
+use crate::exchange::foreign_fence::{self, RawFence};
+use crate::wait::stand_in::StandInSet;
+
+/// Sleep of a wait on the host between two checks for an interrupt.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// As [`PAUSE`], in an engine without workers.
+const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
+
+/// Waits for device work, or for what another operation settles.
+pub(crate) fn wait_on_host(
+    core: &CoreRef,
+    fences: &FenceSet,
+    deadline: Option<Instant>,
+    timeout: Option<Duration>,
+) -> Result<(), Error> {
+    let _cover = core.cover();
+    // On this thread an operation that waits for the current one would never end.
+    let helps = timeout.is_none() && core.helps_without_workers() && context::current().is_none();
+    let mut stand_ins = StandInSet::default();
+    if core.has_no_workers() && !helps {
+        stand_ins.want(core);
+    }
+    for fence in fences {
+        while fence.state().is_pending() {
+            callback::check()?;
+            // Only this thread may be able to run the operation that completes a host promise.
+            if helps && core.help_any() {
+                core.check_raised()?;
+                continue;
+            }
+            let now = Instant::now();
+            if let (Some(deadline), Some(timeout)) = (deadline, timeout)
+                && now >= deadline
+            {
+                return Err(Error::Timeout(timeout));
+            }
+            let pause = if helps { PAUSE_WITHOUT_WORKERS } else { PAUSE };
+            let pause = deadline.map_or(pause, |deadline| pause.min(deadline - now));
+            if context::blocking(|| fence.wait_timeout(Some(pause))).is_none() {
+                core.check_interrupt(&|_| None)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits as the function of a fence that another scheduler has. Runs no operation on this thread, which may hold locks of that scheduler.
+/// `None` when `timeout` passed first.
+fn wait_for_scheduler(core: &CoreRef, fence: &Fence, timeout: Option<Duration>) -> Option<Outcome> {
+    if timeout == Some(Duration::ZERO) || !fence.state().is_pending() {
+        return fence.wait_timeout(timeout);
+    }
+    let _cover = core.cover();
+    let mut stand_ins = StandInSet::default();
+    if core.has_no_free_thread() {
+        core.end_caller_runs();
+        stand_ins.want(core);
+    }
+    context::blocking(|| fence.wait_timeout(timeout))
+}
+
+/// `fence`, which operations of the engine may have to settle, for another scheduler.
+pub(crate) fn export(core: &CoreRef, fence: Fence) -> RawFence {
+    let device = core.device(fence.device());
+    foreign_fence::export_of(core, wait_for_scheduler, fence, device)
+}
