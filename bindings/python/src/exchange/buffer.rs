@@ -52,13 +52,12 @@ fn format(dtype: DType) -> Option<&'static CStr> {
     })
 }
 
-/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` asks for the
-/// element type, which is known once the tensor is defined.
+/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy.
 /// Raises `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
 /// [`export::export`].
 pub fn to_numpy<'py>(
     this: &Bound<'py, PyAny>,
-    kind: impl FnOnce() -> Option<DType>,
+    tensor: &Tensor,
     dtype: Option<Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -70,7 +69,7 @@ pub fn to_numpy<'py>(
     let numpy = py.import("numpy")?;
     let array = match numpy.call_method1("from_dlpack", (this,)) {
         Ok(array) => array,
-        Err(error) => match kind().filter(|kind| format(*kind).is_none()) {
+        Err(error) => match tensor.dtype().ok().filter(|kind| format(*kind).is_none()) {
             None => return Err(error),
             Some(kind) => as_bits(this, kind).map_err(|lacking| {
                 if !lacking.is_instance_of::<PyAttributeError>(py) {
