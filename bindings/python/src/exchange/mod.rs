@@ -22,7 +22,7 @@
 //! | `peer_table` | Taking tensors through the C exchange tables of other libraries, without a Python call |
 //! | `peers` | What we know of other libraries: one table, a row for each, with the source of what it says |
 //! | `protocols` | The protocol methods by which other libraries take the memory of a `Tensor`, an `Exporter` or a `View` |
-//! | `typestr` | NumPy's way to write an element type |
+//! | `typestr` | How NumPy writes an element type: `typestr` of the array interfaces, and the format of a buffer |
 //! | `unordered` | Exchanges that could not be ordered |
 
 pub(crate) mod array_interface;
