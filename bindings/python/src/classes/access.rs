@@ -21,7 +21,6 @@ use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
 use crate::kinds;
 use crate::submission::results;
-use crate::submission::scope;
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -135,21 +134,11 @@ impl PyAccess {
         let engine = this.get().engine.engine(py)?.clone();
         let owner = call_site::caller(py).place;
         let mut entering = Entering { access: Some(this.clone().unbind()) };
-        let mut leases =
-            Box::pin(async move { engine.lease_all(&wanted, owner).for_later_consumers().await });
-        // As in `Operation.__await__`.
-        if let Some(leases) = scope::poll_within(py, &mut leases)? {
-            entering.access = None;
-            return Ok(Awaiter::done(this.get().open(py, leases)));
-        }
-        Ok(Awaiter::pending(async move {
-            let leases = leases.await;
-            let mut entering = entering;
-            Box::new(move |py: Python<'_>| match entering.access.take() {
-                Some(access) => access.get().open(py, leases),
-                None => Ok(py.None()),
-            }) as _
-        }))
+        let leases = Box::pin(async move { engine.lease_all(&wanted, owner).for_later_consumers().await });
+        Awaiter::polled(py, leases, move |py, leases| match entering.access.take() {
+            Some(access) => access.get().open(py, leases),
+            None => Ok(py.None()),
+        })
     }
 
     #[pyo3(signature = (*_exception))]

@@ -50,17 +50,6 @@ fn wait<T: Send>(
     }
 }
 
-/// An ``await`` of `future`, whose output `finish` turns into Python.
-fn awaited<T: Send + 'static>(
-    future: impl Future<Output = Result<T, Error>> + Send + 'static,
-    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
-) -> Awaiter {
-    Awaiter::pending(async move {
-        let output = future.await;
-        Box::new(move |py: Python<'_>| finish(py, output.or_raise(py)?)) as _
-    })
-}
-
 /// What is closed while others wait for it.
 trait Closes: Send + Sync {
     const WHAT: &str;
@@ -243,7 +232,9 @@ impl PyLink {
         link: impl Future<Output = Result<Link, Error>> + Send + 'static,
         engine: EngineHandle,
     ) -> Awaiter {
-        awaited(link, move |py, link| Ok(Bound::new(py, Self::new(link, &engine))?.into_any().unbind()))
+        Awaiter::pending(link, move |py, link| {
+            Ok(Py::new(py, Self::new(link.or_raise(py)?, &engine))?.into_any())
+        })
     }
 
     pub fn connect(
@@ -316,8 +307,8 @@ impl PyLink {
     /// An ``await`` of the next tensor; `end` is what it gives once there is none.
     fn received(&self, py: Python<'_>, end: fn(Python<'_>) -> PyResult<Py<PyAny>>) -> PyResult<Awaiter> {
         let engine = self.engine.clone();
-        Ok(awaited(self.next(py)?, move |py, tensor| match tensor {
-            Some(tensor) => Ok(Bound::new(py, PyTensor::new(tensor, engine))?.into_any().unbind()),
+        Ok(Awaiter::pending(self.next(py)?, move |py, tensor| match tensor.or_raise(py)? {
+            Some(tensor) => Ok(Py::new(py, PyTensor::new(tensor, engine))?.into_any()),
             None => end(py),
         }))
     }
@@ -359,7 +350,7 @@ impl PyLink {
         copy: Option<bool>,
     ) -> PyResult<Awaiter> {
         let sent = self.sent(py, tensor, access, copy)?;
-        Ok(awaited(sent, |py, ()| Ok(py.None())))
+        Ok(Awaiter::pending(sent, |py, sent| sent.or_raise(py).map(|()| py.None())))
     }
 
     /// Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the

@@ -186,10 +186,8 @@ impl PyTensor {
             return Ok(Awaiter::done(outcome.and_then(|()| Self::awaited(this))));
         }
         let (ready, result) = (scope::within(py, || tensor.ready())?, this.clone().unbind());
-        Ok(Awaiter::pending(async move {
-            let outcome = ready.await;
-            Box::new(move |py: Python<'_>| outcome.or_raise(py).and_then(|()| Self::awaited(result.bind(py))))
-                as _
+        Ok(Awaiter::pending(ready, move |py, outcome| {
+            outcome.or_raise(py).and_then(|()| Self::awaited(result.bind(py)))
         }))
     }
 
@@ -197,15 +195,8 @@ impl PyTensor {
     /// lease), and returns `t`.
     fn writable(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
-        let (mut writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
-        // As in `Operation.__await__`.
-        if let Some(outcome) = scope::poll_within(py, &mut writable)? {
-            return Ok(Awaiter::done(outcome.or_raise(py).map(|()| result.into_any())));
-        }
-        Ok(Awaiter::pending(async move {
-            let outcome = writable.await;
-            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
-        }))
+        let (writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
+        Awaiter::polled(py, writable, |py, outcome| outcome.or_raise(py).map(|()| result.into_any()))
     }
 
     /// The tensor for a consumer that knows `dlpack_fence.h`: a capsule named ``dltensor_fenced``, with a fence

@@ -316,10 +316,7 @@ impl PyEngine {
     /// Refuses new submissions and returns an awaitable of the end of everything in flight, leases included.
     fn _drained(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let engine = self.engine(py)?.clone();
-        Ok(Awaiter::pending(async move {
-            engine.shutdown().await;
-            Box::new(|py: Python<'_>| Ok(py.None())) as _
-        }))
+        Ok(Awaiter::pending(async move { engine.shutdown().await }, |py, _| Ok(py.None())))
     }
 
     fn __repr__(&self) -> String {
