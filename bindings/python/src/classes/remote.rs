@@ -24,7 +24,7 @@ use crate::error::{OrRaise, import_module, raise};
 use crate::exchange::export::poll_once;
 use crate::interpreter::call_site::traced_line;
 use crate::interpreter::guard;
-use crate::interpreter::once::PyOnce;
+use crate::interpreter::once::{PyOnce, loaded};
 
 /// Waits for `future`, which is waiting for `what`. In a body other threads run operations of the engine meanwhile.
 /// Raises `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
@@ -429,8 +429,7 @@ impl PyTicket {
 /// Lets queues of `multiprocessing` take tensors, in a program that has imported it, or has memory that other processes can be shown.
 pub fn prepare_queues(py: Python<'_>, is_shared: bool) -> PyResult<()> {
     static PREPARED: PyOnce<()> = PyOnce::new();
-    let modules = py.import("sys")?.getattr("modules")?;
-    if !is_shared && !modules.contains("multiprocessing.reduction")? {
+    if !is_shared && loaded(py, "multiprocessing.reduction")?.is_none() {
         return Ok(());
     }
     let prepare = || import_module(py, "estafette._processes")?.call_method0("register").map(drop);

@@ -29,7 +29,7 @@ use crate::exchange::export::{self, From};
 use crate::exchange::fence;
 use crate::exchange::protocols::Exports;
 use crate::interpreter::guard;
-use crate::interpreter::once::PyOnce;
+use crate::interpreter::once::imported;
 use crate::submission::results::{self, Results};
 use crate::submission::scope;
 
@@ -460,8 +460,7 @@ fn no_number(kind: &str) -> PyErr {
 
 /// The `Device` of a tensor.
 pub fn device_object(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
-    static DEVICE: PyOnce<Py<PyAny>> = PyOnce::new();
     let device = tensor.device().or_raise(py)?;
-    let class = DEVICE.import(py, "estafette._reports", "Device")?;
+    let class = imported!(py, "estafette._reports", "Device")?;
     Ok(class.call1((device.device_type.0, device.device_id))?.unbind())
 }
