@@ -17,7 +17,6 @@ use pyo3::types::{PyCapsule, PyDict, PyIterator, PyMemoryView, PyTuple};
 
 use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
-use crate::asyncio::stopped_loop;
 use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
@@ -151,17 +150,7 @@ impl PyTensor {
     ///     estafette.OperationError: operation `load` (op ...) failed: ValueError: no data
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let tensor = self.ended(py)?;
-        let timeout = seconds("timeout", timeout)?;
-        if export::is_ready(py, tensor) || timeout.is_some_and(|timeout| timeout.is_zero()) {
-            return tensor.wait_timeout(Duration::ZERO).or_raise(py);
-        }
-        stopped_loop::check(py, "the tensor")?;
-        guard::detach(py, || match timeout {
-            Some(timeout) => tensor.wait_timeout(timeout),
-            None => tensor.wait(),
-        })
-        .or_raise(py)
+        export::until_ready(py, self.ended(py)?, seconds("timeout", timeout)?)
     }
 
     /// As `wait`, and returns the tensor, under the name that JAX's arrays have for it.

@@ -150,7 +150,7 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
 
 /// Waits until a reader may look, unless the running operation has the tensor anyway.
 fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if scope::has_operand(py, tensor)? { Ok(()) } else { export::until_ready(py, tensor) }
+    if scope::has_operand(py, tensor)? { Ok(()) } else { export::until_ready(py, tensor, None) }
 }
 
 unsafe extern "C" fn to_object(tensor: *mut DLManagedTensorVersioned, out: *mut *mut c_void) -> c_int {

@@ -330,10 +330,7 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_defined() {
         return Ok(());
     }
-    if !is_ready(py, tensor) {
-        stopped_loop::check(py, "the tensor")?;
-    }
-    guard::detach(py, || tensor.wait()).or_raise(py)?;
+    until_ready(py, tensor, None)?;
     if tensor.is_defined() {
         return Ok(());
     }
@@ -341,14 +338,18 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     Err(to_py(py, &Error::NotDefined("the operation that should have made it did not".into())))
 }
 
-/// Waits until the tensor is ready for readers.
-/// Raises the failure of its version; `WouldBlockError` on an event loop's thread.
-pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if is_ready(py, tensor) {
+/// Waits until the tensor is ready for readers, for at most `timeout`.
+/// Raises the failure of its version; `WouldBlockError` on an event loop's thread; `TimeoutError`.
+pub fn until_ready(py: Python<'_>, tensor: &Tensor, timeout: Option<Duration>) -> PyResult<()> {
+    if is_ready(py, tensor) || timeout.is_some_and(|timeout| timeout.is_zero()) {
         return tensor.wait_timeout(Duration::ZERO).or_raise(py);
     }
     stopped_loop::check(py, "the tensor")?;
-    guard::detach(py, || tensor.wait()).or_raise(py)
+    guard::detach(py, || match timeout {
+        Some(timeout) => tensor.wait_timeout(timeout),
+        None => tensor.wait(),
+    })
+    .or_raise(py)
 }
 
 /// Whether the tensor is ready for readers. A driver is asked without the Python lock.
