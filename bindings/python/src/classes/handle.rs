@@ -56,6 +56,17 @@ impl EngineHandle {
         guard::detach(py, wait).or_raise(py)
     }
 
+    /// Makes sure of room for `count` operations that are submitted together or not at all, where the thread cannot wait for it.
+    /// Raises `InFlightLimitError` on an event loop's thread.
+    pub fn check_room(&self, py: Python<'_>, count: usize) -> PyResult<()> {
+        let engine = self.engine(py)?;
+        let is_full = || {
+            let stats = engine.stats();
+            stats.in_flight + count > stats.in_flight_limit
+        };
+        if stopped_loop::may_block(py)? || !is_full() { Ok(()) } else { self.may_wait(py) }
+    }
+
     /// The in-flight limit makes a submission wait, which an event loop cannot.
     /// Raises `InFlightLimitError` on an event loop's thread.
     pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {

@@ -20,7 +20,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, import_module, raise};
+use crate::error::{OrRaise, import_module, package_folders, raise};
 use crate::exchange::export::poll_once;
 use crate::interpreter::call_site::traced_line;
 use crate::interpreter::guard;
@@ -186,15 +186,6 @@ impl PyDoor {
     /// Closes the door. Where others wait at it, `InvalidError` is raised.
     fn close(&self, py: Python<'_>) {
         self.door.close(py);
-    }
-
-    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
-        this
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.close(py);
     }
 
     fn __repr__(&self) -> String {
@@ -387,15 +378,6 @@ impl PyLink {
         self.received(py, |_| Err(PyStopAsyncIteration::new_err(())))
     }
 
-    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
-        this
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.close(py);
-    }
-
     fn __repr__(&self) -> String {
         format!("<estafette.Link to process {}>", self.process)
     }
@@ -455,17 +437,10 @@ pub fn parse_ticket(py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<Ticke
 fn suggest(py: Python<'_>) -> PyResult<()> {
     static DONE: PyOnce<()> = PyOnce::new();
     DONE.get_or_try_init(py, || {
-        let find = py.import("importlib.util")?.getattr("find_spec")?;
         for name in ["nixl_cu12", "nixl_cu13"] {
-            let spec = find.call1((name,))?;
-            if spec.is_none() {
-                continue;
-            }
-            for folder in spec.getattr("submodule_search_locations")?.try_iter()? {
-                let folder = std::path::PathBuf::from(folder?.extract::<String>()?);
-                suggest_nixl(
-                    folder.with_file_name(format!(".{name}.mesonpy.libs")).join(file_name("nixl_capi")),
-                );
+            for folder in package_folders(py, name)? {
+                let libraries = folder.with_file_name(format!(".{name}.mesonpy.libs"));
+                suggest_nixl(libraries.join(file_name("nixl_capi")));
             }
         }
         Ok(())
@@ -516,16 +491,28 @@ impl PyTicket {
         (py.get_type::<Self>(), (self.__bytes__(py),))
     }
 
-    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
-        this
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.revoke(py);
-    }
-
     fn __repr__(&self) -> String {
         format!("<estafette.Ticket of process {}>", self.process)
     }
 }
+
+/// A ``with`` block at whose end `end` is called.
+macro_rules! block_methods {
+    ($class:ty, $end:ident) => {
+        #[pymethods]
+        impl $class {
+            fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+                this
+            }
+
+            #[pyo3(signature = (*_exception))]
+            fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+                self.$end(py);
+            }
+        }
+    };
+}
+
+block_methods!(PyDoor, close);
+block_methods!(PyLink, close);
+block_methods!(PyTicket, revoke);

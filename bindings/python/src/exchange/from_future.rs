@@ -23,7 +23,7 @@ use crate::submission::submission_args::SubmissionArgs;
 /// Where the operation leaves its completion for the future.
 pub type Slot = Arc<Mutex<Option<Completion>>>;
 
-pub fn take(slot: &Slot) -> Option<Completion> {
+pub fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
     slot.lock().take()
 }
 
@@ -64,14 +64,18 @@ impl Delivery {
     pub fn new(slot: Slot) -> Self {
         Self { slot: ProcessBound::new(slot), begun: OnceLock::new() }
     }
+
+    /// In a forked child the operation belongs to the parent process.
+    fn taken(&self) -> Option<Completion> {
+        take(self.slot.get().ok()?)
+    }
 }
 
 #[pymethods]
 impl Delivery {
     fn __call__(&self, value: &Bound<'_, PyAny>, error: Option<Bound<'_, PyAny>>, cancelled: bool) {
         let py = value.py();
-        // In a forked child the operation belongs to the parent process.
-        let Some(completion) = self.slot.get().ok().and_then(take) else { return };
+        let Some(completion) = self.taken() else { return };
         let outcome = match error {
             Some(error) => Err(PyErr::from_value(error)),
             None => take_result(value),
@@ -96,7 +100,7 @@ impl Delivery {
 
     /// The event loop of the future is closed.
     fn lost(&self, py: Python<'_>) {
-        let Some(completion) = self.slot.get().ok().and_then(take) else { return };
+        let Some(completion) = self.taken() else { return };
         let lost = "the event loop of the future was closed before the future had a result";
         guard::detach(py, || completion.produce(Err(lost.into())));
     }
@@ -104,7 +108,7 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        if let Some(completion) = self.slot.get().ok().and_then(take) {
+        if let Some(completion) = self.taken() {
             completion.produce(Err("the future was dropped before it had a result".into()));
         }
     }

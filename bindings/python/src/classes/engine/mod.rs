@@ -344,12 +344,10 @@ fn would_stop_the_loop(py: Python<'_>) -> PyErr {
 
 /// A wait that only leases hold up collects garbage: unreachable views still have leases.
 fn collect_garbage() {
-    let collected = guard::attach(|py| {
-        import_module(py, "estafette._lifecycle")
-            .and_then(|lifecycle| lifecycle.call_method0("collect"))
-            .map(drop)
+    guard::attach(|py| {
+        let lifecycle = import_module(py, "estafette._lifecycle");
+        if let Err(error) = lifecycle.and_then(|lifecycle| lifecycle.call_method0("collect")) {
+            error.write_unraisable(py, None);
+        }
     });
-    if let Some(Err(error)) = collected {
-        guard::attach(|py| error.write_unraisable(py, None));
-    }
 }

@@ -179,11 +179,7 @@ impl PyEngine {
                 Given::One(self.call_now(py, &args, body)?, results).into_python(py, self.handle.clone())
             }
             Outcome::Several { results, promises, build } => {
-                // Several operations, which are submitted together or not at all.
-                let stats = self.engine(py)?.stats();
-                if stats.in_flight + promises.len() + 1 > stats.in_flight_limit {
-                    self.handle.may_wait(py)?;
-                }
+                self.handle.check_room(py, promises.len() + 1)?;
                 let op = self.submit_now(py, &args, body)?;
                 let promise = |(at, args)| results.promise(py, &self.handle, at, args);
                 let tensors = promises.iter().enumerate().map(promise).collect::<PyResult<Vec<_>>>()?;
