@@ -15,7 +15,6 @@ use pyo3::prelude::*;
 use crate::asyncio::stopped_loop::Begun;
 use crate::classes::handle::EngineHandle;
 use crate::error::Raised;
-use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::outcome::take_result;
 use crate::submission::submission_args::SubmissionArgs;
@@ -27,22 +26,16 @@ pub fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
     slot.lock().take()
 }
 
-/// Submits an operation that leaves its completion in `slot`, for the bringer of its result. Without operands it is there when this
+/// Submits an operation that leaves its completion in the slot, for the bringer of its result. Without operands it is there when this
 /// returns.
 /// Raises those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
-pub fn receive(
-    py: Python<'_>,
-    engine: &EngineHandle,
-    args: &SubmissionArgs,
-    slot: &Slot,
-) -> PyResult<Tensor> {
-    let core = engine.engine(py)?;
-    let leave = || {
-        let slot = Arc::clone(slot);
-        move |end: Completion| *slot.lock() = Some(end)
-    };
-    let attempt = || poll_once(async { args.promise(core).permit().await?.receive(leave()) });
-    engine.submit(py, attempt, || args.promise(core).receive(leave()))
+pub fn receive(py: Python<'_>, engine: &EngineHandle, args: &SubmissionArgs) -> PyResult<(Tensor, Slot)> {
+    let slot = Slot::default();
+    let tensor = engine.promise(py, args, |op| {
+        let left = Arc::clone(&slot);
+        op.receive(move |end| *left.lock() = Some(end))
+    })?;
+    Ok((tensor, slot))
 }
 
 /// Ends the operation when listening has failed: the caller gets `error`, so there is nothing to report.

@@ -181,7 +181,8 @@ impl PyEngine {
             Outcome::Several { results, promises, build } => {
                 self.handle.check_room(py, promises.len() + 1)?;
                 let op = self.submit_now(py, &args, body)?;
-                let promise = |(at, args)| results.promise(py, &self.handle, at, args);
+                let promise =
+                    |(at, args)| self.handle.promise(py, args, |op| op.produce_external(results.deliver(at)));
                 let tensors = promises.iter().enumerate().map(promise).collect::<PyResult<Vec<_>>>()?;
                 Given::Several(op, tensors, build).into_python(py, self.handle.clone())
             }
