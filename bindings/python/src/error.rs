@@ -156,7 +156,7 @@ pub fn raise(py: Python<'_>, name: &str, message: impl Into<String>) -> PyErr {
     raise_with(py, name, (message.into(),))
 }
 
-fn raise_with(py: Python<'_>, name: &str, arguments: impl PyErrArguments + Send + Sync + 'static) -> PyErr {
+fn raise_with(py: Python<'_>, name: &str, arguments: impl PyErrArguments + 'static) -> PyErr {
     class(py, name).map_or_else(|error| error, |class| PyErr::from_type(class, arguments))
 }
 
