@@ -1,6 +1,7 @@
 //! Errors of the engine as Python exceptions. The classes are in `estafette/_errors.py`.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use estafette::devices::{DeviceError, DeviceErrorKind};
@@ -8,6 +9,7 @@ use estafette::lease::LeaseHeld;
 use estafette::operation::OperationError;
 use estafette::{BodyError, Error};
 use estafette_sync::sync::Mutex;
+use pyo3::PyErrArguments;
 use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTraceback, PyTuple, PyType};
@@ -135,6 +137,15 @@ pub fn import_module<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, Py
     py.import(name).map_err(|error| if guard::is_closed() { shutting_down(py) } else { error })
 }
 
+/// The folders of a package of this environment, which is not imported; none without it.
+pub fn package_folders(py: Python<'_>, name: &str) -> PyResult<Vec<PathBuf>> {
+    let spec = import_module(py, "importlib.util")?.call_method1("find_spec", (name,))?;
+    if spec.is_none() {
+        return Ok(Vec::new());
+    }
+    spec.getattr("submodule_search_locations")?.try_iter()?.map(|folder| folder?.extract()).collect()
+}
+
 /// The error of a call that needs more of the interpreter than is left.
 pub fn shutting_down(py: Python<'_>) -> PyErr {
     raise(py, "ShutdownError", SHUTTING_DOWN)
@@ -142,10 +153,11 @@ pub fn shutting_down(py: Python<'_>) -> PyErr {
 
 /// An exception of the class of that name.
 pub fn raise(py: Python<'_>, name: &str, message: impl Into<String>) -> PyErr {
-    match class(py, name) {
-        Ok(class) => PyErr::from_type(class, (message.into(),)),
-        Err(error) => error,
-    }
+    raise_with(py, name, (message.into(),))
+}
+
+fn raise_with(py: Python<'_>, name: &str, arguments: impl PyErrArguments + 'static) -> PyErr {
+    class(py, name).map_or_else(|error| error, |class| PyErr::from_type(class, arguments))
 }
 
 /// An `ExchangeError`, which is a `BufferError`.
@@ -165,10 +177,7 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::InvalidTensor(_) => "InvalidTensorError",
         Error::NotShared(_) => "NotSharedError",
         Error::Device(device) if device.kind() == DeviceErrorKind::PeerDied => {
-            return match class(py, "PeerDiedError") {
-                Ok(class) => PyErr::from_type(class, (error.to_string(), device.process())),
-                Err(error) => error,
-            };
+            return raise_with(py, "PeerDiedError", (error.to_string(), device.process()));
         }
         Error::Device(error) if error.kind() == DeviceErrorKind::OutOfMemory => "OutOfMemoryError",
         Error::Device(_) => "DeviceError",
@@ -193,10 +202,7 @@ fn lease_held(py: Python<'_>, error: &Error, held: &LeaseHeld) -> PyResult<PyErr
 fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {
     let (operation, message) = (failure.operation().to_string(), failure.message().to_string());
     let arguments = (operation, failure.id(), message, failure.to_string());
-    let error = match class(py, name) {
-        Ok(class) => PyErr::from_type(class, arguments),
-        Err(error) => return error,
-    };
+    let error = raise_with(py, name, arguments);
     let source = failure.source_error();
     if let Some(raised) = source.and_then(|source| source.downcast_ref::<Raised>()) {
         error.set_cause(

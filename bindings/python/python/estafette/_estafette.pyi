@@ -767,14 +767,12 @@ class Tensor:
     ) -> CapsuleType:
         """Hands the tensor to a consumer under a read lease; the array API's protocol. Waits until it is ready."""
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Device of the data as a ``(type, id)`` pair, for the array API's protocol. Waits until the tensor is
-        defined.
-        """
+        """Device of the data as a ``(type, id)`` pair; the array API's protocol. Waits until the tensor is defined."""
     def __arrow_c_device_array__(
         self, requested_schema: object | None = None, **kwargs: None
     ) -> tuple[CapsuleType, CapsuleType]:
-        """Exports the tensor by Arrow's C device interface (``pyarrow.array(t)``) under a read lease, without a
-        copy. Waits until the tensor is ready.
+        """Exports the memory by Arrow's C device interface (``pyarrow.array(t)``), without a copy, as an array that is
+        never written. Waits until the tensor is ready.
 
         Returns capsules of the schema and of the array. The tensor must have one dimension, no gaps, and
         integers, or floats of 16 to 64 bits; any other tensor raises `InvalidTensorError`. The method ignores
@@ -784,9 +782,7 @@ class Tensor:
         """As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __array__(self, dtype: Any | None = None, copy: bool | None = None) -> Any:
-        """``np.asarray(t, dtype)``, for element types that Python's buffers lack. The array has a read lease, or
-        is a copy.
-        """
+        """``np.asarray(t, dtype)``, for elements that Python's buffers lack: an array with a lease, or a copy."""
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """NumPy's array interface (version 3). Only tensors in host memory, in row-major order, have this
@@ -861,7 +857,7 @@ class Exporter:
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __array__(self, dtype: Any | None = None, copy: bool | None = None) -> Any:
-        """For NumPy, where a buffer will not do, as `Tensor.__array__`."""
+        """``np.asarray(t, dtype)``, for elements that Python's buffers lack: an array with a lease, or a copy."""
     @property
     def tensor(self) -> Tensor:
         """The tensor that is exported."""
@@ -876,7 +872,7 @@ class Exporter:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """Hands the tensor out; the array API's protocol. Waits until it is free for this access."""
+        """Hands the memory out; the array API's protocol. Waits until the memory is free for this access."""
     def __dlpack_fence__(
         self,
         *,
@@ -886,7 +882,7 @@ class Exporter:
     ) -> CapsuleType:
         """As `Tensor.__dlpack_fence__`, with this access. An alias has no fences: `BufferError`."""
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where the data is, for the array API's protocol."""
+        """Device of the data as a ``(type, id)`` pair; the array API's protocol. Waits until the tensor is defined."""
 
 @final
 class Access(Generic[_T_co]):
@@ -912,7 +908,7 @@ class View:
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __array__(self, dtype: Any | None = None, copy: bool | None = None) -> Any:
-        """For NumPy, where a buffer will not do, as `Tensor.__array__`."""
+        """``np.asarray(t, dtype)``, for elements that Python's buffers lack: an array with a lease, or a copy."""
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA array interface (version 3), of CUDA memory, under this lease."""
@@ -921,16 +917,18 @@ class View:
         """The memory for libraries of SYCL that know no DLPack, while the block lasts. Missing on memory that is not SYCL's."""
     @property
     def shape(self) -> tuple[int, ...]:
-        """Length of each dimension."""
+        """Length of each dimension, in elements. Raises `NotDefinedError` while the tensor has no shape yet."""
     @property
     def dtype(self) -> DType:
-        """Element type, as `Tensor.dtype`."""
+        """Element type: a `DType`, which is equal to NumPy's name of the type, ``"float32"``."""
     @property
     def __numpy_dtype__(self) -> Any:
-        """The ``numpy.dtype`` of the elements, as `Tensor.__numpy_dtype__`."""
+        """The ``numpy.dtype`` of the elements. NumPy and JAX read this attribute to find the type of an
+        argument. Raises `AttributeError` if NumPy has no such type.
+        """
     @property
     def device(self) -> Device:
-        """Where the data is."""
+        """Device of the data: a ``(type, id)`` pair in DLPack's numbers that prints as ``cpu:0``."""
     @property
     def access(self) -> str:
         """``"read"`` or ``"write"``."""
@@ -945,7 +943,13 @@ class View:
     def __arrow_c_device_array__(
         self, requested_schema: object | None = None, **kwargs: None
     ) -> tuple[CapsuleType, CapsuleType]:
-        """Hands the leased memory out as an Arrow array, which is never written."""
+        """Exports the memory by Arrow's C device interface (``pyarrow.array(t)``), without a copy, as an array that is
+        never written. Waits until the tensor is ready.
+
+        Returns capsules of the schema and of the array. The tensor must have one dimension, no gaps, and
+        integers, or floats of 16 to 64 bits; any other tensor raises `InvalidTensorError`. The method ignores
+        the type in `requested_schema`, as the interface allows: the consumer casts.
+        """
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[CapsuleType, CapsuleType]:
         """As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone."""
     def __dlpack__(
@@ -956,9 +960,9 @@ class View:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """Hands the leased memory out; the array API's protocol."""
+        """Hands the memory out; the array API's protocol. Waits until the memory is free for this access."""
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where the data is, for the array API's protocol."""
+        """Device of the data as a ``(type, id)`` pair; the array API's protocol. Waits until the tensor is defined."""
 
 @final
 class Operation:

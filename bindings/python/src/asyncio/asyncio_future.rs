@@ -10,7 +10,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::interpreter::once::{PyOnce, intern};
+use crate::interpreter::once::{imported, intern};
 
 /// Belongs to one event loop, and is touched on its thread only.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Suspension")]
@@ -149,7 +149,6 @@ impl Suspension {
 
     /// What the task asks when it is woken.
     fn result(&self, py: Python<'_>) -> PyResult<()> {
-        static CANCELLED_ERROR: PyOnce<Py<PyAny>> = PyOnce::new();
         let (end, message) = {
             let inner = self.inner.lock();
             (inner.end, inner.message.as_ref().map(|message| message.clone_ref(py)))
@@ -157,7 +156,7 @@ impl Suspension {
         match end {
             End::Finished => Ok(()),
             End::Cancelled => {
-                let class = CANCELLED_ERROR.import(py, "asyncio", "CancelledError")?;
+                let class = imported!(py, "asyncio", "CancelledError")?;
                 let error = match message {
                     Some(message) => class.call1((message,)),
                     None => class.call0(),

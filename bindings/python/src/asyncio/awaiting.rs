@@ -33,9 +33,10 @@ use crate::asyncio::asyncio_future::Suspension;
 use crate::asyncio::running_loop;
 use crate::interpreter::guard;
 use crate::interpreter::once::intern;
+use crate::submission::scope;
 
 /// Turns the outcome of a future into Python, with the Python lock.
-pub type Finish = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+type Finish = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 type Work = Pin<Box<dyn Future<Output = Finish> + Send>>;
 
 /// What `await` iterates over. Each `__await__` makes a new one.
@@ -60,9 +61,28 @@ impl Awaiter {
         Self::new(State::Done(Some(outcome)))
     }
 
-    /// Waits for `future`, which is not polled before the first step.
-    pub fn pending(future: impl Future<Output = Finish> + Send + 'static) -> Self {
-        Self::new(State::Pending(Mutex::new(Box::pin(future))))
+    /// Waits for `future`, which is not polled before the first step. `finish` turns its output into Python.
+    pub fn pending<T: Send + 'static>(
+        future: impl Future<Output = T> + Send + 'static,
+        finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> Self {
+        let work = async move {
+            let output = future.await;
+            Box::new(move |py: Python<'_>| finish(py, output)) as _
+        };
+        Self::new(State::Pending(Mutex::new(Box::pin(work))))
+    }
+
+    /// As [`pending`](Self::pending). In an operation `future` is polled now: that poll finds a wait of the operation for itself.
+    pub fn polled<T: Send + 'static>(
+        py: Python<'_>,
+        mut future: impl Future<Output = T> + Send + Unpin + 'static,
+        finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> PyResult<Self> {
+        Ok(match scope::poll_within(py, &mut future)? {
+            Some(output) => Self::done(finish(py, output)),
+            None => Self::pending(future, finish),
+        })
     }
 
     fn new(state: State) -> Self {

@@ -3,9 +3,8 @@
 use std::cell::Cell;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
-use crate::interpreter::once::{PyOnce, intern};
+use crate::interpreter::once::{PyOnce, intern, loaded};
 
 thread_local! {
     static HAS_RUN: Cell<bool> = const { Cell::new(false) };
@@ -41,9 +40,7 @@ pub fn get(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 }
 
 fn find(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
-    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
-    let modules = MODULES.import(py, "sys", "modules")?;
-    let Some(events) = modules.get_item(intern!(py, "asyncio.events"))? else { return Ok(None) };
+    let Some(events) = loaded(py, intern!(py, "asyncio.events"))? else { return Ok(None) };
     // Another thread may be in the middle of importing it; then no loop runs yet.
     Ok(events.getattr_opt(intern!(py, "_get_running_loop")).unwrap_or(None))
 }

@@ -15,13 +15,13 @@ use estafette::Completion;
 use estafette::bindings::Current;
 use estafette_sync::sync::Mutex;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyWeakrefReference};
+use pyo3::types::PyWeakrefReference;
 
 use crate::asyncio::running_loop;
 use crate::error::raise;
 use crate::interpreter::exit;
 use crate::interpreter::guard;
-use crate::interpreter::once::{PyOnce, intern};
+use crate::interpreter::once::{intern, loaded};
 
 estafette_sync::per_process! {
     /// What event loops run for engines, the oldest first, and the last number.
@@ -137,9 +137,7 @@ fn is_needed(event_loop: &Bound<'_, PyAny>) -> bool {
 
 /// Whether this thread is that of a notebook's cells.
 fn is_notebook(py: Python<'_>) -> PyResult<bool> {
-    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
-    let modules = MODULES.import(py, "sys", "modules")?;
-    let Some(ipython) = modules.get_item(intern!(py, "IPython"))? else { return Ok(false) };
+    let Some(ipython) = loaded(py, intern!(py, "IPython"))? else { return Ok(false) };
     // Another thread may be in the middle of importing it.
     let Some(get_shell) = ipython.getattr_opt(intern!(py, "get_ipython"))? else { return Ok(false) };
     Ok(guard::is_main(py) && get_shell.call0()?.hasattr(intern!(py, "kernel"))?)

@@ -1,32 +1,26 @@
 //! Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms.
 
-use std::ffi::c_int;
-
 use estafette::lease::{Consumer, LeaseOwner};
 use estafette::{Access, Error, Lease, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
-use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyTuple};
+use pyo3::types::PyTuple;
 
 use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::{running_loop, stopped_loop};
 use crate::classes::handle::EngineHandle;
-use crate::classes::tensor::{PyTensor, device_object};
+use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, raise};
-use crate::exchange::arrow;
-use crate::exchange::buffer;
-use crate::exchange::dtype;
-use crate::exchange::export::{self, From, Request, poll_once};
+use crate::exchange::export::{From, poll_once};
+use crate::exchange::protocols::Exports;
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::lease_sites;
 use crate::kinds;
 use crate::submission::results;
-use crate::submission::scope;
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -140,21 +134,11 @@ impl PyAccess {
         let engine = this.get().engine.engine(py)?.clone();
         let owner = call_site::caller(py).place;
         let mut entering = Entering { access: Some(this.clone().unbind()) };
-        let mut leases =
-            Box::pin(async move { engine.lease_all(&wanted, owner).for_later_consumers().await });
-        // As in `Operation.__await__`.
-        if let Some(leases) = scope::poll_within(py, &mut leases)? {
-            entering.access = None;
-            return Ok(Awaiter::done(this.get().open(py, leases)));
-        }
-        Ok(Awaiter::pending(async move {
-            let leases = leases.await;
-            let mut entering = entering;
-            Box::new(move |py: Python<'_>| match entering.access.take() {
-                Some(access) => access.get().open(py, leases),
-                None => Ok(py.None()),
-            }) as _
-        }))
+        let leases = Box::pin(async move { engine.lease_all(&wanted, owner).for_later_consumers().await });
+        Awaiter::polled(py, leases, move |py, leases| match entering.access.take() {
+            Some(access) => access.get().open(py, leases),
+            None => Ok(py.None()),
+        })
     }
 
     #[pyo3(signature = (*_exception))]
@@ -217,97 +201,14 @@ impl PyView {
     }
 }
 
+impl Exports for PyView {
+    fn with_source<R>(&self, py: Python<'_>, f: impl FnOnce(From<'_>) -> PyResult<R>) -> PyResult<R> {
+        f(From::Lease(&self.lease(py)?))
+    }
+}
+
 #[pymethods]
 impl PyView {
-    /// Hands the leased memory out; the array API's protocol.
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<&Bound<'py, PyAny>>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyCapsule>> {
-        let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
-        export::export(py, From::Lease(&self.lease(py)?), &request)
-    }
-
-    /// Hands the leased memory out as an Arrow array, which is never written.
-    #[pyo3(signature = (requested_schema = None, **kwargs))]
-    fn __arrow_c_device_array__<'py>(
-        &self,
-        py: Python<'py>,
-        requested_schema: Option<&Bound<'py, PyAny>>,
-        kwargs: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let _ = requested_schema;
-        arrow::device_array(py, From::Lease(&self.lease(py)?), kwargs)
-    }
-
-    /// As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone.
-    #[pyo3(signature = (requested_schema = None))]
-    fn __arrow_c_array__<'py>(
-        &self,
-        py: Python<'py>,
-        requested_schema: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let _ = requested_schema;
-        arrow::array(py, From::Lease(&self.lease(py)?))
-    }
-
-    /// Where the data is, for the array API's protocol.
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        export::device(py, self.lease(py)?.tensor())
-    }
-
-    /// ``memoryview(view)``: the memory under this lease, which lasts until the last view of it is released.
-    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let lease = this.get().lease(this.py())?;
-        // SAFETY: Python's view, which it releases below.
-        unsafe { buffer::fill(this.into_any(), From::Lease(&lease), view, flags) }
-    }
-
-    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: Python's view, which was filled above.
-        unsafe { buffer::release(view) };
-    }
-
-    /// For NumPy, where a buffer will not do, as `Tensor.__array__`.
-    #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
-        this: &Bound<'py, Self>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let lease = this.get().lease(this.py())?;
-        buffer::to_numpy(this.as_any(), || lease.tensor().dtype().ok(), dtype, copy)
-    }
-
-    /// Length of each dimension.
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.lease(py)?.tensor().shape().or_raise(py)?)
-    }
-
-    /// Element type, as `Tensor.dtype`.
-    #[getter]
-    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        dtype::object(py, self.lease(py)?.tensor().dtype().or_raise(py)?)
-    }
-
-    /// The ``numpy.dtype`` of the elements, as `Tensor.__numpy_dtype__`.
-    #[getter]
-    fn __numpy_dtype__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        dtype::numpy(py, self.lease(py)?.tensor().dtype().or_raise(py)?)
-    }
-
-    /// Where the data is.
-    #[getter]
-    fn device(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        device_object(py, self.lease(py)?.tensor())
-    }
-
     /// ``"read"`` or ``"write"``.
     #[getter]
     fn access(&self, py: Python<'_>) -> PyResult<String> {

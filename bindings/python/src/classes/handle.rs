@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use estafette::{Engine, Error};
+use estafette::operation::{OpBuilder, Tensors};
+use estafette::{Engine, Error, Tensor};
 use estafette_sync::process::ProcessBound;
 use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop;
 use crate::error::{OrRaise, raise};
+use crate::exchange::export::poll_once;
 use crate::interpreter::{exit, guard};
+use crate::submission::submission_args::SubmissionArgs;
 use crate::submission::{scope, using};
 use crate::unretrieved::Failures;
 
@@ -54,6 +57,29 @@ impl EngineHandle {
         }
         self.may_wait(py)?;
         guard::detach(py, wait).or_raise(py)
+    }
+
+    /// As [`submit`](Self::submit), of the promise that `args` describes. `submit` is called again where it would have to wait for room.
+    pub fn promise(
+        &self,
+        py: Python<'_>,
+        args: &SubmissionArgs,
+        submit: impl Fn(OpBuilder<'_, Tensors>) -> Result<Tensor, Error> + Sync,
+    ) -> PyResult<Tensor> {
+        let engine = self.engine(py)?;
+        let attempt = || poll_once(async { submit(args.promise(engine).permit().await?) });
+        self.submit(py, attempt, || submit(args.promise(engine)))
+    }
+
+    /// Makes sure of room for `count` operations that are submitted together or not at all, where the thread cannot wait for it.
+    /// Raises `InFlightLimitError` on an event loop's thread.
+    pub fn check_room(&self, py: Python<'_>, count: usize) -> PyResult<()> {
+        let engine = self.engine(py)?;
+        let is_full = || {
+            let stats = engine.stats();
+            stats.in_flight + count > stats.in_flight_limit
+        };
+        if stopped_loop::may_block(py)? || !is_full() { Ok(()) } else { self.may_wait(py) }
     }
 
     /// The in-flight limit makes a submission wait, which an event loop cannot.

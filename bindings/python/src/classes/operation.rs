@@ -13,7 +13,6 @@ use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
 use crate::error::OrRaise;
 use crate::interpreter::guard;
-use crate::submission::scope;
 
 /// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
 /// that nothing has looked at is reported then, or when the last tensor that it concerns goes.
@@ -91,15 +90,8 @@ impl PyOperation {
 
     /// ``await op`` waits until the operation has ended. Raises `OperationError` when it failed.
     fn __await__(&self, py: Python<'_>) -> PyResult<Awaiter> {
-        let mut op = self.op.get().or_raise(py)?.clone();
-        // The first poll finds a wait of an operation for itself.
-        if let Some(outcome) = scope::poll_within(py, &mut op)? {
-            return Ok(Awaiter::done(outcome.or_raise(py).map(|()| py.None())));
-        }
-        Ok(Awaiter::pending(async move {
-            let outcome = op.await;
-            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| py.None())) as _
-        }))
+        let op = self.op.get().or_raise(py)?.clone();
+        Awaiter::polled(py, op, |py, outcome| outcome.or_raise(py).map(|()| py.None()))
     }
 
     fn __repr__(&self) -> String {

@@ -10,7 +10,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::arguments::{not_a_tensor, tensor_of};
-use crate::asyncio::running_loop;
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, to_py};
@@ -239,12 +238,7 @@ impl PyOperator {
     fn produce<'py>(&self, py: Python<'py>, call: &OperatorCall) -> PyResult<Bound<'py, PyAny>> {
         let wrap = |tensor| PyTensor::new(tensor, self.engine.clone());
         if self.operator.signature.outputs > 1 {
-            // Several operations, which are submitted together or not at all.
-            let several = self.operator.signature.outputs + 1;
-            let stats = self.engine.engine(py)?.stats();
-            if running_loop::get(py)?.is_some() && stats.in_flight + several > stats.in_flight_limit {
-                self.engine.may_wait(py)?;
-            }
+            self.engine.check_room(py, self.operator.signature.outputs + 1)?;
             let tensors = guard::detach(py, || call.clone().produce()).or_raise(py)?;
             return Ok(PyTuple::new(py, tensors.into_iter().map(wrap))?.into_any());
         }

@@ -212,11 +212,8 @@ impl PyProgram {
     /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``.
     fn replay_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let (program, handle) = (self.ready(py)?, self.engine.clone());
-        Ok(Awaiter::pending(async move {
-            let outcome = program.replay_async().await;
-            Box::new(move |py: Python<'_>| {
-                Ok(Py::new(py, PyOperation::new(outcome.or_raise(py)?, handle))?.into_any())
-            }) as _
+        Ok(Awaiter::pending(async move { program.replay_async().await }, |py, op| {
+            Ok(Py::new(py, PyOperation::new(op.or_raise(py)?, handle))?.into_any())
         }))
     }
 

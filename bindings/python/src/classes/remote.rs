@@ -20,11 +20,11 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, import_module, raise};
+use crate::error::{OrRaise, import_module, package_folders, raise};
 use crate::exchange::export::poll_once;
 use crate::interpreter::call_site::traced_line;
 use crate::interpreter::guard;
-use crate::interpreter::once::PyOnce;
+use crate::interpreter::once::{PyOnce, loaded};
 
 /// Waits for `future`, which is waiting for `what`. In a body other threads run operations of the engine meanwhile.
 /// Raises `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
@@ -48,17 +48,6 @@ fn wait<T: Send>(
         }
         output => output.or_raise(py),
     }
-}
-
-/// An ``await`` of `future`, whose output `finish` turns into Python.
-fn awaited<T: Send + 'static>(
-    future: impl Future<Output = Result<T, Error>> + Send + 'static,
-    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
-) -> Awaiter {
-    Awaiter::pending(async move {
-        let output = future.await;
-        Box::new(move |py: Python<'_>| finish(py, output.or_raise(py)?)) as _
-    })
 }
 
 /// What is closed while others wait for it.
@@ -198,15 +187,6 @@ impl PyDoor {
         self.door.close(py);
     }
 
-    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
-        this
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.close(py);
-    }
-
     fn __repr__(&self) -> String {
         format!("<estafette.Door {}>", self.address)
     }
@@ -242,7 +222,9 @@ impl PyLink {
         link: impl Future<Output = Result<Link, Error>> + Send + 'static,
         engine: EngineHandle,
     ) -> Awaiter {
-        awaited(link, move |py, link| Ok(Bound::new(py, Self::new(link, &engine))?.into_any().unbind()))
+        Awaiter::pending(link, move |py, link| {
+            Ok(Py::new(py, Self::new(link.or_raise(py)?, &engine))?.into_any())
+        })
     }
 
     pub fn connect(
@@ -315,8 +297,8 @@ impl PyLink {
     /// An ``await`` of the next tensor; `end` is what it gives once there is none.
     fn received(&self, py: Python<'_>, end: fn(Python<'_>) -> PyResult<Py<PyAny>>) -> PyResult<Awaiter> {
         let engine = self.engine.clone();
-        Ok(awaited(self.next(py)?, move |py, tensor| match tensor {
-            Some(tensor) => Ok(Bound::new(py, PyTensor::new(tensor, engine))?.into_any().unbind()),
+        Ok(Awaiter::pending(self.next(py)?, move |py, tensor| match tensor.or_raise(py)? {
+            Some(tensor) => Ok(Py::new(py, PyTensor::new(tensor, engine))?.into_any()),
             None => end(py),
         }))
     }
@@ -358,7 +340,7 @@ impl PyLink {
         copy: Option<bool>,
     ) -> PyResult<Awaiter> {
         let sent = self.sent(py, tensor, access, copy)?;
-        Ok(awaited(sent, |py, ()| Ok(py.None())))
+        Ok(Awaiter::pending(sent, |py, sent| sent.or_raise(py).map(|()| py.None())))
     }
 
     /// Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
@@ -395,15 +377,6 @@ impl PyLink {
         self.received(py, |_| Err(PyStopAsyncIteration::new_err(())))
     }
 
-    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
-        this
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.close(py);
-    }
-
     fn __repr__(&self) -> String {
         format!("<estafette.Link to process {}>", self.process)
     }
@@ -437,8 +410,7 @@ impl PyTicket {
 /// Lets queues of `multiprocessing` take tensors, in a program that has imported it, or has memory that other processes can be shown.
 pub fn prepare_queues(py: Python<'_>, is_shared: bool) -> PyResult<()> {
     static PREPARED: PyOnce<()> = PyOnce::new();
-    let modules = py.import("sys")?.getattr("modules")?;
-    if !is_shared && !modules.contains("multiprocessing.reduction")? {
+    if !is_shared && loaded(py, "multiprocessing.reduction")?.is_none() {
         return Ok(());
     }
     let prepare = || import_module(py, "estafette._processes")?.call_method0("register").map(drop);
@@ -464,17 +436,10 @@ pub fn parse_ticket(py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<Ticke
 fn suggest(py: Python<'_>) -> PyResult<()> {
     static DONE: PyOnce<()> = PyOnce::new();
     DONE.get_or_try_init(py, || {
-        let find = py.import("importlib.util")?.getattr("find_spec")?;
         for name in ["nixl_cu12", "nixl_cu13"] {
-            let spec = find.call1((name,))?;
-            if spec.is_none() {
-                continue;
-            }
-            for folder in spec.getattr("submodule_search_locations")?.try_iter()? {
-                let folder = std::path::PathBuf::from(folder?.extract::<String>()?);
-                suggest_nixl(
-                    folder.with_file_name(format!(".{name}.mesonpy.libs")).join(file_name("nixl_capi")),
-                );
+            for folder in package_folders(py, name)? {
+                let libraries = folder.with_file_name(format!(".{name}.mesonpy.libs"));
+                suggest_nixl(libraries.join(file_name("nixl_capi")));
             }
         }
         Ok(())
@@ -525,16 +490,28 @@ impl PyTicket {
         (py.get_type::<Self>(), (self.__bytes__(py),))
     }
 
-    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
-        this
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.revoke(py);
-    }
-
     fn __repr__(&self) -> String {
         format!("<estafette.Ticket of process {}>", self.process)
     }
 }
+
+/// A ``with`` block at whose end `end` is called.
+macro_rules! block_methods {
+    ($class:ty, $end:ident) => {
+        #[pymethods]
+        impl $class {
+            fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+                this
+            }
+
+            #[pyo3(signature = (*_exception))]
+            fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+                self.$end(py);
+            }
+        }
+    };
+}
+
+block_methods!(PyDoor, close);
+block_methods!(PyLink, close);
+block_methods!(PyTicket, revoke);

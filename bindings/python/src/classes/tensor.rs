@@ -1,6 +1,5 @@
 //! The class `Tensor`.
 
-use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,26 +12,23 @@ use estafette::{Access, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyTypeError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyIterator, PyMemoryView, PyTuple};
 
 use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
-use crate::asyncio::stopped_loop;
 use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
 use crate::classes::remote::PyTicket;
 use crate::error::{OrRaise, exchange_error, import_module};
-use crate::exchange::arrow;
 use crate::exchange::buffer;
 use crate::exchange::copy::copied;
-use crate::exchange::dtype;
-use crate::exchange::export::{self, From, Request};
+use crate::exchange::export::{self, From};
 use crate::exchange::fence;
+use crate::exchange::protocols::Exports;
 use crate::interpreter::guard;
-use crate::interpreter::once::PyOnce;
+use crate::interpreter::once::imported;
 use crate::submission::results::{self, Results};
 use crate::submission::scope;
 
@@ -112,6 +108,12 @@ impl PyTensor {
     }
 }
 
+impl Exports for PyTensor {
+    fn with_source<R>(&self, py: Python<'_>, f: impl FnOnce(From<'_>) -> PyResult<R>) -> PyResult<R> {
+        f(From::Tensor(self.tensor(py)?, Access::Read, &self.engine))
+    }
+}
+
 crate::classes::promise::future_methods!(PyTensor);
 
 #[pymethods]
@@ -148,17 +150,7 @@ impl PyTensor {
     ///     estafette.OperationError: operation `load` (op ...) failed: ValueError: no data
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let tensor = self.ended(py)?;
-        let timeout = seconds("timeout", timeout)?;
-        if export::is_ready(py, tensor) || timeout.is_some_and(|timeout| timeout.is_zero()) {
-            return tensor.wait_timeout(Duration::ZERO).or_raise(py);
-        }
-        stopped_loop::check(py, "the tensor")?;
-        guard::detach(py, || match timeout {
-            Some(timeout) => tensor.wait_timeout(timeout),
-            None => tensor.wait(),
-        })
-        .or_raise(py)
+        export::until_ready(py, self.ended(py)?, seconds("timeout", timeout)?)
     }
 
     /// As `wait`, and returns the tensor, under the name that JAX's arrays have for it.
@@ -183,10 +175,8 @@ impl PyTensor {
             return Ok(Awaiter::done(outcome.and_then(|()| Self::awaited(this))));
         }
         let (ready, result) = (scope::within(py, || tensor.ready())?, this.clone().unbind());
-        Ok(Awaiter::pending(async move {
-            let outcome = ready.await;
-            Box::new(move |py: Python<'_>| outcome.or_raise(py).and_then(|()| Self::awaited(result.bind(py))))
-                as _
+        Ok(Awaiter::pending(ready, move |py, outcome| {
+            outcome.or_raise(py).and_then(|()| Self::awaited(result.bind(py)))
         }))
     }
 
@@ -194,15 +184,8 @@ impl PyTensor {
     /// lease), and returns `t`.
     fn writable(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
-        let (mut writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
-        // As in `Operation.__await__`.
-        if let Some(outcome) = scope::poll_within(py, &mut writable)? {
-            return Ok(Awaiter::done(outcome.or_raise(py).map(|()| result.into_any())));
-        }
-        Ok(Awaiter::pending(async move {
-            let outcome = writable.await;
-            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
-        }))
+        let (writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
+        Awaiter::polled(py, writable, |py, outcome| outcome.or_raise(py).map(|()| result.into_any()))
     }
 
     /// The tensor for a consumer that knows `dlpack_fence.h`: a capsule named ``dltensor_fenced``, with a fence
@@ -227,35 +210,10 @@ impl PyTensor {
         Ok(guard::detach(py, || tensor.end_captures()))
     }
 
-    /// Length of each dimension, in elements. Raises `NotDefinedError` while the tensor has no shape yet.
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.tensor(py)?.shape().or_raise(py)?)
-    }
-
     /// Number of dimensions.
     #[getter]
     fn ndim(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.tensor(py)?.shape().or_raise(py)?.len())
-    }
-
-    /// Element type: a `DType`, which is equal to NumPy's name of the type, ``"float32"``.
-    #[getter]
-    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        dtype::object(py, self.tensor(py)?.dtype().or_raise(py)?)
-    }
-
-    /// The ``numpy.dtype`` of the elements. NumPy and JAX read this attribute to find the type of an
-    /// argument. Raises `AttributeError` if NumPy has no such type.
-    #[getter]
-    fn __numpy_dtype__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        dtype::numpy(py, self.tensor(py)?.dtype().or_raise(py)?)
-    }
-
-    /// Device of the data: a ``(type, id)`` pair in DLPack's numbers that prints as ``cpu:0``.
-    #[getter]
-    fn device(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        device_object(py, self.tensor(py)?)
     }
 
     /// Number of elements.
@@ -299,81 +257,6 @@ impl PyTensor {
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.tensor(py)?.version())
-    }
-
-    /// Exports the tensor under a read lease, as the array API's protocol says. Waits until the tensor is
-    /// ready.
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<&Bound<'py, PyAny>>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyCapsule>> {
-        let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
-        export::export_from(py, &self.engine, From::Tensor(self.tensor(py)?, Access::Read), &request)
-    }
-
-    /// Device of the data as a ``(type, id)`` pair, for the array API's protocol. Waits until the tensor is
-    /// defined.
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        export::device(py, self.tensor(py)?)
-    }
-
-    /// Exports the tensor by Arrow's C device interface (``pyarrow.array(t)``) under a read lease, without a
-    /// copy. Waits until the tensor is ready.
-    ///
-    /// Returns capsules of the schema and of the array. The tensor must have one dimension, no gaps, and
-    /// integers, or floats of 16 to 64 bits; any other tensor raises `InvalidTensorError`. The method ignores
-    /// the type in `requested_schema`, as the interface allows: the consumer casts.
-    #[pyo3(signature = (requested_schema = None, **kwargs))]
-    fn __arrow_c_device_array__<'py>(
-        &self,
-        py: Python<'py>,
-        requested_schema: Option<&Bound<'py, PyAny>>,
-        kwargs: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let _ = requested_schema;
-        arrow::device_array(py, From::Tensor(self.tensor(py)?, Access::Read), kwargs)
-    }
-
-    /// As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone.
-    #[pyo3(signature = (requested_schema = None))]
-    fn __arrow_c_array__<'py>(
-        &self,
-        py: Python<'py>,
-        requested_schema: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let _ = requested_schema;
-        arrow::array(py, From::Tensor(self.tensor(py)?, Access::Read))
-    }
-
-    /// ``memoryview(t)``: the memory under a read lease, which lasts until the last view of it is released.
-    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let (py, tensor) = (this.py(), this.clone());
-        // SAFETY: Python's view, which it releases below.
-        unsafe {
-            buffer::fill(this.into_any(), From::Tensor(tensor.get().tensor(py)?, Access::Read), view, flags)
-        }
-    }
-
-    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: Python's view, which was filled above.
-        unsafe { buffer::release(view) };
-    }
-
-    /// ``np.asarray(t, dtype)``, for element types that Python's buffers lack. The array has a read lease, or
-    /// is a copy.
-    #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
-        this: &Bound<'py, Self>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let tensor = this.get().tensor(this.py())?;
-        buffer::to_numpy(this.as_any(), || tensor.dtype().ok(), dtype, copy)
     }
 
     /// NumPy's array interface (version 3). Only tensors in host memory, in row-major order, have this
@@ -566,8 +449,7 @@ fn no_number(kind: &str) -> PyErr {
 
 /// The `Device` of a tensor.
 pub fn device_object(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
-    static DEVICE: PyOnce<Py<PyAny>> = PyOnce::new();
     let device = tensor.device().or_raise(py)?;
-    let class = DEVICE.import(py, "estafette._reports", "Device")?;
+    let class = imported!(py, "estafette._reports", "Device")?;
     Ok(class.call1((device.device_type.0, device.device_id))?.unbind())
 }

@@ -2,7 +2,7 @@
 //!
 //! A buffer is an export like any other, so it has a lease, which lasts until the last view of the buffer is released.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use estafette::exchange::{self, Abi, ManagedTensor};
@@ -28,37 +28,12 @@ struct Lent {
     strides: Box<[isize]>,
 }
 
-/// How `struct` and NumPy write an element type; `None` for those that they have no letter for.
-fn format(dtype: DType) -> Option<&'static CStr> {
-    Some(match dtype {
-        DType::BOOL => c"?",
-        DType::I8 => c"b",
-        DType::U8 => c"B",
-        DType::I16 => c"h",
-        DType::U16 => c"H",
-        DType::I32 => c"i",
-        DType::U32 => c"I",
-        // C's `long`, as NumPy says it, where that has 64 bits.
-        DType::I64 if size_of::<std::ffi::c_long>() == 8 => c"l",
-        DType::U64 if size_of::<std::ffi::c_long>() == 8 => c"L",
-        DType::I64 => c"q",
-        DType::U64 => c"Q",
-        DType::F16 => c"e",
-        DType::F32 => c"f",
-        DType::F64 => c"d",
-        DType::C64 => c"Zf",
-        DType::C128 => c"Zd",
-        _ => return None,
-    })
-}
-
-/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` asks for the
-/// element type, which is known once the tensor is defined.
+/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy.
 /// Raises `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
 /// [`export::export`].
 pub fn to_numpy<'py>(
     this: &Bound<'py, PyAny>,
-    kind: impl FnOnce() -> Option<DType>,
+    tensor: &Tensor,
     dtype: Option<Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -70,7 +45,7 @@ pub fn to_numpy<'py>(
     let numpy = py.import("numpy")?;
     let array = match numpy.call_method1("from_dlpack", (this,)) {
         Ok(array) => array,
-        Err(error) => match kind().filter(|kind| format(*kind).is_none()) {
+        Err(error) => match tensor.dtype().ok().filter(|kind| typestr::format(*kind).is_none()) {
             None => return Err(error),
             Some(kind) => as_bits(this, kind).map_err(|lacking| {
                 if !lacking.is_instance_of::<PyAttributeError>(py) {
@@ -139,7 +114,7 @@ pub unsafe fn fill(
         let message = format!("memory on {} cannot be a buffer of the host", layout.device());
         return Err(exchange_error(py, message));
     }
-    let Some(format) = format(dtype) else {
+    let Some(format) = typestr::format(dtype) else {
         let message =
             format!("a buffer cannot describe elements of type {dtype}; exchange it through DLPack");
         return Err(exchange_error(py, message));

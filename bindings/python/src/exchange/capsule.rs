@@ -13,6 +13,8 @@ use crate::error::OrRaise;
 
 const LEGACY: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
+/// With fences of both sides; the tensor comes first in its struct.
+pub const FENCED: &CStr = c"dltensor_fenced";
 const USED_LEGACY: &CStr = c"used_dltensor";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 
@@ -61,7 +63,19 @@ fn refuse(raw: &Bound<'_, PyCapsule>) -> PyErr {
 /// Puts a tensor into a fresh capsule, for a consumer to consume once.
 pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCapsule>> {
     let name = if managed.abi() == Abi::Versioned { VERSIONED } else { LEGACY };
-    let raw = managed.into_raw();
+    // SAFETY: the name says which struct it is.
+    unsafe { wrap_raw(py, managed.into_raw(), name) }
+}
+
+/// As [`wrap`].
+///
+/// # Safety
+/// `raw` is a struct of the kind that `name` says, which is given away.
+pub unsafe fn wrap_raw<'py>(
+    py: Python<'py>,
+    raw: *mut c_void,
+    name: &'static CStr,
+) -> PyResult<Bound<'py, PyCapsule>> {
     let held = NonNull::new(raw).expect("a struct");
     // SAFETY: the destructor expects what such a capsule holds.
     unsafe { PyCapsule::new_with_pointer_and_destructor(py, held, name, Some(delete)) }
@@ -73,7 +87,7 @@ pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCaps
 /// `raw` is a struct of the kind that `name` says, and is the caller's.
 unsafe fn own(raw: *mut c_void, name: &CStr) -> Option<ManagedTensor> {
     // SAFETY: as this function's contract says.
-    unsafe { ManagedTensor::from_raw(raw, if name == VERSIONED { Abi::Versioned } else { Abi::Legacy }) }.ok()
+    unsafe { ManagedTensor::from_raw(raw, if name == LEGACY { Abi::Legacy } else { Abi::Versioned }) }.ok()
 }
 
 /// The destructor of a capsule that may not have been consumed. It leaves a pending exception alone, as it calls nothing
@@ -87,7 +101,7 @@ unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
             return;
         }
     }
-    for name in [VERSIONED, LEGACY] {
+    for name in [VERSIONED, LEGACY, FENCED] {
         // SAFETY: Python calls this with a live capsule; a name that does not fit means consumed, hence not ours.
         unsafe {
             if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) != 0 {

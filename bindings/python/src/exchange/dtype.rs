@@ -4,16 +4,11 @@ use estafette::DType;
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 
-use crate::error::import_module;
-use crate::interpreter::once::{PyOnce, intern};
+use crate::interpreter::once::{imported, intern};
 
 /// What `t.dtype` is: a text that is equal to the type's name.
 pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
-    static OF: PyOnce<Py<PyAny>> = PyOnce::new();
-    let of = OF.get_or_try_init(py, || {
-        PyResult::Ok(import_module(py, "estafette._dtype")?.getattr("of")?.unbind())
-    })?;
-    of.bind(py).call1((dtype.to_string(), dtype.itemsize()))
+    imported!(py, "estafette._dtype", "of")?.call1((dtype.to_string(), dtype.itemsize()))
 }
 
 /// The `numpy.dtype` of the same elements, of `ml_dtypes` for those that NumPy itself lacks.

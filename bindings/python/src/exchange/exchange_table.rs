@@ -32,6 +32,7 @@ use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, exchange_error};
 use crate::exchange::export::{self, From, Request};
+use crate::exchange::protocols::Exports;
 use crate::kinds;
 use crate::submission::scope;
 
@@ -102,23 +103,22 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let py = object.py();
     let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
     if let Ok(tensor) = object.cast::<PyTensor>() {
-        let tensor = tensor.get().tensor(py)?;
-        export::until_defined(py, tensor)?;
-        let device = tensor.device().or_raise(py)?;
+        let from = From::Tensor(tensor.get().tensor(py)?, Access::Read, tensor.get().engine());
+        export::until_defined(py, from.tensor())?;
+        let device = from.tensor().device().or_raise(py)?;
         if let Some(default) = kinds::default_stream(device) {
             // Ordered before the stream that we say is ours.
             let ours = work_stream(py, device, default)?.into_pyobject(py)?.into_any();
             let request = Request { stream: Some(&ours), ..request };
-            return export::export_managed(py, From::Tensor(tensor, Access::Read), &request);
+            return export::export_managed(py, from, &request);
         }
-        return export::export_plain(py, From::Tensor(tensor, Access::Read), &request);
+        return export::export_plain(py, from, &request);
     }
     if let Ok(exporter) = object.cast::<Exporter>() {
-        let (tensor, access) = exporter.get().parts(py)?;
-        return export::export_managed(py, From::Tensor(tensor, access), &request);
+        return exporter.get().with_source(py, |from| export::export_managed(py, from, &request));
     }
     if let Ok(view) = object.cast::<PyView>() {
-        return export::export_managed(py, From::Lease(&view.get().lease(py)?), &request);
+        return view.get().with_source(py, |from| export::export_managed(py, from, &request));
     }
     let kind = object.get_type().fully_qualified_name()?;
     Err(PyTypeError::new_err(format!("{kind} is not of the type whose C exchange table this is")))
@@ -150,7 +150,7 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
 
 /// Waits until a reader may look, unless the running operation has the tensor anyway.
 fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if scope::has_operand(py, tensor)? { Ok(()) } else { export::until_ready(py, tensor) }
+    if scope::has_operand(py, tensor)? { Ok(()) } else { export::until_ready(py, tensor, None) }
 }
 
 unsafe extern "C" fn to_object(tensor: *mut DLManagedTensorVersioned, out: *mut *mut c_void) -> c_int {

@@ -109,27 +109,25 @@ pub fn can_go_to_host(device: DLDevice) -> bool {
 /// What the tensor is exported from.
 #[derive(Clone, Copy)]
 pub enum From<'a> {
-    /// The tensor itself, with the access that the consumer is given.
-    Tensor(&'a Tensor, Access),
+    /// The tensor itself, with the access that the consumer is given, and the engine that may be asked to make a copy.
+    Tensor(&'a Tensor, Access, &'a EngineHandle),
     /// A lease that is held already.
     Lease(&'a Lease),
 }
 
-/// The answer to `__dlpack__`.
-/// Raises as [`Request::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the tensor's
-/// operation; `BufferError` for a legacy struct of read-only memory.
-pub fn export<'py>(
-    py: Python<'py>,
-    from: From<'_>,
-    request: &Request<'_, 'py>,
-) -> PyResult<Bound<'py, PyCapsule>> {
-    capsule::wrap(py, export_plain(py, from, request)?)
+impl<'a> From<'a> {
+    pub fn tensor(self) -> &'a Tensor {
+        match self {
+            Self::Tensor(tensor, ..) => tensor,
+            Self::Lease(lease) => lease.tensor(),
+        }
+    }
 }
 
 /// As [`export_managed`], the shortest way for a consumer that wants a tensor as and where it is.
 #[inline]
 pub fn export_plain(py: Python<'_>, from: From<'_>, request: &Request<'_, '_>) -> PyResult<ManagedTensor> {
-    if let (From::Tensor(tensor, Access::Read), true) = (from, request.is_plain())
+    if let (From::Tensor(tensor, Access::Read, _), true) = (from, request.is_plain())
         && request.abi() == Abi::Versioned
         && let Some(managed) = at_once(py, tensor)?
     {
@@ -138,44 +136,52 @@ pub fn export_plain(py: Python<'_>, from: From<'_>, request: &Request<'_, '_>) -
     export_managed(py, from, request)
 }
 
-/// As [`export`] of a tensor whose engine may be asked to make a copy.
-/// Raises as [`export`]; `InFlightLimitError` when there is no room for the copy on an event loop's thread.
-pub fn export_from<'py>(
+/// The answer to `__dlpack__`.
+/// Raises as [`Request::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the tensor's
+/// operation; `BufferError` for a legacy struct of read-only memory; `InFlightLimitError` when there is no room for a copy on an event
+/// loop's thread.
+pub fn export<'py>(
     py: Python<'py>,
-    engine: &EngineHandle,
     from: From<'_>,
     request: &Request<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    match from {
-        From::Tensor(tensor, _) if request.may_copy() && !scope::has_operand(py, tensor)? => {
-            until_defined(py, tensor)?;
-            let device = tensor.device().or_raise(py)?;
-            let Some(to) = request.copied_to(py, device)? else { return export(py, from, request) };
-            if to == DLDevice::CPU && request.stream.is_some() {
-                // Refused first, so that nothing is copied in vain. The copy is there when this returns.
-                kinds::consumer(tensor, to, request.stream, py)?;
-            }
-            // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
-            let ordered = to == device
-                && running_loop::get(py)?.is_none()
-                && kinds::consumer(tensor, to, request.stream, py)?.queue().is_some();
-            match copied_now(py, engine, tensor, to, !ordered)? {
-                Some(copy) => {
-                    let placed = if ordered { tensor } else { &copy };
-                    let options = ExportOptions {
-                        abi: request.abi(),
-                        consumer: kinds::consumer(placed, to, request.stream, py)?,
-                        ..ExportOptions::from(Access::Alias)
-                    };
-                    let managed = guard::detach(py, || copy.export_as_copy(&options)).or_raise(py)?;
-                    count();
-                    capsule::wrap(py, managed)
-                }
-                None => export(py, from, request),
-            }
+    let copy = match from {
+        From::Tensor(tensor, _, engine) if request.may_copy() && !scope::has_operand(py, tensor)? => {
+            export_copy(py, engine, tensor, request)?
         }
-        _ => export(py, from, request),
+        _ => None,
+    };
+    capsule::wrap(py, copy.map_or_else(|| export_plain(py, from, request), Ok)?)
+}
+
+/// A copy made by `engine`, as the request asks for; `None` where none is made.
+fn export_copy(
+    py: Python<'_>,
+    engine: &EngineHandle,
+    tensor: &Tensor,
+    request: &Request<'_, '_>,
+) -> PyResult<Option<ManagedTensor>> {
+    until_defined(py, tensor)?;
+    let device = tensor.device().or_raise(py)?;
+    let Some(to) = request.copied_to(py, device)? else { return Ok(None) };
+    if to == DLDevice::CPU && request.stream.is_some() {
+        // Refused first, so that nothing is copied in vain. The copy is there when this returns.
+        kinds::consumer(tensor, to, request.stream, py)?;
     }
+    // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
+    let ordered = to == device
+        && running_loop::get(py)?.is_none()
+        && kinds::consumer(tensor, to, request.stream, py)?.queue().is_some();
+    let Some(copy) = copied_now(py, engine, tensor, to, !ordered)? else { return Ok(None) };
+    let placed = if ordered { tensor } else { &copy };
+    let options = ExportOptions {
+        abi: request.abi(),
+        consumer: kinds::consumer(placed, to, request.stream, py)?,
+        ..ExportOptions::from(Access::Alias)
+    };
+    let managed = guard::detach(py, || copy.export_as_copy(&options)).or_raise(py)?;
+    count();
+    Ok(Some(managed))
 }
 
 /// As [`export`], without the capsule.
@@ -185,11 +191,11 @@ pub fn export_managed<'py>(
     request: &Request<'_, 'py>,
 ) -> PyResult<ManagedTensor> {
     let (tensor, access) = match from {
-        From::Tensor(tensor, access) => (tensor, access),
+        From::Tensor(tensor, access, _) => (tensor, access),
         From::Lease(lease) => (lease.tensor(), lease.access()),
     };
     let scope = match from {
-        From::Tensor(tensor, access) if access != Access::Alias => {
+        From::Tensor(tensor, access, _) if access != Access::Alias => {
             scope::current_scope(py)?.and_then(|scope| {
                 let scope = scope.get().scope();
                 scope.access_of(tensor).map(|declared| (scope.clone(), declared))
@@ -234,7 +240,7 @@ pub fn export_managed<'py>(
             ordered(py, &options, || scope.export(tensor, &options)).or_raise(py)?
         }
         (None, From::Lease(lease)) => ordered(py, &options, || lease.export(&options)).or_raise(py)?,
-        (None, From::Tensor(tensor, _)) => take_lease(py, tensor, &options)?,
+        (None, From::Tensor(tensor, ..)) => take_lease(py, tensor, &options)?,
     };
     exported(py, tensor)?;
     Ok(managed)
@@ -324,10 +330,7 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_defined() {
         return Ok(());
     }
-    if !is_ready(py, tensor) {
-        stopped_loop::check(py, "the tensor")?;
-    }
-    guard::detach(py, || tensor.wait()).or_raise(py)?;
+    until_ready(py, tensor, None)?;
     if tensor.is_defined() {
         return Ok(());
     }
@@ -335,14 +338,18 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     Err(to_py(py, &Error::NotDefined("the operation that should have made it did not".into())))
 }
 
-/// Waits until the tensor is ready for readers.
-/// Raises the failure of its version; `WouldBlockError` on an event loop's thread.
-pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if is_ready(py, tensor) {
+/// Waits until the tensor is ready for readers, for at most `timeout`.
+/// Raises the failure of its version; `WouldBlockError` on an event loop's thread; `TimeoutError`.
+pub fn until_ready(py: Python<'_>, tensor: &Tensor, timeout: Option<Duration>) -> PyResult<()> {
+    if is_ready(py, tensor) || timeout.is_some_and(|timeout| timeout.is_zero()) {
         return tensor.wait_timeout(Duration::ZERO).or_raise(py);
     }
     stopped_loop::check(py, "the tensor")?;
-    guard::detach(py, || tensor.wait()).or_raise(py)
+    guard::detach(py, || match timeout {
+        Some(timeout) => tensor.wait_timeout(timeout),
+        None => tensor.wait(),
+    })
+    .or_raise(py)
 }
 
 /// Whether the tensor is ready for readers. A driver is asked without the Python lock.

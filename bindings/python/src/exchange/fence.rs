@@ -1,13 +1,12 @@
 //! `__dlpack_fence__`: tensors with fences of both sides in a capsule, both ways, so that no thread blocks in between.
 //!
-//! The method takes `max_version`, `dl_device` and `copy` as `__dlpack__` does, and never waits. It returns a capsule named [`NAME`] with a
+//! The method takes `max_version`, `dl_device` and `copy` as `__dlpack__` does, and never waits. It returns a capsule named [`FENCED`] with a
 //! pointer to a `DLManagedTensorFenced` of `dlpack_fence.h`, which the consumer renames to [`USED`] and owns then; or it raises
 //! `BufferError`, and the consumer calls `__dlpack__`. The fences may be used on any thread, with and without the Python lock.
 
-use std::ffi::{CStr, c_void};
-use std::ptr::NonNull;
+use std::ffi::CStr;
 
-use estafette::exchange::{Abi, Fenced, ManagedTensor};
+use estafette::exchange::Fenced;
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Tensor};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
@@ -15,13 +14,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::error::{OrRaise, exchange_error, to_py};
+use crate::exchange::capsule::{self, FENCED};
 use crate::exchange::export::is_ready;
 use crate::exchange::peers;
 use crate::interpreter::once::intern;
 use crate::interpreter::{call_site, guard};
 use crate::submission::scope;
-
-const NAME: &CStr = c"dltensor_fenced";
 
 /// What the consumer renames it to.
 const USED: &CStr = c"used_dltensor_fenced";
@@ -61,23 +59,8 @@ pub fn export<'py>(
     let export = || tensor.export_fenced(&options);
     // Neither way waits. What is not ready may be granted here, and callbacks run.
     let exported = if is_ready(py, tensor) { export() } else { guard::detach(py, export) };
-    let raw = exported.or_raise(py)?.into_raw();
-    let held = NonNull::new(raw).expect("a struct");
-    // SAFETY: the destructor expects what such a capsule holds.
-    unsafe { PyCapsule::new_with_pointer_and_destructor(py, held, NAME, Some(delete)) }
-        // SAFETY: without a capsule the struct has no other owner.
-        .inspect_err(|_| drop(unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }))
-}
-
-/// The destructor of a capsule that may not have been consumed.
-unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this with a live capsule; one with another name was consumed. The tensor comes first in the struct.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) != 0 {
-            let raw: *mut c_void = ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr());
-            drop(ManagedTensor::from_raw(raw, Abi::Versioned));
-        }
-    }
+    // SAFETY: such a struct.
+    unsafe { capsule::wrap_raw(py, exported.or_raise(py)?.into_raw(), FENCED) }
 }
 
 /// A tensor of an object whose type gives fences, without waiting; `None` if it gives none, or not for this.
@@ -97,7 +80,7 @@ pub fn import(object: &Bound<'_, PyAny>, engine: &Engine) -> PyResult<Option<Ten
     };
     let raw = match answer.cast::<PyCapsule>() {
         // SAFETY: a live capsule; a name that differs gives NULL and an error.
-        Ok(capsule) => unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) },
+        Ok(capsule) => unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), FENCED.as_ptr()) },
         Err(_) => std::ptr::null_mut(),
     };
     if raw.is_null() {

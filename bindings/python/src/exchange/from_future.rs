@@ -15,7 +15,6 @@ use pyo3::prelude::*;
 use crate::asyncio::stopped_loop::Begun;
 use crate::classes::handle::EngineHandle;
 use crate::error::Raised;
-use crate::exchange::export::poll_once;
 use crate::interpreter::guard;
 use crate::submission::outcome::take_result;
 use crate::submission::submission_args::SubmissionArgs;
@@ -23,26 +22,20 @@ use crate::submission::submission_args::SubmissionArgs;
 /// Where the operation leaves its completion for the future.
 pub type Slot = Arc<Mutex<Option<Completion>>>;
 
-pub fn take(slot: &Slot) -> Option<Completion> {
+pub fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
     slot.lock().take()
 }
 
-/// Submits an operation that leaves its completion in `slot`, for the bringer of its result. Without operands it is there when this
+/// Submits an operation that leaves its completion in the slot, for the bringer of its result. Without operands it is there when this
 /// returns.
 /// Raises those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
-pub fn receive(
-    py: Python<'_>,
-    engine: &EngineHandle,
-    args: &SubmissionArgs,
-    slot: &Slot,
-) -> PyResult<Tensor> {
-    let core = engine.engine(py)?;
-    let leave = || {
-        let slot = Arc::clone(slot);
-        move |end: Completion| *slot.lock() = Some(end)
-    };
-    let attempt = || poll_once(async { args.promise(core).permit().await?.receive(leave()) });
-    engine.submit(py, attempt, || args.promise(core).receive(leave()))
+pub fn receive(py: Python<'_>, engine: &EngineHandle, args: &SubmissionArgs) -> PyResult<(Tensor, Slot)> {
+    let slot = Slot::default();
+    let tensor = engine.promise(py, args, |op| {
+        let left = Arc::clone(&slot);
+        op.receive(move |end| *left.lock() = Some(end))
+    })?;
+    Ok((tensor, slot))
 }
 
 /// Ends the operation when listening has failed: the caller gets `error`, so there is nothing to report.
@@ -64,14 +57,18 @@ impl Delivery {
     pub fn new(slot: Slot) -> Self {
         Self { slot: ProcessBound::new(slot), begun: OnceLock::new() }
     }
+
+    /// In a forked child the operation belongs to the parent process.
+    fn taken(&self) -> Option<Completion> {
+        take(self.slot.get().ok()?)
+    }
 }
 
 #[pymethods]
 impl Delivery {
     fn __call__(&self, value: &Bound<'_, PyAny>, error: Option<Bound<'_, PyAny>>, cancelled: bool) {
         let py = value.py();
-        // In a forked child the operation belongs to the parent process.
-        let Some(completion) = self.slot.get().ok().and_then(take) else { return };
+        let Some(completion) = self.taken() else { return };
         let outcome = match error {
             Some(error) => Err(PyErr::from_value(error)),
             None => take_result(value),
@@ -96,7 +93,7 @@ impl Delivery {
 
     /// The event loop of the future is closed.
     fn lost(&self, py: Python<'_>) {
-        let Some(completion) = self.slot.get().ok().and_then(take) else { return };
+        let Some(completion) = self.taken() else { return };
         let lost = "the event loop of the future was closed before the future had a result";
         guard::detach(py, || completion.produce(Err(lost.into())));
     }
@@ -104,7 +101,7 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        if let Some(completion) = self.slot.get().ok().and_then(take) {
+        if let Some(completion) = self.taken() {
             completion.produce(Err("the future was dropped before it had a result".into()));
         }
     }

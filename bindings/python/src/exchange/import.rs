@@ -20,7 +20,7 @@ use crate::exchange::peers::{self, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::fastcall;
 use crate::interpreter::guard;
-use crate::interpreter::once::{PyOnce, intern};
+use crate::interpreter::once::{PyOnce, intern, loaded};
 use crate::kinds;
 
 estafette_sync::per_process! {
@@ -131,15 +131,13 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
 
 /// Raises `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
 fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
-    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
     static MASKED: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = value.py();
     let masked = match MASKED.get(py) {
         Some(masked) => masked.bind(py).clone(),
         None => {
-            let modules = MODULES.import(py, "sys", "modules")?;
             // Where it was never imported there are no masked arrays.
-            let Some(module) = modules.get_item(intern!(py, "numpy.ma"))? else { return Ok(()) };
+            let Some(module) = loaded(py, intern!(py, "numpy.ma"))? else { return Ok(()) };
             // Another thread may be in the middle of importing it.
             let Ok(masked) = module.getattr(intern!(py, "MaskedArray")) else { return Ok(()) };
             MASKED.get_or_init(py, || masked.clone().unbind());
@@ -291,8 +289,7 @@ fn current_stream(py: Python<'_>, peer: &Peer, device: DLDevice) -> PyResult<Opt
     else {
         return Ok(None);
     };
-    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
-    let Ok(module) = modules.get_item(module) else { return Ok(None) };
+    let Some(module) = loaded(py, module)? else { return Ok(None) };
     let stream = module.call_method1(function, (device.device_id,))?.getattr(intern!(py, "ptr"))?;
     Ok(Some(stream.extract().map(|stream| if stream == 0 { default } else { stream })?))
 }

@@ -21,7 +21,8 @@
 //! | `origin` | Whether an array has its memory from its owner |
 //! | `peer_table` | Taking tensors through the C exchange tables of other libraries, without a Python call |
 //! | `peers` | What we know of other libraries: one table, a row for each, with the source of what it says |
-//! | `typestr` | NumPy's way to write an element type |
+//! | `protocols` | The protocol methods by which other libraries take the memory of a `Tensor`, an `Exporter` or a `View` |
+//! | `typestr` | How NumPy writes an element type: `typestr` of the array interfaces, and the format of a buffer |
 //! | `unordered` | Exchanges that could not be ordered |
 
 pub(crate) mod array_interface;
@@ -43,5 +44,6 @@ pub(crate) mod one_export;
 pub(crate) mod origin;
 pub(crate) mod peer_table;
 pub(crate) mod peers;
+pub(crate) mod protocols;
 pub(crate) mod typestr;
 pub(crate) mod unordered;

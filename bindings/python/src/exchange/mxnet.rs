@@ -17,7 +17,7 @@ use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::exchange::from_future::Slot;
+use crate::exchange::from_future::{Slot, take};
 use crate::interpreter::fastcall::function;
 use crate::interpreter::guard;
 
@@ -128,10 +128,6 @@ impl Drop for Pending {
             )));
         }
     }
-}
-
-fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
-    slot.lock().take()
 }
 
 /// Pushes the function that ends the operation in `slot` with the memory of the array. `writable` says that what comes

@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::classes::tensor::PyTensor;
+use crate::exchange::capsule;
 use crate::exchange::export::{self, From, Request};
 use crate::interpreter::once::PyOnce;
 
@@ -139,11 +140,12 @@ unsafe fn plain<'py>(
         }
     }
     // SAFETY: the method is called on instances of its class only, which Python checks.
-    let tensor = unsafe { this.cast_unchecked::<PyTensor>() };
-    let tensor = tensor.get().tensor(py)?;
+    let tensor = unsafe { this.cast_unchecked::<PyTensor>() }.get();
+    let from = From::Tensor(tensor.tensor(py)?, Access::Read, tensor.engine());
     let max_version = versioned.then_some((1, 0));
     let request = Request { stream: None, max_version, dl_device: None, copy: None };
-    export::export(py, From::Tensor(tensor, Access::Read), &request).map(Some)
+    // It asks for no copy.
+    capsule::wrap(py, export::export_plain(py, from, &request)?).map(Some)
 }
 
 /// Whether it is a pair of integers that says 1.0 or newer.

@@ -27,7 +27,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::interpreter::once::PyOnce;
+use crate::interpreter::once::imported;
 use crate::interpreter::{fastcall, thread_state};
 
 estafette_sync::per_process! {
@@ -164,11 +164,10 @@ pub fn is_known_main() -> bool {
 
 /// Python's name for the calling thread.
 pub fn ident(py: Python<'_>) -> PyResult<u64> {
-    static GET_IDENT: PyOnce<Py<PyAny>> = PyOnce::new();
     if let Some(ident) = IDENT.get() {
         return Ok(ident);
     }
-    let ident = GET_IDENT.import(py, "threading", "get_ident")?.call0()?.extract()?;
+    let ident = imported!(py, "threading", "get_ident")?.call0()?.extract()?;
     IDENT.set(Some(ident));
     Ok(ident)
 }

@@ -15,6 +15,7 @@ use crate::submission::body::helper;
 thread_local! {
     /// What a signal handler has raised during a wait or a submission, until that comes back and raises it.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
 /// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for ``__array_interface__`` or ``__array__``. So an
@@ -24,10 +25,6 @@ struct Kept {
     owner: usize,
     error: PyErr,
     since: Instant,
-}
-
-thread_local! {
-    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
 /// How long an interruption is kept: the other call follows at once, or not at all.

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 use pyo3::type_object::PyTypeCheck;
+use pyo3::types::PyDict;
 
 use crate::error::import_module;
 
@@ -44,6 +45,22 @@ impl<T: PyTypeCheck> PyOnce<Py<T>> {
         })?;
         Ok(found.bind(py))
     }
+}
+
+/// What a module has by a name, looked up at the first use.
+macro_rules! imported {
+    ($py:expr, $module:literal, $name:literal) => {{
+        static FOUND: $crate::interpreter::once::PyOnce<::pyo3::Py<::pyo3::PyAny>> =
+            $crate::interpreter::once::PyOnce::new();
+        FOUND.import($py, $module, $name)
+    }};
+}
+pub(crate) use imported;
+
+/// The module of that name, where the program has imported it, or is in the middle of that on another thread.
+pub fn loaded<'py>(py: Python<'py>, name: impl IntoPyObject<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    static MODULES: PyOnce<Py<PyDict>> = PyOnce::new();
+    MODULES.import(py, "sys", "modules")?.get_item(name)
 }
 
 /// A string of Python, made at its first use: [`pyo3::intern`] with a [`PyOnce`].

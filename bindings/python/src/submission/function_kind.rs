@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use crate::interpreter::fastcall;
-use crate::interpreter::once::{PyOnce, intern};
+use crate::interpreter::once::{imported, intern};
 use crate::submission::submission_args::name_of;
 
 /// `CO_GENERATOR` of CPython's `Include/cpython/code.h`.
@@ -145,18 +145,16 @@ impl FunctionKind {
 
 /// Whether it is a function written in Python.
 fn is_python(function: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static FUNCTION: PyOnce<Py<PyAny>> = PyOnce::new();
-    Ok(function.get_type_ptr().cast() == FUNCTION.import(function.py(), "types", "FunctionType")?.as_ptr())
+    Ok(function.get_type_ptr().cast() == imported!(function.py(), "types", "FunctionType")?.as_ptr())
 }
 
 /// The function within `functools.partial`, or `function` itself.
 pub fn innermost<'py>(function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    static PARTIAL: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = function.py();
     if is_python(function)? {
         return Ok(function.clone());
     }
-    let partial = PARTIAL.import(py, "functools", "partial")?;
+    let partial = imported!(py, "functools", "partial")?;
     let mut function = function.clone();
     for _ in 0..PARTIALS_MAX {
         if !function.is_instance(partial)? {
@@ -177,15 +175,13 @@ pub fn never_runs(what: &str) -> PyErr {
 
 /// Raises `TypeError` for a generator, asynchronous or not, as what a body has returned.
 pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
-    static GENERATOR: PyOnce<Py<PyAny>> = PyOnce::new();
-    static ASYNC_GENERATOR: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = value.py();
     if value.is_none() {
         return Ok(());
     }
-    let kind = if value.get_type().is(GENERATOR.import(py, "types", "GeneratorType")?) {
+    let kind = if value.get_type().is(imported!(py, "types", "GeneratorType")?) {
         "a generator"
-    } else if value.get_type().is(ASYNC_GENERATOR.import(py, "types", "AsyncGeneratorType")?) {
+    } else if value.get_type().is(imported!(py, "types", "AsyncGeneratorType")?) {
         "an asynchronous generator"
     } else {
         return Ok(());
@@ -195,8 +191,7 @@ pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
 
 /// Whether a function has returned a coroutine.
 pub fn is_coroutine(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static COROUTINE: PyOnce<Py<PyAny>> = PyOnce::new();
-    Ok(!value.is_none() && value.is_instance(COROUTINE.import(value.py(), "types", "CoroutineType")?)?)
+    Ok(!value.is_none() && value.is_instance(imported!(value.py(), "types", "CoroutineType")?)?)
 }
 
 /// The error for a coroutine that nothing can await, which is closed. `on` is what a queue is called that it cannot run on.

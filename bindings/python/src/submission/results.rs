@@ -20,7 +20,6 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use crate::classes::handle::EngineHandle;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module};
-use crate::exchange::export::poll_once;
 use crate::exchange::from_future::{self, Slot};
 use crate::exchange::peers;
 use crate::interpreter::guard;
@@ -102,21 +101,6 @@ impl Results {
     fn array(&self, at: usize) -> BodyResult<Produced> {
         let array = self.state.lock().arrays.get_mut(at).and_then(Option::take);
         array.ok_or_else(|| "the function gave no such result".into())
-    }
-
-    /// Submits the operation that makes a tensor of the array at `at`, whose structure was declared.
-    /// Raises those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
-    pub fn promise(
-        self: &Arc<Self>,
-        py: Python<'_>,
-        engine: &EngineHandle,
-        at: usize,
-        args: &SubmissionArgs,
-    ) -> PyResult<Tensor> {
-        let core = engine.engine(py)?;
-        let attempt =
-            || poll_once(async { args.promise(core).permit().await?.produce_external(self.deliver(at)) });
-        engine.submit(py, attempt, || args.promise(core).produce_external(self.deliver(at)))
     }
 
     /// Tensors of the `count` arrays, of which `promises` are the first ones. All are defined when this returns.

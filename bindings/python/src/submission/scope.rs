@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::exchange::export::poll_once;
 use crate::interpreter::fastcall;
-use crate::interpreter::once::PyOnce;
+use crate::interpreter::once::imported;
 
 /// Names the running operation in the context variable.
 #[pyclass(frozen, module = "estafette._estafette", name = "_OperationScope")]
@@ -55,8 +55,7 @@ impl Drop for OperationScope {
 
 /// The context variable that names the running operation.
 fn variable(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
-    static VARIABLE: PyOnce<Py<PyAny>> = PyOnce::new();
-    VARIABLE.import(py, "estafette._body", "operation")
+    imported!(py, "estafette._body", "operation")
 }
 
 /// Makes the calling code part of the operation of `scope`, in the current context.

@@ -197,6 +197,10 @@ class Notes:
                 blocker = self.work_of(origin, track, began, ended)
             self.wait(name, place, track, began, ended, blocker, library=to, failed=failed)
 
+    def work(self, name: str, track: int, place: Site | None, began: int, ended: int) -> int:
+        """What a thread has done, or a step of its loop."""
+        return self.add("operation", name, began, site=place, submitter=track, track=track, began=began, done=ended)
+
     def work_of(self, library: str, track: int, began: int, ended: int) -> int:
         """What a library does while it is waited for, of which nothing else is seen."""
         return self.add(

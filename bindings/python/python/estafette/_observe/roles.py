@@ -357,12 +357,17 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             _noted(notes, _note_work, notes, work, function, began, clock())
 
 
+def _described(what: Any, line: int | None = None) -> tuple[str, Site | None]:
+    """The name of a function or a coroutine, and the `line` of it, or the first."""
+    while isinstance(what, functools.partial):
+        what = what.func
+    code = getattr(what, "cr_code", None) or getattr(what, "__code__", None)
+    name = getattr(what, "__qualname__", type(what).__qualname__)
+    return name, None if code is None else (code.co_filename, line or code.co_firstlineno, code.co_qualname)
+
+
 def _note_work(notes: Notes, work: _Work, function: Any, began: int, ended: int) -> None:
-    while isinstance(function, functools.partial):
-        function = function.func
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    place = None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname)
+    name, place = _described(function)
     submitted = began if work.submitted is None else min(work.submitted, began)
     track = notes.track()
     notes.lane().since = ended
@@ -392,16 +397,7 @@ class _Turn:
 
     def noted(self, notes: Notes) -> int:
         if self.identity is None:
-            self.identity = notes.add(
-                "operation",
-                self.name,
-                self.since,
-                site=self.place,
-                submitter=self.track,
-                track=self.track,
-                began=self.since,
-                done=self.until,
-            )
+            self.identity = notes.work(self.name, self.track, self.place, self.since, self.until)
         return self.identity
 
 
@@ -454,9 +450,7 @@ def join(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     def rest(notes: Notes, began: int, ended: int) -> int:
         thread = args[0]
         track, since = notes.track_of(thread, began)
-        return notes.add(
-            "operation", f"{thread.name} until its end", since, submitter=track, track=track, began=since, done=ended
-        )
+        return notes.work(f"{thread.name} until its end", track, None, since, ended)
 
     return _wait_for(observed, args, kwargs, rest)
 
@@ -489,22 +483,9 @@ def _coroutine(callback: Any) -> Any:
 
 
 def _note_step(notes: Notes, what: Any, line: int | None, began: int, ended: int) -> None:
-    while isinstance(what, functools.partial):
-        what = what.func
-    code = getattr(what, "cr_code", None) or getattr(what, "__code__", None)
-    name = getattr(what, "__qualname__", type(what).__qualname__)
-    place = None if code is None else (code.co_filename, line or code.co_firstlineno, code.co_qualname)
+    name, place = _described(what, line)
     track = notes.track("event loop")
-    blocker = notes.add(
-        "operation",
-        f"a step of {name}",
-        began,
-        site=place,
-        submitter=track,
-        track=track,
-        began=began,
-        done=ended,
-    )
+    blocker = notes.work(f"a step of {name}", track, place, began, ended)
     notes.add(
         "await", "asyncio's loop", began, site=place, submitter=track, resumed=ended, waits_for=blocker
     )

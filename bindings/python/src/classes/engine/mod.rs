@@ -316,10 +316,7 @@ impl PyEngine {
     /// Refuses new submissions and returns an awaitable of the end of everything in flight, leases included.
     fn _drained(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let engine = self.engine(py)?.clone();
-        Ok(Awaiter::pending(async move {
-            engine.shutdown().await;
-            Box::new(|py: Python<'_>| Ok(py.None())) as _
-        }))
+        Ok(Awaiter::pending(async move { engine.shutdown().await }, |py, _| Ok(py.None())))
     }
 
     fn __repr__(&self) -> String {
@@ -347,12 +344,10 @@ fn would_stop_the_loop(py: Python<'_>) -> PyErr {
 
 /// A wait that only leases hold up collects garbage: unreachable views still have leases.
 fn collect_garbage() {
-    let collected = guard::attach(|py| {
-        import_module(py, "estafette._lifecycle")
-            .and_then(|lifecycle| lifecycle.call_method0("collect"))
-            .map(drop)
+    guard::attach(|py| {
+        let lifecycle = import_module(py, "estafette._lifecycle");
+        if let Err(error) = lifecycle.and_then(|lifecycle| lifecycle.call_method0("collect")) {
+            error.write_unraisable(py, None);
+        }
     });
-    if let Some(Err(error)) = collected {
-        guard::attach(|py| error.write_unraisable(py, None));
-    }
 }

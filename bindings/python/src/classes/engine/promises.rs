@@ -73,8 +73,7 @@ impl PyEngine {
             Arc::new(name.unwrap_or(called)),
             &ResultOptions { alias_of, like, copy, outputs: None },
         )?;
-        let slot = from_future::Slot::default();
-        let tensor = from_future::receive(py, &self.handle, &args, &slot)?;
+        let (tensor, slot) = from_future::receive(py, &self.handle, &args)?;
         let delivery = from_future::Delivery::new(Arc::clone(&slot));
         listen.call1((delivery,)).inspect_err(|error| from_future::call_off(py, &slot, error))?;
         Bound::new(py, self.wrap(tensor))
@@ -110,8 +109,7 @@ impl PyEngine {
             Arc::new(name.unwrap_or_else(|| "mxnet".into())),
             &ResultOptions::default(),
         )?;
-        let slot = from_future::Slot::default();
-        let tensor = from_future::receive(py, &self.handle, &args, &slot)?;
+        let (tensor, slot) = from_future::receive(py, &self.handle, &args)?;
         mxnet::push(py, handle, functions, slot, write)?;
         imported(py);
         Bound::new(py, self.wrap(tensor))

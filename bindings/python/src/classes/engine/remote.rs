@@ -37,10 +37,7 @@ impl PyEngine {
     fn from_ticket(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
         let ticket = parse_ticket(py, ticket)?;
         let engine = self.engine(py)?;
-        let stats = engine.stats();
-        if stats.in_flight >= stats.in_flight_limit {
-            self.handle.may_wait(py)?;
-        }
+        self.handle.check_room(py, 1)?;
         let site = traced_line(py);
         Ok(self.wrap(guard::detach(py, || engine.from_ticket_at(&ticket, site)).or_raise(py)?))
     }

@@ -92,15 +92,10 @@ impl PyEngine {
         let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
-        Ok(Awaiter::pending(async move {
-            let outcome = args
-                .operation(&engine)
-                .permit()
-                .await
-                .and_then(|op| op.run_external(move |end| body.start(end)));
-            Box::new(move |py: Python<'_>| {
-                Ok(Py::new(py, PyOperation::new(outcome.or_raise(py)?, handle))?.into_any())
-            }) as _
+        let submitted =
+            async move { args.operation(&engine).permit().await?.run_external(move |end| body.start(end)) };
+        Ok(Awaiter::pending(submitted, |py, op| {
+            Ok(Py::new(py, PyOperation::new(op.or_raise(py)?, handle))?.into_any())
         }))
     }
 
@@ -185,13 +180,10 @@ impl PyEngine {
                 Given::One(self.call_now(py, &args, body)?, results).into_python(py, self.handle.clone())
             }
             Outcome::Several { results, promises, build } => {
-                // Several operations, which are submitted together or not at all.
-                let stats = self.engine(py)?.stats();
-                if stats.in_flight + promises.len() + 1 > stats.in_flight_limit {
-                    self.handle.may_wait(py)?;
-                }
+                self.handle.check_room(py, promises.len() + 1)?;
                 let op = self.submit_now(py, &args, body)?;
-                let promise = |(at, args)| results.promise(py, &self.handle, at, args);
+                let promise =
+                    |(at, args)| self.handle.promise(py, args, |op| op.produce_external(results.deliver(at)));
                 let tensors = promises.iter().enumerate().map(promise).collect::<PyResult<Vec<_>>>()?;
                 Given::Several(op, tensors, build).into_python(py, self.handle.clone())
             }
@@ -221,29 +213,26 @@ impl PyEngine {
         let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body, outcome) = submission_args::of_call(submission, args, kwargs, &result)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
-        Ok(Awaiter::pending(async move {
-            let given = async {
-                match outcome {
-                    Outcome::One(results) => {
-                        let op = args.promise(&engine).permit().await?;
-                        let tensor = op.produce_external(move |end| body.start(end))?;
-                        Ok(Given::One(tensor, results))
-                    }
-                    Outcome::Several { results, promises, build } => {
-                        let op = args.operation(&engine).permit().await?;
-                        let op = op.run_external(move |end| body.start(end))?;
-                        let mut tensors = Vec::new();
-                        for (at, args) in promises.iter().enumerate() {
-                            let op = args.promise(&engine).permit().await?;
-                            tensors.push(op.produce_external(results.deliver(at))?);
-                        }
-                        Ok(Given::Several(op, tensors, build))
-                    }
+        let given = async move {
+            match outcome {
+                Outcome::One(results) => {
+                    let op = args.promise(&engine).permit().await?;
+                    let tensor = op.produce_external(move |end| body.start(end))?;
+                    Ok::<_, Error>(Given::One(tensor, results))
                 }
-            };
-            let given: Result<Given, estafette::Error> = given.await;
-            Box::new(move |py: Python<'_>| given.or_raise(py)?.into_python(py, handle)) as _
-        }))
+                Outcome::Several { results, promises, build } => {
+                    let op = args.operation(&engine).permit().await?;
+                    let op = op.run_external(move |end| body.start(end))?;
+                    let mut tensors = Vec::new();
+                    for (at, args) in promises.iter().enumerate() {
+                        let op = args.promise(&engine).permit().await?;
+                        tensors.push(op.produce_external(results.deliver(at))?);
+                    }
+                    Ok(Given::Several(op, tensors, build))
+                }
+            }
+        };
+        Ok(Awaiter::pending(given, |py, given| given.or_raise(py)?.into_python(py, handle)))
     }
 
     /// Returns a function that submits a call of `fn` with its arguments, and returns the promise of its result. `options` are

@@ -12,7 +12,7 @@ use crate::exchange::peers::Streams;
 use crate::interpreter::call_site;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
-use crate::interpreter::once::intern;
+use crate::interpreter::once::{intern, loaded};
 
 /// CUDA's legacy default stream.
 pub const LEGACY: usize = 1;
@@ -89,8 +89,7 @@ pub fn keeper(stream: &Bound<'_, PyAny>, handle: usize, device: DLDevice) -> Opt
 /// Whether `handle` is PyTorch's current stream and one of its pool. The identifier of an external stream is its handle
 /// (pytorch/pytorch: c10/cuda/CUDAStream.cpp).
 fn is_of_pytorch_pool(py: Python<'_>, handle: usize, device: i32) -> PyResult<bool> {
-    let modules = py.import("sys")?.getattr("modules")?;
-    let torch = modules.get_item(intern!(py, "torch"))?;
+    let Some(torch) = loaded(py, intern!(py, "torch"))? else { return Ok(false) };
     let current =
         torch.getattr(intern!(py, "cuda"))?.call_method1(intern!(py, "current_stream"), (device,))?;
     let is_current = current.getattr(intern!(py, "cuda_stream"))?.extract::<usize>()? == handle;

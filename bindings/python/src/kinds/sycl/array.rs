@@ -16,12 +16,11 @@ use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 
-use crate::asyncio::stopped_loop;
 use crate::classes::access::PyView;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, exchange_error};
 use crate::exchange::array_interface::{self, Dictionary};
-use crate::exchange::export::{is_ready, until_defined};
+use crate::exchange::export::{until_defined, until_ready};
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
@@ -144,10 +143,7 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     let capsule = unsafe { PyCapsule::new_with_pointer(py, context, c"SyclContextRef") }?;
     let context = dpctl.call_method1("SyclContext", (capsule,))?;
     if leased.is_none() {
-        if !is_ready(py, tensor) {
-            stopped_loop::check(py, "the tensor")?;
-        }
-        guard::detach(py, || tensor.wait()).or_raise(py)?;
+        until_ready(py, tensor, None)?;
         unordered::note(py, false, Reason::Untracked, place.to_string());
     }
     let layout = tensor.layout().or_raise(py)?;

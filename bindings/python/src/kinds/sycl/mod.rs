@@ -25,7 +25,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::error::{exchange_error, import_module};
+use crate::error::{exchange_error, package_folders};
 use crate::exchange::peers::Peer;
 use crate::interpreter::guard;
 use crate::interpreter::once::{PyOnce, intern};
@@ -159,12 +159,7 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
         if SyclRuntime::is_loaded() {
             return Ok(());
         }
-        let spec = import_module(py, "importlib.util")?.call_method1("find_spec", ("dpctl",))?;
-        if spec.is_none() {
-            return Ok(());
-        }
-        for folder in spec.getattr("submodule_search_locations")?.try_iter()? {
-            let folder = std::path::PathBuf::from(folder?.extract::<String>()?);
+        for folder in package_folders(py, "dpctl")? {
             sycl::suggest_library(folder.join(file_name("DPCTLSyclInterface")));
         }
         Ok(())
