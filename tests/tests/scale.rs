@@ -2,26 +2,29 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use tests::scale::judge::{of_dump, verdict};
+use tests::scale::meter::SIZES;
 
-fn verdict_of(exponent: u32, counts: [u64; 4]) -> Option<String> {
+fn verdict_of(exponent: u32, counts: [u64; 3]) -> Option<String> {
     verdict(exponent, &counts.map(Some))
 }
 
 #[test]
 fn a_cost_may_grow_as_the_table_says_and_no_faster() {
-    assert_eq!(verdict_of(0, [1_000, 1_400, 1_800, 2_900]), None);
-    assert_eq!(
-        verdict_of(0, [1_000, 1_000, 1_000, 3_100]).unwrap(),
-        "TOO STEEP from 10000 to 100000: n^0.49"
-    );
-    assert_eq!(verdict_of(1, [1_000, 10_000, 130_000, 1_700_000]), None);
-    assert!(verdict_of(1, [1_000, 10_000, 100_000, 10_000_000]).is_some());
-    assert!(verdict_of(0, [5_000, 5_000, 100_000, 5_000]).is_some(), "also where it falls again");
+    assert_eq!(verdict_of(0, [1_000, 1_400, 2_900]), None);
+    assert_eq!(verdict_of(0, [1_000, 1_000, 3_100]).unwrap(), "TOO STEEP from 2000 to 40000: n^0.38");
+    assert_eq!(verdict_of(1, [1_000, 26_000, 680_000]), None);
+    assert!(verdict_of(1, [1_000, 20_000, 4_000_000]).is_some());
+    assert!(verdict_of(0, [5_000, 100_000, 5_000]).is_some(), "also where it falls again");
+}
+
+#[test]
+fn one_instruction_for_each_thing_alive_shows_in_a_call_of_ten_thousand() {
+    assert!(verdict_of(0, SIZES.map(|n| 10_000 + n as u64)).unwrap().contains("TOO STEEP"));
 }
 
 #[test]
 fn what_was_not_measured_is_no_good_row() {
-    assert!(verdict(0, &[Some(1), Some(1), None, None]).unwrap().contains("NOT MEASURED in time at 10000"));
+    assert!(verdict(0, &[Some(1), Some(1), None]).unwrap().contains("NOT MEASURED in time at 40000"));
 }
 
 #[test]

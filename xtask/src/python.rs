@@ -48,7 +48,7 @@ pub const BORROWED: Contents = bare(".venv-borrowed", "tests/python-env/borrowed
 pub const NIXL: Contents = bare(".venv-nixl", "tests/python-env/nixl");
 /// MXNet's library, whose engine the benches compare ours to.
 pub const MXNET: Contents = bare(".venv-mxnet", "benches/peers/mxnet");
-/// The tool that resolves requirements.
+/// The tool that resolves and installs requirements.
 pub const UV: Contents = bare(".venv-uv", "tests/python-env/uv");
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,10 +76,14 @@ pub struct Environment {
 impl Environment {
     /// Makes the environment, brings it up to date, or finds that there is nothing to do.
     pub fn prepare(contents: Contents) -> Result<Self, String> {
-        let Contents { folder, requirements, bare } = contents;
         // Builds ahead of their suites need one too.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::bring_up_to_date(contents)
+    }
+
+    fn bring_up_to_date(contents: Contents) -> Result<Self, String> {
+        let Contents { folder, requirements, bare } = contents;
         let environment = Environment { path: shell::root().join(folder) };
         let stamp = environment.path.join("requirements-installed.txt");
         let (edited, locked) = (format!("{requirements}.in"), format!("{requirements}.txt"));
@@ -98,36 +102,31 @@ impl Environment {
             make.args(["-m", "venv", "--clear"]).arg(&environment.path);
             shell::run(make)?;
         }
-        environment.download(&locked, bare)?;
+        // pip installs uv, and uv all else.
+        let uv = if contents == UV { None } else { Self::bring_up_to_date(UV).ok() };
+        environment.download(&locked, bare, uv.as_ref())?;
         install::write(&stamp, &wanted)?;
         Ok(environment)
     }
 
-    /// Installs what a requirement file names, from the index that pip is set up for. A file with another hash is refused.
-    fn download(&self, file: &str, bare: bool) -> Result<(), String> {
+    /// Installs what a requirement file names. A file with another hash is refused. uv takes a fifth of pip's processor time. pip has settings
+    /// of its own, such as another index, so it tries where uv fails.
+    fn download(&self, file: &str, bare: bool, by: Option<&Environment>) -> Result<(), String> {
+        if let Some(uv) = by {
+            let (ended, _) = self.install_by(uv.uv(self), file, bare)?;
+            let _ = dist::remove_folder(&self.cache());
+            if ended.is_success() {
+                return Ok(());
+            }
+            println!("uv installs {file}: {ended}; pip tries");
+        }
         let mut tries = 0;
         loop {
-            let mut install = self.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
+            let mut pip = self.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
             // Gigabytes that are installed once need no second copy in pip's cache. Python compiles what is imported.
-            install
-                .args([
-                    "--no-cache-dir",
-                    "--no-compile",
-                    "--progress-bar",
-                    "off",
-                    "--require-hashes",
-                    "--requirement",
-                    file,
-                ])
-                .args(bare.then_some("--no-deps"));
-            // The last of them says what went wrong.
-            let mut error = String::new();
-            let ended = shell::watch(install, PIP_LIMIT, |line| {
-                if line.starts_with("ERROR:") {
-                    line.clone_into(&mut error);
-                }
-            })?;
-            if matches!(ended, Ended::Exit(status) if status.success()) {
+            pip.args(["--no-cache-dir", "--no-compile", "--progress-bar", "off"]);
+            let (ended, error) = self.install_by(pip, file, bare)?;
+            if ended.is_success() {
                 return Ok(());
             }
             tries += 1;
@@ -138,6 +137,30 @@ impl Environment {
             println!("{what}; it is tried again");
             std::thread::sleep(PIP_PAUSE);
         }
+    }
+
+    /// How `install` ended, with the last error that it has printed, which says what went wrong.
+    fn install_by(&self, mut install: Command, file: &str, bare: bool) -> Result<(Ended, String), String> {
+        install.args(["--require-hashes", "--requirement", file]).args(bare.then_some("--no-deps"));
+        let mut error = String::new();
+        let ended = shell::watch(install, PIP_LIMIT, |line| {
+            if line.starts_with("ERROR:") {
+                line.clone_into(&mut error);
+            }
+        })?;
+        Ok((ended, error))
+    }
+
+    /// The uv of this environment, as it installs into another one. Its cache is linked into the environment, and removed afterwards: in
+    /// the folder for temporary files it would lie on another disk, or in memory.
+    fn uv(&self, into: &Environment) -> Command {
+        let mut install = self.command(&["-m", "uv", "pip", "install", "--quiet", "--system-certs"]);
+        install.arg("--python").arg(into.python()).arg("--cache-dir").arg(into.cache());
+        install
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.path.join("uv-cache")
     }
 
     pub fn path(&self) -> &Path {

@@ -75,6 +75,12 @@ pub enum Ended {
     OverLimit,
 }
 
+impl Ended {
+    pub fn is_success(&self) -> bool {
+        matches!(self, Self::Exit(status) if status.success())
+    }
+}
+
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

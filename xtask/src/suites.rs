@@ -78,18 +78,8 @@ const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "1024", "0"], ["32"
 pub const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python", "--exclude", "api-listing"];
 
 /// As [`TESTED`] for what is built optimized, which has the assertions of what keeps order.
-const CHECKED: &[&str] = &[
-    "--profile",
-    "checked",
-    "--package",
-    "tests",
-    "--package",
-    "test-programs",
-    "--package",
-    "examples",
-    "--package",
-    "estafette-report",
-];
+const CHECKED: &[&str] =
+    &["--profile", "checked", "--package", "tests", "--package", "test-programs", "--package", "examples"];
 
 /// The Python tests of either half, which the other one leaves out: about the same time.
 const PYTHON_HALVES: [&str; 2] = ["*/test_[a-h]*", "*/test_[!a-h]*"];

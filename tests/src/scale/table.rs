@@ -346,7 +346,7 @@ pub const CALLS: &[Call] = &[
         only: None,
         // The thread that looks for all that wait may pass over the list of all futures meanwhile, at some
         // three instructions for each.
-        beside: 400_000,
+        beside: 160_000,
     },
     Call {
         name: "activity",

@@ -11,7 +11,7 @@ use tests::who_may_run::world::{Shape, World};
 /// Steps of a run.
 const STEPS: usize = 300;
 
-/// Runs per test, unless `ESTAFETTE_SEEDS` says how many: a sample, as the suite `property` runs thirty times as many.
+/// Runs per test, unless `ESTAFETTE_SEEDS` says how many: a sample, as the suite `property` runs 200.
 const SEEDS: u64 = 12;
 
 /// Takes the steps of several seeds, in shapes that `edit` changes.

@@ -84,7 +84,7 @@ pub(super) fn sanitized_links(target: &Path) -> [Command; 2] {
 
 /// Random programs and random steps, with many seeds.
 pub(super) fn random(target: &Path) -> [Command; 2] {
-    [("oracle", "32"), ("who_may_run", "400")].map(|(file, seeds)| {
+    [("oracle", "32"), ("who_may_run", "200")].map(|(file, seeds)| {
         let mut command = cargo(target, &["test"], &[CHECKED, &["--test", "random", file]].concat());
         command.env("ESTAFETTE_SEEDS", seeds);
         command
@@ -190,14 +190,15 @@ pub(super) fn pytest(context: &Context, arguments: &[&str]) -> Command {
     python(context, &[&["-m", "pytest", "-rfEs"], arguments].concat())
 }
 
-/// Python tests of the files that a recording becomes; first the files.
+/// Python tests of the files that a recording becomes; first the files. Their program is built as the Rust tests are, where the report is
+/// optimized.
 pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
     let samples = context.target.join("report-samples");
-    let mut write = shell::command(context.target.join("checked/examples/made_up"));
+    let mut write = shell::command(context.target.join("debug/examples/made_up"));
     write.arg(&samples);
     let mut look = pytest(context, &[tests]);
     look.env("ESTAFETTE_REPORT_SAMPLES", samples);
-    vec![checked(&context.target), write, look]
+    vec![built(context, &["--example", "made_up"]), write, look]
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.

@@ -1,4 +1,4 @@
-//! Counts what each call costs at 10², 10³, 10⁴ and 10⁵ of something alive, and fails where a cost grows
+//! Counts what each call costs at 100, 2,000 and 40,000 of something alive, and fails where a cost grows
 //! faster than the table says. Needs valgrind. `scale [ALIVE...]` counts with these kinds alone; `scale
 //! --measure ALIVE` is what it runs under callgrind.
 
