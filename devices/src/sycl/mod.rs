@@ -36,13 +36,13 @@
 //! | `errors` | asynchronous errors |
 //! | `exit` | no call reaches the runtime once it shuts down, or in a forked child |
 //! | `timing` | when commands ran |
-//! | `double` | a runtime for tests, which refuses what they say |
+//! | `tests` | tests, with a runtime that refuses what they say |
 
 mod api;
 mod context;
 mod device;
 #[cfg(all(test, unix, not(any(estafette_loom, estafette_shuttle))))]
-mod double;
+mod tests;
 mod errors;
 mod event;
 mod exit;

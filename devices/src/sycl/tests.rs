@@ -274,7 +274,7 @@ fn a_process_that_exits_calls_nothing_of_a_runtime_that_has_shut_down() {
         *LEFT.lock().expect("no thread panics with it") = Some(Objects::new());
         return exit::arrange();
     }
-    let name = "sycl::double::a_process_that_exits_calls_nothing_of_a_runtime_that_has_shut_down";
+    let name = "sycl::tests::a_process_that_exits_calls_nothing_of_a_runtime_that_has_shut_down";
     let program = std::env::current_exe().expect("this test is a program");
     let output = Command::new(program).args([name, "--exact"]).env(CHILD, "1").output();
     assert_eq!(output.expect("a test can be started again").status.code(), Some(FINE));
