@@ -41,8 +41,6 @@
 mod api;
 mod context;
 mod device;
-#[cfg(all(test, unix, not(any(estafette_loom, estafette_shuttle))))]
-mod tests;
 mod errors;
 mod event;
 mod exit;
@@ -53,6 +51,8 @@ mod push;
 mod queue;
 mod queue_state;
 mod runtime;
+#[cfg(all(test, unix, not(any(estafette_loom, estafette_shuttle))))]
+mod tests;
 mod timing;
 
 pub use self::{
