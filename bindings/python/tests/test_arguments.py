@@ -237,6 +237,15 @@ class TestUsing:
                 assert value(np, eng.call(torch.relu, eng.from_dlpack(x))) == [0.0, 2.0]
                 assert value(np, eng.call(np.negative, eng.from_dlpack(x))) == [1.0, -2.0]
                 assert value(np, eng.call(module, eng.from_dlpack(x))) == [-1.0, 2.0]
+                kinds = []
+
+                def of_numpy(a):
+                    kinds.append(type(a))
+
+                # NumPy's functions take the arrays of others.
+                of_numpy.__module__ = "numpy"
+                eng.call(of_numpy, eng.from_dlpack(x)).wait()
+                assert kinds == [np.ndarray if default is np.from_dlpack else torch.Tensor]
         made = []
 
         def mine(t):

@@ -16,8 +16,8 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 const KNOWN_MAX: usize = 1024;
 
 /// What makes arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it is, or
-/// whose class it is of. A `default` that is itself such a `from_dlpack` is for functions of no library: PyTorch's take no arrays of NumPy.
-/// `None` for a function that gets the tensors themselves.
+/// whose class it is of. Where the `default` is such a `from_dlpack` too, that of the function's library goes first: PyTorch's functions take
+/// no arrays of NumPy. NumPy's take those of others. `None` for a function that gets the tensors themselves.
 pub fn of<'py>(
     function: &Known<'py>,
     given: Option<&Bound<'py, PyAny>>,
@@ -27,18 +27,26 @@ pub fn of<'py>(
     if let Some(given) = given {
         return Ok(Some(given.clone()));
     }
-    let own = of_library(py, function)?;
-    let Some(default) = default.as_ref().map(|default| default.bind(py)) else { return Ok(own) };
-    match own {
-        Some(own) if is_of_library(default)? => Ok(Some(own)),
-        _ => Ok(Some(default.clone())),
+    let default = default.as_ref().map(|default| default.bind(py));
+    let takes_others = |using: &Bound<'_, PyAny>| library_of(using).map(|library| library == Some("numpy"));
+    match default {
+        None => of_library(py, function),
+        Some(default) if library_of(default)?.is_none() => Ok(Some(default.clone())),
+        Some(default) => match of_library(py, function)? {
+            Some(own) if !takes_others(&own)? => Ok(Some(own)),
+            _ => Ok(Some(default.clone())),
+        },
     }
 }
 
-/// Whether a library makes arrays with `using`, rather than a program in a way of its own.
-fn is_of_library(using: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let Some(module) = using.getattr_opt(intern!(using.py(), "__module__"))? else { return Ok(false) };
-    Ok(of_module(using.py(), &module)?.is_some_and(|known| known.is(using)))
+/// The library whose `from_dlpack` this is.
+fn library_of(using: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+    let text = |name| using.getattr_opt(name)?.map(|text| text.str()).transpose();
+    if text(intern!(using.py(), "__name__"))?.is_none_or(|name| name != "from_dlpack") {
+        return Ok(None);
+    }
+    let Some(module) = text(intern!(using.py(), "__module__"))? else { return Ok(None) };
+    Ok(peers::of_module(module.to_str()?).map(|library| library.root))
 }
 
 fn of_library<'py>(py: Python<'py>, function: &Known<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -50,8 +58,9 @@ fn of_library<'py>(py: Python<'py>, function: &Known<'py>) -> PyResult<Option<Bo
     // program's class that inherits from a library's, such as `torch.nn.Module`.
     let Some(class) = function.class() else { return Ok(None) };
     for base in class.mro() {
-        let module = base.getattr(intern!(py, "__module__"))?;
-        if let Some(using) = of_module(py, &module)? {
+        if let Some(module) = base.getattr_opt(intern!(py, "__module__"))?
+            && let Some(using) = of_module(py, &module)?
+        {
             return Ok(Some(using));
         }
     }
