@@ -114,8 +114,8 @@ pub fn set_helping(allowed: bool) -> bool {
 /// Where helping is allowed, these functions run operations on the thread that calls them:
 /// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec),
 ///   [`Op::wait`](crate::Op::wait), [`Engine::wait_all`](crate::Engine::wait_all), and those that take a
-///   lease or export. They run what they wait for; `wait_all`, and without workers a wait outside of operations
-///   that has slept for some milliseconds, run any ready operation. Waits with a timeout and futures run none.
+///   lease or export. They run what they wait for; only `wait_all` runs any ready operation. Waits with a
+///   timeout and futures run none. Without workers, a wait that has slept for some milliseconds has another thread run what is ready.
 /// - in an engine without workers: submissions, once many operations are ready or the engine is full,
 ///   [`Engine::run_ready`](crate::Engine::run_ready), and the drop of the last handle.
 ///

@@ -1,9 +1,9 @@
 //! Blocking waits: help, then inspect whether the wait can end, then sleep.
 //!
-//! A wait without a timeout runs what it needs on its own thread. In an engine without workers a wait that has
-//! slept in vain runs any ready operation, or a stand-in does: no queue says which operation settles a fence.
-//! A body may take any time, and the engine cannot interrupt it. So a wait with a timeout runs no body: the workers run them, or a
-//! [stand-in](crate::wait::stand_in) of an engine without workers.
+//! A wait without a timeout runs what it needs on its own thread. A body may take any time, and the engine
+//! cannot interrupt it. So a wait with a timeout runs no body: the workers run them, or a
+//! [stand-in](crate::wait::stand_in) of an engine without workers. A stand-in also helps a wait that has slept in
+//! vain: no queue says which operation settles a fence.
 //!
 //! A wait [inspects](crate::wait::inspect) the operations that it waits for, since they decide how the wait
 //! ends. A wait that leads back to the waiting operation is refused. A wait that only leases hold up ends
@@ -190,14 +190,12 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             if helping.is_none() {
                 needed.want_stand_ins(&mut relief.stand_ins);
             }
-            if needed.help(helping, last_resort, takes_turns, || one_shot.has_value())
-                || (pause > LOOK_FIRST && !inside && needed.help_any())
-            {
+            if needed.help(helping, last_resort, takes_turns, || one_shot.has_value()) {
                 core.check_raised()?;
                 continue;
             }
-            if pause > LOOK_FIRST && inside {
-                // On this thread an operation that waits for the current one would never end.
+            if pause > LOOK_FIRST {
+                // On this thread an operation could wait for the current one, or for a lease of the thread.
                 needed.want_stand_ins(&mut relief.stand_ins);
             }
         }
@@ -248,8 +246,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             // Work that arrived before this thread listened has not woken the thread.
             sleep_until_work(one_shot, needed.without_workers(), wake, || {
                 let is_over = || one_shot.has_value();
-                let helped = needed.help(context::begin_help(), false, takes_turns, is_over)
-                    || (pause > LOOK_FIRST && !inside && needed.help_any());
+                let helped = needed.help(context::begin_help(), false, takes_turns, is_over);
                 if !helped {
                     cover.get_or_insert_with(|| core.cover());
                 }
@@ -453,12 +450,6 @@ impl Needed {
             .iter()
             .filter(|core| core.pool.has_work())
             .any(|core| self.help_engine(core, last_resort, takes_turns, &is_over))
-    }
-
-    /// Runs any ready operation of an engine without workers: it may settle a fence, or end an operation elsewhere, that the wait needs.
-    /// False if there was none.
-    fn help_any(&self) -> bool {
-        self.without_workers().any(|core| core.help_any())
     }
 
     fn help_engine(

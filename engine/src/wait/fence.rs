@@ -3,6 +3,7 @@
 use estafette_devices::{Fence, FenceSet, Outcome};
 use estafette_sync::time::{Duration, Instant};
 
+use crate::core::clock;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
@@ -24,17 +25,17 @@ pub(crate) fn wait_on_host(
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let _cover = core.cover();
+    let may_help = timeout.is_none() && core.helps_without_workers();
     // On this thread an operation that waits for the current one would never end.
-    let helps = timeout.is_none() && core.helps_without_workers() && context::current().is_none();
+    let helps = may_help && context::current().is_none();
     let mut stand_ins = StandInSet::default();
-    if core.has_no_workers() && !helps {
-        stand_ins.want(core);
-    }
     for fence in fences {
         while fence.state().is_pending() {
             callback::check()?;
-            // Only this thread may be able to run the operation that completes a host promise.
-            if helps && core.help_any() {
+            let has_none = core.has_no_workers() && !helps && stand_ins.want(core).is_some();
+            // Only this thread may be able to run the operation that completes a host promise. Inside of another operation it is the last
+            // resort.
+            if (helps || (may_help && has_none)) && core.help_any() {
                 core.check_raised()?;
                 continue;
             }
@@ -62,11 +63,20 @@ fn wait_for_scheduler(core: &CoreRef, fence: &Fence, timeout: Option<Duration>) 
     }
     let _cover = core.cover();
     let mut stand_ins = StandInSet::default();
-    if core.has_no_free_thread() {
-        core.end_caller_runs();
-        stand_ins.want(core);
+    let deadline = timeout.and_then(clock::deadline);
+    loop {
+        // What settles the fence may become ready later, when the threads are blocked.
+        if core.has_no_free_thread() {
+            core.end_caller_runs();
+            stand_ins.want(core);
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let outcome =
+            context::blocking(|| fence.wait_timeout(Some(left.map_or(PAUSE, |left| left.min(PAUSE)))));
+        if outcome.is_some() || left.is_some_and(|left| left <= PAUSE) {
+            return outcome;
+        }
     }
-    context::blocking(|| fence.wait_timeout(timeout))
 }
 
 /// `fence`, which operations of the engine may have to settle, for another scheduler.

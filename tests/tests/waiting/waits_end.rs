@@ -475,6 +475,25 @@ fn without_workers_a_wait_runs_what_settles_the_fence_that_it_waits_for() {
 }
 
 #[test]
+fn without_workers_a_wait_in_vain_fails_no_operation_by_the_leases_of_its_thread() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    let (completer, fence) = host::promise("settled when the other operation has begun");
+    let (x, y) = (ready_after(&engine, fence), tensor(&engine, 0.0));
+    let lease = y.lease(Access::Write, "the thread that waits").wait(None).unwrap();
+    let read = y.clone();
+    let reads = engine.op("reads").run(move |[], []| {
+        completer.complete();
+        Ok(read.wait()?)
+    });
+    x.wait().unwrap();
+    drop(lease);
+    reads.unwrap().wait().unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn without_workers_a_wait_in_an_operation_runs_nothing_that_waits_for_the_operation() {
     let waits: [fn(&Tensor, &Op, &Fence); 2] =
         [|x, _op, _fence| x.wait().unwrap(), |_x, op, fence| op.wait_for_fence(fence, None).unwrap()];
