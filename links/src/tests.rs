@@ -429,6 +429,29 @@ fn a_door_that_the_kernel_does_not_watch_leaves_nothing() {
 }
 
 #[test]
+fn a_door_that_a_forked_child_has_too_is_closed_all_the_same() {
+    let (door, _, _alone) = door();
+    let mut waits = Box::pin(Link::connect(door.address()));
+    // SAFETY: the child does nothing until it is ended.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            // SAFETY: sleeps.
+            unsafe { libc::pause() };
+        }
+    }
+    door.close();
+    let waker = std::task::Waker::noop();
+    let refused = waits.as_mut().poll(&mut Context::from_waker(waker));
+    assert!(matches!(refused, task::Poll::Ready(Err(_))), "{refused:?}");
+    // SAFETY: a child of this process.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+}
+
+#[test]
 fn a_door_can_be_closed_while_futures_wait_at_it() {
     let (door, before, _alone) = door();
     let mut accepting = Box::pin(door.accept());

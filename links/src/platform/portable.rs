@@ -52,6 +52,7 @@ without_values! {
         fn connect(&[u8]) -> Self;
         method accept() -> io::Result<Option<Self>>;
         method peer() -> io::Result<(u32, u32)>;
+        method shut_down();
         method peer_process(u32) -> io::Result<Descriptor>;
         method send(&[u8], &[&Descriptor]) -> io::Result<()>;
         method receive(&mut [u8]) -> io::Result<Option<(usize, io::Result<Vec<Descriptor>>)>>;

@@ -79,6 +79,12 @@ impl Socket {
         Ok((peer.pid.cast_unsigned(), peer.uid))
     }
 
+    /// Takes no more connections, whoever else has this socket.
+    pub fn shut_down(&self) {
+        // SAFETY: takes integers.
+        let _ = unsafe { libc::shutdown(self.raw(), libc::SHUT_RDWR) };
+    }
+
     /// The process of [`peer`](Self::peer) as a descriptor. A kernel before Linux 6.5 goes by its number, which another process may have by
     /// now. [`io::ErrorKind::NotFound`]: it has ended.
     pub fn peer_process(&self, process: u32) -> io::Result<OwnedFd> {
