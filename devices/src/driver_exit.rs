@@ -44,12 +44,19 @@ impl DriverExit {
 
     /// Refuses calls from now on, and waits a while for those that are under way.
     pub(crate) fn close(&self) {
+        // In a forked child, calls that threads of the parent were in never end.
+        if self.is_inherited() {
+            return;
+        }
         // A call that waits for the device goes on.
         let _ = self.calls.close(GRACE);
     }
 
     /// Refuses calls from now on.
     pub(crate) fn begin(&self) {
+        if self.is_inherited() {
+            return;
+        }
         let _ = self.calls.close(Duration::ZERO);
     }
 
@@ -63,9 +70,10 @@ impl DriverExit {
         self.is_inherited() || self.has_begun()
     }
 
-    /// `None` while the process exits.
+    /// `None` while the process exits, and in a forked child.
     pub(crate) fn enter(&'static self) -> Option<Call> {
-        self.calls.enter().then(|| Call(self))
+        // Made only then: its drop ends a use.
+        (!self.is_inherited() && self.calls.enter()).then(|| Call(self))
     }
 }
 

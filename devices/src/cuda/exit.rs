@@ -32,10 +32,14 @@ pub(super) fn is_driver_gone() -> bool {
     DRIVER.is_driver_gone()
 }
 
-/// A call of the driver. Fails while the process exits, with the driver's own code for that.
+/// A call of the driver. Fails while the process exits, with the driver's own code for that, and in a forked child.
 pub(super) fn call() -> Result<Call, DeviceError> {
     DRIVER.enter().ok_or_else(|| {
-        let message = "the process exits: the CUDA driver is not called any more";
-        DeviceError::new(DeviceErrorKind::Other, message).with_code(DEINITIALIZED.into())
+        let why = if DRIVER.is_inherited() {
+            "forked child: the CUDA driver belongs to the parent process"
+        } else {
+            "the process exits: the CUDA driver is not called any more"
+        };
+        DeviceError::new(DeviceErrorKind::Other, why).with_code(DEINITIALIZED.into())
     })
 }

@@ -30,7 +30,7 @@ extern "C" fn at_exit() {
 
 /// A call of the runtime. `None` where nothing of it works any more: the process exits, or is a forked child.
 pub(super) fn enter() -> Option<Call> {
-    if RUNTIME.is_inherited() { None } else { RUNTIME.enter() }
+    RUNTIME.enter()
 }
 
 /// Fails where [`enter`] gives none.
