@@ -542,6 +542,28 @@ def test_a_forked_child_observes_nothing_and_may_end_the_block(np, tmp_path):
     run_program(source)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_that_ends_as_programs_do_leaves_the_observation_to_its_parent(tmp_path):
+    source = """
+        import os
+        import sys
+        import estafette as est
+
+        with est.observe() as seen:
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        assert seen.report().data["missing"] == []
+    """
+    run_program(source)
+    script = tmp_path / "forks.py"
+    script.write_text("import os, sys\nchild = os.fork()\nif child == 0:\n    sys.exit(0)\nsys.exit(os.waitpid(child, 0)[1] or 7)\n")
+    done = subprocess.run([sys.executable, "-m", "estafette", "observe", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("What the run time was spent on") <= 1
+
+
 def test_what_is_loaded_while_the_observation_ends_and_later_is_not_observed():
     with est.observe():
         finder = sys.meta_path[0]

@@ -161,6 +161,21 @@ class TestCalls:
         quotient, remainder = operators["divmod"](a, b)
         assert (values(np, quotient), values(np, remainder)) == ([3, 2], [1, 1])
 
+    def test_several_results_may_be_memory_of_an_input_that_is_written_next(self, operators, eng, np, gate):
+        def pair(x):
+            gate()
+            return x, x
+
+        operators.register("pair", pair, outputs=2)
+        for _ in range(20):
+            x = eng.from_dlpack(np.array([1.0]))
+            one, other = operators["pair"](x)
+            eng.submit(lambda x: x.fill(2), writes=[x], using=np.from_dlpack)
+            assert gate.entered.wait(30)
+            gate.open()
+            assert (values(np, one), values(np, other)) == ([1.0], [1.0])
+            x.wait()
+
     def test_attributes_are_plain_data(self, operators, eng, np):
         seen = []
         operators.register("see", lambda **attributes: (seen.append(attributes), np.zeros(1))[1])

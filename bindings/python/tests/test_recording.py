@@ -538,6 +538,42 @@ class TestEndsThatAreNone:
         assert path.read_bytes() == good
         assert [entry for entry in path.parent.iterdir() if entry.suffix == ".tmp"] == []
 
+    def test_a_recording_of_the_last_seconds_stays_small_on_a_full_disk(self, path):
+        source = f"""
+            import resource
+            import signal
+            import time
+            import estafette as est
+
+            def resident():
+                with open("/proc/self/statm") as about:
+                    return int(about.read().split()[1]) * resource.getpagesize()
+
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+            recording = est.record({str(path)!r} + ".ring", last=0.1)
+            recording.start()
+            with est.Engine(workers=0) as eng:
+
+                def seconds(count):
+                    for _ in range(count):
+                        for _ in range(20_000):
+                            eng.submit(int)
+                        eng.wait_all()
+                        time.sleep(0.15)
+
+                seconds(6)
+                before = resident()
+                seconds(6)
+                # So many events take 16 MB.
+                assert resident() - before < 6 << 20, resident() - before
+                try:
+                    recording.stop()
+                except OSError:
+                    pass
+        """
+        run_program(source)
+
     @pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
     def test_what_is_no_regular_file_is_refused_at_once(self, tmp_path, kind):
         place = tmp_path / kind

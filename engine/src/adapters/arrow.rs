@@ -47,7 +47,7 @@ impl<T: ArrowPrimitiveType<Native: Element>> TryFrom<(PrimitiveArray<T>, &[i64])
 
 impl Scope {
     /// An operand that the operation reads, as an array. The array belongs to the operation; an array that outlives the operation is a
-    /// lease.
+    /// lease. In a node of a program it is of a copy: nodes that write the tensor later do not wait for it.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the operation does not read `operand` or writes it, and when the tensor is not a contiguous one of the
@@ -60,8 +60,9 @@ impl Scope {
             let message = "arrow arrays are immutable: the operation must read this tensor and not write it";
             return Err(Error::invalid(message));
         }
-        let lent = self.export(operand, &ExportOptions::from(Access::Read))?;
-        // SAFETY: the operation was granted read access, which the export prolongs until it is dropped.
+        let options = ExportOptions { copy: self.is_of_node(), ..ExportOptions::from(Access::Read) };
+        let lent = self.export(operand, &options)?;
+        // SAFETY: the operation was granted read access, which the export prolongs until it is dropped; or the memory is a copy.
         unsafe { borrow(lent) }
     }
 }
@@ -156,6 +157,28 @@ mod tests {
         drop(array);
         write.wait_timeout(Some(Duration::from_secs(10))).unwrap();
         assert_eq!(x.to_vec::<f32>().unwrap(), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn what_a_node_of_a_program_keeps_is_not_written_by_later_nodes() {
+        let engine = engine();
+        let x = engine.from_vec(vec![1.0_f32, 2.0], &[2]).unwrap();
+        let kept = Arc::new(std::sync::Mutex::new(None));
+        let (place, operand) = (Arc::clone(&kept), x.clone());
+        let mut program = engine.program("keeps");
+        let node = program.op("keep").reads([&x]).run_external(move |end| {
+            *place.lock().unwrap() = Some(end.scope().arrow::<Float32Type>(&operand).unwrap());
+            end.complete(Ok(()));
+        });
+        node.unwrap();
+        let node = program.op("write").updates([&x]).run(|[], [], [mut x]| {
+            x.as_mut_slice::<f32>()?.fill(9.0);
+            Ok(())
+        });
+        node.unwrap();
+        program.finish().unwrap().replay().unwrap().wait().unwrap();
+        assert_eq!(kept.lock().unwrap().as_ref().unwrap().values(), &[1.0, 2.0]);
+        assert_eq!(x.to_vec::<f32>().unwrap(), [9.0, 9.0]);
     }
 
     #[test]

@@ -250,6 +250,12 @@ impl Scope {
         }
     }
 
+    /// Whether this is of a node of a program, whose views the nodes after it do not wait for.
+    #[cfg(feature = "arrow")]
+    pub(crate) fn is_of_node(&self) -> bool {
+        self.lock().is_ok_and(|inner| matches!(inner.running, Some(ActiveTask::Node(_))))
+    }
+
     /// The access that the operation has to `tensor`. `None` if the tensor is not an operand, or the
     /// operation has ended.
     #[doc(hidden)]

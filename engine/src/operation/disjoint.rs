@@ -70,11 +70,14 @@ struct Extent {
 }
 
 impl Extent {
-    /// `None` for a tensor that has no memory yet.
+    /// `None` for a tensor that has no memory yet, or no elements.
     fn of(tensor: &Tensor, written: bool) -> Option<Self> {
         let definition = tensor.inner.definition().ok()?;
         let range = definition.layout.byte_range(definition.data);
         let space = AddressSpace::of(definition.layout.device());
+        if range.is_empty() {
+            return None;
+        }
         Some(Self { space, start: range.start, end: range.end, written })
     }
 }
@@ -135,7 +138,6 @@ fn is_promised_alias(operands: &[(&Tensor, bool)]) -> bool {
 fn overlaps(operands: &[(&Tensor, bool)]) -> bool {
     let mut extents: Vec<Extent> =
         operands.iter().filter_map(|(tensor, written)| Extent::of(tensor, *written)).collect();
-    // An empty range sorts before ranges that begin at the same address, and overlaps none of them.
     extents.sort_unstable();
     extents.chunk_by(|one, two| one.space == two.space).any(|extents| {
         let (mut end, mut written_end) = (0, 0);

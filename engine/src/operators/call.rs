@@ -120,7 +120,9 @@ impl OperatorCall {
         builder.run_external(starting(&parts, results))?;
         let mut tensors = Vec::new();
         for at in 0..parts.operator.signature.outputs {
-            let builder = parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]);
+            // The results may be memory of the inputs.
+            let builder =
+                parts.engine.op(parts.operator.name.to_string()).reads(&parts.inputs).reads_vars(&[&ran]);
             tensors.push(ready(builder, awaits).await?.produce_external(fetching(&slots, at))?);
         }
         Ok(tensors)

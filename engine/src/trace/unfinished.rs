@@ -254,6 +254,8 @@ impl Writing {
                 tracing::warn!(%error, "what is recorded is not written to its unfinished file any more");
                 *shared.failed.lock() = Some(error);
                 goes_on = false;
+                // They keep all that is recorded from there on.
+                self.cursors.clear();
             }
             self.requests.serve(&self.session);
             if last {

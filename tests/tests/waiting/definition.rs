@@ -343,6 +343,20 @@ fn overlapping_operands_of_one_operation_are_refused_when_one_is_written() {
 }
 
 #[test]
+fn an_operand_without_elements_overlaps_none_that_it_lies_in() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (memory, deleted) = (Memory::of(&[1.0, 2.0, 3.0, 4.0]), Deleted::default());
+    let (whole, empty) = (import(&engine, &memory, 0, 4, &deleted), import(&engine, &memory, 1, 0, &deleted));
+    engine.op("few").reads([&empty]).writes([&whole]).run(|[_empty], [_whole]| Ok(())).unwrap();
+    let mut many: Vec<Tensor> = (0..40).map(|_| tensor(&engine, 0.0)).collect();
+    many.push(empty);
+    let op = engine.op("many").reads(&many).writes([&whole]);
+    op.run_external(|end| end.complete(Ok(()))).unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn ranges_are_shared_by_all_engines_of_the_process() {
     let (one, two) = (engine(1), engine(1));
     let watchdogs = [Watchdog::of(&one), Watchdog::of(&two)];

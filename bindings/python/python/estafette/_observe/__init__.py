@@ -69,7 +69,7 @@ class observe:  # noqa: N801 - used like a function
                 raise ConflictError("the process is observed already")
             if self._path is None:
                 folder = tempfile.mkdtemp(prefix="estafette-")
-                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                weakref.finalize(self, _remove, folder, os.getpid())
                 self._path = os.path.join(folder, "observed.pftrace")
             self._process = os.getpid()
             self._patches = Patches(ROWS, roles.ROLES)
@@ -125,6 +125,12 @@ class observe:  # noqa: N801 - used like a function
         self.stop()
 
 
+def _remove(folder: str, process: int) -> None:
+    # A forked child has inherited the folder.
+    if process == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _encodable(what: Any) -> Any:
     """The same with escapes in the place of what UTF-8 does not have: names of files may have it, and those of functions."""
     if isinstance(what, str):
@@ -168,7 +174,7 @@ def command(arguments: list[str]) -> int:
     if unusable:
         print(f"estafette observe: {', '.join(unusable)}", file=sys.stderr)
         return 2
-    seen = observe(outputs.get("--trace"))
+    seen, process = observe(outputs.get("--trace")), os.getpid()
     # Lines of the command itself are none of the program.
     sys.modules["__main__"].__name__ = "estafette.__main__"
     try:
@@ -184,7 +190,9 @@ def command(arguments: list[str]) -> int:
                     if thread is not threading.current_thread() and not thread.daemon:
                         thread.join()
     finally:
-        print(seen.report(html=outputs.get("--html")), file=sys.stderr)
+        # A forked child of the program that comes here has seen nothing.
+        if os.getpid() == process:
+            print(seen.report(html=outputs.get("--html")), file=sys.stderr)
     return 0
 
 
