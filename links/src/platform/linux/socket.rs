@@ -79,7 +79,7 @@ impl Socket {
         Ok((peer.pid.cast_unsigned(), peer.uid))
     }
 
-    /// Takes no more connections, whoever else has this socket.
+    /// Takes no more connections, also where another process has this socket.
     pub fn shut_down(&self) {
         // SAFETY: takes integers.
         let _ = unsafe { libc::shutdown(self.raw(), libc::SHUT_RDWR) };
