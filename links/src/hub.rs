@@ -39,11 +39,10 @@ const BRISK: Duration = Duration::from_micros(50);
 const ROUND: u32 = 16;
 /// How long a door waits that cannot take a connection, before it tries again.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Descriptors that a door needs at once to accept a connection and greet: the socket, the board, this process.
+const TO_ACCEPT: usize = 3;
 /// Descriptors that reading a greeting takes: the peer's board and end, and two to check the end.
 const TO_MEET: usize = 4;
-/// Descriptors that a door needs at once to accept a connection and greet (the socket, the board, this process), and to read the greeting of
-/// the peer then. Else connections would take the room that their greetings wait for.
-const TO_ACCEPT: usize = 3 + TO_MEET;
 /// The waker's token. Others are even; a link has also the odd one that follows, for the end of its peer.
 const WAKER: u64 = 0;
 

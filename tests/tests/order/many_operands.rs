@@ -22,7 +22,9 @@ struct Operand {
 fn must_be_refused(reads: &[Operand], writes: &[Operand]) -> bool {
     writes.iter().enumerate().any(|(at, written)| {
         reads.iter().chain(&writes[at + 1..]).any(|other| {
-            let overlap = written.range.start < other.range.end && other.range.start < written.range.end;
+            let (one, two) = (&written.range, &other.range);
+            // Elements of both: an empty range has none.
+            let overlap = one.start.max(two.start) < one.end.min(two.end);
             written.tensor.same(&other.tensor) || overlap
         })
     })
