@@ -14,7 +14,7 @@ use estafette_sync::rundown::Rundown;
 use estafette_sync::sync::OnceLock;
 
 /// How long the exit waits for calls that are under way. One that waits for the device may last for ever.
-const GRACE: Duration = Duration::from_millis(500);
+pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// See the module.
 pub(crate) struct DriverExit {
@@ -42,22 +42,12 @@ impl DriverExit {
         self.of.get().is_some_and(|of| of.is_inherited())
     }
 
-    /// Refuses calls from now on, and waits a while for those that are under way.
-    pub(crate) fn close(&self) {
+    /// Refuses calls from now on, and waits as long as `grace` for those that are under way. One that waits for the device goes on.
+    pub(crate) fn close(&self, grace: Duration) {
         // In a forked child, calls that threads of the parent were in never end.
-        if self.is_inherited() {
-            return;
+        if !self.is_inherited() {
+            let _ = self.calls.close(grace);
         }
-        // A call that waits for the device goes on.
-        let _ = self.calls.close(GRACE);
-    }
-
-    /// Refuses calls from now on.
-    pub(crate) fn begin(&self) {
-        if self.is_inherited() {
-            return;
-        }
-        let _ = self.calls.close(Duration::ZERO);
     }
 
     /// Whether calls are refused.

@@ -3,6 +3,7 @@
 
 use std::ptr;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
@@ -138,7 +139,7 @@ impl Context {
         let error = driver::error(self.api, code, what);
         if code == exit::DEINITIALIZED {
             // A library of this process has shut the driver down before its exit.
-            exit::DRIVER.begin();
+            exit::DRIVER.close(Duration::ZERO);
         }
         if error.kind() == DeviceErrorKind::Fault && !exit::DRIVER.has_begun() {
             self.poison(error)

@@ -7,7 +7,7 @@
 
 use estafette_sync::platform::exit;
 
-use crate::driver_exit::{Call, DriverExit};
+use crate::driver_exit::{Call, DriverExit, GRACE};
 use crate::{DeviceError, DeviceErrorKind};
 
 /// `CUDA_ERROR_DEINITIALIZED`: the driver is shutting down.
@@ -24,7 +24,7 @@ pub(super) fn arrange() {
 }
 
 extern "C" fn at_exit() {
-    DRIVER.close();
+    DRIVER.close(GRACE);
 }
 
 /// Whether nothing of the driver works in this process any more: it exits, or is a forked child.

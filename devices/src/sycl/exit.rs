@@ -9,7 +9,7 @@ use std::ops::Deref;
 
 use estafette_sync::platform::exit;
 
-use crate::driver_exit::{Call, DriverExit};
+use crate::driver_exit::{Call, DriverExit, GRACE};
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::api::Api;
@@ -25,7 +25,7 @@ pub(super) fn arrange() {
 }
 
 extern "C" fn at_exit() {
-    RUNTIME.close();
+    RUNTIME.close(GRACE);
 }
 
 /// A call of the runtime. `None` where nothing of it works any more: the process exits, or is a forked child.
