@@ -27,15 +27,11 @@ pub fn of<'py>(
     if let Some(given) = given {
         return Ok(Some(given.clone()));
     }
-    let default = default.as_ref().map(|default| default.bind(py));
-    let takes_others = |using: &Bound<'_, PyAny>| library_of(using).map(|library| library == Some("numpy"));
-    match default {
-        None => of_library(py, function),
-        Some(default) if library_of(default)?.is_none() => Ok(Some(default.clone())),
-        Some(default) => match of_library(py, function)? {
-            Some(own) if !takes_others(&own)? => Ok(Some(own)),
-            _ => Ok(Some(default.clone())),
-        },
+    let own = of_library(py, function)?;
+    let Some(default) = default.as_ref().map(|default| default.bind(py)) else { return Ok(own) };
+    match own {
+        Some(own) if library_of(&own)? != Some("numpy") && library_of(default)?.is_some() => Ok(Some(own)),
+        _ => Ok(Some(default.clone())),
     }
 }
 
