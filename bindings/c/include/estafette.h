@@ -318,7 +318,7 @@ typedef struct estafette_export_options {
    */
   void *stream;
   /**
-   * 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never.
+   * 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never. A copy waits as a reader, whatever `access` is.
    */
   int32_t copy;
   /**

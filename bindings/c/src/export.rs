@@ -52,7 +52,7 @@ pub struct estafette_export_options {
     pub device: DLDevice,
     /// The consumer's stream on that device, which gets the waits, as for `estafette_order_on`; NULL for the host.
     pub stream: *mut c_void,
-    /// 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never.
+    /// 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never. A copy waits as a reader, whatever `access` is.
     pub copy: i32,
     /// 1: the call must not block, and returns `ESTAFETTE_PENDING` where it would.
     pub nonblocking: i32,

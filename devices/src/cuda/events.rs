@@ -336,10 +336,11 @@ impl source::Event for EventFence {
     }
 
     fn observed_state(&self) -> FenceState {
-        match self.context().fault().is_some() || self.fault().is_some() {
+        if self.context().fault().is_some() || self.fault().is_some() {
             // Settles it.
-            true => self.state(),
-            false => self.core.signal.state(),
+            self.state()
+        } else {
+            self.core.signal.state()
         }
     }
 

@@ -59,7 +59,7 @@ impl EngineBuilder {
     /// Worker threads for host operations, at most [`WORKERS_MAX`]. Default: one per core.
     ///
     /// With 0 workers, threads that wait without a timeout run the operations; so do threads that submit,
-    /// once many operations are ready. For waits with a timeout, for futures and callbacks, and where helping is
+    /// once many operations are ready. For waits with a timeout, waits that have slept in vain, futures and callbacks, and where helping is
     /// [forbidden](crate::wait::without_helping), the engine starts a thread. This thread runs ready operations for as
     /// long as these waits last.
     pub fn workers(mut self, workers: usize) -> Self {

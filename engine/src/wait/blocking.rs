@@ -3,7 +3,7 @@
 //! A wait without a timeout runs what it needs on its own thread. A body may take any time, and the engine
 //! cannot interrupt it. So a wait with a timeout runs no body: the workers run them, or a
 //! [stand-in](crate::wait::stand_in) of an engine without workers. A stand-in also helps a wait that has slept in
-//! vain: no queue says which operation settles a fence.
+//! vain.
 //!
 //! A wait [inspects](crate::wait::inspect) the operations that it waits for, since they decide how the wait
 //! ends. A wait that leads back to the waiting operation is refused. A wait that only leases hold up ends

@@ -4,7 +4,8 @@
 //! executor; code inside [`without_helping`](crate::wait::without_helping) may hold locks. In an engine with
 //! workers the workers run what such waits need. Two cases are left, and a *stand-in* serves both:
 //!
-//! - An engine without workers. A wait keeps a [`StandIn`] for as long as the wait lasts. While a `StandIn`
+//! - An engine without workers. A wait keeps a [`StandIn`] for as long as the wait lasts; a wait without a timeout
+//!   does so once it has slept in vain, since no queue says which operation settles a fence. While a `StandIn`
 //!   exists, a thread of the engine takes any ready operation.
 //! - A pool whose threads are all blocked in waits of their own
 //!   ([`Pool::is_stuck`](estafette_devices::cpu::Pool::is_stuck)). One of these waits makes a stand-in take

@@ -75,7 +75,8 @@ class Engine:
         `threading.stack_size` when the engine is made, as for Python's own threads.
     using: the function that makes arrays of tensors, for calls that name none, for example
         ``np.from_dlpack``. Without it functions get the tensors themselves, except for those of a library, as ``np.add``, which get its
-        own arrays, also where the engine's is the ``from_dlpack`` of another library (but NumPy's get what that makes).
+        own arrays, also where the engine's is the ``from_dlpack`` of another library. NumPy's functions, which take arrays of others,
+        get what the engine's makes.
     shared: True if other processes can be shown all memory that the engine makes, of the host and of CUDA devices; default False.
     """
 
