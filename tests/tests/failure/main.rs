@@ -6,4 +6,5 @@ mod causes;
 mod follows_data;
 mod given_up;
 mod on_skip;
+mod parts;
 mod unretrieved;
