@@ -31,10 +31,15 @@ impl Engine {
     /// # Errors
     /// As [`copy`](Self::copy).
     pub async fn copy_async(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
-        self.core().check_usable()?;
-        let (builder, job) = describe(self.core(), tensor, device)?;
-        builder.permit().await?.produce_external(|end| start(end, job))
+        copy_async(self.core(), tensor, device).await
     }
+}
+
+/// As [`Engine::copy_async`].
+pub(crate) async fn copy_async(core: &CoreRef, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    let (builder, job) = describe(core, tensor, device)?;
+    builder.permit().await?.produce_external(|end| start(end, job))
 }
 
 /// As [`Engine::copy`].

@@ -80,7 +80,8 @@ impl Tensor {
                 Ok(ArrowDeviceArray::from_tensor(lent, None)?)
             }
             Some(device) => {
-                let (op, handed) = self.issue_export(device)?;
+                let export = self.arrow_export(&device).permit().await?;
+                let (op, handed) = self.issue_export(export, device)?;
                 op.await?;
                 take(&handed)
             }
@@ -101,7 +102,7 @@ impl Tensor {
                 Ok(ArrowDeviceArray::from_tensor(lent, None)?)
             }
             Some(device) => {
-                let (op, handed) = self.issue_export(device)?;
+                let (op, handed) = self.issue_export(self.arrow_export(&device), device)?;
                 op.wait_timeout(timeout)?;
                 take(&handed)
             }
@@ -114,15 +115,22 @@ impl Tensor {
         Ok(id.device_type.event_type().and_then(|_| self.inner.core.device(id)))
     }
 
-    /// Submits the export as a reader on a queue of the device: when it is granted, the queue has been made to wait for
+    /// The export as a reader on a queue of the device: when it is granted, the queue has been made to wait for
     /// whatever is unfinished, and a fence of the queue stands for all of it.
-    fn issue_export(&self, device: Arc<dyn Device>) -> Result<(Op, Arc<Slot>), Error> {
+    fn arrow_export(&self, device: &Arc<dyn Device>) -> OpBuilder<'_, [Self; 1]> {
+        OpBuilder::new(&self.inner.core, Name::Static("export to arrow"))
+            .reads([self])
+            .on(&device.default_queue())
+    }
+
+    fn issue_export(
+        &self,
+        export: OpBuilder<'_, [Self; 1]>,
+        device: Arc<dyn Device>,
+    ) -> Result<(Op, Arc<Slot>), Error> {
         let slot = Arc::new(Slot::default());
         let (queue, tensor, place) = (device.default_queue(), self.clone(), Arc::clone(&slot));
-        let op = OpBuilder::new(&self.inner.core, Name::Static("export to arrow"))
-            .reads([self])
-            .on(&queue.clone());
-        let op = op.run_external(move |completion| {
+        let op = export.run_external(move |completion| {
             let outcome = hand_over(&completion, &tensor, device.as_ref(), queue.as_ref());
             let fence = outcome.as_ref().ok().map(|(_, fence)| fence.clone());
             // Before the operation ends, as its end is what the caller waits for.

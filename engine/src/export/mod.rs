@@ -95,8 +95,12 @@ impl Tensor {
     /// The root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may not be written.
     pub async fn export(&self, options: impl Into<ExportOptions>) -> Result<ManagedTensor, Error> {
         let options = options.into();
-        if let Some(copy) = self.copied_by_a_device(&options)? {
-            return copy.export_as_copy_async(&options).await;
+        if self.is_copied_by_a_device(&options) {
+            match copy::copy_async(&self.inner.core, self, options.copy_to).await {
+                // The copy below needs no operation.
+                Err(Error::Shutdown) => {}
+                copy => return copy?.export_as_copy_async(&options).await,
+            }
         }
         let lease = self
             .lease(options.lease_access(), options.owner_text())
@@ -105,20 +109,10 @@ impl Tensor {
         export_held(lease.inner, &options)
     }
 
-    /// The promise of the copy that `options` ask for, where a device has part in it and the engine takes operations.
-    fn copied_by_a_device(&self, options: &ExportOptions) -> Result<Option<Tensor>, Error> {
-        if !options.copy {
-            return Ok(None);
-        }
-        let on_host = self.inner.definition().is_ok_and(|definition| definition.host);
-        if on_host && options.copy_to == DLDevice::CPU {
-            return Ok(None);
-        }
-        match copy::copy(&self.inner.core, self, options.copy_to) {
-            Ok(copy) => Ok(Some(copy)),
-            Err(Error::Shutdown) => Ok(None),
-            Err(error) => Err(error),
-        }
+    /// Whether a device has part in the copy that `options` ask for: an operation makes it.
+    fn is_copied_by_a_device(&self, options: &ExportOptions) -> bool {
+        let on_host = || self.inner.definition().is_ok_and(|definition| definition.host);
+        options.copy && !(options.copy_to == DLDevice::CPU && on_host())
     }
 
     /// Hands a tensor that was made for this consumer to the consumer. The struct is flagged as a copy: the
@@ -202,8 +196,12 @@ impl Tensor {
     /// # Errors
     /// As [`export`](Self::export), and those of [`Tensor::wait`].
     pub fn export_wait(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        if let Some(copy) = self.copied_by_a_device(options)? {
-            return copy.export_as_copy(options);
+        if self.is_copied_by_a_device(options) {
+            match copy::copy(&self.inner.core, self, options.copy_to) {
+                // As in `export`.
+                Err(Error::Shutdown) => {}
+                copy => return copy?.export_as_copy(options),
+            }
         }
         let (timeout, owner) = (options.timeout, options.owner_text());
         let lease =

@@ -10,7 +10,14 @@ fn parts<const N: usize>(engine: &Engine, places: [(usize, usize, i64); N]) -> [
     places.map(|(start, len, step)| import(engine, &memory, &deleted, start, len, step))
 }
 
-fn import(engine: &Engine, memory: &Memory, deleted: &Deleted, start: usize, len: usize, step: i64) -> Tensor {
+fn import(
+    engine: &Engine,
+    memory: &Memory,
+    deleted: &Deleted,
+    start: usize,
+    len: usize,
+    step: i64,
+) -> Tensor {
     let managed = memory.versioned(start, len, deleted, |managed| {
         // SAFETY: the strides of a tensor of one dimension, which are not shared yet.
         unsafe { *managed.tensor.strides = step };

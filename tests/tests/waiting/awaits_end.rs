@@ -6,6 +6,8 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use estafette::devices::Device;
+use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::{Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
@@ -247,6 +249,24 @@ fn a_submission_that_blocks_a_thread_of_any_tokio_runtime_says_so_once() {
     gate.wait().unwrap();
     runtime.block_on(task).unwrap().unwrap();
     assert_eq!(warnings.load(Ordering::SeqCst), 1);
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn an_export_awaits_a_permit_for_the_copy_that_a_device_makes() {
+    let device = SimDevice::new(SimOptions { pace: SimPace::Immediate, ..SimOptions::default() }).unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).device(device.clone()).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let (go, wait) = channel::<()>();
+    let gate = engine.op("gate").run(move |[], []| Ok(wait.recv()?)).unwrap();
+    let options = ExportOptions { copy: true, copy_to: device.id(), ..ExportOptions::from(Access::Read) };
+    let mut export = std::pin::pin!(x.export(options));
+    assert!(export.as_mut().now_or_never().is_none());
+    go.send(()).unwrap();
+    gate.wait().unwrap();
+    drop(block_on(export).unwrap());
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
