@@ -52,7 +52,14 @@ impl OperatorCall {
 
     /// An option of the call.
     pub fn attribute(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.attributes.set(key, value);
+        self.attributes.set(key, value, false);
+        self
+    }
+
+    /// As [`attribute`](Self::attribute), of an option that is text, whatever it reads like: for languages whose values have types.
+    #[doc(hidden)]
+    pub fn text_attribute(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.attributes.set(key, value, true);
         self
     }
 
