@@ -103,13 +103,19 @@ pub struct Operator {
     pub signature: Signature,
     /// Where it comes from, in words: a language, the path of a library, the full name of a function.
     pub origin: String,
-    pub(super) implementation: Option<Box<dyn Implementation>>,
-    pub(super) left: Mutex<LeftWork>,
+    held: Held,
+}
+
+/// An implementation, which stays until the work that calls have left on queues is over.
+struct Held {
+    /// `None` only during the drop.
+    implementation: Option<Box<dyn Implementation>>,
+    left: Mutex<LeftWork>,
 }
 
 /// The work that calls have left on queues, which may run code of the implementation and use its context.
 #[derive(Default)]
-pub(super) struct LeftWork {
+struct LeftWork {
     fences: FenceSet,
     /// Fences that are done go when there are so many.
     sweep_at: usize,
@@ -126,16 +132,16 @@ impl Operator {
         implementation: impl Implementation,
     ) -> Self {
         let implementation = Some(Box::new(implementation) as Box<dyn Implementation>);
-        Self { name, signature, origin, implementation, left: Mutex::default() }
+        Self { name, signature, origin, held: Held { implementation, left: Mutex::default() } }
     }
 
     pub(super) fn implementation(&self) -> &dyn Implementation {
-        self.implementation.as_deref().expect("taken by the drop alone")
+        self.held.implementation.as_deref().expect("present until dropped")
     }
 
     /// See [`Implementation::disown`].
     pub(super) fn disown(&mut self) {
-        if let Some(implementation) = &mut self.implementation {
+        if let Some(implementation) = &mut self.held.implementation {
             implementation.disown();
         }
     }
@@ -145,7 +151,7 @@ impl Operator {
         if fence.observed_done() {
             return;
         }
-        let mut left = self.left.lock();
+        let mut left = self.held.left.lock();
         let mut replaced: SmallVec<[Fence; 2]> = SmallVec::new();
         replaced.extend(left.fences.insert_replacing(fence));
         if left.fences.len() > left.sweep_at {
@@ -184,7 +190,7 @@ impl Operator {
     }
 }
 
-impl Drop for Operator {
+impl Drop for Held {
     fn drop(&mut self) {
         let mut fences = std::mem::take(&mut self.left.get_mut().fences);
         fences.prune();

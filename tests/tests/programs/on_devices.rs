@@ -524,6 +524,18 @@ fn a_node_that_ends_with_a_fence_of_its_own_leaves_its_successors_what_its_queue
 }
 
 #[test]
+fn a_node_that_enqueues_nothing_leaves_its_successors_what_its_queue_waits_for() {
+    for out_of_order in [false, true] {
+        the_host_waits_for_the_device(|builder, x, device| {
+            let queue: Arc<dyn Queue> = device.queue(out_of_order);
+            let node = builder.op("second").writes([x]).on(&queue);
+            node.run_on(|_, [], [_x]| Ok(())).unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
 fn an_operation_that_cannot_enter_its_queue_leaves_its_successors_what_is_before_it() {
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let x = on_device(&device, &engine);
