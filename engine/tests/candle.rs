@@ -1,7 +1,10 @@
 //! Tensors of candle: whose memory it is, and what is refused.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
-use candle_core::Device;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use candle_core::{Device, StorageRef};
 use estafette::{Engine, Error, Produced};
 
 fn engine() -> Engine {
@@ -46,6 +49,37 @@ fn memory_of_candle_is_written_neither_by_operations_nor_by_candle_while_it_is_u
     drop(x);
     writer.join().unwrap();
     assert_eq!(matrix.sum_all().unwrap().to_scalar::<f32>().unwrap(), 0.0);
+}
+
+#[test]
+fn memory_that_a_writer_waits_for_is_imported_once_more() {
+    let engine = engine();
+    let matrix = matrix();
+    let x = engine.from_candle(matrix.clone()).unwrap();
+    let writer = std::thread::spawn({
+        let matrix = matrix.clone();
+        move || matrix.zero_set().unwrap()
+    });
+    let guard = matrix.storage_and_layout().0;
+    let lock = StorageRef::rwlock(&guard);
+    drop(guard);
+    // A fair lock lets no reader pass a writer that waits.
+    while lock.try_read().is_some() {
+        std::thread::yield_now();
+    }
+    let (sender, imported) = mpsc::channel();
+    std::thread::spawn({
+        let (engine, matrix) = (engine.clone(), matrix.clone());
+        move || sender.send(engine.from_candle(matrix.narrow(0, 1, 1).unwrap())).unwrap()
+    });
+    let y = imported.recv_timeout(Duration::from_secs(30)).expect("it does not wait for the writer").unwrap();
+    drop(x);
+    assert_eq!(y.to_vec::<f32>().unwrap(), [4.0, 5.0, 6.0]);
+    assert!(!writer.is_finished());
+    drop(y);
+    writer.join().unwrap();
+    let z = engine.from_candle(matrix).unwrap();
+    assert_eq!(z.to_vec::<f32>().unwrap(), [0.0; 6]);
 }
 
 #[test]

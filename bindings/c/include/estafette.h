@@ -1190,8 +1190,8 @@ estafette_status estafette_op_cancel(struct estafette_op *op);
 
 /**
  * Registers a function as the operator `name`, for all engines of this process. `options` say how it is called.
- * `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered and no call of it is under
- * way.
+ * `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered, no call of it is under way, and
+ * what calls have enqueued on streams is over.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `name`, `function` or `options`, or options that cannot be, which the text
  * names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be
@@ -1316,8 +1316,10 @@ estafette_status estafette_program_add(struct estafette_program *program,
  * that `estafette_op_stream` gives is recorded and not run; no later replay calls them.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a program that is finished, another value of `graph`, or, with the node
- * that is in the way, for a program that cannot be a graph; that one can only be destroyed then. `ESTAFETTE_FORKED`. May be called
- * by any thread. `program` may be any value.
+ * that is in the way, for a program that cannot be a graph; `ESTAFETTE_CONFLICT` for a program whose replay would wait for itself, since
+ * one of its tensors is in memory under a lease that another one waits for. A program that cannot be a graph, or is in conflict, can only
+ * be destroyed then, and keeps the contexts of its nodes until it is. `ESTAFETTE_FORKED`. May be called by any thread. `program` may be
+ * any value.
  */
 estafette_status estafette_program_finish(struct estafette_program *program,
                                           int32_t graph);

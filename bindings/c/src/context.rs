@@ -10,6 +10,7 @@ use estafette::devices::{Fence, Reactor};
 pub type estafette_drop = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
 /// A context and how it is given up. Dropping it gives it up, so it is made only where the call can not fail any more.
+#[derive(Debug)]
 pub(crate) struct Context {
     pointer: *mut c_void,
     drop: estafette_drop,

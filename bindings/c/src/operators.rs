@@ -42,8 +42,8 @@ pub type estafette_operator_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, info: *const estafette_operator_info)>;
 
 /// Registers a function as the operator `name`, for all engines of this process. `options` say how it is called.
-/// `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered and no call of it is under
-/// way.
+/// `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered, no call of it is under way, and
+/// what calls have enqueued on streams is over.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `name`, `function` or `options`, or options that cannot be, which the text
 /// names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be

@@ -29,11 +29,14 @@ static PROGRAMS: Table<Mutex<Stage>> = Table::new(Kind::Program);
 
 #[derive(Debug)]
 enum Stage {
-    Recording(Box<ProgramBuilder>),
+    /// With the contexts of the nodes.
+    Recording(Box<ProgramBuilder>, Contexts),
     Ready(Program),
-    /// It could not be finished.
-    Abandoned,
+    /// It is being finished, or could not be: then the contexts stay until it is destroyed.
+    Abandoned(#[expect(dead_code, reason = "they are held, and dropped")] Contexts),
 }
+
+type Contexts = Vec<Arc<Context>>;
 
 fn refused(why: &str) -> Refusal {
     Refusal::invalid(format!("program: {why}"))
@@ -59,7 +62,8 @@ pub unsafe extern "C" fn estafette_program_begin(
         let name = unsafe { text(name, "c", "name") }?;
         let engine = engine::engine(engine)?;
         let vacant = PROGRAMS.reserve()?;
-        let stage = Mutex::new(Stage::Recording(Box::new(engine.program(names::kept(name)))));
+        let stage =
+            Mutex::new(Stage::Recording(Box::new(engine.program(names::kept(name))), Contexts::new()));
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(stage)) };
         DONE
@@ -110,7 +114,7 @@ pub unsafe extern "C" fn estafette_program_add(
         // SAFETY: by contract of this function.
         let Work { name, function, reads, writes } = unsafe { work.parse(&options) }?;
         let mut stage = program.lock();
-        let Stage::Recording(builder) = &mut *stage else {
+        let Stage::Recording(builder, contexts) = &mut *stage else {
             return Err(refused("it is finished, nothing more can be recorded"));
         };
         let queue = queue(builder.engine(), options.on)?;
@@ -118,6 +122,7 @@ pub unsafe extern "C" fn estafette_program_add(
         // What could be refused is refused before the context is taken.
         let node = node.checked_external()?;
         let context = Arc::new(Context::new(context, drop_context));
+        contexts.push(Arc::clone(&context));
         node.run(move |completion| {
             // The program keeps it; this keeps it until the fence of this call has settled.
             let context = BodyContext::Shared(context.clone());
@@ -132,26 +137,32 @@ pub unsafe extern "C" fn estafette_program_add(
 /// that `estafette_op_stream` gives is recorded and not run; no later replay calls them.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a program that is finished, another value of `graph`, or, with the node
-/// that is in the way, for a program that cannot be a graph; that one can only be destroyed then. `ESTAFETTE_FORKED`. May be called
-/// by any thread. `program` may be any value.
+/// that is in the way, for a program that cannot be a graph; `ESTAFETTE_CONFLICT` for a program whose replay would wait for itself, since
+/// one of its tensors is in memory under a lease that another one waits for. A program that cannot be a graph, or is in conflict, can only
+/// be destroyed then, and keeps the contexts of its nodes until it is. `ESTAFETTE_FORKED`. May be called by any thread. `program` may be
+/// any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_program_finish(program: *mut estafette_program, graph: i32) -> estafette_status {
     entry(|| {
         let program = PROGRAMS.get(program, "program")?;
         let as_graph = flag("graph", graph)?;
         let mut stage = program.lock();
-        let builder = match std::mem::replace(&mut *stage, Stage::Abandoned) {
-            Stage::Recording(builder) => builder,
+        let (builder, contexts) = match std::mem::replace(&mut *stage, Stage::Abandoned(Contexts::new())) {
+            Stage::Recording(builder, contexts) => (builder, contexts),
             other => {
                 *stage = other;
                 return Err(refused("it is finished"));
             }
         };
         drop(stage);
-        // Under no lock: a program that is refused gives the contexts of its nodes up.
-        let finished = if as_graph { builder.finish_as_graph() } else { builder.finish() }?;
-        *program.lock() = Stage::Ready(finished);
-        DONE
+        // Under no lock: it may take long, and a program that is refused gives its tensors up.
+        let finished = if as_graph { builder.finish_as_graph() } else { builder.finish() };
+        let (stage, refused) = match finished {
+            Ok(finished) => (Stage::Ready(finished), None),
+            Err(error) => (Stage::Abandoned(contexts), Some(error)),
+        };
+        *program.lock() = stage;
+        refused.map_or(DONE, |error| Err(error.into()))
     })
 }
 
@@ -177,8 +188,8 @@ pub unsafe extern "C" fn estafette_program_replay(
         let program = PROGRAMS.get(program, "program")?;
         let ready = match &*program.lock() {
             Stage::Ready(ready) => ready.clone(),
-            Stage::Recording(_) => return Err(refused("it is still being recorded; finish it")),
-            Stage::Abandoned => return Err(refused("it could not be finished")),
+            Stage::Recording(..) => return Err(refused("it is still being recorded; finish it")),
+            Stage::Abandoned(_) => return Err(refused("it could not be finished")),
         };
         let nonblocking = flag("nonblocking", nonblocking)?;
         let handle = if out.is_null() { None } else { Some(slots::enter()?.0) };

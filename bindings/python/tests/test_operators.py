@@ -182,8 +182,38 @@ class TestCalls:
         sent = {"axis": -1, "keep": True, "eps": 1e-5, "mode": "same", "shape": (2, (3, 4)), "nothing": None}
         operators["see"](**sent).wait()
         assert seen == [sent]
-        with pytest.raises(TypeError, match="attribute `bad` is object"):
+        with pytest.raises(TypeError, match="attribute `bad` is or contains object"):
             operators["see"](bad=object())
+
+    def test_attributes_arrive_as_what_they_are(self, operators, eng, np):
+        seen = []
+        operators.register("keep", lambda **attributes: (seen.append(attributes), np.zeros(1))[1])
+        texts = {"a": "7", "b": "1.5", "c": "true", "d": "null", "e": "[1]", "f": '"quoted"', "g": "NaN", "h": "", "i": "é"}
+        numbers = {"large": 10**400, "inf": float("inf"), "zero": -0.0, "list": [1, ["7", None]], "none": ()}
+        operators["keep"](**texts, **numbers, nan=float("nan")).wait()
+        (arrived,) = seen
+        nan = arrived.pop("nan")
+        assert nan != nan and str(arrived.pop("zero")) == "-0.0"
+        del numbers["zero"]
+        assert arrived == texts | numbers | {"list": (1, ("7", None))}
+        assert type(arrived["large"]) is int and type(arrived["inf"]) is float
+
+    def test_what_is_no_plain_data_is_refused_by_name(self, operators, eng, np):
+        operators.register("refuse", lambda **attributes: np.zeros(1))
+        deep, round_trip = [], []
+        for _ in range(100_000):
+            deep = [deep]
+        round_trip.append(round_trip)
+        for bad in ({}, {"a": 1}, [{}], b"x", {1}, np.zeros(1), [np.int64(1)], 1j):
+            with pytest.raises(TypeError, match="attribute `bad` "):
+                operators["refuse"](good=1, bad=bad)
+        for bad in (deep, (1, [deep]), round_trip, 10**5000, "\ud800", "\0"):
+            with pytest.raises(ValueError, match="attribute `bad` |attribute \"bad\" "):
+                operators["refuse"](good=1, bad=bad)
+        nested = 7
+        for _ in range(64):
+            nested = (nested,)
+        operators["refuse"](good=nested).wait()
 
     def test_arity_and_operands_are_checked_at_the_call(self, operators, eng, np):
         operators.register("neg", np.negative, using=np.from_dlpack, inputs=1)

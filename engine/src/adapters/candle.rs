@@ -1,10 +1,15 @@
 //! candle: tensors on the processor become read-only tensors without a copy, and operands become candle's tensors by a copy, as
 //! candle's memory always belongs to candle.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::mem;
+use std::sync::{Arc, Weak};
 
-use candle_core::{CpuStorage, Device, Storage, StorageRef, WithDType};
+use candle_core::{CpuStorage, CustomOp1, Device, Shape, Storage, StorageRef, WithDType};
 use estafette_devices::DLDevice;
+use estafette_sync::per_process;
+use estafette_sync::sync::Mutex;
 
 use crate::core::error::Error;
 use crate::engine::Engine;
@@ -63,19 +68,83 @@ impl View<'_> {
     }
 }
 
-/// A tensor of candle that no operation writes.
+/// Memory of candle that no operation writes, shared by all tensors that refer to it: the lock is fair, so a second guard would wait for a
+/// writer that waits for the first.
 struct ReadLocked {
     /// Refers to memory of `_tensor`, so it is dropped first.
     storage: StorageRef<'static>,
     _tensor: candle_core::Tensor,
+    key: usize,
+}
+
+/// Where those who import one memory find its guard. The lock is held while a guard is waited for, so that all of them get the same one.
+type Slot = Mutex<Weak<ReadLocked>>;
+
+per_process! {
+    /// The guards that exist or are waited for, by the address of the memory's owner.
+    static SLOTS: Mutex<BTreeMap<usize, Arc<Slot>>> = Mutex::new(BTreeMap::new());
 }
 
 impl ReadLocked {
-    fn new(tensor: candle_core::Tensor) -> Self {
+    fn of(tensor: candle_core::Tensor) -> Result<Arc<Self>, Error> {
+        let key = address_of_storage(&tensor)?;
+        let slot = Arc::clone(SLOTS.lock().entry(key).or_default());
+        let mut known = slot.lock();
+        if let Some(locked) = known.upgrade() {
+            return Ok(locked);
+        }
+        let locked = Arc::new(Self::new(tensor, key));
+        *known = Arc::downgrade(&locked);
+        Ok(locked)
+    }
+
+    fn new(tensor: candle_core::Tensor, key: usize) -> Self {
         let (storage, _) = tensor.storage_and_layout();
         // SAFETY: the lock is in memory that the tensor keeps alive and that does not move with it. The guard is dropped before the tensor.
         let storage = unsafe { mem::transmute::<StorageRef<'_>, StorageRef<'static>>(storage) };
-        Self { storage, _tensor: tensor }
+        Self { storage, _tensor: tensor, key }
+    }
+}
+
+impl Drop for ReadLocked {
+    fn drop(&mut self) {
+        let mut slots = SLOTS.lock();
+        // A slot that only the map has is locked by no thread. Another guard may be in it by now.
+        if let Some(slot) = slots.get(&self.key)
+            && Arc::strong_count(slot) == 1
+            && slot.lock().strong_count() == 0
+        {
+            slots.remove(&self.key);
+        }
+    }
+}
+
+/// An operation of candle that leaves the address of its operand. Candle's operations pass writers that wait, which no public function does
+/// that only locks.
+#[derive(Default)]
+struct LeaveAddress(Cell<usize>);
+
+impl CustomOp1 for LeaveAddress {
+    fn name(&self) -> &'static str {
+        "estafette"
+    }
+
+    fn cpu_fwd(
+        &self,
+        storage: &CpuStorage,
+        _: &candle_core::Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.0.set(std::ptr::from_ref(storage).addr());
+        Ok((CpuStorage::U8(Vec::new()), Shape::from(0)))
+    }
+}
+
+/// Which owner the memory of a tensor has. Several tensors may have the same.
+fn address_of_storage(tensor: &candle_core::Tensor) -> Result<usize, Error> {
+    let left = LeaveAddress::default();
+    match tensor.apply_op1_no_bwd(&left) {
+        Ok(_nothing) => Ok(left.0.get()),
+        Err(_) => Err(Error::invalid("the tensor of candle is not on the processor")),
     }
 }
 
@@ -83,7 +152,7 @@ fn managed(tensor: candle_core::Tensor) -> Result<ManagedTensor, Error> {
     let signed = |sizes: &[usize]| sizes.iter().map(|&size| size as i64).collect::<Vec<_>>();
     let (shape, strides) = (signed(tensor.dims()), signed(tensor.stride()));
     let start = tensor.layout().start_offset();
-    let tensor = ReadLocked::new(tensor);
+    let tensor = ReadLocked::of(tensor)?;
     let Storage::Cpu(storage) = &*tensor.storage else {
         return Err(Error::invalid("the tensor of candle is not on the processor"));
     };

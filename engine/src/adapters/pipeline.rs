@@ -17,7 +17,8 @@ use crate::wait::ready::Ready;
 ///
 /// The sink accepts an input while fewer than `limit` results are outstanding: submitted, and not taken from the stream.
 /// Beyond that the sender waits. `futures::StreamExt::split` makes two halves, which tasks of their own may use. Once the sink
-/// is closed, the stream ends after the last result. A pipeline that is dropped drops its results; their operations run.
+/// is closed, the stream ends after the last result. A submission that is refused, or panics, closes the sink: the sender gets the
+/// error, and the reader what was accepted before. A pipeline that is dropped drops its results; their operations run.
 ///
 /// ```
 /// use estafette::{Engine, Pipeline, Produced};
@@ -51,8 +52,8 @@ pub struct Pipeline<S> {
 }
 
 impl<S> Pipeline<S> {
-    /// A pipeline of what `submit` submits for an input. `submit` returns the result, which need not be ready. A sender waits
-    /// while `limit` results are outstanding; at least one may be.
+    /// A pipeline of what `submit` submits for an input. `submit` returns the result, which need not be ready, or an error, after which
+    /// the pipeline takes no more inputs. A sender waits while `limit` results are outstanding; at least one may be.
     ///
     /// `submit` must not block: `limit` times the operations of an input should be less than the
     /// [limit](crate::engine::EngineBuilder::in_flight_limit) of the engine.
@@ -89,7 +90,7 @@ impl<S, I> Sink<I> for Pipeline<S>
 where
     S: FnMut(I) -> Result<Tensor, Error>,
 {
-    /// What `submit` was refused with. The failure of an operation is in the stream.
+    /// What `submit` was refused with, which closes the pipeline. The failure of an operation is in the stream.
     type Error = Error;
 
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
@@ -105,10 +106,15 @@ where
         if self.is_closed {
             return Err(Error::invalid("the pipeline is closed"));
         }
-        let result = (self.submit)(input)?;
+        // `forward` sends nothing after an error and does not close, and a sender that panics sends nothing either: the reader would
+        // wait for ever. Woken by the drop, the reader finds the pipeline closed where no result was accepted.
+        let Self { submit, outstanding, is_closed, reader, .. } = &mut *self;
+        let _woken = WakeOnDrop(reader);
+        *is_closed = true;
+        let result = submit(input)?;
+        *is_closed = false;
         let ready = result.ready();
-        self.outstanding.push_back((result, ready));
-        wake(&mut self.reader);
+        outstanding.push_back((result, ready));
         Ok(())
     }
 
@@ -149,6 +155,14 @@ impl<S> Stream for Pipeline<S> {
     }
 }
 
+struct WakeOnDrop<'a>(&'a mut Option<Waker>);
+
+impl Drop for WakeOnDrop<'_> {
+    fn drop(&mut self) {
+        wake(self.0);
+    }
+}
+
 fn wake(waiting: &mut Option<Waker>) {
     if let Some(waker) = waiting.take() {
         waker.wake();
@@ -157,7 +171,12 @@ fn wake(waiting: &mut Option<Waker>) {
 
 #[cfg(test)]
 mod tests {
-    use futures::executor::block_on;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::Duration;
+
+    use futures::executor::{LocalPool, block_on};
+    use futures::stream::SplitSink;
+    use futures::task::LocalSpawnExt;
     use futures::{FutureExt, SinkExt, StreamExt};
 
     use super::*;
@@ -194,13 +213,59 @@ mod tests {
             }),
         };
         let mut pipeline = Pipeline::new(8, submit);
-        assert!(block_on(pipeline.send(0)).unwrap_err().to_string().contains("refused"));
         for n in 1..4 {
             block_on(pipeline.send(n)).unwrap();
         }
+        assert!(block_on(pipeline.send(0)).unwrap_err().to_string().contains("refused"));
         block_on(SinkExt::<i64>::close(&mut pipeline)).unwrap();
         let failed: Vec<_> = block_on(pipeline.map(|result| result.is_err()).collect());
         assert_eq!(failed, [false, true, false]);
+    }
+
+    /// What a reader that waits gets once `spoil` has sent what is not accepted.
+    fn reads_after<S>(
+        pipeline: Pipeline<S>,
+        spoil: impl FnOnce(&mut SplitSink<Pipeline<S>, i64>),
+    ) -> Vec<Result<Tensor, Error>>
+    where
+        S: FnMut(i64) -> Result<Tensor, Error> + 'static,
+    {
+        let (mut inputs, results) = pipeline.split();
+        let mut tasks = LocalPool::new();
+        let reader = tasks.spawner().spawn_local_with_handle(results.collect::<Vec<_>>()).unwrap();
+        tasks.run_until_stalled();
+        spoil(&mut inputs);
+        tasks.run_until_stalled();
+        reader.now_or_never().expect("the reader has been woken, and the stream has ended")
+    }
+
+    #[test]
+    fn a_refusal_ends_the_stream_after_what_was_accepted() {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        let submit = {
+            let engine = engine.clone();
+            move |n: i64| engine.op("n").produce(move |[]| Ok(Produced::from_vec(vec![n], &[1])?))
+        };
+        let pipeline = Pipeline::new(2, submit);
+        let read = reads_after(pipeline, |inputs| {
+            block_on(inputs.send(1)).unwrap();
+            engine.shutdown_timeout(Duration::from_secs(30));
+            assert!(matches!(block_on(inputs.send(2)), Err(Error::Shutdown)));
+            let error = block_on(inputs.send(3)).unwrap_err();
+            assert!(error.to_string().contains("the pipeline is closed"), "{error}");
+        });
+        assert_eq!(read.len(), 1);
+        assert_eq!(read[0].as_ref().unwrap().to_vec::<i64>().unwrap(), [1]);
+    }
+
+    #[test]
+    fn a_panic_of_the_submission_ends_the_stream() {
+        let pipeline = Pipeline::new(2, |_: i64| panic!("on purpose"));
+        let read = reads_after(pipeline, |inputs| {
+            let sent = catch_unwind(AssertUnwindSafe(|| block_on(inputs.send(1))));
+            assert!(sent.is_err());
+        });
+        assert!(read.is_empty());
     }
 
     #[test]

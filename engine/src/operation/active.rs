@@ -112,7 +112,8 @@ impl ActiveTask {
         }
     }
 
-    /// Ends the task without its body, as if an input had failed by `cause`.
+    /// Ends the task without its body, as if an input had failed by `cause`. Its variables, or the run of a node, keep the fences that
+    /// the task comes after.
     pub(crate) fn skip(self, cause: OperationError) -> Option<OpGranted> {
         match self {
             Self::Op(running) => running.skip(cause),

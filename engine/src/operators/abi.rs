@@ -61,7 +61,8 @@ pub type OperatorFunction = Option<
     ) -> *const c_char,
 >;
 
-/// Called once with the context of an operator that is out of the registry, when no call of it is under way any more.
+/// Called once with the context of an operator that is out of the registry, when no call of it is under way any more and what calls have
+/// enqueued on streams is over; never where the end of that cannot be known.
 pub type OperatorDrop = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
 /// The kind of an operator that writes its results into tensors that it is given.
@@ -146,7 +147,7 @@ impl Operators {
     ) -> Result<(), Error> {
         let operator = foreign(name, "C", function, options, (context, drop_context), None)?;
         self.add(operator).map_err(|mut refused| {
-            refused.operator.implementation.disown();
+            refused.operator.disown();
             refused.error
         })
     }
@@ -168,12 +169,7 @@ pub(super) fn foreign(
     // From here on nothing fails, so the context is ours.
     let context = Context { pointer, drop, generation: Generation::current() };
     let foreign = Foreign { function, infer: options.infer, context, library };
-    Ok(Operator {
-        name: name.into(),
-        signature,
-        origin: origin.to_string(),
-        implementation: Box::new(Run(foreign)),
-    })
+    Ok(Operator::new(name.into(), signature, origin.to_string(), Run(foreign)))
 }
 
 fn signature(name: &str, options: &OperatorOptions) -> Result<Signature, Error> {

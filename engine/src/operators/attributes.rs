@@ -9,16 +9,24 @@ use crate::core::error::Error;
 /// Names and values, in the order in which they were given; a name that is given again has its last value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
-    pairs: Vec<(String, String)>,
+    attributes: Vec<Attribute>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Attribute {
+    key: String,
+    value: String,
+    /// Whether the value is text where the call was made. Else it may be a number or the like, as text.
+    is_text: bool,
 }
 
 impl Attributes {
     /// Sets the value of `key`.
-    pub(crate) fn set(&mut self, key: impl Into<String>, value: impl Into<String>) {
-        let (key, value) = (key.into(), value.into());
-        match self.pairs.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, old)) => *old = value,
-            None => self.pairs.push((key, value)),
+    pub(crate) fn set(&mut self, key: impl Into<String>, value: impl Into<String>, is_text: bool) {
+        let attribute = Attribute { key: key.into(), value: value.into(), is_text };
+        match self.attributes.iter_mut().find(|known| known.key == attribute.key) {
+            Some(known) => *known = attribute,
+            None => self.attributes.push(attribute),
         }
     }
 
@@ -42,7 +50,13 @@ impl Attributes {
     /// All pairs.
     #[doc(hidden)]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
-        self.pairs.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+        self.attributes.iter().map(|known| (known.key.as_str(), known.value.as_str()))
+    }
+
+    /// As [`iter`](Self::iter), each with whether its value [is text](super::OperatorCall::text_attribute).
+    #[doc(hidden)]
+    pub fn iter_typed(&self) -> impl ExactSizeIterator<Item = (&str, &str, bool)> {
+        self.attributes.iter().map(|known| (known.key.as_str(), known.value.as_str(), known.is_text))
     }
 
     /// In C, a text ends at its first NUL.

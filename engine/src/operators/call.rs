@@ -16,7 +16,7 @@ use crate::operation::operands::{Operands, Tensors};
 use crate::tensor::handle::Tensor;
 
 use super::attributes::Attributes;
-use super::invocation::{Invocation, Parts, Results, Slots};
+use super::invocation::{Invocation, LeavesWork, Parts, Results, Slots};
 use super::operator::Operator;
 
 /// A call being described. Made by [`Engine::operator`] by name.
@@ -52,7 +52,14 @@ impl OperatorCall {
 
     /// An option of the call.
     pub fn attribute(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.attributes.set(key, value);
+        self.attributes.set(key, value, false);
+        self
+    }
+
+    /// As [`attribute`](Self::attribute), of an option that is text, whatever it reads like: for languages whose values have types.
+    #[doc(hidden)]
+    pub fn text_attribute(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.attributes.set(key, value, true);
         self
     }
 
@@ -142,7 +149,7 @@ impl OperatorCall {
     fn parts(self, outputs: &[&Tensor]) -> Result<Arc<Parts>, Error> {
         let Self { engine, operator, inputs, attributes, queue } = self;
         attributes.check()?;
-        if queue.as_ref().is_some_and(|queue| !operator.implementation.can_enqueue_on(queue.as_ref())) {
+        if queue.as_ref().is_some_and(|queue| !operator.implementation().can_enqueue_on(queue.as_ref())) {
             let name = &operator.name;
             return Err(Error::invalid(format!(
                 "operator `{name}` works on the host, and cannot be called on this queue"
@@ -171,7 +178,7 @@ fn at_once<T>(submission: impl Future<Output = T>) -> T {
 
 fn describe(parts: &Parts) -> OpBuilder<'_, Tensors> {
     let mut builder = parts.engine.op(parts.operator.name.to_string()).reads(&parts.inputs);
-    if parts.operator.implementation.takes_a_lock() {
+    if parts.operator.implementation().takes_a_lock() {
         builder = builder.worker_only();
     }
     match &parts.queue {
@@ -190,7 +197,8 @@ fn starting(parts: &Arc<Parts>, results: Results) -> impl FnOnce(Completion) + S
     let parts = Arc::clone(parts);
     move |completion| {
         let operator = Arc::clone(&parts.operator);
-        operator.implementation.start(Invocation { completion, results, parts });
+        let left = parts.queue.as_ref().map(|queue| LeavesWork::new(&operator, queue));
+        operator.implementation().start(Invocation { completion, results, parts, left });
     }
 }
 

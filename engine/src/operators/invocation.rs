@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, Queue};
 use estafette_report::shown::shown;
+use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
 
 use crate::core::error::{BodyError, BodyResult};
+use crate::core::lost::lost;
 use crate::engine::Engine;
 use crate::operation::completion::{Completion, Scope};
 use crate::operation::import::Produced;
@@ -35,6 +37,40 @@ pub struct Invocation {
     pub(super) completion: Completion,
     pub(super) results: Results,
     pub(super) parts: Arc<Parts>,
+    /// Dropped last, after the end of the call. `None` on the host.
+    pub(super) left: Option<LeavesWork>,
+}
+
+/// A call that may put work on a queue: however it ends, the operator stays until that work is over.
+pub(super) struct LeavesWork {
+    operator: Arc<Operator>,
+    queue: Arc<dyn Queue>,
+    marked: Option<Fence>,
+    generation: Generation,
+}
+
+impl LeavesWork {
+    pub(super) fn new(operator: &Arc<Operator>, queue: &Arc<dyn Queue>) -> Self {
+        let (operator, queue) = (Arc::clone(operator), Arc::clone(queue));
+        Self { operator, queue, marked: None, generation: Generation::current() }
+    }
+
+    /// Marks the end of the work. If it cannot be known, the memory that the work uses is never released.
+    fn mark(&mut self) -> Fence {
+        let fence = self.queue.record().unwrap_or_else(lost);
+        self.marked = Some(fence.clone());
+        fence
+    }
+}
+
+impl Drop for LeavesWork {
+    fn drop(&mut self) {
+        // In a forked child the queue is the parent's.
+        if self.generation.is_current() {
+            let marked = self.marked.take().unwrap_or_else(|| self.mark());
+            self.operator.keep_until(marked);
+        }
+    }
 }
 
 /// What a call consists of.
@@ -102,7 +138,7 @@ impl Invocation {
 
     /// Ends the call, with a result for each output that it had not been given, or with a failure.
     pub fn finish(self, result: BodyResult<Vec<Produced>>) {
-        let Self { completion, results, parts } = self;
+        let Self { completion, results, parts, mut left } = self;
         let result = result.and_then(|produced| {
             let wanted =
                 if matches!(results, Results::Written) { 0 } else { parts.operator.signature.outputs };
@@ -113,9 +149,12 @@ impl Invocation {
             Err(BodyError::from(format!("operator `{name}` gave {} results, not {wanted}", produced.len())))
         });
         // Even a function that failed may have enqueued something, so its end is marked all the same.
-        let marked = parts.queue.as_ref().map(|queue| queue.record());
+        let marked = left.as_mut().map(LeavesWork::mark);
         match results {
-            Results::Written => end_on(completion, result.map(drop), marked),
+            Results::Written => match marked {
+                Some(fence) => completion.complete_after(&fence, result.map(drop)),
+                None => completion.complete(result.map(drop)),
+            },
             Results::One => completion.produce(result.and_then(|mut produced| {
                 produced.pop().ok_or_else(|| BodyError::from("the operator gave no result"))
             })),
@@ -123,22 +162,6 @@ impl Invocation {
                 let filled = produced.into_iter().map(Some).collect();
                 *slots.lock() = filled;
             })),
-        }
-    }
-}
-
-/// Ends an operation that may have put work on a queue.
-fn end_on(
-    completion: Completion,
-    result: BodyResult,
-    marked: Option<Result<Fence, estafette_devices::DeviceError>>,
-) {
-    match (marked, result) {
-        (None, result) => completion.complete(result),
-        (Some(Ok(fence)), result) => completion.complete_after(&fence, result),
-        (Some(Err(error)), _) => {
-            // Enqueued work may run, and its end can never be known: the memory is never released.
-            completion.complete_after(&crate::core::lost::lost(error), Ok(()));
         }
     }
 }

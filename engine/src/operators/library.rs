@@ -2,7 +2,8 @@
 //!
 //! A library exports one function, [`ENTRY`], of type [`OperatorEntry`]. It is called with a [`OperatorRegistrar`], whose `add` takes what
 //! `estafette_register_operator` of the C interface takes. The library links to no library of Estafette; it stays loaded until its
-//! last operator is out of the registry, no call of it is under way, and no result of one is left, since its code deletes them.
+//! last operator is out of the registry, no call of it is under way, the work that calls have enqueued is over, and no result of one is
+//! left, since its code deletes them.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;

@@ -30,7 +30,7 @@
 //! # One registry per process
 //! A library brings its operators once, whatever the number of engines; the engine that calls one runs it. (A process that
 //! has two copies of this library has two registries.) An operator that was taken out of the registry stays alive while
-//! calls of it are under way, and so does the shared library that it came from.
+//! calls of it are under way and while work runs that they have enqueued, and so does the shared library that it came from.
 //!
 //! | file | its one idea |
 //! |---|---|

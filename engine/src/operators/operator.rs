@@ -3,10 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use estafette_devices::Queue;
+use estafette_devices::{Fence, FenceSet, Queue};
 use estafette_report::shown::shown;
+use estafette_sync::sync::Mutex;
+use smallvec::SmallVec;
 
 use crate::core::error::Error;
+use crate::exchange::{Storage, reaper};
 
 use super::invocation::Invocation;
 
@@ -100,10 +103,66 @@ pub struct Operator {
     pub signature: Signature,
     /// Where it comes from, in words: a language, the path of a library, the full name of a function.
     pub origin: String,
-    pub(super) implementation: Box<dyn Implementation>,
+    held: Held,
 }
 
+/// An implementation, which stays until the work that calls have left on queues is over.
+struct Held {
+    /// `None` only during the drop.
+    implementation: Option<Box<dyn Implementation>>,
+    left: Mutex<LeftWork>,
+}
+
+/// The work that calls have left on queues, which may run code of the implementation and use its context.
+#[derive(Default)]
+struct LeftWork {
+    fences: FenceSet,
+    /// Fences that are done go when there are so many.
+    sweep_at: usize,
+}
+
+/// Fences of operators that may be done before they are swept.
+const LEFT_MIN: usize = 8;
+
 impl Operator {
+    pub(super) fn new(
+        name: Arc<str>,
+        signature: Signature,
+        origin: String,
+        implementation: impl Implementation,
+    ) -> Self {
+        let implementation = Some(Box::new(implementation) as Box<dyn Implementation>);
+        Self { name, signature, origin, held: Held { implementation, left: Mutex::default() } }
+    }
+
+    pub(super) fn implementation(&self) -> &dyn Implementation {
+        self.held.implementation.as_deref().expect("present until dropped")
+    }
+
+    /// See [`Implementation::disown`].
+    pub(super) fn disown(&mut self) {
+        if let Some(implementation) = &mut self.held.implementation {
+            implementation.disown();
+        }
+    }
+
+    /// Keeps the implementation until `fence` has settled, and for ever where the end of the work cannot be known.
+    pub(super) fn keep_until(&self, fence: Fence) {
+        if fence.observed_done() {
+            return;
+        }
+        let mut left = self.held.left.lock();
+        let mut replaced: SmallVec<[Fence; 2]> = SmallVec::new();
+        replaced.extend(left.fences.insert_replacing(fence));
+        if left.fences.len() > left.sweep_at {
+            left.fences.take_out(Fence::observed_done, &mut replaced);
+            left.sweep_at = (2 * left.fences.len()).max(LEFT_MIN);
+        }
+        drop(left);
+        // Dropping a fence may run a user's code: no lock is held here.
+        drop(replaced);
+    }
+
     /// Whether a call with so many inputs is in order, and with so many outputs, if it passes any.
     pub(super) fn check_arity(&self, inputs: usize, outputs: Option<usize>) -> Result<(), Error> {
         let (name, signature) = (&self.name, &self.signature);
@@ -127,6 +186,17 @@ impl Operator {
                 signature.outputs
             ))),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut fences = std::mem::take(&mut self.left.get_mut().fences);
+        fences.prune();
+        if !fences.is_empty() {
+            let implementation = Storage::owned(Box::new(self.implementation.take()), std::ptr::null_mut());
+            reaper().release(fences, implementation);
         }
     }
 }

@@ -55,8 +55,7 @@ impl Operators {
         implementation: impl Implementation,
     ) -> Result<(), Error> {
         signature.check(name)?;
-        let (name, origin) = (Arc::from(name), origin.into());
-        self.add(Operator { name, signature, origin, implementation: Box::new(implementation) })
+        self.add(Operator::new(Arc::from(name), signature, origin.into(), implementation))
             .map_err(|refused| refused.error)
     }
 

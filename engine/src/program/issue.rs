@@ -118,8 +118,7 @@ impl SharedRun {
             }
         }
         if run.skip_if_poisoned(node) || self.refuse(node, refused) {
-            let passed_on = before.iter().flat_map(|earlier| fences.of(*earlier));
-            fences.set(node, passed_on.chain(first.into_iter().flat_map(Earlier::all)).cloned());
+            fences.set(node, self.left_before(node, fences, plan).cloned());
             return true;
         }
         if !pending.is_empty() {
@@ -137,7 +136,7 @@ impl SharedRun {
                 if let Err(failure) = marked {
                     run.failed(node, failure);
                 }
-                fences.set(node, [left]);
+                self.leave(node, Some(left), fences, plan);
             }
             NodeBody::External(external) => {
                 let ticket = Arc::new(Ticket::default());
@@ -163,10 +162,32 @@ impl SharedRun {
         true
     }
 
+    /// The fences that `node` comes after.
+    fn left_before<'a>(
+        &'a self,
+        node: u32,
+        fences: &'a NodeFences,
+        plan: &'a IssuePlan,
+    ) -> impl Iterator<Item = &'a Fence> {
+        let before = &plan.before[node as usize];
+        let first = before.is_empty().then_some(&self.run.earlier);
+        before.iter().flat_map(|earlier| fences.of(*earlier)).chain(first.into_iter().flat_map(Earlier::all))
+    }
+
+    /// Leaves the end of `node` to its successors. A fence of the node's own queue is ordered after all that the queue was made to wait
+    /// for. No other fence is, and neither is one that could not be recorded: then that is left to the successors as well.
+    fn leave(&self, node: u32, left: Option<Fence>, fences: &NodeFences, plan: &IssuePlan) {
+        let Some(queue) = &plan.queues[node as usize] else { return fences.set(node, left) };
+        if left.as_ref().is_some_and(|left| left.queue() == Some(queue.id())) {
+            return fences.set(node, left);
+        }
+        fences.set(node, self.left_before(node, fences, plan).cloned().chain(left));
+    }
+
     /// Notes the end that a node has reported.
     fn note(&self, node: u32, (fence, result): NodeEnd) {
-        if let Some(fences) = &self.fences {
-            fences.set(node, fence);
+        if let (Some(fences), Some(plan)) = (&self.fences, &self.run.plan.issue) {
+            self.leave(node, fence, fences, plan);
         }
         if let Err(failure) = result {
             self.run.failed(node, failure);

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use estafette_graph::Mode;
 use estafette_graph::program::ProgramLog;
 use estafette_graph::program::ProgramOrder;
+use estafette_graph::{Mode, VarId};
 
 use super::footprint::Uses;
 use super::graph::GraphPlan;
@@ -118,10 +118,11 @@ impl ProgramBuilder {
         // A replay is one operation, which keeps the operands of all nodes until its end.
         check_own_leases(footprint.reads.iter(), footprint.writes.iter())?;
         let mut log = ProgramLog::new();
+        let orders = orders(accesses.iter().map(|(var, _)| var));
         let mut begin = 0;
         for end in ends {
-            let accesses = accesses[begin..end].iter().map(|(var, mode)| (var.ordering().id(), *mode));
-            log.push(accesses);
+            let modes = accesses[begin..end].iter().map(|(_, mode)| *mode);
+            log.push(orders[begin..end].iter().copied().zip(modes));
             begin = end;
         }
         let plan = Plan::new(name, nodes, ProgramOrder::of(&log), footprint, graph, worker_only);
@@ -148,11 +149,64 @@ impl ProgramBuilder {
     }
 }
 
+/// The variables that order accesses of `vars`, all as of one moment: if an import collapsed some of them in between, two accesses of one
+/// variable would seem to be of two, and lose their order.
+fn orders<'a>(vars: impl Iterator<Item = &'a OpVar> + Clone) -> Vec<VarId> {
+    let look = || vars.clone().map(|var| var.ordering().id()).collect::<Vec<_>>();
+    let mut found = look();
+    loop {
+        // A variable never goes back to one that ordered it before. So what is found twice was so all the time in between.
+        let again = look();
+        if again == found {
+            return found;
+        }
+        found = again;
+    }
+}
+
 impl std::fmt::Debug for ProgramBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ProgramBuilder")
             .field("name", &self.name.as_str())
             .field("nodes", &self.nodes.len())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use estafette_devices::DLDevice;
+
+    use super::*;
+    use crate::exchange::{Abi, DType, ExportFlags, Layout, export};
+
+    /// So many parts collapse when a tensor overlaps them all.
+    const PARTS: usize = 17;
+
+    #[test]
+    fn an_import_while_variables_are_looked_up_splits_no_group() {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        let memory: &'static mut [f32] = Box::leak(Box::new([0.0; PARTS]));
+        let start = memory.as_mut_ptr();
+        let import = |at: usize, len: usize| {
+            let layout = Layout::contiguous(DType::F32, DLDevice::CPU, &[len as i64]).unwrap();
+            let data = start.wrapping_add(at).cast();
+            // SAFETY: elements of memory that is never freed, and that only the engine uses.
+            unsafe { engine.import(export(&layout, data, ExportFlags::default(), Abi::Versioned, || ())) }
+                .unwrap()
+        };
+        let parts: Vec<Tensor> = (0..PARTS).map(|at| import(at, 1)).collect();
+        let whole = RefCell::new(None);
+        let vars = parts.iter().enumerate().flat_map(|(at, part)| {
+            if at == PARTS / 2 {
+                whole.borrow_mut().get_or_insert_with(|| import(0, PARTS));
+            }
+            &part.inner.vars
+        });
+        let orders = orders(vars);
+        let group = whole.into_inner().unwrap().inner.vars[0].id();
+        assert_eq!(orders, [group; PARTS]);
     }
 }

@@ -15,10 +15,11 @@ use estafette::devices::{Device, Queue};
 use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
 use estafette::operators::OUTPUTS_MAX;
 use estafette::operators::{Closure, OperatorKind, Signature, abi, operators};
+use estafette::wait::without_helping;
 use estafette::{DType, Engine, Error, Produced, Tensor};
 use futures::executor::block_on;
 use tests::gate::Gate;
-use tests::ops::engine;
+use tests::ops::{engine, until};
 use tests::watchdog::Watchdog;
 
 fn vector(engine: &Engine, values: &[f32]) -> Tensor {
@@ -276,6 +277,56 @@ fn on_a_queue_the_work_is_enqueued_in_order_and_a_chain_needs_no_host() {
     let produced = engine.operator("queue.add_one").unwrap().inputs(&[&tensors[0]]).on(&queue).produce();
     assert!(produced.unwrap_err().to_string().contains("was given none"));
     assert!(watchdog.still_watches());
+}
+
+/// Enqueues a piece of work, and ends or breaks off. Says when it is dropped.
+struct Leaves {
+    breaks_off: bool,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl Implementation for Leaves {
+    fn start(&self, call: Invocation) {
+        let queue = call.scope().queue().expect("called on one");
+        let queue = SimQueue::from_queue(queue.as_ref()).expect("of the simulated device");
+        queue.launch("work", 10, || ()).unwrap();
+        if !self.breaks_off {
+            call.finish(Ok(Vec::new()));
+        }
+    }
+}
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn an_operator_that_was_taken_out_stays_until_the_work_that_it_has_enqueued_is_over() {
+    for breaks_off in [false, true] {
+        let device = SimDevice::new(SimOptions::default()).unwrap();
+        let engine = Engine::builder().workers(1).device(device.clone()).build().unwrap();
+        let watchdog = Watchdog::of(&engine);
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let signature =
+            Signature { kind: OperatorKind::Destination, inputs: Some(0), outputs: 1, in_place: true };
+        let leaves = Leaves { breaks_off, dropped: Arc::clone(&dropped) };
+        operators().register("queue.leaves", signature, "a test", leaves).unwrap();
+        let queue: Arc<dyn Queue> = device.queue(false);
+        let x = engine.empty(&[1], DType::F32, device.id()).unwrap();
+        for _ in 0..2 {
+            engine.operator("queue.leaves").unwrap().on(&queue).run_into(&[&x]).unwrap();
+        }
+        operators().unregister("queue.leaves").unwrap();
+        until("both calls have enqueued", || device.unfinished() == 2);
+        // The only worker has left the calls when it comes to this.
+        without_helping(|| engine.op("after").run(|[], []| Ok(())).unwrap().wait()).unwrap();
+        assert_eq!(dropped.load(Ordering::SeqCst), 0, "the work has not begun");
+        device.run_until_idle();
+        until("it is dropped", || dropped.load(Ordering::SeqCst) == 1);
+        assert!(watchdog.still_watches());
+    }
 }
 
 /// Counts what has become of contexts.

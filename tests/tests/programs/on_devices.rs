@@ -8,15 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use estafette::devices::Queue;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
+use estafette::devices::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, host};
 use estafette::program::ProgramBuilder;
 use estafette::tensor::TensorState;
-use estafette::{Access, Completion, Engine, ExportOptions, Tensor, Variable};
+use estafette::wait::without_helping;
+use estafette::{Access, Completion, Engine, Error, ExportOptions, Tensor, Variable};
 use futures::executor::block_on;
 use tests::dice::{self, Dice, mix};
 use tests::gate::Gate;
-use tests::on_device::{Element, copy_on, fault, launch, on_device, queue, read_on, sim, started};
+use tests::on_device::{Element, copy_on, fault, launch, on_device, queue, read_on, sim, started, write_on};
 use tests::ops::{add, get, look, until};
 
 /// A node on `queue` that sets `to` to one more than `from`.
@@ -416,6 +417,144 @@ fn an_external_node_on_a_queue_leaves_what_it_has_enqueued_there() {
     until("it is issued", || last.is_done());
     device.run_until_idle();
     assert!(engine.shutdown_timeout(Duration::from_secs(30)).drained);
+    assert!(watchdog.still_watches());
+}
+
+/// A queue that no thread can enter.
+#[derive(Debug)]
+struct Closed {
+    queue: Arc<dyn Queue>,
+    records: bool,
+}
+
+impl Queue for Closed {
+    fn id(&self) -> QueueId {
+        self.queue.id()
+    }
+
+    fn device(&self) -> DLDevice {
+        self.queue.device()
+    }
+
+    fn in_order(&self) -> bool {
+        self.queue.in_order()
+    }
+
+    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
+        self.queue.order_after(fence)
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        if self.records { self.queue.record() } else { Err(fault("it records nothing")) }
+    }
+
+    fn make_current(&self) -> Result<bool, DeviceError> {
+        Err(fault("it cannot be entered"))
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self.queue.as_any()
+    }
+}
+
+/// Three nodes that write one tensor: one on a device, the one that `middle` records, and one on the host. What the last one does
+/// must wait for the first one's work, whatever becomes of the second. Returns how the replay ended.
+fn the_host_waits_for_the_device(
+    middle: impl FnOnce(&mut ProgramBuilder, &Tensor, &SimDevice),
+) -> Result<(), Error> {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let x = on_device(&device, &engine);
+    let (element, seen) = (Element::of(&x), Arc::new(Mutex::new(Vec::new())));
+    let mut builder = engine.program("step");
+    let first = queue(&device);
+    let node = builder.op("first").writes([&x]).on(&first);
+    node.run_on(move |queue, [], [_x]| Ok(launch(queue, "first", 10, move || element.set(1.0))?)).unwrap();
+    middle(&mut builder, &x, &device);
+    let log = Arc::clone(&seen);
+    let node = builder.op("last").writes([&x]);
+    node.run(move |[], [_x]| {
+        log.lock().unwrap().push(element.get());
+        Ok(())
+    })
+    .unwrap();
+    let replay = builder.finish().unwrap().replay().unwrap();
+    until("the first node has enqueued", || device.unfinished() == 1);
+    // The only worker comes to this when it has left the replay.
+    without_helping(|| engine.op("after").run(|[], []| Ok(())).unwrap().wait()).unwrap();
+    assert_eq!(*seen.lock().unwrap(), [0.0; 0], "the device has not moved");
+    device.run_until_idle();
+    let outcome = replay.wait();
+    assert_eq!(*seen.lock().unwrap(), [1.0]);
+    assert!(watchdog.still_watches());
+    outcome
+}
+
+#[test]
+fn a_node_that_cannot_enter_its_queue_leaves_its_successors_what_is_before_it() {
+    for records in [true, false] {
+        let closed =
+            |device: &SimDevice| -> Arc<dyn Queue> { Arc::new(Closed { queue: queue(device), records }) };
+        let enqueued = the_host_waits_for_the_device(|builder, x, device| {
+            let node = builder.op("second").writes([x]).on(&closed(device));
+            node.run_on(|_, [], [_x]| unreachable!("it cannot be entered")).unwrap();
+        });
+        let reported = the_host_waits_for_the_device(|builder, x, device| {
+            let node = builder.op("second").writes([x]).on(&closed(device));
+            node.run_external(|_| unreachable!("it cannot be entered")).unwrap();
+        });
+        for outcome in [enqueued, reported] {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("`second`") && error.contains("cannot be entered"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_node_that_ends_with_a_fence_of_its_own_leaves_its_successors_what_its_queue_waits_for() {
+    the_host_waits_for_the_device(|builder, x, device| {
+        let node = builder.op("second").writes([x]).on(&queue(device));
+        node.run_external(|completion| {
+            let (completer, fence) = host::promise("elsewhere");
+            completer.settle(Ok(()));
+            completion.complete_after(&fence, Ok(()));
+        })
+        .unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_node_that_enqueues_nothing_leaves_its_successors_what_its_queue_waits_for() {
+    for out_of_order in [false, true] {
+        the_host_waits_for_the_device(|builder, x, device| {
+            let queue: Arc<dyn Queue> = device.queue(out_of_order);
+            let node = builder.op("second").writes([x]).on(&queue);
+            node.run_on(|_, [], [_x]| Ok(())).unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn an_operation_that_cannot_enter_its_queue_leaves_its_successors_what_is_before_it() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let x = on_device(&device, &engine);
+    let first = write_on(&engine, &queue(&device), "first", &x, 1.0);
+    let closed: Arc<dyn Queue> = Arc::new(Closed { queue: queue(&device), records: true });
+    let second = engine.op("second").writes([&x]).on(&closed);
+    let second = second.run_external(|_| unreachable!("it cannot be entered")).unwrap();
+    let element = Element::of(&x);
+    let last = engine.op("last").writes([&x]).run(move |[], [_x]| {
+        assert_eq!(element.get(), 1.0);
+        Ok(())
+    });
+    let last = last.unwrap();
+    until("the first two have ended", || first.is_done() && second.is_done());
+    without_helping(|| engine.op("after").run(|[], []| Ok(())).unwrap().wait()).unwrap();
+    assert!(!last.is_done());
+    device.run_until_idle();
+    last.wait().unwrap();
+    assert!(second.wait().unwrap_err().to_string().contains("cannot be entered"));
     assert!(watchdog.still_watches());
 }
 

@@ -1167,9 +1167,12 @@ class Operator:
     A call returns at once: with promises of the results (one, or a tuple of several), or with `out`, a tensor or a sequence
     of them that the operator writes to. Inputs are `Tensor` objects; what they wait for, the call waits for, in the graph.
 
-    Attributes are plain data (None, booleans, numbers, text, and sequences of these), so that operators of all languages take
-    the same: a function in C gets them as text, numbers as JSON writes them, a Python function as numbers again, and
-    sequences as tuples.
+    Attributes are plain data (None, booleans, numbers, text, and lists and tuples of these, at most 64 in one another), so that
+    operators of all languages take the same: a function in C gets them as text, what is no text as JSON writes it (with ``NaN``
+    and ``Infinity``), a Python function as they are, but for lists, which become tuples. What callers in other languages pass is
+    text, of which a Python function gets what reads like a number or other plain data as that.
+
+    Raises `TypeError` for other data, and `ValueError` for what has no text.
     """
 
     @property

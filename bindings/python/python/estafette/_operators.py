@@ -4,31 +4,53 @@ from __future__ import annotations
 
 import json
 
+# Sequences in one another: far less than the recursion limit, which the function of the operator may be near.
+DEPTH_MAX = 64
+
 
 def encode(attributes):
-    """Pairs of names and texts: text as it is, other plain data as JSON writes it."""
-    return [(key, value if isinstance(value, str) else _text(key, value)) for key, value in attributes.items()]
+    """Names and texts, each with whether it was text before: text as it is, other plain data as JSON writes it."""
+    return [(key, *_text(key, value)) for key, value in attributes.items()]
 
 
 def _text(key, value):
+    _check(key, value, DEPTH_MAX)
     try:
-        return json.dumps(value)
-    except (TypeError, ValueError) as error:
+        if isinstance(value, str):
+            value.encode()  # Half a surrogate pair is no UTF-8.
+            return value, True
+        return json.dumps(value), False
+    except ValueError as error:
+        raise ValueError(f"attribute `{key}` has no text: {error}") from error
+
+
+def _check(key, value, depth):
+    if isinstance(value, (list, tuple)):
+        if depth == 0:
+            raise ValueError(f"attribute `{key}` has more than {DEPTH_MAX} sequences in one another, or contains itself")
+        for item in value:
+            _check(key, item, depth - 1)
+    elif not (value is None or isinstance(value, (bool, int, float, str))):
         raise TypeError(
-            f"attribute `{key}` is {type(value).__qualname__}: attributes are None, booleans, numbers, text, and sequences of these"
-        ) from error
+            f"attribute `{key}` is or contains {type(value).__qualname__}: attributes are None, booleans, numbers, text, and lists "
+            "and tuples of these"
+        )
 
 
-def decode(pairs):
-    """What `encode` was given, but for sequences, which become tuples, and for text that reads like something else."""
-    return {key: _value(text) for key, text in pairs}
+def decode(attributes):
+    """What `encode` was given, but for lists, which become tuples. What callers in other languages pass is taken for what it reads like."""
+    return {key: text if is_text else _value(text) for key, text, is_text in attributes}
 
 
 def _value(text):
     try:
-        return _frozen(json.loads(text))
-    except ValueError:
+        return _frozen(json.loads(text, object_pairs_hook=_no_mapping))
+    except (ValueError, RecursionError):
         return text
+
+
+def _no_mapping(pairs):
+    raise ValueError("a mapping is no plain data")
 
 
 def _frozen(value):

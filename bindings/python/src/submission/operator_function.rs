@@ -176,15 +176,15 @@ fn check_fit(
     )))
 }
 
-/// The options of a call as text, for operators of any language.
-/// Raises `TypeError` for what is no plain data.
-pub fn encode(attributes: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String)>> {
+/// The options of a call as text, for operators of any language, each with whether it was text before.
+/// Raises `TypeError` for what is no plain data, and `ValueError` for what has no text.
+pub fn encode(attributes: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String, bool)>> {
     import_module(attributes.py(), "estafette._operators")?.getattr("encode")?.call1((attributes,))?.extract()
 }
 
 /// The options of a call as Python has them.
 fn decode<'py>(py: Python<'py>, call: &Invocation) -> PyResult<Bound<'py, PyDict>> {
-    let texts: Vec<(&str, &str)> = call.attributes().iter().collect();
+    let texts: Vec<(&str, &str, bool)> = call.attributes().iter_typed().collect();
     Ok(import_module(py, "estafette._operators")?.getattr("decode")?.call1((texts,))?.cast_into()?)
 }
 
