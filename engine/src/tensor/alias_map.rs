@@ -277,7 +277,7 @@ fn try_place(
     origin: Option<Origin>,
 ) -> Option<Placement> {
     let mut keep = SmallVec::new();
-    let mut collapsed: Option<(OpVar, VarSet)> = None;
+    let mut merge: Option<OpGranted> = None;
     let (key, placed) = regions().resolve(space, range.clone(), |found| {
         let mut lent = |origin| {
             found
@@ -316,7 +316,8 @@ fn try_place(
                 region.collapse_into(&group);
             }
             let members = std::mem::replace(&mut vars, VarSet::from_iter([group.clone()]));
-            collapsed = Some((group.clone(), members));
+            // Before another import finds the group: what it submits then comes after the members' operations.
+            merge = collapse(core, &group, &members);
             group
         } else if inside {
             vars[0].clone()
@@ -341,8 +342,8 @@ fn try_place(
     });
     drop(keep);
     let (vars, region, lease) = placed?;
-    if let Some((group, members)) = collapsed {
-        collapse(core, &group, &members);
+    if let Some(granted) = merge {
+        run::dispatch_one(granted);
     }
     if !ready.is_empty() {
         carry(&vars[vars.len() - 1], ready);
@@ -414,13 +415,11 @@ pub(crate) fn place_apart(space: AddressSpace, range: Range<usize>, own: OpVar) 
     Placed { region, key }
 }
 
-/// From now on `members` are ordered as one variable.
-fn collapse(core: &CoreRef, group: &OpVar, members: &[OpVar]) {
+/// From now on `members` are ordered as one variable. Returns the operation that merges their states, if it is granted.
+fn collapse(core: &CoreRef, group: &OpVar, members: &[OpVar]) -> Option<OpGranted> {
     let state = OpState::new(core.clone(), Name::Static("collapse"), Kind::Merge);
     let members: SmallVec<[&OpVar; 32]> = members.iter().collect();
-    if let Some(granted) = graph().collapse(state, &members, group) {
-        run::dispatch_one(granted);
-    }
+    graph().collapse(state, &members, group)
 }
 
 /// Handles a granted collapse: the state that the members still carry moves to the group.

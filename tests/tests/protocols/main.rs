@@ -22,6 +22,7 @@ use tests::simulation::explore;
 
 mod device;
 mod foreign_fences;
+mod imports;
 mod leases;
 mod quarantine;
 mod staging;
