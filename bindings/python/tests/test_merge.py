@@ -89,6 +89,52 @@ def test_times_processes_and_counts_are_kept(eng, tmp_path):
     assert one["pid"] == 3 and one["ts"] > 1e6
 
 
+def test_an_arrow_joins_operations_of_one_recording_alone(eng, np, tmp_path):
+    names = ["one", "two", "three"]
+    for name in names:
+        t = eng.zeros((4,), "float32")
+        with est.record(tmp_path / name):
+            eng.submit(lambda x: None, writes=[t], using=np.from_dlpack, name=f"make {name}")
+            eng.submit(lambda x: None, reads=[t], using=np.from_dlpack, name=f"use {name}")
+            eng.wait_all()
+    est.merge_traces(*(tmp_path / name for name in names), to=tmp_path / "merged.json")
+    processes = {}
+    for event in json.loads((tmp_path / "merged.json").read_text())["traceEvents"]:
+        if event["ph"] in "sf":
+            # Viewers join the ends by category, name and identity, whatever the process.
+            processes.setdefault((event["cat"], event["name"], event["id"]), []).append((event["ph"], event["pid"]))
+    assert sorted(processes.values()) == [[("s", pid), ("f", pid)] for pid in (1, 2, 3)]
+
+
+def test_identities_of_other_profilers_stay_apart_too(tmp_path):
+    def trace(name, *ids):
+        phases = "sfbneNOD"
+        events = [{"ph": ph, "cat": "c", "name": "n", "pid": 1, "tid": 1, "ts": 1, "id": ids[0]} for ph in phases]
+        events.append({"ph": "b", "cat": "c", "name": "n", "pid": 1, "tid": 1, "ts": 1, "id2": {"global": ids[0], "local": 7}})
+        events.append({"ph": "X", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 1, "bind_id": ids[0], "id": "as it is"})
+        events.append({"ph": "s", "cat": "c", "name": "n", "pid": 1, "tid": 1, "ts": 1, "id": ids[1]})
+        (tmp_path / name).write_text(json.dumps({"baseTimeNanoseconds": 1, "traceEvents": events}))
+        return tmp_path / name
+
+    est.merge_traces(trace("a", 5, "0x9"), trace("b", 5, 9), trace("c", "0x5", 3), to=tmp_path / "merged.json")
+    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+
+    def identity(event):
+        if event["ph"] == "X":
+            assert event["id"] == "as it is"
+            found = event["bind_id"]
+        else:
+            assert event.get("id2", {"local": 7})["local"] == 7
+            found = event.get("id", event.get("id2", {}).get("global"))
+        return int(found, 0) if isinstance(found, str) else found
+
+    assert len(events) == 33
+    own = [[identity(event) for event in events[at : at + 11]] for at in (0, 11, 22)]
+    assert all(len(set(identities[:-1])) == 1 for identities in own)
+    every = [identities[at] for identities in own for at in (0, -1)]
+    assert len(set(every)) == 6 and every[:2] == [5, 9]
+
+
 def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):
     def refused(text, *path):
         (tmp_path / "trace.json").write_text(text)

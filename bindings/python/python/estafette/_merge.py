@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import os
 import pathlib
@@ -13,6 +14,10 @@ from ._estafette import _read_chrome
 
 if TYPE_CHECKING:
     from _typeshed import StrOrBytesPath
+
+
+_IDENTIFIED = frozenset("stfbneSTpFNOD")
+"""Phases of events whose `id` says what belongs together: arrows, asynchronous events, objects."""
 
 
 def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
@@ -34,8 +39,10 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
     for began, event in timed:
         event["ts"] += (began - origin) / 1000
     taken: set[object] = set()
+    identities: set[object] = set()
     for _began, trace in traces:
         _renumber(trace["traceEvents"], taken)
+        _tell_apart(trace["traceEvents"], identities)
     merged = {key: value for _began, trace in reversed(traces) for key, value in trace.items() if key != "otherData"}
     merged["traceEvents"] = [event for _began, trace in traces for event in trace["traceEvents"]]
     merged["baseTimeNanoseconds"] = origin
@@ -57,6 +64,29 @@ def _renumber(events: list[dict[str, Any]], taken: set[object]) -> None:
     for event in events:
         if "pid" in event:
             event["pid"] = numbers[event["pid"]]
+
+
+def _tell_apart(events: list[dict[str, Any]], taken: set[object]) -> None:
+    """Gives arrows, asynchronous events and objects other identities than those of earlier traces: they hold across processes."""
+    places = [(event, "bind_id") for event in events if "bind_id" in event]
+    places += [(event, "id") for event in events if "id" in event and event.get("ph") in _IDENTIFIED]
+    places += [(event["id2"], "global") for event in events if isinstance(event.get("id2"), dict) and "global" in event["id2"]]
+    own = dict.fromkeys(_identity(place[key]) for place, key in places)
+    if taken:
+        free = (number for number in itertools.count(1) if number not in taken)
+        numbers = dict(zip(own, free))
+        for place, key in places:
+            place[key] = numbers[_identity(place[key])]
+        own = dict.fromkeys(numbers.values())
+    taken.update(own)
+
+
+def _identity(written: object) -> object:
+    """Viewers take `"0x10"` for 16."""
+    try:
+        return int(written, 0) if isinstance(written, str) else int(str(written))
+    except ValueError:
+        return str(written)
 
 
 def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
