@@ -128,6 +128,15 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     assert!(refusal(&estafette(&["--html", page, "--chrome", page, slow])).contains("the same file"));
     text(&estafette(&["--html", page, slow]));
     text(&estafette(&["--html", page, slow])); // a former page is replaced
+    let chrome = chrome.to_str().unwrap();
+    text(&estafette(&["--chrome", chrome, slow]));
+    let other = folder.join("program.py");
+    for (option, content) in [("--html", "import numpy"), ("--html", "<!doctype html>"), ("--chrome", "{}")] {
+        fs::write(&other, content).unwrap();
+        let refused = refusal(&estafette(&[option, other.to_str().unwrap(), slow]));
+        assert!(refused.contains("program.py: ") && refused.contains("is not replaced"), "{refused}");
+        assert_eq!(fs::read_to_string(&other).unwrap(), content);
+    }
 
     fs::remove_dir_all(&folder).unwrap();
 }

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import run_program
 
 import estafette as est
 
@@ -133,6 +134,56 @@ def test_identities_of_other_profilers_stay_apart_too(tmp_path):
     assert all(len(set(identities[:-1])) == 1 for identities in own)
     every = [identities[at] for identities in own for at in (0, -1)]
     assert len(set(every)) == 6 and every[:2] == [5, 9]
+
+
+def test_a_merge_replaces_nothing_but_an_earlier_merge(eng, tmp_path):
+    for name in ("one", "two"):
+        with est.record(tmp_path / name):
+            eng.submit(lambda: None, name=name).wait()
+    (tmp_path / "torch.json").write_text('{"baseTimeNanoseconds": 1, "traceEvents": []}')
+    (tmp_path / "torch.json.gz").write_bytes(gzip.compress((tmp_path / "torch.json").read_bytes()))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for name in before:
+        with pytest.raises(FileExistsError, match=name):
+            est.merge_traces(tmp_path / "one", tmp_path / "torch.json", to=tmp_path / name)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    for name in ("merged.json", "merged.json.gz"):
+        (tmp_path / name).touch()
+        for inputs in (["one"], ["one", "two"]):
+            est.merge_traces(*(tmp_path / each for each in inputs), to=tmp_path / name)
+        with pytest.raises(FileExistsError, match=f"{name} is one of the traces to merge"):
+            est.merge_traces(tmp_path / name, tmp_path / "two", to=tmp_path / name)
+        # It is a trace as others are.
+        est.merge_traces(tmp_path / name, tmp_path / "two", to=tmp_path / f"again-{name}")
+    events = json.loads(gzip.decompress((tmp_path / "again-merged.json.gz").read_bytes()))["traceEvents"]
+    operations = [event["name"] for event in events if event["ph"] == "X" and event["cat"] == "operation"]
+    assert sorted(name for name in operations if name in ("one", "two")) == ["one", "two", "two"]
+
+
+def test_a_merge_that_fails_leaves_the_earlier_one(eng, tmp_path):
+    with est.record(tmp_path / "run.pftrace"):
+        for _ in range(200):
+            eng.submit(lambda: None, name="step")
+        eng.wait_all()
+    merged = tmp_path / "merged.json"
+    est.merge_traces(tmp_path / "run.pftrace", to=merged)
+    before = merged.read_bytes()
+    source = f"""
+        import resource
+        import signal
+        import estafette as est
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            est.merge_traces({str(tmp_path / "run.pftrace")!r}, to={str(merged)!r})
+        except OSError as error:
+            print("refused", error)
+    """
+    said, _ = run_program(source)
+    assert "refused" in said and "merged.json" in said
+    assert merged.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged.json", "run.pftrace"]
 
 
 def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import itertools
 import json
 import os
 import pathlib
+import stat
+import zlib
 from typing import TYPE_CHECKING, Any
 
-from ._estafette import _read_chrome
+from ._estafette import _read_chrome, _replace_file
 
 if TYPE_CHECKING:
     from _typeshed import StrOrBytesPath
 
+
+_GZIP = b"\x1f\x8b"
 
 _IDENTIFIED = frozenset("stfbneSTpFNOD")
 """Phases of events whose `id` says what belongs together: arrows, asynchronous events, objects."""
@@ -25,7 +30,8 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
 
         est.merge_traces("run.pftrace", "torch.json", "jax-log", to="merged.json.gz")
 
-    The file is Chrome's JSON, which https://ui.perfetto.dev opens, compressed if its name ends in ``.gz``.
+    The file is Chrome's JSON, which https://ui.perfetto.dev opens, compressed if its name ends in ``.gz``. A file that is there is
+    replaced if it is an earlier merge, or empty, and raises ``FileExistsError`` otherwise. It keeps its content until the new one is whole.
 
     paths: files of `record`; what ``torch.profiler.profile.export_chrome_trace`` has written; the folder of ``jax.profiler.trace``,
     of which the newest run is taken, or the ``.trace.json.gz`` of a run beside its ``.xplane.pb``. JAX must be installed to read that.
@@ -33,6 +39,8 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
     Times are those of the computer's calendar clock: traces of one computer fit to some microseconds, for as long as that clock was
     not set. Raises ``ValueError`` for a trace that does not say when it began.
     """
+    target = pathlib.Path(os.fsdecode(to))
+    _check_target(target, [pathlib.Path(os.fsdecode(path)) for path in paths])
     traces = [_read(pathlib.Path(os.fsdecode(path))) for path in paths]
     timed = [(began, event) for began, trace in traces for event in trace["traceEvents"] if _is_timed(event)]
     origin = min((began + int(event["ts"] * 1000) for began, event in timed), default=0)
@@ -43,12 +51,39 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
     for _began, trace in traces:
         _renumber(trace["traceEvents"], taken)
         _tell_apart(trace["traceEvents"], identities)
-    merged = {key: value for _began, trace in reversed(traces) for key, value in trace.items() if key != "otherData"}
+    merged: dict[str, Any] = {"mergedBy": "estafette"}
+    merged |= {key: value for _began, trace in reversed(traces) for key, value in trace.items() if key != "otherData"}
     merged["traceEvents"] = [event for _began, trace in traces for event in trace["traceEvents"]]
     merged["baseTimeNanoseconds"] = origin
     text = json.dumps(merged).encode()
-    target = pathlib.Path(os.fsdecode(to))
-    target.write_bytes(gzip.compress(text) if target.name.endswith(".gz") else text)
+    _replace_file(os.fspath(target), gzip.compress(text) if target.name.endswith(".gz") else text)
+
+
+_HEAD = b'{"mergedBy": "estafette"'
+"""How every merged file begins."""
+
+
+def _check_target(target: pathlib.Path, inputs: list[pathlib.Path]) -> None:
+    """Refuses to replace a file that is no earlier merge: a wrong path costs nobody a trace then."""
+    try:
+        there = target.stat()
+    except FileNotFoundError:
+        return
+    if any(path.exists() and path.samefile(target) for path in inputs):
+        raise FileExistsError(f"{target} is one of the traces to merge, and is not replaced: name another file")
+    # The writing refuses what is no regular file.
+    if stat.S_ISREG(there.st_mode) and there.st_size > 0 and not _begins(target).startswith(_HEAD):
+        raise FileExistsError(f"{target} was not written by a merge, and is not replaced: name another file")
+
+
+def _begins(path: pathlib.Path) -> bytes:
+    """The first bytes, or those that are compressed."""
+    with path.open("rb") as file:
+        begins = file.read(1_000)
+    if begins.startswith(_GZIP):
+        with contextlib.suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(begins, 1_000)
+    return begins
 
 
 def _is_timed(event: dict[str, Any]) -> bool:
@@ -97,7 +132,7 @@ def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
             raise ValueError(f"{path} has no trace of jax.profiler (*.trace.json.gz)")
         path = runs[-1]
     text = path.read_bytes()
-    if text.startswith(b"\x1f\x8b"):
+    if text.startswith(_GZIP):
         text = gzip.decompress(text)
     try:
         trace = json.loads(text)

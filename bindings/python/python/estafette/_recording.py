@@ -56,12 +56,13 @@ def report(
     their process, as ``decode @4711``.
     short: leaves the tables out of the text.
     width: columns of the text; default those of the terminal.
-    html: a file to write the report to as a page for a browser.
+    html: a file to write the report to as a page for a browser. A file that is there is replaced if it is such a page, or empty.
 
     A damaged file gives the report of what is left of it, which says what is missing; so does the file of a recording that was
     not finished (`record` says where it lies). The recording in memory takes at most 64 times what the file takes, or 16 MiB; what
     would take more is missing, and the report says so. Names that hold control characters are shown with escapes. Raises
-    ``ValueError`` when nothing is left, ``OSError`` when a file cannot be read or written, or is no regular file.
+    ``ValueError`` when nothing is left, ``OSError`` when a file cannot be read or written, or is no regular file, and its
+    ``FileExistsError`` when `html` is a file of another kind.
     """
     import json
     import shutil
