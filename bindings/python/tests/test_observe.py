@@ -693,6 +693,45 @@ def test_the_command_gives_the_program_its_arguments_and_makes_the_page(tmp_path
     assert "<!doctype html>" in page.read_text(encoding="utf-8").lower()
 
 
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [("sys.exit(3)", 3, []), ("", 0, []), ("raise KeyError('own')", 1, ["KeyError: 'own'"]), ("sys.stderr.close(); sys.exit(4)", 4, None)],
+)
+@pytest.mark.parametrize("option", ["--html", "--trace"])
+def test_a_report_that_cannot_be_written_leaves_the_program_its_exit_code(tmp_path, option, ending, code, said):
+    out = tmp_path / "out"
+    out.mkdir()
+    script = tmp_path / "program.py"
+    script.write_text(f"import shutil, sys\nshutil.rmtree({str(out)!r})\n{ending}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "estafette", "observe", option, out / "written", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    if said is not None:
+        assert "estafette observe: " in done.stderr and "written" in done.stderr, done.stderr
+        assert done.stderr.count("Traceback") == len(said) and all(words in done.stderr for words in said)
+        # Without a page the report is there.
+        assert ("Causes of waiting" in done.stderr) == (option == "--html")
+
+
+def test_the_command_replaces_no_file_of_another_kind(tmp_path, capsys):
+    script, other = tmp_path / "program.py", tmp_path / "other.py"
+    for path in (script, other):
+        path.write_text("raise AssertionError('it runs')")
+    for arguments, words in (
+        (["--html", other], "other.py"),
+        (["--html", script], "program.py"),
+        (["--trace", script], "program.py is the program itself"),
+        (["--html", tmp_path], "no regular file"),
+        (["--trace", tmp_path], f"cannot write {tmp_path}"),
+        (["--trace", tmp_path / "one", "--html", tmp_path / "one"], "the same file"),
+    ):
+        assert command([str(argument) for argument in [*arguments, script]]) == 2
+        assert words in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.py", "program.py"]
+    assert script.read_text() == other.read_text() == "raise AssertionError('it runs')"
+
+
 def test_the_command_keeps_the_paths_of_an_interpreter_that_adds_none(tmp_path):
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "beside.py").write_text("value = 5")
