@@ -20,7 +20,7 @@ import types
 import pytest
 
 import estafette as est
-from conftest import peer, run_program
+from conftest import peer, run_program, until
 from estafette._observe import command, roles
 from estafette._observe.patches import Observed, Patches, observed_in
 from estafette._observe.table import ROWS
@@ -153,6 +153,49 @@ def test_a_slow_consumer_is_found(observed):
     blamed = [row for row in report.data["operations"] if row["name"] == blocker]
     assert blamed and planted / 2 < blamed[0]["blamed_ns"]
     assert blocker in report.data["headline"]
+
+
+def test_the_first_turn_of_a_thread_at_a_queue_begins_with_the_thread():
+    items, before = queue.Queue(1), 60_000_000
+
+    def consume():
+        until(lambda: items.not_full._waiters)
+        time.sleep(0.001)
+        items.get()
+
+    thread = threading.Thread(target=consume)
+    with est.observe() as seen:
+        began = time.perf_counter_ns()
+        until(lambda: time.perf_counter_ns() - began > before)
+        began = time.perf_counter_ns()
+        thread.start()
+        items.put(1)
+        items.put(2)
+        thread.join()
+        took = time.perf_counter_ns() - began
+    (turn,) = [row for row in seen.report().data["operations"] if "consume before Queue.get" in row["name"]]
+    assert 1_000_000 <= turn["running_ns"] <= took
+
+
+def test_the_first_turn_of_a_thread_from_before_begins_with_the_observation():
+    items, go_on = queue.Queue(1), threading.Event()
+
+    def consume():
+        go_on.wait()
+        until(lambda: items.not_full._waiters)
+        items.get()
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    with est.observe() as seen:
+        began = time.perf_counter_ns()
+        until(lambda: time.perf_counter_ns() - began > 20_000_000)
+        go_on.set()
+        items.put(1)
+        items.put(2)
+        thread.join()
+    (turn,) = [row for row in seen.report().data["operations"] if "consume before Queue.get" in row["name"]]
+    assert turn["running_ns"] >= 20_000_000
 
 
 # --- What Estafette would change --------------------------------------------------------------------------------------
