@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 
@@ -196,6 +197,21 @@ def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):
     assert "trace.json does not say when it began" in refused('{"traceEvents": []}')
     assert "trace.json is no trace: it has no `traceEvents`" in refused("{}")
     assert "no trace, or nothing of it is left" in refused("anything")
+    def damaged(**trace):
+        return refused(json.dumps({"baseTimeNanoseconds": 1, "traceEvents": [], **trace}))
+
+    assert "trace.json is no trace" in refused("[]") and "is no trace" in refused("[" * 100_000)
+    for event in (1, None, {"ph": "X", "ts": "5", "pid": 1}, {"ph": "X", "ts": None}, {"ph": "X", "ts": 1e999}, {"ph": "M", "pid": [1]}):
+        assert "trace.json is damaged: no event" in damaged(traceEvents=[event])
+    assert "trace.json is damaged: it began at 'soon'" in damaged(baseTimeNanoseconds="soon")
+    whole = gzip.compress(json.dumps({"baseTimeNanoseconds": 1, "traceEvents": [{"ph": "M", "name": str(n)} for n in range(99)]}).encode())
+    for text in (whole[:-20], whole[:10] + b"\xff" * 50, whole[:-8] + b"\0" * 8):
+        (tmp_path / "trace.json.gz").write_bytes(text)
+        with pytest.raises(ValueError, match="trace.json.gz is damaged"):
+            est.merge_traces(tmp_path / "trace.json.gz", to=tmp_path / "merged.json")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="fifo is no regular file"):
+        est.merge_traces(tmp_path / "fifo", to=tmp_path / "merged.json")
     (tmp_path / "empty").mkdir()
     assert "has no trace of jax.profiler" in refused("", "empty")
     assert not (tmp_path / "merged.json").exists()

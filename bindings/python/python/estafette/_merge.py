@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import itertools
 import json
+import math
 import os
 import pathlib
 import stat
@@ -131,16 +132,25 @@ def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
         if not runs:
             raise ValueError(f"{path} has no trace of jax.profiler (*.trace.json.gz)")
         path = runs[-1]
+    if not stat.S_ISREG(path.stat().st_mode):
+        # A FIFO could be waited for in vain.
+        raise OSError(f"{path} is no regular file")
     text = path.read_bytes()
     if text.startswith(_GZIP):
-        text = gzip.decompress(text)
+        try:
+            text = gzip.decompress(text)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
     try:
         trace = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         trace = json.loads(_read_chrome(os.fspath(path)))
         return trace["otherData"]["started"], trace
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError(f"{path} is no trace: it has no `traceEvents`")
+    for event in trace["traceEvents"]:
+        if not _is_event(event):
+            raise ValueError(f"{path} is damaged: no event of Chrome's format is {event!r:.100}")
     began = trace.get("baseTimeNanoseconds")
     if began is None:
         began = _began_by_xplane(path)
@@ -149,7 +159,17 @@ def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
             f"{path} does not say when it began: it has neither `baseTimeNanoseconds`, as traces of torch.profiler, nor a file "
             "*.xplane.pb with `profile_start_time` beside it, as traces of jax.profiler"
         )
-    return began, trace
+    if not _is_number(began):
+        raise ValueError(f"{path} is damaged: it began at {began!r:.100}")
+    return int(began), trace
+
+
+def _is_number(what: object) -> bool:
+    return isinstance(what, int | float) and math.isfinite(what)
+
+
+def _is_event(what: object) -> bool:
+    return isinstance(what, dict) and isinstance(what.get("pid", 0), int | float | str) and (not _is_timed(what) or _is_number(what["ts"]))
 
 
 def _began_by_xplane(path: pathlib.Path) -> int | None:
