@@ -16,6 +16,7 @@ import textwrap
 import threading
 import time
 import types
+import zipapp
 
 import pytest
 
@@ -773,6 +774,19 @@ def test_the_command_replaces_no_file_of_another_kind(tmp_path, capsys):
         assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.py", "program.py"]
     assert script.read_text() == other.read_text() == "raise AssertionError('it runs')"
+
+
+def test_the_command_runs_folders_and_archives_as_the_interpreter_does(tmp_path):
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "beside.py").write_text("value = 5")
+    (folder / "__main__.py").write_text("import sys, beside\nprint(__name__, sys.argv[1:], beside.value)\nsys.exit(3)\n")
+    archive = tmp_path / "program.pyz"
+    zipapp.create_archive(folder, archive)
+    for program in (folder, archive):
+        for command in (["-m", "estafette", "observe"], []):
+            done = subprocess.run([sys.executable, *command, program, "x"], capture_output=True, text=True, timeout=60)
+            assert (done.returncode, done.stdout) == (3, "__main__ ['x'] 5\n"), done.stderr
 
 
 def test_the_command_keeps_the_paths_of_an_interpreter_that_adds_none(tmp_path):

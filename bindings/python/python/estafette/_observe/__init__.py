@@ -11,6 +11,7 @@ import tempfile
 import threading
 import types
 import weakref
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 from .._errors import ConflictError
@@ -236,6 +237,10 @@ def _conclude(seen: observe, page: str | None, *, is_child: bool) -> None:
 def _run_script(program: list[str]) -> None:
     """As ``python SCRIPT`` does it."""
     path = program[0]
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        sys.argv[:] = program
+        runpy.run_path(path, run_name="__main__")
+        return
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
