@@ -122,7 +122,8 @@ class record:  # noqa: N801 - used like a function
     In `path`, ``%p`` is the number of the process, and ``%%`` is ``%``. A file that is there already keeps its content until the
     new one is whole. While it is recorded, what is noted is written to a file beside it several times a second:
     ``run.pftrace.4711.unfinished`` for process 4711. A process that ends in any way before `stop` leaves that file, and `report`
-    reads it. A symbolic link at `path` is replaced itself; a FIFO, a device or a folder is refused with ``OSError``.
+    reads it. A symbolic link at `path` is replaced itself; a FIFO, a device or a folder is refused with ``OSError``, and a file that
+    another recording of the process is made to with its ``FileExistsError``.
 
     For programs that cannot be changed, the environment variable ``ESTAFETTE_TRACE`` names a file that the whole run is
     recorded to, ``ESTAFETTE_TRACE_LAST`` gives `last`, and ``ESTAFETTE_TRACE_SIGNAL`` the name of a signal. A process that finds
