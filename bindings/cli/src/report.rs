@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "FILE", required = true, num_args = 1..)]
     files: Vec<PathBuf>,
     /// Compare two traces.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["short", "html", "chrome"])]
     diff: bool,
     /// Print JSON.
     #[arg(long)]

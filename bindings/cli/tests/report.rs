@@ -147,4 +147,8 @@ fn what_is_not_asked_for_rightly_is_refused_with_how_to_ask() {
     assert!(refusal(&estafette(&["--diff", "/dev/null"])).contains("/dev/null"));
     assert!(refusal(&estafette(&["--width", "many", "x"])).contains("many"));
     assert!(refusal(&estafette(&["--colour"])).contains("--colour"));
+    for option in [&["--html", "page"][..], &["--chrome", "trace"], &["--short"]] {
+        let refused = refusal(&estafette(&[option, &["--diff", "a", "b"]].concat()));
+        assert!(refused.contains(option[0]) && refused.contains("cannot be used with"), "{refused}");
+    }
 }
