@@ -144,7 +144,11 @@ pub fn replace_file(py: Python<'_>, path: PathBuf, content: &[u8]) -> PyResult<(
 /// As Python's own: the class that its number has, and the file.
 pub fn of_file(path: &Path, error: std::io::Error) -> PyErr {
     match error.raw_os_error() {
-        Some(number) => PyOSError::new_err((number, error.to_string(), path.to_path_buf())),
+        Some(number) => {
+            // Python says the number itself.
+            let text = error.to_string().replace(&format!(" (os error {number})"), "");
+            PyOSError::new_err((number, text, path.as_os_str().to_owned()))
+        }
         None => {
             let text = format!("{}: {error}", path.display());
             match error.kind() {
