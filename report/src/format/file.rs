@@ -38,7 +38,7 @@ pub fn replace(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Re
 ///
 /// # Errors
 /// As those of [`replace`], and of [`check_alike`].
-pub fn replace_alike(
+pub(crate) fn replace_alike(
     path: &Path,
     head: &str,
     content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
@@ -52,7 +52,7 @@ pub fn replace_alike(
 ///
 /// # Errors
 /// As those of [`check_target`]; `AlreadyExists` for a file of another kind.
-pub fn check_alike(path: &Path, head: &str) -> io::Result<()> {
+pub(crate) fn check_alike(path: &Path, head: &str) -> io::Result<()> {
     check_target(path)?;
     let mut there = Vec::new();
     match File::open(path) {
