@@ -47,8 +47,8 @@ pub(crate) fn replace_alike(
     replace(path, content)
 }
 
-/// Refuses a path at which there is a file of another kind: one that is not empty and does not begin with `head`. A wrong path costs
-/// nobody a program or a recording then.
+/// Refuses a path at which there is a file of another kind: one that is not empty and does not begin with `head`. With a wrong
+/// path no program and no recording is lost.
 ///
 /// # Errors
 /// As those of [`check_target`]; `AlreadyExists` for a file of another kind.

@@ -65,7 +65,7 @@ _HEAD = b'{"mergedBy": "estafette"'
 
 
 def _check_target(target: pathlib.Path, inputs: list[pathlib.Path]) -> None:
-    """Refuses to replace a file that is no earlier merge: a wrong path costs nobody a trace then."""
+    """Refuses to replace a file that is no earlier merge: with a wrong path no trace is lost."""
     try:
         there = target.stat()
     except FileNotFoundError:
