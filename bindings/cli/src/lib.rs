@@ -12,6 +12,7 @@ mod report;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 use estafette_report::shown::shown;
 
@@ -42,6 +43,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(arguments) => execute(arguments.command),
         // Help, the version, or what is wrong.
         Err(message) => {
+            if let Some(words) = of_the_other_package(&message) {
+                eprintln!("estafette: {words}");
+                return WRONG;
+            }
             return message.print().map_or(WRONG, |()| message.exit_code().try_into().unwrap_or(WRONG));
         }
     };
@@ -59,6 +64,20 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             eprintln!("estafette: {}", shown(&error.to_string()));
             WRONG
         }
+    }
+}
+
+/// What to say of a command that the Python package has alone, or that of Rust.
+fn of_the_other_package(message: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(name)) = message.get(ContextKind::InvalidSubcommand) else { return None };
+    match name.as_str() {
+        "config" | "merge" | "observe" | "top" => Some(format!(
+            "`{name}` is a command of the Python package: `python -m estafette {name}`, where that is installed"
+        )),
+        "bench" => Some(format!(
+            "`{name}` is not in the Python package: `cargo run --release --bin estafette -- {name}` in the repository"
+        )),
+        _ => None,
     }
 }
 

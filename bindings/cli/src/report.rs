@@ -8,7 +8,7 @@ use estafette_report::diff::difference;
 use estafette_report::shown::shown;
 use estafette_report::summary::SortBy;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Report, Trace, csv, file, merge, report};
+use estafette_report::{Report, Trace, csv, merge, report};
 
 /// Columns where neither the command line nor a terminal says how many there are.
 const WIDTH_DEFAULT: usize = 100;
@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "FILE", required = true, num_args = 1..)]
     files: Vec<PathBuf>,
     /// Compare two traces.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["short", "html", "chrome"])]
     diff: bool,
     /// Print JSON.
     #[arg(long)]
@@ -115,10 +115,10 @@ impl Arguments {
             }
         }
         if let Some(path) = &self.chrome {
-            written(path, file::replace(path, |out| estafette_report::chrome::write(trace, out)))?;
+            written(path, estafette_report::chrome::write_file(trace, path))?;
         }
         if let Some(path) = &self.html {
-            written(path, file::replace(path, |out| estafette_report::html::write(trace, out)))?;
+            written(path, estafette_report::html::write_file(trace, path))?;
         }
         Ok(())
     }

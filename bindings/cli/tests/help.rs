@@ -51,6 +51,17 @@ fn an_unknown_command_is_refused_with_exit_code_2() {
 }
 
 #[test]
+fn a_command_of_the_python_package_is_said_to_be_there() {
+    for arguments in [&["merge", "a", "-o", "b"][..], &["observe"], &["top"], &["config"], &["help", "merge"]]
+    {
+        let output = estafette(arguments);
+        assert_eq!(output.status.code(), Some(2));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("Python package") && text.contains("python -m estafette"), "{text}");
+    }
+}
+
+#[test]
 fn devices_are_listed_or_it_is_said_why_there_are_none() {
     let output = estafette(&["devices"]);
     let text = String::from_utf8(output.stdout).unwrap();

@@ -128,6 +128,15 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     assert!(refusal(&estafette(&["--html", page, "--chrome", page, slow])).contains("the same file"));
     text(&estafette(&["--html", page, slow]));
     text(&estafette(&["--html", page, slow])); // a former page is replaced
+    let chrome = chrome.to_str().unwrap();
+    text(&estafette(&["--chrome", chrome, slow]));
+    let other = folder.join("program.py");
+    for (option, content) in [("--html", "import numpy"), ("--html", "<!doctype html>"), ("--chrome", "{}")] {
+        fs::write(&other, content).unwrap();
+        let refused = refusal(&estafette(&[option, other.to_str().unwrap(), slow]));
+        assert!(refused.contains("program.py: ") && refused.contains("is not replaced"), "{refused}");
+        assert_eq!(fs::read_to_string(&other).unwrap(), content);
+    }
 
     fs::remove_dir_all(&folder).unwrap();
 }
@@ -138,4 +147,8 @@ fn what_is_not_asked_for_rightly_is_refused_with_how_to_ask() {
     assert!(refusal(&estafette(&["--diff", "/dev/null"])).contains("/dev/null"));
     assert!(refusal(&estafette(&["--width", "many", "x"])).contains("many"));
     assert!(refusal(&estafette(&["--colour"])).contains("--colour"));
+    for option in [&["--html", "page"][..], &["--chrome", "trace"], &["--short"]] {
+        let refused = refusal(&estafette(&[option, &["--diff", "a", "b"]].concat()));
+        assert!(refused.contains(option[0]) && refused.contains("cannot be used with"), "{refused}");
+    }
 }

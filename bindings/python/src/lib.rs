@@ -56,8 +56,8 @@ mod _estafette {
         program::PyProgram,
         promise::wait_any,
         recording::{
-            begin_recording, end_recording, name_shown, read_chrome, read_report, set_program_name,
-            snapshot_recording,
+            begin_recording, check_page, end_recording, name_shown, read_chrome, read_report, replace_file,
+            set_program_name, snapshot_recording,
         },
         remote::{PyDoor, PyLink, PyTicket, declare_dead},
         tensor::PyTensor,

@@ -30,8 +30,15 @@ def test_what_is_wrong_ends_with_code_2():
         assert done.returncode == 2 and arguments[-1] in done.stderr, done
 
 
+def test_a_command_of_the_rust_package_is_said_to_be_there():
+    done = command("bench", "chain")
+    assert done.returncode == 2 and "`bench`" in done.stderr and "cargo run" in done.stderr, done
+
+
 def test_the_help_names_every_subcommand():
     listed = command("--help").stdout
     for name in ("devices", "demo", "report", "config", "merge", "observe", "top"):
         assert name in listed
         assert command(name, "--help").returncode == 0, name
+        helped = command("help", name)
+        assert helped.returncode == 0 and f"estafette {name}" in helped.stdout.replace("python -m ", ""), helped

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+from conftest import run_program
 
 import estafette as est
 
@@ -89,6 +91,102 @@ def test_times_processes_and_counts_are_kept(eng, tmp_path):
     assert one["pid"] == 3 and one["ts"] > 1e6
 
 
+def test_an_arrow_joins_operations_of_one_recording_alone(eng, np, tmp_path):
+    names = ["one", "two", "three"]
+    for name in names:
+        t = eng.zeros((4,), "float32")
+        with est.record(tmp_path / name):
+            eng.submit(lambda x: None, writes=[t], using=np.from_dlpack, name=f"make {name}")
+            eng.submit(lambda x: None, reads=[t], using=np.from_dlpack, name=f"use {name}")
+            eng.wait_all()
+    est.merge_traces(*(tmp_path / name for name in names), to=tmp_path / "merged.json")
+    processes = {}
+    for event in json.loads((tmp_path / "merged.json").read_text())["traceEvents"]:
+        if event["ph"] in "sf":
+            # Viewers join the ends by category, name and identity, whatever the process.
+            processes.setdefault((event["cat"], event["name"], event["id"]), []).append((event["ph"], event["pid"]))
+    assert sorted(processes.values()) == [[("s", pid), ("f", pid)] for pid in (1, 2, 3)]
+
+
+def test_identities_of_other_profilers_stay_apart_too(tmp_path):
+    def trace(name, *ids):
+        phases = "sfbneNOD"
+        events = [{"ph": ph, "cat": "c", "name": "n", "pid": 1, "tid": 1, "ts": 1, "id": ids[0]} for ph in phases]
+        events.append({"ph": "b", "cat": "c", "name": "n", "pid": 1, "tid": 1, "ts": 1, "id2": {"global": ids[0], "local": 7}})
+        events.append({"ph": "X", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 1, "bind_id": ids[0], "id": "as it is"})
+        events.append({"ph": "s", "cat": "c", "name": "n", "pid": 1, "tid": 1, "ts": 1, "id": ids[1]})
+        (tmp_path / name).write_text(json.dumps({"baseTimeNanoseconds": 1, "traceEvents": events}))
+        return tmp_path / name
+
+    est.merge_traces(trace("a", 5, "0x9"), trace("b", 5, 9), trace("c", "0x5", 3), to=tmp_path / "merged.json")
+    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+
+    def identity(event):
+        if event["ph"] == "X":
+            assert event["id"] == "as it is"
+            found = event["bind_id"]
+        else:
+            assert event.get("id2", {"local": 7})["local"] == 7
+            found = event.get("id", event.get("id2", {}).get("global"))
+        return int(found, 0) if isinstance(found, str) else found
+
+    assert len(events) == 33
+    own = [[identity(event) for event in events[at : at + 11]] for at in (0, 11, 22)]
+    assert all(len(set(identities[:-1])) == 1 for identities in own)
+    every = [identities[at] for identities in own for at in (0, -1)]
+    assert len(set(every)) == 6 and every[:2] == [5, 9]
+
+
+def test_a_merge_replaces_nothing_but_an_earlier_merge(eng, tmp_path):
+    for name in ("one", "two"):
+        with est.record(tmp_path / name):
+            eng.submit(lambda: None, name=name).wait()
+    (tmp_path / "torch.json").write_text('{"baseTimeNanoseconds": 1, "traceEvents": []}')
+    (tmp_path / "torch.json.gz").write_bytes(gzip.compress((tmp_path / "torch.json").read_bytes()))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for name in before:
+        with pytest.raises(FileExistsError, match=name):
+            est.merge_traces(tmp_path / "one", tmp_path / "torch.json", to=tmp_path / name)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    for name in ("merged.json", "merged.json.gz"):
+        (tmp_path / name).touch()
+        for inputs in (["one"], ["one", "two"]):
+            est.merge_traces(*(tmp_path / each for each in inputs), to=tmp_path / name)
+        with pytest.raises(FileExistsError, match=f"{name} is one of the traces to merge"):
+            est.merge_traces(tmp_path / name, tmp_path / "two", to=tmp_path / name)
+        # It is a trace as others are.
+        est.merge_traces(tmp_path / name, tmp_path / "two", to=tmp_path / f"again-{name}")
+    events = json.loads(gzip.decompress((tmp_path / "again-merged.json.gz").read_bytes()))["traceEvents"]
+    operations = [event["name"] for event in events if event["ph"] == "X" and event["cat"] == "operation"]
+    assert sorted(name for name in operations if name in ("one", "two")) == ["one", "two", "two"]
+
+
+def test_a_merge_that_fails_leaves_the_earlier_one(eng, tmp_path):
+    with est.record(tmp_path / "run.pftrace"):
+        for _ in range(200):
+            eng.submit(lambda: None, name="step")
+        eng.wait_all()
+    merged = tmp_path / "merged.json"
+    est.merge_traces(tmp_path / "run.pftrace", to=merged)
+    before = merged.read_bytes()
+    source = f"""
+        import resource
+        import signal
+        import estafette as est
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            est.merge_traces({str(tmp_path / "run.pftrace")!r}, to={str(merged)!r})
+        except OSError as error:
+            print("refused", error)
+    """
+    said, _ = run_program(source)
+    assert "refused" in said and "merged.json" in said
+    assert merged.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged.json", "run.pftrace"]
+
+
 def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):
     def refused(text, *path):
         (tmp_path / "trace.json").write_text(text)
@@ -99,6 +197,21 @@ def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):
     assert "trace.json does not say when it began" in refused('{"traceEvents": []}')
     assert "trace.json is no trace: it has no `traceEvents`" in refused("{}")
     assert "no trace, or nothing of it is left" in refused("anything")
+    def damaged(**trace):
+        return refused(json.dumps({"baseTimeNanoseconds": 1, "traceEvents": [], **trace}))
+
+    assert "trace.json is no trace" in refused("[]") and "is no trace" in refused("[" * 100_000)
+    for event in (1, None, {"ph": "X", "ts": "5", "pid": 1}, {"ph": "X", "ts": None}, {"ph": "X", "ts": 1e999}, {"ph": "M", "pid": [1]}):
+        assert "trace.json is damaged: no event" in damaged(traceEvents=[event])
+    assert "trace.json is damaged: it began at 'soon'" in damaged(baseTimeNanoseconds="soon")
+    whole = gzip.compress(json.dumps({"baseTimeNanoseconds": 1, "traceEvents": [{"ph": "M", "name": str(n)} for n in range(99)]}).encode())
+    for text in (whole[:-20], whole[:10] + b"\xff" * 50, whole[:-8] + b"\0" * 8):
+        (tmp_path / "trace.json.gz").write_bytes(text)
+        with pytest.raises(ValueError, match="trace.json.gz is damaged"):
+            est.merge_traces(tmp_path / "trace.json.gz", to=tmp_path / "merged.json")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="fifo is no regular file"):
+        est.merge_traces(tmp_path / "fifo", to=tmp_path / "merged.json")
     (tmp_path / "empty").mkdir()
     assert "has no trace of jax.profiler" in refused("", "empty")
     assert not (tmp_path / "merged.json").exists()

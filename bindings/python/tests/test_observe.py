@@ -16,11 +16,12 @@ import textwrap
 import threading
 import time
 import types
+import zipapp
 
 import pytest
 
 import estafette as est
-from conftest import peer, run_program
+from conftest import peer, run_program, until
 from estafette._observe import command, roles
 from estafette._observe.patches import Observed, Patches, observed_in
 from estafette._observe.table import ROWS
@@ -153,6 +154,49 @@ def test_a_slow_consumer_is_found(observed):
     blamed = [row for row in report.data["operations"] if row["name"] == blocker]
     assert blamed and planted / 2 < blamed[0]["blamed_ns"]
     assert blocker in report.data["headline"]
+
+
+def test_the_first_turn_of_a_thread_at_a_queue_begins_with_the_thread():
+    items, before = queue.Queue(1), 60_000_000
+
+    def consume():
+        until(lambda: items.not_full._waiters)
+        time.sleep(0.001)
+        items.get()
+
+    thread = threading.Thread(target=consume)
+    with est.observe() as seen:
+        began = time.perf_counter_ns()
+        until(lambda: time.perf_counter_ns() - began > before)
+        began = time.perf_counter_ns()
+        thread.start()
+        items.put(1)
+        items.put(2)
+        thread.join()
+        took = time.perf_counter_ns() - began
+    (turn,) = [row for row in seen.report().data["operations"] if "consume before Queue.get" in row["name"]]
+    assert 1_000_000 <= turn["running_ns"] <= took
+
+
+def test_the_first_turn_of_a_thread_from_before_begins_with_the_observation():
+    items, go_on = queue.Queue(1), threading.Event()
+
+    def consume():
+        go_on.wait()
+        until(lambda: items.not_full._waiters)
+        items.get()
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    with est.observe() as seen:
+        began = time.perf_counter_ns()
+        until(lambda: time.perf_counter_ns() - began > 20_000_000)
+        go_on.set()
+        items.put(1)
+        items.put(2)
+        thread.join()
+    (turn,) = [row for row in seen.report().data["operations"] if "consume before Queue.get" in row["name"]]
+    assert turn["running_ns"] >= 20_000_000
 
 
 # --- What Estafette would change --------------------------------------------------------------------------------------
@@ -691,6 +735,58 @@ def test_the_command_gives_the_program_its_arguments_and_makes_the_page(tmp_path
     assert done.stdout == "__main__ ['--html', 'x'] 5\n"
     assert "Causes of waiting" in done.stderr
     assert "<!doctype html>" in page.read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [("sys.exit(3)", 3, []), ("", 0, []), ("raise KeyError('own')", 1, ["KeyError: 'own'"]), ("sys.stderr.close(); sys.exit(4)", 4, None)],
+)
+@pytest.mark.parametrize("option", ["--html", "--trace"])
+def test_a_report_that_cannot_be_written_leaves_the_program_its_exit_code(tmp_path, option, ending, code, said):
+    out = tmp_path / "out"
+    out.mkdir()
+    script = tmp_path / "program.py"
+    script.write_text(f"import shutil, sys\nshutil.rmtree({str(out)!r})\n{ending}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "estafette", "observe", option, out / "written", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    if said is not None:
+        assert "estafette observe: " in done.stderr and "written" in done.stderr, done.stderr
+        assert done.stderr.count("Traceback") == len(said) and all(words in done.stderr for words in said)
+        # Without a page the report is there.
+        assert ("Causes of waiting" in done.stderr) == (option == "--html")
+
+
+def test_the_command_replaces_no_file_of_another_kind(tmp_path, capsys):
+    script, other = tmp_path / "program.py", tmp_path / "other.py"
+    for path in (script, other):
+        path.write_text("raise AssertionError('it runs')")
+    for arguments, words in (
+        (["--html", other], "other.py"),
+        (["--html", script], "program.py"),
+        (["--trace", script], "program.py is the program itself"),
+        (["--html", tmp_path], "no regular file"),
+        (["--trace", tmp_path], f"cannot write {tmp_path}"),
+        (["--trace", tmp_path / "one", "--html", tmp_path / "one"], "the same file"),
+    ):
+        assert command([str(argument) for argument in [*arguments, script]]) == 2
+        assert words in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.py", "program.py"]
+    assert script.read_text() == other.read_text() == "raise AssertionError('it runs')"
+
+
+def test_the_command_runs_folders_and_archives_as_the_interpreter_does(tmp_path):
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "beside.py").write_text("value = 5")
+    (folder / "__main__.py").write_text("import sys, beside\nprint(__name__, sys.argv[1:], beside.value)\nsys.exit(3)\n")
+    archive = tmp_path / "program.pyz"
+    zipapp.create_archive(folder, archive)
+    for program in (folder, archive):
+        for command in (["-m", "estafette", "observe"], []):
+            done = subprocess.run([sys.executable, *command, program, "x"], capture_output=True, text=True, timeout=60)
+            assert (done.returncode, done.stdout) == (3, "__main__ ['x'] 5\n"), done.stderr
 
 
 def test_the_command_keeps_the_paths_of_an_interpreter_that_adds_none(tmp_path):

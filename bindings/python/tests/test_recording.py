@@ -319,9 +319,37 @@ class TestTheFile:
             with pytest.raises((ValueError, OSError)):
                 est.record(path, **options).start()
 
+    def test_a_page_replaces_nothing_but_an_earlier_page(self, eng, path, tmp_path):
+        with est.record(path):
+            eng.submit(lambda: None, name="step").wait()
+        (tmp_path / "notes.html").write_text("<!doctype html>\n<title>mine</title>")
+        (tmp_path / "same").symlink_to(path)
+        for other in (path, tmp_path / "same", tmp_path / "notes.html"):
+            before = other.read_bytes()
+            with pytest.raises(FileExistsError, match=f"{other.name}.*a file of another kind"):
+                est.report(path, html=other)
+            assert other.read_bytes() == before
+        (tmp_path / "empty.html").touch()
+        for page in ("new.html", "empty.html", "new.html"):
+            est.report(path, html=tmp_path / page)
+            assert "</html>" in (tmp_path / page).read_text()
+
+    def test_a_second_recording_to_the_same_file_is_refused(self, eng, path):
+        before = est.record_call_sites(False)
+        with est.record(path):
+            with pytest.raises(FileExistsError, match="run.pftrace: another recording of this process records to it already"):
+                est.record(path).start()
+            eng.submit(lambda: None, name="kept").wait()
+        assert est.record_call_sites(before) is False
+        assert "`kept`" in [row["name"] for row in est.report(path).data["operations"]]
+        with est.record(path):
+            pass
+
     def test_a_path_that_cannot_be_written_is_an_error_at_once(self, tmp_path):
-        with pytest.raises(OSError, match="nowhere"):
+        with pytest.raises(OSError, match="nowhere") as refused:
             est.record(tmp_path / "nowhere" / "run.pftrace").start()
+        # As Python's own errors of files are.
+        assert str(refused.value) == f"[Errno 2] No such file or directory: {str(tmp_path / 'nowhere' / 'run.pftrace')!r}"
         # Nothing was begun.
         with est.record(tmp_path / "run.pftrace"):
             pass

@@ -126,3 +126,12 @@ def test_a_folder_that_others_may_use_is_refused_and_the_program_runs(environmen
     ended = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=60)
     assert ended.returncode == 0 and ended.stderr.startswith("estafette: ESTAFETTE_TOP: ") and "0700" in ended.stderr
     assert top(environment, "--once").returncode == 1
+
+
+def test_an_output_that_is_read_no_further_ends_it_well(environment, process):
+    command = [sys.executable, "-m", "estafette", "top", "--json", "--interval", "0.001"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")

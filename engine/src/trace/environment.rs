@@ -32,6 +32,17 @@ struct Recording {
     written: usize,
 }
 
+impl Recording {
+    /// Looked at behind the lock of its own file: of two processes that begin at once, one at least sees the other.
+    fn is_alone(&self) -> bool {
+        let own = self.recorder.file.as_ref().map(|(_, unfinished)| unfinished.path());
+        own.is_none_or(|own| !is_recorded_by_another(&self.path, own))
+    }
+}
+
+/// Names that are tried where others record to the file.
+const NAMES_MAX: u32 = 1_000;
+
 static RECORDING: Mutex<Option<Recording>> = Mutex::new(None);
 
 /// The process that looked whether the environment asks for one.
@@ -111,14 +122,23 @@ fn open(pattern: &OsStr) -> Result<Recording, String> {
         let recorder = recorder.to_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok::<_, String>(Recording { recorder, path, written: 0 })
     };
-    let recording = begin(path)?;
-    // Looked at behind the lock of this one: of two processes that begin at once, one at least sees the other.
-    if !is_recorded_by_another(&recording.path) {
+    let recording = begin(path.clone())?;
+    if recording.is_alone() {
         return Ok(recording);
     }
-    let Recording { recorder, path, .. } = recording;
-    drop(recorder);
-    begin(of_this_process(&path))
+    drop(recording);
+    for attempt in 1..=NAMES_MAX {
+        let path = of_this_process(&path, attempt);
+        // A process of before had the same number.
+        if path.exists() {
+            continue;
+        }
+        let recording = begin(path)?;
+        if recording.is_alone() {
+            return Ok(recording);
+        }
+    }
+    Err(format!("{}: there are recordings of every name for it", path.display()))
 }
 
 /// The path that a pattern stands for in this process. One that is no UTF-8 is taken as it is.
@@ -129,10 +149,13 @@ fn numbered(pattern: &Path) -> PathBuf {
     pieces.join("%").into()
 }
 
-/// `run.4711.pftrace` for `run.pftrace`.
-fn of_this_process(path: &Path) -> PathBuf {
+/// `run.4711.pftrace` for `run.pftrace`; `run.4711-2.pftrace` at the second attempt.
+fn of_this_process(path: &Path, attempt: u32) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
+    if attempt > 1 {
+        name.push(format!("-{attempt}"));
+    }
     if let Some(extension) = path.extension() {
         name.push(".");
         name.push(extension);
@@ -182,7 +205,7 @@ mod tests {
             [of("100%%-%p"), of("a%%p"), of("plain")],
             [format!("100%-{own}"), "a%p".into(), "plain".into()]
         );
-        assert_eq!(of_this_process(Path::new("a/run.x")), Path::new(&format!("a/run.{own}.x")));
-        assert_eq!(of_this_process(Path::new("run")), Path::new(&format!("run.{own}")));
+        assert_eq!(of_this_process(Path::new("a/run.x"), 1), Path::new(&format!("a/run.{own}.x")));
+        assert_eq!(of_this_process(Path::new("run"), 3), Path::new(&format!("run.{own}-3")));
     }
 }

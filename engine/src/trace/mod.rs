@@ -345,7 +345,8 @@ impl Recorder {
     ///
     /// # Errors
     /// Those of the system for the unfinished file and the thread that writes it; `InvalidInput` where `path` is something else than a
-    /// regular file, or the signal none that may be used; `AlreadyExists` where the program handles that signal. The recorder is closed then.
+    /// regular file, or the signal none that may be used; `AlreadyExists` where the program handles that signal, or another recorder of the process has
+    /// the same file. The recorder is closed then.
     #[cfg(feature = "report")]
     pub fn to_file(mut self, path: &Path) -> io::Result<Self> {
         let unfinished = Unfinished::begin(&self.session, path, self.signal)?;

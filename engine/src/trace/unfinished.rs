@@ -24,7 +24,7 @@
 mod read;
 mod requests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -107,6 +107,8 @@ pub(super) const TRACK_KINDS: [TrackKind; 6] = [
 #[derive(Debug)]
 pub(super) struct Unfinished {
     path: PathBuf,
+    /// Until it is dropped, no other recorder of the process has the same target.
+    _claim: Claim,
     shared: Arc<Shared>,
     /// `None` once it has ended.
     thread: Option<JoinHandle<()>>,
@@ -128,11 +130,17 @@ impl Unfinished {
     /// Those of the system, for the file or the thread.
     pub(super) fn begin(session: &Arc<Session>, target: &Path, signal: Option<i32>) -> io::Result<Self> {
         file::check_target(target)?;
+        let claim = Claim::of(target)?;
         signal.map_or(Ok(()), signals::count)?;
         let (mut file, path) = create(target)?;
         let shared = Arc::new(Shared { closed: AtomicBool::new(false), failed: Mutex::new(None) });
-        let mut unfinished =
-            Self { path, shared: Arc::clone(&shared), thread: None, generation: Generation::current() };
+        let mut unfinished = Self {
+            path,
+            _claim: claim,
+            shared: Arc::clone(&shared),
+            thread: None,
+            generation: Generation::current(),
+        };
         let head = head(session);
         // The head at once: what cannot be written is an error here.
         let begun = file.write_all(&head).and_then(|()| {
@@ -192,6 +200,35 @@ impl Unfinished {
     }
 }
 
+estafette_sync::per_process! {
+    /// The targets of the recorders of this process.
+    static TARGETS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+}
+
+/// A target that a recorder of this process has alone: of two, the last one to be saved would replace what the other one has saved.
+#[derive(Debug)]
+struct Claim(PathBuf);
+
+impl Claim {
+    fn of(target: &Path) -> io::Result<Self> {
+        // A symbolic link at the target is replaced itself, so the folder alone is looked up.
+        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
+        let target = folder.join(target.file_name().unwrap_or_default());
+        if TARGETS.lock().insert(target.clone()) {
+            return Ok(Self(target));
+        }
+        let why = "another recording of this process records to it already";
+        Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        TARGETS.lock().remove(&self.0);
+    }
+}
+
 /// Creates the file. While it is locked, another process sees that it is being written.
 fn create(target: &Path) -> io::Result<(File, PathBuf)> {
     let (file, path) = file::create_beside(target, "unfinished")?;
@@ -200,8 +237,8 @@ fn create(target: &Path) -> io::Result<(File, PathBuf)> {
     Ok((file, path))
 }
 
-/// Whether another process records to the file `target`.
-pub(super) fn is_recorded_by_another(target: &Path) -> bool {
+/// Whether another process than the one with the unfinished file `own` records to the file `target`.
+pub(super) fn is_recorded_by_another(target: &Path, own: &Path) -> bool {
     let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else { return false };
     let Ok(entries) = fs::read_dir(folder) else { return false };
     let name = name.to_string_lossy();
@@ -211,7 +248,8 @@ pub(super) fn is_recorded_by_another(target: &Path) -> bool {
             let number = entry.strip_prefix(&*name)?.strip_prefix('.')?.strip_suffix(".unfinished")?;
             number.split('-').next()?.parse().ok()
         });
-        process.is_some_and(|process: u32| process != std::process::id())
+        // A process of another container may have the same number.
+        process.is_some_and(|_: u32| Some(entry_name.as_os_str()) != own.file_name())
             && File::open(entry.path())
                 .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     })

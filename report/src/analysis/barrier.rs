@@ -26,7 +26,7 @@ pub fn barriers(trace: &Trace) -> Barriers {
         .operations
         .iter()
         .filter(|operation| matches!(operation.kind, OperationKind::Operation | OperationKind::Copy))
-        .map(|operation| (operation.submitted, operation.done.unwrap_or(trace.duration)))
+        .map(|operation| (operation.submitted, operation.done.unwrap_or(trace.end_of(operation.id))))
         .collect();
     ends.sort_unstable();
     let mut greatest = 0;

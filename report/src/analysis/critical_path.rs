@@ -30,9 +30,9 @@ pub fn own_time(trace: &Trace, id: OperationId) -> Nanos {
         OperationKind::Wait | OperationKind::Await => 0,
         OperationKind::Export => trace
             .lease(id)
-            .map_or(0, |lease| lease.closed.unwrap_or(trace.duration).saturating_sub(lease.opened)),
+            .map_or(0, |lease| lease.closed.unwrap_or(trace.end_of(id)).saturating_sub(lease.opened)),
         OperationKind::Operation | OperationKind::Copy | OperationKind::Import => {
-            let end = operation.done.or(operation.issued).unwrap_or(trace.duration);
+            let end = operation.done.or(operation.issued).unwrap_or(trace.end_of(id));
             let began = operation.began.unwrap_or(end);
             // Device work that waited on its queue took no time of its own meanwhile.
             let queued: Nanos = trace

@@ -19,7 +19,7 @@ fn under_way(trace: &Trace) -> Vec<(Nanos, Nanos)> {
         .iter()
         .filter(|operation| works(operation.kind))
         .map(|operation| {
-            let end = operation.done.or(operation.issued).unwrap_or(trace.duration);
+            let end = operation.done.or(operation.issued).unwrap_or(trace.end_of(operation.id));
             (operation.submitted, end.max(operation.submitted))
         })
         .collect();

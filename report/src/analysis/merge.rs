@@ -38,6 +38,13 @@ pub(crate) fn process_of(id: u64) -> usize {
     ((id & TAG) >> TAG_SHIFT) as usize
 }
 
+impl Trace {
+    /// When what had not ended was last seen: at the end of the trace of its process.
+    pub(crate) fn end_of(&self, id: OperationId) -> Nanos {
+        self.ends.get(process_of(id)).copied().unwrap_or(self.duration)
+    }
+}
+
 /// What is added to names of a process: `@4711`.
 pub(crate) fn label(trace: &Trace, process: usize) -> String {
     let number = |at: usize| trace.processes.get(at).map_or(0, |process| process.number);
@@ -313,6 +320,7 @@ fn add(all: &mut Trace, mut trace: Trace) -> String {
     trace.libraries.iter_mut().for_each(&mut name);
     trace.counters.iter_mut().for_each(|counter| name(&mut counter.name));
     all.duration = all.duration.max(trace.duration);
+    all.ends.push(trace.duration);
     all.tracks.append(&mut trace.tracks);
     all.libraries.append(&mut trace.libraries);
     all.variables.append(&mut trace.variables);
@@ -352,7 +360,7 @@ fn hand_over(trace: &mut Trace, programs: &[String], starts: &[(usize, Nanos)]) 
     for operation in &mut trace.operations {
         let Some((export, opened)) = leases.get(&operation.id) else { continue };
         // Before it waited for the other process, and took no time of its own.
-        let end = operation.done.unwrap_or(trace.duration);
+        let end = operation.done.unwrap_or(trace.ends[process_of(operation.id)]);
         operation.began = operation.began.map(|began| began.max(end.min(*opened)));
         let first = trace.edges.partition_point(|edge| edge.to < *export);
         let own = trace.edges[first..].iter().take_while(|edge| edge.to == *export).take(EDGES_MAX);
@@ -393,7 +401,8 @@ fn name_holders(trace: &mut Trace, leases: &HashMap<OperationId, (OperationId, N
     for operation in &trace.operations {
         for access in &operation.accesses {
             if let Some(last) = last_use.get_mut(&access.variable) {
-                *last = (*last).max(operation.done.or(operation.resumed).unwrap_or(trace.duration));
+                *last =
+                    (*last).max(operation.done.or(operation.resumed).unwrap_or(trace.end_of(operation.id)));
             }
         }
     }

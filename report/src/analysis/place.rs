@@ -97,7 +97,12 @@ fn operation(trace: &Trace, operation: &Operation) -> Placed {
             Some(Track { kind: TrackKind::Queue, .. }) => operation.done,
             _ => operation.issued.or(operation.done),
         };
-        return Placed { row, from: began, to: Some(end.unwrap_or(trace.duration).max(began)), freed: None };
+        return Placed {
+            row,
+            from: began,
+            to: Some(end.unwrap_or(trace.end_of(operation.id)).max(began)),
+            freed: None,
+        };
     }
     let row = track(operation.submitter).unwrap_or(elsewhere);
     match operation.kind {
@@ -105,7 +110,7 @@ fn operation(trace: &Trace, operation: &Operation) -> Placed {
             Placed { row, from: latest.max(operation.submitted), to: None, freed: None }
         }
         _ => {
-            let end = operation.resumed.or(operation.done).unwrap_or(trace.duration);
+            let end = operation.resumed.or(operation.done).unwrap_or(trace.end_of(operation.id));
             let (from, to) = (operation.submitted, end.max(operation.submitted));
             Placed {
                 row,
@@ -119,7 +124,7 @@ fn operation(trace: &Trace, operation: &Operation) -> Placed {
 
 /// Where a lease is drawn.
 pub(crate) fn lease(trace: &Trace, lease: &Lease) -> Placed {
-    let end = lease.closed.unwrap_or(trace.duration).max(lease.opened);
+    let end = lease.closed.unwrap_or(trace.end_of(lease.id)).max(lease.opened);
     Placed { row: Row::Library(known(trace, lease.library)), from: lease.opened, to: Some(end), freed: None }
 }
 

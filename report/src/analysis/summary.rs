@@ -585,7 +585,7 @@ fn tensors(trace: &Trace) -> Vec<TensorRow> {
     }
     for lease in &trace.leases {
         if let Some(row) = name_of(lease.variable).and_then(|name| rows.get_mut(name)) {
-            row.leased_ns += lease.closed.unwrap_or(trace.duration).saturating_sub(lease.opened);
+            row.leased_ns += lease.closed.unwrap_or(trace.end_of(lease.id)).saturating_sub(lease.opened);
         }
     }
     let mut rows: Vec<TensorRow> = rows.into_values().filter(|row| row.accesses > 0).collect();

@@ -43,10 +43,10 @@ fn walked(trace: &Trace) -> Walker<'_> {
         .operations
         .iter()
         .filter(|operation| operation.began.is_some() || operation.resumed.is_some())
-        .max_by_key(|operation| end(operation, trace.duration));
+        .max_by_key(|operation| end(operation, trace.end_of(operation.id)));
     if let Some(last) = last {
         // What came after the last of it was the program's own.
-        let end = end(last, trace.duration);
+        let end = end(last, trace.end_of(last.id));
         walker.at = trace.duration.max(end);
         walker.step(end, What::Program);
         walker.go(last);

@@ -5,17 +5,29 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::analysis::place::{self, Placed, Row};
 use crate::format::facts::{self, Fact, Facts};
+use crate::format::file;
 use crate::model::{Nanos, Trace};
 
 /// All events are of one process, the recorded program.
 const PROCESS: u64 = 1;
 /// Thread 0 would be the processor's idle one: Perfetto's importer puts its events on another thread, where they cross what is there.
 const FIRST_THREAD: u64 = 1;
+
+const HEAD: &str = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n";
+
+/// Writes `trace` to the file `path`, which is replaced if it was written so.
+///
+/// # Errors
+/// Those of the system; `AlreadyExists` for a file that was not written so and is not empty.
+pub fn write_file(trace: &Trace, path: &Path) -> io::Result<()> {
+    file::replace_alike(path, HEAD, |out| write(trace, out))
+}
 
 /// Writes `trace` as one JSON object with its events in `traceEvents`.
 ///
@@ -24,7 +36,7 @@ const FIRST_THREAD: u64 = 1;
 /// Those of `out`.
 pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     let mut events = Events { out: io::BufWriter::new(out), first: true };
-    events.out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
+    events.out.write_all(HEAD.as_bytes())?;
     let name = json!({"ph": "M", "name": "process_name", "pid": PROCESS, "args": {"name": trace.program}});
     events.put(&name)?;
 

@@ -34,6 +34,39 @@ pub fn replace(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Re
     Ok(())
 }
 
+/// As [`replace`], of a kind of file whose content always begins with `head`.
+///
+/// # Errors
+/// As those of [`replace`], and of [`check_alike`].
+pub(crate) fn replace_alike(
+    path: &Path,
+    head: &str,
+    content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    check_alike(path, head)?;
+    replace(path, content)
+}
+
+/// Refuses a path at which there is a file of another kind: one that is not empty and does not begin with `head`. With a wrong
+/// path no program and no recording is lost.
+///
+/// # Errors
+/// As those of [`check_target`]; `AlreadyExists` for a file of another kind.
+pub(crate) fn check_alike(path: &Path, head: &str) -> io::Result<()> {
+    check_target(path)?;
+    let mut there = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(head.len() as u64).read_to_end(&mut there)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if there.is_empty() || there == head.as_bytes() {
+        return Ok(());
+    }
+    let why = "it is a file of another kind, and is not replaced: name another file";
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
+}
+
 /// Refuses a path at which no file can be replaced. Opens nothing, so that it never waits for the other end of a FIFO.
 ///
 /// # Errors
@@ -186,6 +219,23 @@ mod tests {
             assert!(refused.to_string().contains("no regular file"), "{refused}");
             let refused = read(path).unwrap_err();
             assert!(refused.to_string().contains("no regular file"), "{refused}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_not_replaced() {
+        let folder = folder("kind");
+        let path = folder.join("page");
+        let write = |text: &str| replace_alike(&path, "<page>", |out| out.write_all(text.as_bytes()));
+        write("<page> new").unwrap();
+        write("<page>").unwrap();
+        write("").unwrap();
+        write("else").unwrap();
+        for there in ["else", "<pag", " <page>"] {
+            fs::write(&path, there).unwrap();
+            assert_eq!(write("<page>").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(fs::read_to_string(&path).unwrap(), there);
         }
         fs::remove_dir_all(&folder).unwrap();
     }

@@ -23,7 +23,8 @@ fn is_sane(trace: &Trace) -> bool {
     let operations = || trace.operations.iter().all(|it| sane(it.submitted) && later(it).all(sane));
     let leases = || trace.leases.iter().all(|it| sane(it.opened) && it.closed.is_none_or(sane));
     let stalls = || trace.stalls.iter().all(|it| sane(it.to) && it.from <= it.to);
-    sane(trace.duration) && operations() && leases() && stalls()
+    let ends = || trace.ends.iter().copied().all(sane);
+    sane(trace.duration) && ends() && operations() && leases() && stalls()
 }
 
 /// What happened to an operation after its submission.
@@ -41,6 +42,7 @@ fn cut(trace: &mut Trace) {
 /// Calls `f` with each time of a trace.
 pub(crate) fn each_time(trace: &mut Trace, mut f: impl FnMut(&mut Nanos)) {
     f(&mut trace.duration);
+    trace.ends.iter_mut().for_each(&mut f);
     for operation in &mut trace.operations {
         f(&mut operation.submitted);
         let later = [

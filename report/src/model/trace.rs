@@ -46,6 +46,8 @@ pub struct Trace {
     pub counters: Vec<Counter>,
     /// Of traces of several machines that were [merged](crate::merge): how their clocks differ, in words.
     pub clocks: Vec<String>,
+    /// Of traces of several processes that were [merged](crate::merge): when that of each process ended. No file has them.
+    pub ends: Vec<Nanos>,
     /// What is missing.
     pub losses: Losses,
 }

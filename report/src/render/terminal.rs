@@ -94,12 +94,12 @@ impl Page {
         self.paragraph("", &report.headline, 0);
         let totals = &report.totals;
         let mut about = format!(
-            "{}: {} in {}, {} waits, {} leases; ran {}, waited {}",
+            "{}: {} in {}, {}, {}; ran {}, waited {}",
             shown(&report.program),
             count(totals.operations, "operation"),
             duration(report.duration_ns),
-            totals.waits,
-            totals.leases,
+            count(totals.waits, "wait"),
+            count(totals.leases, "lease"),
             duration(totals.running_ns),
             duration(totals.waited_ns)
         );
@@ -280,8 +280,11 @@ impl Page {
 
     fn difference(&mut self, difference: &Difference) {
         let change = |before: Nanos, after: Nanos| {
-            let percent = (after as f64 / before.max(1) as f64 - 1.0) * 100.0;
-            let sign = if before == 0 { "new".into() } else { format!("{percent:+.0} %") };
+            let sign = match (before, after) {
+                (0, 0) => "+0 %".into(),
+                (0, _) => "new".into(),
+                _ => format!("{:+.0} %", (after as f64 / before as f64 - 1.0) * 100.0),
+            };
             vec![duration(before), duration(after), sign]
         };
         let mut rows = vec![words(["", "before", "after", "change"])];

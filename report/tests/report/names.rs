@@ -151,3 +151,21 @@ fn comma_separated_values_keep_a_name_in_its_cell() {
         "{text}"
     );
 }
+
+#[test]
+fn one_is_no_plural_and_nothing_that_stays_nothing_is_not_new() {
+    let report = report(&made_up::trace(0));
+    let difference = difference_text(&difference(&report, &report), Style::default());
+    let waited = difference.lines().find(|line| line.trim_start().starts_with("waited")).unwrap();
+    assert!(waited.ends_with("+0 %"), "{difference}");
+    let waits = |totals: usize| {
+        let mut report = report.clone();
+        (report.totals.waits, report.totals.leases) = (totals, totals);
+        text(&report, Style { width: 1_000, ..Style::default() })
+    };
+    assert!(
+        waits(1).contains(", 1 wait, 1 lease;") && waits(2).contains(", 2 waits, 2 leases;"),
+        "{}",
+        waits(1)
+    );
+}

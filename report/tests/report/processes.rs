@@ -7,7 +7,7 @@ use estafette_report::roots::roots;
 use estafette_report::sentences::sentence;
 use estafette_report::summary::OperationRow;
 use estafette_report::terminal::{Style, text};
-use estafette_report::{html, merge, perfetto, report};
+use estafette_report::{chrome, html, merge, perfetto, report};
 use proptest::prelude::*;
 
 use crate::{made_up, strategies};
@@ -320,6 +320,54 @@ fn a_key_that_many_claim_costs_no_more_than_there_are() {
     owner.operations[0].elsewhere = import.elsewhere;
     let other = program(2, 5_000, Vec::new());
     assert_eq!(merge(vec![owner.clone(), other]).unwrap().stalls, owner.stalls);
+}
+
+#[test]
+fn what_a_process_left_unfinished_ends_with_its_own_trace() {
+    use OperationKind::{Operation, Wait};
+    // The first process is killed at 1,000, in a body and in a wait, and with a lease of what it had.
+    let [mut killed, _] = handed_over();
+    let body = operation(10, "body", Operation, [400, 500, 0], (1, Mode::Read));
+    let wait = operation(11, "wait", Wait, [600, 600, 0], (1, Mode::Read));
+    for it in [body, wait] {
+        let outcome = Outcome::Unfinished;
+        killed.operations.push(estafette_report::model::Operation {
+            issued: None,
+            done: None,
+            observed: None,
+            outcome,
+            ..it
+        });
+    }
+    killed.leases[0].closed = None;
+    let mut other =
+        program(2, 5_050, vec![operation(1, "last", Operation, [0, 10, 90_000], (1, Mode::Write))]);
+    other.duration = 100_000;
+    for (traces, label) in
+        [(vec![killed.clone(), other.clone()], "first"), (vec![other.clone(), killed.clone()], "second")]
+    {
+        let both = merge(traces).unwrap();
+        assert_eq!(both.duration, 100_050, "{label}");
+        let both_report = report(&both);
+        let ran = both_report.operations.iter().find(|row| row.name == "`body @1`").unwrap().running_ns;
+        let alone = report(&killed).operations.iter().find(|row| row.name == "`body`").unwrap().running_ns;
+        assert_eq!((alone, ran), (500, 500), "{label}");
+        let leased = both_report.tensors.iter().find(|row| row.name == "x @1").unwrap().leased_ns;
+        assert_eq!(leased, 900, "{label}");
+        // What the end waited for is what ran then.
+        let of_body =
+            both_report.run_time.iter().find(|row| row.what.contains("body")).map_or(0, |row| row.time_ns);
+        assert!(of_body <= 500, "{label}: {:?}", both_report.run_time);
+        let mut drawn = Vec::new();
+        chrome::write(&both, &mut drawn).unwrap();
+        let drawn: serde_json::Value = serde_json::from_slice(&drawn).unwrap();
+        let ends = |name: &str| {
+            let events = drawn["traceEvents"].as_array().unwrap();
+            let its = events.iter().find(|event| event["name"] == name && event["ph"] == "X").unwrap();
+            its["ts"].as_f64().unwrap() + its["dur"].as_f64().unwrap()
+        };
+        assert_eq!([ends("body @1"), ends("wait @1")], [1.0, 1.0], "{label}");
+    }
 }
 
 proptest! {

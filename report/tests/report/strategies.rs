@@ -252,6 +252,7 @@ pub fn trace() -> BoxedStrategy<Trace> {
                 edges,
                 counters,
                 clocks,
+                ends: Vec::new(),
                 losses,
             }
         })

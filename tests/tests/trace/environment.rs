@@ -115,6 +115,43 @@ fn until_ended(mut child: Child) -> String {
 }
 
 #[test]
+fn a_process_whose_number_another_one_has_or_had_takes_no_file_of_it() {
+    let folder = Folder::new("number");
+    let path = folder.0.join("run.pftrace");
+    // The number is known before the program begins.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "read go && exec \"$0\" \"$1\"", env!("CARGO_BIN_EXE_recorded"), "waits for input"]);
+    shell.env("ESTAFETTE_TRACE", &path).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = shell.spawn().unwrap();
+    let number = child.id();
+    // In another container there is another process of this number; one of before had it; and another one has the next name.
+    let locked = |name: String| {
+        let file = std::fs::File::create(folder.0.join(name)).unwrap();
+        file.lock().unwrap();
+        file
+    };
+    let others = [
+        locked(format!("run.pftrace.{number}.unfinished")),
+        locked(format!("run.{number}-2.pftrace.1.unfinished")),
+    ];
+    std::fs::write(folder.0.join(format!("run.{number}.pftrace")), "precious").unwrap();
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"go\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!((line.as_str(), until_ended(child)), ("ready\n", String::new()));
+    drop(others);
+    let mut expected = vec![
+        format!("run.pftrace.{number}.unfinished"),
+        format!("run.{number}-2.pftrace.1.unfinished"),
+        format!("run.{number}-3.pftrace"),
+        format!("run.{number}.pftrace"),
+    ];
+    expected.sort();
+    assert_eq!(folder.names(), expected);
+    assert_eq!(std::fs::read(folder.0.join(format!("run.{number}.pftrace"))).unwrap(), b"precious");
+}
+
+#[test]
 fn processes_with_the_same_file_have_one_each() {
     let folder = Folder::new("same");
     let path = folder.0.join("run.pftrace");

@@ -172,6 +172,34 @@ fn a_recording_that_cannot_be_saved_leaves_the_earlier_one_and_what_was_noted() 
 }
 
 #[test]
+fn a_second_recording_to_the_same_file_is_refused_until_the_first_is_over() {
+    let folder = Folder::new("twice");
+    let path = folder.0.join("run");
+    let engine = Engine::builder().workers(1).build().unwrap();
+    fs::create_dir(folder.0.join("within")).unwrap();
+    for end in [|recorder: Recorder| recorder.save().unwrap(), |recorder: Recorder| drop(recorder)] {
+        let recorder = open().to_file(&path).unwrap();
+        for same in [path.clone(), folder.0.join("within").join("..").join("run")] {
+            let refused = open().to_file(&same).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::AlreadyExists);
+            assert!(refused.to_string().contains("records to it already"), "{refused}");
+        }
+        let other = open().to_file(&folder.0.join("other")).unwrap();
+        work(&engine, 10);
+        drop(other);
+        end(recorder);
+    }
+    assert!(trace::read(&path).unwrap().operations.len() >= 10);
+    assert_eq!(folder.names(), ["run", "within"]);
+    // One that cannot be begun keeps nothing from the file.
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    open().to_file(&path).unwrap_err();
+    fs::remove_dir(&path).unwrap();
+    drop(open().to_file(&path).unwrap());
+}
+
+#[test]
 fn a_place_where_no_file_can_be_is_refused_before_anything_is_noted() {
     let folder = Folder::new("refused");
     for path in [folder.0.clone(), "/dev/null".into(), folder.0.join("absent").join("run")] {

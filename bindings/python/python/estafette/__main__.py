@@ -12,6 +12,8 @@ _IN_PYTHON = {"config": "_config", "merge": "_merge", "observe": "_observe", "to
 
 def main() -> int:
     """Run the command with the arguments of the process, and return its exit code."""
+    if len(sys.argv) == 3 and sys.argv[1] == "help" and sys.argv[2] in _IN_PYTHON:
+        sys.argv[1:] = [sys.argv[2], "--help"]
     module = _IN_PYTHON.get(sys.argv[1]) if len(sys.argv) > 1 else None
     if module is not None:
         code: int = importlib.import_module(f"estafette.{module}").command(sys.argv[2:])

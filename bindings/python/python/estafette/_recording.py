@@ -56,12 +56,13 @@ def report(
     their process, as ``decode @4711``.
     short: leaves the tables out of the text.
     width: columns of the text; default those of the terminal.
-    html: a file to write the report to as a page for a browser.
+    html: a file to write the report to as a page for a browser. A file that is there is replaced if it is such a page, or empty.
 
     A damaged file gives the report of what is left of it, which says what is missing; so does the file of a recording that was
     not finished (`record` says where it lies). The recording in memory takes at most 64 times what the file takes, or 16 MiB; what
     would take more is missing, and the report says so. Names that hold control characters are shown with escapes. Raises
-    ``ValueError`` when nothing is left, ``OSError`` when a file cannot be read or written, or is no regular file.
+    ``ValueError`` when nothing is left, ``OSError`` when a file cannot be read or written, or is no regular file, and its
+    ``FileExistsError`` when `html` is a file of another kind.
     """
     import json
     import shutil
@@ -121,7 +122,8 @@ class record:  # noqa: N801 - used like a function
     In `path`, ``%p`` is the number of the process, and ``%%`` is ``%``. A file that is there already keeps its content until the
     new one is whole. While it is recorded, what is noted is written to a file beside it several times a second:
     ``run.pftrace.4711.unfinished`` for process 4711. A process that ends in any way before `stop` leaves that file, and `report`
-    reads it. A symbolic link at `path` is replaced itself; a FIFO, a device or a folder is refused with ``OSError``.
+    reads it. A symbolic link at `path` is replaced itself; a FIFO, a device or a folder is refused with ``OSError``, and a file that
+    another recording of the process is made to with its ``FileExistsError``.
 
     For programs that cannot be changed, the environment variable ``ESTAFETTE_TRACE`` names a file that the whole run is
     recorded to, ``ESTAFETTE_TRACE_LAST`` gives `last`, and ``ESTAFETTE_TRACE_SIGNAL`` the name of a signal. A process that finds

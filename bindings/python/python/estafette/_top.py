@@ -219,7 +219,12 @@ def _show(viewer: _Viewer, wanted: argparse.Namespace) -> None:
         if not wanted.once and not wanted.json and sys.stdout.isatty():
             columns, rows = shutil.get_terminal_size()
             text = "\x1b[H\x1b[2J" + "\n".join(line[:columns] for line in text.split("\n")[: rows - 1])
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            # The reader has seen enough. The interpreter would fail to write the rest at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
         if wanted.once:
             return
         before = frame

@@ -1,16 +1,17 @@
 //! Where the time went: keeps the recorder while Python says so, writes its file, and reads files.
 
 use std::collections::BTreeMap;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{file, merge, report};
+use estafette_report::{file, html, merge, report};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyFileExistsError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::arguments::seconds;
@@ -86,30 +87,27 @@ pub fn name_shown(name: &str) -> String {
     shown(name).to_string()
 }
 
-/// The report of files of one process each, as text and as JSON; also as a page, if `html` names a file for it.
+/// The report of files of one process each, as text and as JSON; also as a page, if `page` names a file for it.
 /// Raises `OSError` when a file cannot be read or written; `ValueError` when it is no recording, or they cannot be put together.
-#[pyfunction(name = "_read_report", signature = (paths, width, short, html, /))]
+#[pyfunction(name = "_read_report", signature = (paths, width, short, page, /))]
 pub fn read_report(
     py: Python<'_>,
     paths: Vec<PathBuf>,
     width: usize,
     short: bool,
-    html: Option<PathBuf>,
+    page: Option<PathBuf>,
 ) -> PyResult<(String, String)> {
     guard::detach(py, || {
         let read = |path: &PathBuf| {
             trace::read(path).map_err(|error| match error.kind() {
-                std::io::ErrorKind::InvalidData => {
-                    PyValueError::new_err(format!("{} {error}", path.display()))
-                }
+                ErrorKind::InvalidData => PyValueError::new_err(format!("{} {error}", path.display())),
                 _ => of_file(path, error),
             })
         };
         let recording =
             merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
-        if let Some(html) = html {
-            file::replace(&html, |out| estafette_report::html::write(&recording, out))
-                .map_err(|error| of_file(&html, error))?;
+        if let Some(page) = page {
+            html::write_file(&recording, &page).map_err(|error| of_file(&page, error))?;
         }
         let report = report(&recording);
         let json =
@@ -130,10 +128,33 @@ pub fn read_chrome(py: Python<'_>, path: PathBuf) -> PyResult<Vec<u8>> {
     })
 }
 
+/// Refuses a file that `_read_report` would not replace by a page.
+#[pyfunction(name = "_check_page", signature = (path, /))]
+pub fn check_page(path: PathBuf) -> PyResult<()> {
+    html::check_file(&path).map_err(|error| of_file(&path, error))
+}
+
+/// Replaces the file `path` by one with this content, when that is whole and on disk.
+#[pyfunction(name = "_replace_file", signature = (path, content, /))]
+pub fn replace_file(py: Python<'_>, path: PathBuf, content: &[u8]) -> PyResult<()> {
+    guard::detach(py, || file::replace(&path, |out| out.write_all(content)))
+        .map_err(|error| of_file(&path, error))
+}
+
 /// As Python's own: the class that its number has, and the file.
 pub fn of_file(path: &Path, error: std::io::Error) -> PyErr {
     match error.raw_os_error() {
-        Some(number) => PyOSError::new_err((number, error.to_string(), path.to_path_buf())),
-        None => PyOSError::new_err(format!("{}: {error}", path.display())),
+        Some(number) => {
+            // Python says the number itself.
+            let text = error.to_string().replace(&format!(" (os error {number})"), "");
+            PyOSError::new_err((number, text, path.as_os_str().to_owned()))
+        }
+        None => {
+            let text = format!("{}: {error}", path.display());
+            match error.kind() {
+                ErrorKind::AlreadyExists => PyFileExistsError::new_err(text),
+                _ => PyOSError::new_err(text),
+            }
+        }
     }
 }

@@ -9,6 +9,7 @@ mod data;
 mod pieces;
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use base64::prelude::BASE64_STANDARD;
 use base64::write::EncoderWriter;
@@ -16,6 +17,7 @@ use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
 use crate::Trace;
+use crate::format::file;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
@@ -32,6 +34,25 @@ const SCRIPTS: &[&str] = &[
     include_str!("script/details.js"),
     include_str!("script/main.js"),
 ];
+
+/// The first line of every page.
+const HEAD: &str = "<!doctype html><!-- a report of Estafette -->\n";
+
+/// Writes the page about `trace` to the file `path`, which is replaced if it is such a page.
+///
+/// # Errors
+/// Those of the system; `AlreadyExists` for a file that is no such page and not empty.
+pub fn write_file(trace: &Trace, path: &Path) -> io::Result<()> {
+    file::replace_alike(path, HEAD, |out| write(trace, out))
+}
+
+/// Refuses a path that [`write_file`] refuses, as far as that can be seen before there is a trace.
+///
+/// # Errors
+/// As those of [`write_file`].
+pub fn check_file(path: &Path) -> io::Result<()> {
+    file::check_alike(path, HEAD)
+}
 
 /// Writes the page about `trace`.
 ///

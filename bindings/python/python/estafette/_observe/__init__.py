@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import shutil
@@ -10,10 +11,11 @@ import tempfile
 import threading
 import types
 import weakref
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 from .._errors import ConflictError
-from .._estafette import _write_observation
+from .._estafette import _check_page, _write_observation
 from .._recording import Report, report
 from . import roles
 from .notes import Notes, clock
@@ -22,6 +24,7 @@ from .patches import Patches
 from .table import ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from _typeshed import StrOrBytesPath
@@ -171,34 +174,73 @@ def command(arguments: list[str]) -> int:
     unusable = [f"cannot write {path}" for path in outputs.values() if not os.access(os.path.dirname(path), os.W_OK)]
     if not is_module and not os.access(program[0], os.R_OK):
         unusable.append(f"cannot read {program[0]}")
+    unusable = unusable or list(_wrong_outputs(outputs, None if is_module else program[0]))
     if unusable:
         print(f"estafette observe: {', '.join(unusable)}", file=sys.stderr)
         return 2
     seen, process = observe(outputs.get("--trace")), os.getpid()
     # Lines of the command itself are none of the program.
     sys.modules["__main__"].__name__ = "estafette.__main__"
+    seen.start()
     try:
-        with seen:
-            try:
-                _run_module(program) if is_module else _run_script(program)
-            finally:
-                # What the interpreter would wait for is part of the program: it first has executors end their threads.
-                ends = getattr(threading, "_threading_atexits", [])
-                while ends:
-                    ends.pop()()
-                for thread in threading.enumerate():
-                    if thread is not threading.current_thread() and not thread.daemon:
-                        thread.join()
+        try:
+            _run_module(program) if is_module else _run_script(program)
+        finally:
+            # What the interpreter would wait for is part of the program: it first has executors end their threads.
+            ends = getattr(threading, "_threading_atexits", [])
+            while ends:
+                ends.pop()()
+            for thread in threading.enumerate():
+                if thread is not threading.current_thread() and not thread.daemon:
+                    thread.join()
     finally:
-        # A forked child of the program that comes here has seen nothing.
-        if os.getpid() == process:
-            print(seen.report(html=outputs.get("--html")), file=sys.stderr)
+        # A failure here would take the place of the program's exit code, or of its exception.
+        with contextlib.suppress(Exception):
+            _conclude(seen, outputs.get("--html"), is_child=os.getpid() != process)
     return 0
+
+
+def _wrong_outputs(outputs: dict[str, str], script: str | None) -> Iterator[str]:
+    """What of another kind would be replaced, in words."""
+    trace, page = outputs.get("--trace"), outputs.get("--html")
+    if trace is not None and trace == page:
+        yield f"--trace and --html name the same file: {trace}"
+    if page is not None:
+        try:
+            _check_page(page)
+        except OSError as error:
+            yield str(error)
+    if trace is not None and os.path.exists(trace):
+        if not os.path.isfile(trace):
+            yield f"cannot write {trace}"
+        elif script is not None and os.path.samefile(trace, script):
+            yield f"{trace} is the program itself"
+
+
+def _conclude(seen: observe, page: str | None, *, is_child: bool) -> None:
+    """Ends the observation and prints the report, or what is in its way."""
+    try:
+        seen.stop()
+        # A forked child of the program that comes here has seen nothing.
+        if is_child:
+            return
+        try:
+            print(seen.report(html=page), file=sys.stderr)
+        except OSError as error:
+            if page is None:
+                raise
+            print(seen.report(), f"estafette observe: {error}", sep="\n", file=sys.stderr)
+    except Exception as error:
+        print(f"estafette observe: {error}", file=sys.stderr)
 
 
 def _run_script(program: list[str]) -> None:
     """As ``python SCRIPT`` does it."""
     path = program[0]
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        sys.argv[:] = program
+        runpy.run_path(path, run_name="__main__")
+        return
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")

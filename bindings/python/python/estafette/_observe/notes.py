@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -54,14 +55,16 @@ SHORT_NS = 5_000
 class Lane:
     """What is to be remembered of a thread."""
 
-    __slots__ = ("given", "inside", "since", "track")
+    __slots__ = ("began", "given", "inside", "since", "track")
 
-    def __init__(self, since: int) -> None:
+    def __init__(self, began: int) -> None:
         self.inside = False
         """Whether it is in a call that is noted: what that calls is a part of it."""
         self.given: Any = None
         """The stream that the last `__dlpack__` of the call was given."""
-        self.since = since
+        self.began = began
+        """When the thread began, or the observation."""
+        self.since: int | None = None
         """When its last call of a queue, or its last function of an executor, ended."""
         self.track: int | None = None
 
@@ -83,6 +86,8 @@ class Notes:
         self.started_unix_ns = time.time_ns()
         self.started = clock()
         self._ids = itertools.count(1)
+        self._before = frozenset(thread.ident for thread in threading.enumerate())
+        self._starts: dict[int, tuple[weakref.ref[threading.Thread], int]] = {}
 
     def identity(self) -> int:
         """The identity of a step that is added later."""
@@ -126,8 +131,23 @@ class Notes:
         try:
             lane: Lane = self.local.lane
         except AttributeError:
-            lane = self.local.lane = Lane(self.started)
+            lane = self.local.lane = Lane(self._began())
         return lane
+
+    def starts(self, thread: threading.Thread, at: int) -> None:
+        """A thread is started by the program."""
+        key = id(thread)
+        # A subclass may not be hashable.
+        self._starts[key] = weakref.ref(thread, lambda _: self._starts.pop(key, None)), at
+
+    def _began(self) -> int:
+        """When this thread began, or the observation. Of a thread that is none of Python's, of which nothing is known, it is now."""
+        # `current_thread` would make an object for it.
+        thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+        start = self._starts.get(id(thread))
+        if thread is not None and start is not None and start[0]() is thread:
+            return start[1]
+        return self.started if threading.get_ident() in self._before else clock()
 
     def track(self, kind: str = "thread") -> int:
         """The track of this thread."""
@@ -154,7 +174,7 @@ class Notes:
         lane = self.lanes.setdefault((thread.ident, thread.name), Lane(self.started))
         if lane.track is None:
             lane.track = self._add_track(thread.name, "thread")
-        return lane.track, now if lane.since == self.started else min(lane.since, now)
+        return lane.track, now if lane.since is None else min(lane.since, now)
 
     def finished(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """The steps, with the names of tensors, and the hand-overs that nothing ordered, by the identity of their step."""

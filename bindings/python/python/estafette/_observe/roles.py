@@ -422,7 +422,9 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
         before = f"Queue.{own}"
         if place is not None:
             before = f"{place[2]} before {before} at {os.path.basename(place[0])}:{place[1]}"
-        turn = _Turn(before, notes.track(), place, notes.lane().since, began)
+        lane = notes.lane()
+        since = lane.began if lane.since is None else lane.since
+        turn = _Turn(before, notes.track(), place, min(since, began), began)
         if len(turns) >= QUEUES_MAX:
             turns.clear()
         turns[key, own] = turn
@@ -442,6 +444,14 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 # --- Threads ----------------------------------------------------------------------------------------------------------
+
+
+def start(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The start of a thread: its first turn at a queue begins with it."""
+    notes = open_notes
+    if notes is not None and args:
+        _noted(notes, notes.starts, args[0], clock())
+    return observed._original(*args, **kwargs)
 
 
 def join(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -492,6 +502,6 @@ def _note_step(notes: Notes, what: Any, line: int | None, began: int, ended: int
 
 
 ROLES: dict[str, Callable[[Observed, tuple[Any, ...], dict[str, Any]], Any]] = {
-    role.__name__: role for role in (give, acts, look, wait, result, submit, work, get, put, join, step)
+    role.__name__: role for role in (give, acts, look, wait, result, submit, work, get, put, start, join, step)
 } | dict.fromkeys(("take", "view", "to_numpy", "to_host", "move"), exchange)
 """The functions by the names that the table has for them."""

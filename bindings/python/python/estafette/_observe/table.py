@@ -208,6 +208,7 @@ ROWS: tuple[Row, ...] = (
     *_rows("python", "concurrent.futures.thread", "work", _FUTURES, "_WorkItem.run"),
     *_rows("python", "queue", "get", _QUEUE, "Queue.get"),
     *_rows("python", "queue", "put", _QUEUE, "Queue.put"),
+    *_rows("python", "threading", "start", _THREADING, "Thread.start"),
     *_rows("python", "threading", "join", _THREADING, "Thread.join"),
     *_rows("python", "asyncio.events", "step", _ASYNCIO, "Handle._run"),
 )
