@@ -310,6 +310,8 @@ impl Shared {
         }
         let bell = self.peer.0.half_word(BELL);
         let now = bell.load(Ordering::Acquire);
+        // Another thread that waits may have listened since, and the peer has rung for that number.
+        self.listener.pause(&self.own);
         self.listen();
         self.look();
         Some((bell, now))
