@@ -293,7 +293,7 @@ fn a_thread_that_leaves_without_a_word_is_missed() {
     serves_once(|_| {});
 }
 
-/// A thread begins to serve. Meanwhile another thread begins to wait, and has the process listen.
+/// A thread serves that first looks for a while without being rung. Meanwhile another thread begins to wait, and has the process listen.
 fn serves_beside_another(listen: fn(&Listener, &Process)) {
     explore(move || {
         let [teller, sleeper] = processes();
@@ -302,6 +302,7 @@ fn serves_beside_another(listen: fn(&Listener, &Process)) {
         let telling = thread::spawn(move || tell_twice(&teller, [&Bell::default(), &rung]));
         let listener = Listener::default();
         assert!(listener.serve(), "one at a time");
+        listener.pause(&sleeper.own);
         if !has_all(&sleeper) {
             listener.listen(&sleeper.own);
             while !has_all(&sleeper) {
