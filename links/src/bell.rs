@@ -51,6 +51,16 @@ impl Listener {
         own.store(LISTENING, 0);
     }
 
+    /// As [`pause`](Self::pause), unless a thread serves the link. Returns whether it does not.
+    pub(crate) fn rest<W: Words>(&self, own: &OwnBoard<W>) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_served {
+            state.ring = None;
+            own.store(LISTENING, 0);
+        }
+        !state.is_served
+    }
+
     /// The calling thread serves the link: it is rung by the word, once it has listened. False if another thread does.
     pub(crate) fn serve(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().is_served, true)

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use estafette_sync::essential::essential;
 use estafette_sync::per_process;
 use estafette_sync::process::Generation;
-use estafette_sync::sleeper::{Host, has_spare_cores, set_host};
+use estafette_sync::sleeper::{Host, IS_AWAKE, MAY_SLEEP, WOKEN, set_host};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 
 use crate::LinkError;
@@ -32,10 +33,12 @@ const GREETINGS_MAX: usize = 64;
 const ARRIVED_MAX: usize = 128;
 /// Links that one thread serves while it waits. The kernel waits for 128 words at once.
 const SERVED_MAX: usize = 16;
-/// How long a thread that serves asks again and again before it sleeps, where the last wait was no longer: about what going to sleep and
-/// waking up would cost.
+/// How long a thread lingers before it sleeps, where the last wait was no longer: about what going to sleep and waking up would cost.
 const BRISK: Duration = Duration::from_micros(50);
-/// Loads between two looks at the clock.
+/// The fewest waits that do not linger after another thread has taken the processor, and the most.
+const PENALTY_MIN: u32 = 64;
+const PENALTY_MAX: u32 = 4_096;
+/// Looks between two at the clock.
 const ROUND: u32 = 16;
 /// How long a door waits that cannot take a connection, before it tries again.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -62,8 +65,8 @@ pub(crate) struct Hub {
     paused: Mutex<Vec<u64>>,
     /// Links that were removed.
     removed: AtomicU32,
-    /// The last wait of a thread that served was short.
-    is_brisk: AtomicBool,
+    /// Of threads that serve.
+    patience: Patience,
     /// The process whose threads these are.
     pub(crate) generation: Generation,
 }
@@ -133,7 +136,7 @@ impl Hub {
             attended: Mutex::default(),
             paused: Mutex::default(),
             removed: AtomicU32::new(0),
-            is_brisk: AtomicBool::new(false),
+            patience: Patience::default(),
             generation: Generation::current(),
         };
         new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
@@ -199,24 +202,37 @@ impl Hub {
     fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool> {
         let removed = self.removed.load(Ordering::Acquire);
         let links: Vec<_> = self.entries.lock().links().take(SERVED_MAX).collect();
-        let mut words = vec![(word, 0), (&self.removed, removed)];
-        let mut served = Vec::new();
-        for (token, link) in &links {
-            if let Some(bell) = link.serve() {
-                words.push(bell);
-                served.push((*token, link));
-            }
-        }
+        let served: Vec<_> = links.iter().filter(|(_, link)| link.serve()).collect();
         if served.is_empty() {
             return None;
         }
         let began = Instant::now();
-        let is_brisk = self.is_brisk.load(Ordering::Relaxed) && has_spare_cores();
-        let waited = if is_brisk && spin(&words, BRISK) { Ok(true) } else { wait_for_any(&words, deadline) };
-        self.is_brisk.store(began.elapsed() < BRISK, Ordering::Relaxed);
+        let is_over = || {
+            word.load(Ordering::Acquire) == WOKEN
+                || self.removed.load(Ordering::Acquire) != removed
+                || served.iter().any(|(_, link)| link.has_news())
+        };
+        let lingers = self.patience.lasts();
+        if lingers {
+            served.iter().for_each(|(_, link)| link.rest_served());
+        }
+        let waited = if lingers && self.patience.linger(is_over, deadline) {
+            Ok(true)
+        } else {
+            let mut words = vec![(word, MAY_SLEEP), (&self.removed, removed)];
+            words.extend(served.iter().map(|(_, link)| link.listen_by_word()));
+            let change =
+                |from, to| word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok();
+            let is_asleep = change(IS_AWAKE, MAY_SLEEP);
+            let waited = if is_asleep { wait_for_any(&words, deadline) } else { Ok(true) };
+            // From now on a wake-up is no call of the system.
+            change(MAY_SLEEP, IS_AWAKE);
+            waited
+        };
+        self.patience.waited(began.elapsed());
         for (token, link) in served {
             link.leave();
-            self.attend(token, link);
+            self.attend(*token, link);
         }
         waited.ok()
     }
@@ -270,10 +286,19 @@ impl Hub {
 
     fn run(&'static self) {
         let mut retry = Instant::now();
+        let patience = Patience::default();
         loop {
             let is_pause = !self.paused.lock().is_empty();
-            let left = is_pause.then(|| retry.saturating_duration_since(Instant::now()));
-            for token in self.poll.wait(left).expect("a set of descriptors can be waited for") {
+            let began = Instant::now();
+            let left = if patience.lasts() && self.linger(&patience) {
+                // Other descriptors are looked at all the same.
+                Some(Duration::ZERO)
+            } else {
+                is_pause.then(|| retry.saturating_duration_since(Instant::now()))
+            };
+            let ready = self.poll.wait(left).expect("a set of descriptors can be waited for");
+            patience.waited(began.elapsed());
+            for token in ready {
                 self.handle(token);
             }
             if is_pause && Instant::now() >= retry {
@@ -300,6 +325,23 @@ impl Hub {
                 }
             }
         }
+    }
+
+    /// Looks at links for a moment more, for which no peer need ring. Returns whether there was anything to do.
+    fn linger(&self, patience: &Patience) -> bool {
+        let links: Vec<_> = self.entries.lock().links().take(SERVED_MAX).collect();
+        // Each look wakes those that wait for room.
+        if links.iter().any(|(_, link)| link.has_senders()) {
+            return false;
+        }
+        let resting: Vec<_> = links.iter().filter(|(_, link)| link.rest()).collect();
+        if resting.is_empty() {
+            return false;
+        }
+        let has_news = || resting.iter().any(|(_, link)| link.has_news());
+        let has_found = patience.linger(|| has_news() || !self.attended.lock().is_empty(), None);
+        resting.iter().for_each(|(token, link)| self.attend(*token, link));
+        has_found
     }
 
     fn handle(&'static self, token: u64) {
@@ -449,18 +491,62 @@ impl Host for Waiting {
     }
 }
 
-/// Whether one of the words is soon not what it is expected to be.
-fn spin(words: &[(&AtomicU32, u32)], budget: Duration) -> bool {
-    let deadline = Instant::now() + budget;
-    loop {
-        for _ in 0..ROUND {
-            if words.iter().any(|(word, expected)| word.load(Ordering::Acquire) != *expected) {
-                return true;
-            }
-            estafette_sync::hint::spin_loop();
-        }
-        if Instant::now() >= deadline {
+/// Whether threads linger before they sleep: they look again and again for about as long as sleeping and waking up would take.
+/// Threads that are ready run in between: with few cores the one that is waited for may be among them. But a thread that lets others run comes
+/// back late, where one that sleeps is woken at once; so where others need the processor, most waits do without.
+#[derive(Debug, Default)]
+struct Patience {
+    /// The last wait was short.
+    is_brisk: AtomicBool,
+    /// Waits that do without: those that are left, and how many the next loss of the processor costs.
+    skipped: AtomicU32,
+    penalty: AtomicU32,
+}
+
+impl Patience {
+    fn lasts(&self) -> bool {
+        if !self.is_brisk.load(Ordering::Relaxed) {
             return false;
+        }
+        let skipped = self.skipped.load(Ordering::Relaxed);
+        self.skipped.store(skipped.saturating_sub(1), Ordering::Relaxed);
+        skipped == 0
+    }
+
+    fn waited(&self, time: Duration) {
+        self.is_brisk.store(time < BRISK, Ordering::Relaxed);
+    }
+
+    /// Whether a condition comes to hold soon, and before `deadline`.
+    fn linger(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
+        let mut now = Instant::now();
+        let end = now + BRISK;
+        let end = deadline.map_or(end, |deadline| deadline.min(end));
+        loop {
+            for _ in 0..ROUND {
+                if condition() {
+                    return true;
+                }
+                estafette_sync::hint::spin_loop();
+            }
+            thread::yield_now();
+            let before = std::mem::replace(&mut now, Instant::now());
+            self.ran(now - before);
+            if now >= end {
+                return condition();
+            }
+        }
+    }
+
+    /// A round took so long.
+    fn ran(&self, time: Duration) {
+        let penalty = self.penalty.load(Ordering::Relaxed);
+        if time < BRISK {
+            self.penalty.store(penalty.saturating_sub(1), Ordering::Relaxed);
+        } else {
+            let penalty = (2 * penalty).clamp(PENALTY_MIN, PENALTY_MAX);
+            self.penalty.store(penalty, Ordering::Relaxed);
+            self.skipped.store(penalty, Ordering::Relaxed);
         }
     }
 }
@@ -498,13 +584,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spin_ends_when_a_word_changes_or_when_the_time_is_up() {
-        let words = [AtomicU32::new(0), AtomicU32::new(7)];
-        assert!(!spin(&[(&words[0], 0), (&words[1], 7)], BRISK));
-        std::thread::scope(|scope| {
-            let spinning = scope.spawn(|| spin(&[(&words[0], 0), (&words[1], 7)], Duration::from_secs(60)));
-            words[1].store(8, Ordering::Release);
-            assert!(spinning.join().expect("it does not panic"));
-        });
+    fn a_thread_lingers_until_the_condition_holds_or_the_time_is_up() {
+        let (patience, has_come) = (Patience::default(), AtomicBool::new(false));
+        let condition = || has_come.load(Ordering::Acquire);
+        assert!(!patience.linger(condition, None));
+        has_come.store(true, Ordering::Release);
+        assert!(patience.linger(condition, Some(Instant::now())), "it looks once");
+    }
+
+    #[test]
+    fn threads_linger_after_short_waits_and_seldom_where_others_need_the_processor() {
+        let patience = Patience::default();
+        assert!(!patience.lasts(), "nothing is known yet");
+        patience.waited(BRISK / 2);
+        assert!(patience.lasts() && patience.lasts());
+        patience.waited(BRISK);
+        assert!(!patience.lasts());
+        patience.waited(BRISK / 2);
+        let skipped = || (0..).find(|_| patience.lasts()).expect("in the end");
+        for expected in [PENALTY_MIN, 2 * PENALTY_MIN, 4 * PENALTY_MIN] {
+            patience.ran(BRISK);
+            assert_eq!(skipped(), expected);
+        }
+        (0..4 * PENALTY_MIN).for_each(|_| patience.ran(BRISK / 2));
+        patience.ran(BRISK);
+        assert_eq!(skipped(), PENALTY_MIN, "losses that are long ago count no more");
+        (0..32).for_each(|_| patience.ran(BRISK));
+        assert_eq!(skipped(), PENALTY_MAX);
     }
 }

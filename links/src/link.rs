@@ -38,6 +38,9 @@ const FATE_GONE: u32 = 8;
 /// It does not keep to the protocol.
 const FATE_BROKEN: u32 = 16;
 
+/// Events that a thread looks at again and again: the oldest.
+const NEWS_MAX: usize = 16;
+
 pub(crate) struct Channel {
     pub(crate) socket: Socket,
     /// The peer as a descriptor, which is readable when each of its threads has ended.
@@ -222,17 +225,22 @@ impl Shared {
 
     /// Notes `fate`, but after what the peer has said itself: a process that has left may die.
     fn note(&self, fate: u32) {
-        let said = match self.peer.load(CLOSED) {
-            0 => 0,
-            CLOSING => FATE_CLOSING,
-            LEFT => FATE_CLOSING | FATE_LEFT,
-            _ => FATE_BROKEN,
-        };
+        let said = self.said();
         if said & FATE_BROKEN != 0 {
             let _ = self.broken.set("it is neither open nor closed");
         }
         self.fate.fetch_or(said, Ordering::AcqRel);
         self.fate.fetch_or(fate, Ordering::AcqRel);
+    }
+
+    /// What the peer has said of itself.
+    fn said(&self) -> u32 {
+        match self.peer.load(CLOSED) {
+            0 => 0,
+            CLOSING => FATE_CLOSING,
+            LEFT => FATE_CLOSING | FATE_LEFT,
+            _ => FATE_BROKEN,
+        }
     }
 
     /// On the thread of life lines: the peer is dying.
@@ -301,18 +309,48 @@ impl Shared {
 
     // What the link thread does, and a thread that serves.
 
-    /// The calling thread serves the link, unless another one does or no one waits: from now on it waits for a change of the bell, which is
-    /// returned with what it says now.
-    pub(crate) fn serve(&self) -> Option<(&AtomicU32, u32)> {
+    /// Whether anyone waits for room.
+    pub(crate) fn has_senders(&self) -> bool {
+        self.senders.has_waiters()
+    }
+
+    /// The calling thread serves the link, unless another one does or no one waits.
+    pub(crate) fn serve(&self) -> bool {
         // Each look wakes the senders, which may find no room: a thread that serves would wake itself again and again if it is one.
-        if !self.has_waiters() || self.senders.has_waiters() || !self.listener.serve() {
-            return None;
-        }
+        self.has_waiters() && !self.has_senders() && self.listener.serve()
+    }
+
+    /// The peer rings no more: the calling thread, which serves the link, looks for news until it [listens](Self::listen_by_word) or
+    /// [leaves](Self::leave).
+    pub(crate) fn rest_served(&self) {
+        self.listener.pause(&self.own);
+    }
+
+    /// As [`rest_served`](Self::rest_served) on the link thread, until that attends. False where another thread serves the link, or no one
+    /// waits.
+    pub(crate) fn rest(&self) -> bool {
+        self.has_waiters() && self.listener.rest(&self.own)
+    }
+
+    /// Whether a [`look`](Self::look) has anything to do. Most of what comes is found, at the cost of a few loads; a look finds all.
+    pub(crate) fn has_news(&self) -> bool {
+        let fate = self.fate.load(Ordering::Acquire);
+        let reads =
+            self.receivers.has_waiters() || self.is_closed.load(Ordering::SeqCst) && fate & FATE_BROKEN == 0;
+        reads && self.peer.load(HEAD) != self.own.load(TAIL)
+            || self.said() & !fate != 0
+            || self.watched.lock().iter().take(NEWS_MAX).any(|event| event.outcome().is_some())
+    }
+
+    /// The thread that serves the link is rung from now on by a change of the bell, which is returned with what it says now.
+    pub(crate) fn listen_by_word(&self) -> (&AtomicU32, u32) {
         let bell = self.peer.0.half_word(BELL);
         let now = bell.load(Ordering::Acquire);
+        // What another thread has listened for may have been rung before.
+        self.listener.pause(&self.own);
         self.listen();
         self.look();
-        Some((bell, now))
+        (bell, now)
     }
 
     /// It serves the link no more. The caller then attends, as what came last may have rung this thread alone.

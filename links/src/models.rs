@@ -292,3 +292,42 @@ fn a_thread_that_serves_no_more_leaves_nothing_behind() {
 fn a_thread_that_leaves_without_a_word_is_missed() {
     serves_once(|_| {});
 }
+
+/// A thread serves that first looks for a while without being rung. Meanwhile another thread begins to wait, and has the process listen.
+fn serves_beside_another(listen: fn(&Listener, &Process)) {
+    explore(move || {
+        let [teller, sleeper] = processes();
+        let word = Arc::new(Bell::default());
+        let rung = Arc::clone(&word);
+        let telling = thread::spawn(move || tell_twice(&teller, [&Bell::default(), &rung]));
+        let listener = Listener::default();
+        assert!(listener.serve(), "one at a time");
+        listener.pause(&sleeper.own);
+        if !has_all(&sleeper) {
+            listener.listen(&sleeper.own);
+            while !has_all(&sleeper) {
+                let before = word.rung();
+                listen(&listener, &sleeper);
+                if !has_all(&sleeper) {
+                    word.sleep(before);
+                }
+            }
+        }
+        telling.join().expect("it does not panic");
+    });
+}
+
+#[test]
+fn a_thread_that_serves_is_rung_although_another_one_has_listened() {
+    serves_beside_another(|listener, sleeper| {
+        listener.pause(&sleeper.own);
+        listener.listen(&sleeper.own);
+    });
+}
+
+/// The peer has rung for this number, and rings no more.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_thread_that_serves_under_a_number_that_was_rung_is_missed() {
+    serves_beside_another(|listener, sleeper| listener.listen(&sleeper.own));
+}

@@ -16,10 +16,11 @@ use estafette_devices::{DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::board::{
-    BYTES, CLOSED, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
+    BYTES, CLOSED, CLOSING, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
 };
 use crate::hub::{GREETING, Hub};
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
+use crate::ring::Writer;
 use crate::{Address, Door, Link, LinkError};
 
 use self::random::Random;
@@ -83,6 +84,40 @@ fn receives_that_end_with_their_time_leave_nothing_at_the_link() {
     for _ in 0..3 {
         assert!(near.receive_timeout(Some(Duration::ZERO)).expect("it is open").is_none());
         assert!(!near.shared.receivers.has_waiters());
+    }
+}
+
+#[test]
+fn a_thread_that_lingers_finds_what_is_waited_for_and_nothing_else() {
+    let (door, _, _alone) = door();
+    let (_socket, link, board) = peer(&door);
+    let own = OwnBoard::new(&board);
+    let write = |writer: &mut Writer, generation| writer.write(0, generation, b"a message", &own);
+    let mut writer = Writer::default();
+    write(&mut writer, 1);
+    assert!(!link.shared.has_news(), "no one waits for the message");
+    assert!(link.try_receive().expect("an honest peer").is_some());
+    let woken = Arc::new(Flag::default());
+    let waker = task::Waker::from(Arc::clone(&woken));
+    let mut received = pin!(link.receive());
+    assert!(received.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    assert!(!link.shared.has_news(), "nothing has come");
+    write(&mut writer, 2);
+    // The link thread may linger, too.
+    until("news", || link.shared.has_news() || woken.0.load(Ordering::Acquire));
+    assert!(received.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+    own.store(CLOSED, CLOSING);
+    until("a last word", || link.shared.has_news() || link.peer().has_ended());
+    link.shared.attend();
+    assert!(!link.shared.has_news(), "that is known");
+}
+
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl task::Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

@@ -10,13 +10,21 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Condvar, Mutex};
 use crate::time::Instant;
 
+/// The word of a thread that serves: the thread is woken by [`Host::wake`].
+pub const MAY_SLEEP: u32 = 0;
+/// The thread was woken.
+pub const WOKEN: u32 = 1;
+/// The thread looks at the word before it sleeps.
+pub const IS_AWAKE: u32 = 2;
+
 /// What waiting threads do meanwhile.
 pub trait Host: Sync {
-    /// Waits until `word` is not 0, until something was done that the thread may wait for, or until `deadline`. Returns whether that was
-    /// in time; `None` at once if there is nothing to do, or not for one more thread.
+    /// Waits until `word` is [`WOKEN`], until something was done that the thread may wait for, or until `deadline`. Returns whether that was
+    /// in time; `None` at once if there is nothing to do, or not for one more thread. The word is [`IS_AWAKE`] before; a host that sleeps
+    /// makes [`MAY_SLEEP`] of that, and back.
     fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool>;
 
-    /// Ends a [`serve`](Self::serve) whose word was changed.
+    /// Ends a [`serve`](Self::serve) whose word was [`MAY_SLEEP`] and is [`WOKEN`] now.
     fn wake(&self, word: &AtomicU32);
 }
 
@@ -48,7 +56,7 @@ pub fn has_spare_cores() -> bool {
 pub struct Sleeper {
     state: Mutex<State>,
     changed: Condvar,
-    /// 1 when a thread that serves is woken.
+    /// Of a thread that serves.
     word: AtomicU32,
 }
 
@@ -68,8 +76,9 @@ impl Sleeper {
         match before {
             State::Asleep => self.changed.notify_one(),
             State::Serves => {
-                self.word.store(1, Ordering::Release);
-                HOST.get().expect("it is served").wake(&self.word);
+                if self.word.swap(WOKEN, Ordering::AcqRel) == MAY_SLEEP {
+                    HOST.get().expect("it is served").wake(&self.word);
+                }
             }
             State::Awake | State::Woken => {}
         }
@@ -83,7 +92,7 @@ impl Sleeper {
             && let Some(host) = HOST.get()
         {
             *state = State::Serves;
-            self.word.store(0, Ordering::Relaxed);
+            self.word.store(IS_AWAKE, Ordering::Relaxed);
             drop(state);
             let served = host.serve(&self.word, deadline);
             state = self.state.lock();
