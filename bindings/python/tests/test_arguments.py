@@ -292,6 +292,32 @@ class TestWrapped:
         mix(a, {"b": b}, c).wait()
         assert [value(np, t)[0] for t in (a, b, c)] == [3.0, 2.0, 7.0]
 
+    @pytest.mark.parametrize(("reads", "is_skipped"), [("acc", True), (["acc", "x"], True), (None, False), ("x", False)])
+    def test_the_failure_of_what_op_updates_is_followed_where_reads_names_it_too(self, eng, np, ones, reads, is_skipped):
+        called = []
+
+        @eng.op(reads=reads, writes="acc", using=np.from_dlpack)
+        def add(acc, x=None):
+            called.append(acc.flags.writeable)
+
+        acc = eng.zeros(3, "float64")
+        assert eng.submit(lambda acc: 1 / 0, writes=[acc], name="load").exception(30).operation == "load"
+        error = add(acc).exception(30) if reads == "acc" else add(acc, ones).exception(30)
+        assert (error is not None, called) == ((True, []) if is_skipped else (False, [True]))
+        assert not is_skipped or error.operation == "load"
+
+    def test_op_follows_the_failure_of_a_tensor_that_another_parameter_reads(self, eng, np):
+        called = []
+
+        @eng.op(writes="out", using=np.from_dlpack)
+        def copy(x, out):
+            called.append(x)
+
+        y = eng.zeros(3, "float64")
+        eng.submit(lambda y: 1 / 0, writes=[y], name="load").exception(30)
+        assert copy(y, y).exception(30).operation == "load"
+        assert called == []
+
     def test_op_without_writes_promises_its_result(self, eng, np, ones):
         @eng.op(using=np.from_dlpack)
         def double(x):

@@ -261,14 +261,14 @@ def op(engine, function, reads, writes, options):
             tensors = []
             call = _call(function, bound.args, bound.kwargs, tensors)
             changed = _tensors_of(bound.arguments, written, _is_written)
-            looked_at = tensors if read is None else _tensors_of(bound.arguments, read, _is_tensor)
+            others = [name for name in bound.arguments if name not in written] if read is None else read
+            looked_at = _tensors_of(bound.arguments, others, _is_tensor)
             ordered = {id(tensor) for tensor in [*changed, *looked_at]}
             lost = [tensor for tensor in tensors if id(tensor) not in ordered]
             if lost:
                 raise TypeError(f"{function.__qualname__} got {lost[0]!r} for a parameter that `reads` and `writes` do not name")
-            # Arrays come in the order of the operands, each tensor once.
-            outputs = _once(changed)
-            inputs = _once([*outputs, *looked_at])[len(outputs) :]
+            # Arrays come in the order of the operands, each tensor once in a list. One in both lists is updated: its failure is followed.
+            inputs, outputs = _once(looked_at), _once(changed)
             at = {id(tensor): place for place, tensor in enumerate([*inputs, *outputs])}
             call._places = [at[id(tensor)] for tensor in tensors]
             return engine.submit(call, inputs, outputs, **options)
