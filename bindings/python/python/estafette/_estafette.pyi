@@ -559,7 +559,8 @@ class Engine:
 
         writes: names of the parameters whose tensors the function changes, or one name. Without it the function is wrapped
             as by `wrap`, and without options `@eng.op` is the decorator.
-        reads: names of the parameters whose tensors it reads; default all others.
+        reads: names of the parameters whose tensors it reads; default all that `writes` does not name. A parameter that the function
+            changes in place stands in both. One in `writes` alone is overwritten: an earlier failure of it is forgotten.
         options: `using`, `name`, `on` and `priority`, as in `submit`.
 
             >>> @eng.op(writes="out", using=np.from_dlpack)
