@@ -24,6 +24,12 @@ class Slots:
     weight: object
 
 
+@dataclasses.dataclass
+class Step:
+    weight: object
+    step: int
+
+
 Pair = collections.namedtuple("Pair", "left right")
 
 
@@ -40,6 +46,19 @@ class Tagged(list):
     def __init__(self, x):
         super().__init__([x])
         self.tag = "kept"
+
+
+class Sealed(list):
+    """A list that refuses changes."""
+
+    def __init__(self, x):
+        super().__init__([x])
+        self.tag = "kept"
+
+    def __setitem__(self, place, item):
+        raise TypeError("it cannot be changed")
+
+    append = extend = __setitem__
 
 
 class Mirror(dict):
@@ -107,7 +126,7 @@ class TestArguments:
         assert value(np, eng.call(look, ordered, missing, using=np.from_dlpack)) == [2.0] * 3
         assert "nothing" not in missing
 
-    @pytest.mark.parametrize("kind", [Fit, Tagged, Mirror, Frozen])
+    @pytest.mark.parametrize("kind", [Fit, Tagged, Sealed, Mirror, Frozen])
     def test_containers_of_classes_with_ways_of_their_own(self, eng, np, ones, kind):
         def x_of(container):
             assert type(container) is kind and container.tag == "kept"
@@ -116,6 +135,27 @@ class TestArguments:
 
         t = eng.call(lambda container: kind(x_of(container) + 1), kind(ones), using=np.from_dlpack)
         assert value(np, x_of(t.result())) == [2.0] * 3
+
+    def test_containers_are_passed_as_they_were_at_the_call(self, eng, np, ones, gate):
+        eng.submit(gate, writes=[ones])
+        fit, tagged, mapping, slots = Fit(ones), Tagged(ones), {"x": ones, "step": 1}, Slots(ones)
+        layer = Step(ones, 1)
+        nested = {"inside": [ones, 1]}
+        seen = []
+
+        def look(fit, tagged, mapping, slots, layer, nested):
+            seen.append((fit.tag, tagged.tag, len(tagged), mapping["step"], list(mapping), layer.step, nested["inside"][1]))
+            return mapping["x"] + slots.weight
+
+        t = eng.call(look, fit, tagged, mapping, slots, layer, nested, using=np.from_dlpack)
+        fit.tag = tagged.tag = "later"
+        tagged.append(2)
+        mapping.update(x=None, step=2, more=3)
+        slots.weight = None
+        layer.step = nested["inside"][1] = 2
+        gate.open()
+        assert value(np, t) == [2.0] * 3
+        assert seen == [("kept", "kept", 1, 1, ["x", "step"], 1, 1)]
 
     def test_a_named_tuple_written_in_c(self, eng, np, ones):
         made = time.struct_time([ones, *range(8)])
