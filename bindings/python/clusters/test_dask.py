@@ -1,5 +1,6 @@
 """Tensors between workers of Dask, each a process, and the client."""
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -19,6 +20,12 @@ import estafette.dask
 
 # Workers do not find this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def eng():
+    with est.Engine(workers=2) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +213,38 @@ def test_bytes_cross_to_disks_and_other_machines(shape, dtype):
         assert y.dtype == dtype
         assert not y.read_only
         assert np.array_equal(np.asarray(y), np.asarray(x))
+
+
+def test_what_is_serialized_on_an_event_loop_is_waited_for(eng):
+    gate = threading.Event()
+    x = eng.call(lambda: (gate.wait(60), np.arange(3.0))[1])
+
+    async def on_loop():
+        threading.Timer(0.05, gate.set).start()
+        return serialize(x, context=None, serializers=["dask"])
+
+    header, frames = asyncio.run(on_loop())
+    assert np.from_dlpack(deserialize(header, frames)).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
+    async def on_loop():
+        release = asyncio.Event()
+
+        async def late():
+            await release.wait()
+            return np.arange(3.0)
+
+        x = eng.call(late)
+        while eng.stats().running == 0:
+            await asyncio.sleep(0.001)
+        with pytest.raises(est.WouldDeadlockError, match="goes on when"):
+            estafette.dask._serialize(x)
+        release.set()
+        await x
+        return estafette.dask._serialize(x)
+
+    assert np.from_dlpack(estafette.dask._deserialize(*asyncio.run(on_loop()))).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_failure_crosses_as_a_failure(client, workers):

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use estafette::{DType, Tensor};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyInt, PyIterator, PyString};
+use pyo3::types::{PyFloat, PyInt, PyIterator, PyString, PyType};
 
 use crate::classes::tensor::PyTensor;
 use crate::error::raise;
@@ -21,9 +21,11 @@ pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         return Err(PyValueError::new_err(message));
     }
     let text = dtype_name(dtype)?;
+    let is_pythons = dtype.is_instance_of::<PyString>() || dtype.is_instance_of::<PyType>();
     // PyTorch prints `torch.float32`.
     let name = match text.rsplit('.').next().unwrap_or(&text) {
-        // Python's own types, as NumPy takes them.
+        // Python's own types, as NumPy takes them. To other libraries `float` is one of 32 bits.
+        name if !is_pythons => name,
         "int" => "int64",
         "float" => "float64",
         "complex" => "complex128",
@@ -61,11 +63,19 @@ fn dtype_name(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
 }
 
 /// A shape as people write it: an integer or a sequence of them.
+/// Raises `TypeError` for what is none; `InvalidError` for integers that no dimension can have.
 pub fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    if let Ok(length) = shape.extract::<i64>() {
-        return Ok(vec![length]);
-    }
-    shape.try_iter().and_then(|dims| dims.map(|dim| dim?.extract::<i64>()).collect()).map_err(|error| {
+    let py = shape.py();
+    let dims = match shape.extract::<i64>() {
+        Ok(length) => return Ok(vec![length]),
+        Err(error) if error.is_instance_of::<PyOverflowError>(py) => Err(error),
+        Err(_) => shape.try_iter().and_then(|dims| dims.map(|dim| dim?.extract::<i64>()).collect()),
+    };
+    dims.map_err(|error| {
+        if error.is_instance_of::<PyOverflowError>(py) {
+            let shown = shape.repr().map_or_else(|_| "?".into(), |text| text.to_string());
+            return raise(py, "InvalidError", format!("a shape has dimensions of 64 bits, not {shown}"));
+        }
         PyTypeError::new_err(format!("a shape is an integer or a sequence of integers: {error}"))
     })
 }

@@ -76,6 +76,7 @@ mod _estafette {
     };
     #[pymodule_export]
     use super::{
+        asyncio::stopped_loop::stand_for,
         command::command,
         error::kept_errors,
         exchange::{peers::peers, unordered::unordered_exchanges},

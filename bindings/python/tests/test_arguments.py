@@ -24,6 +24,12 @@ class Slots:
     weight: object
 
 
+@dataclasses.dataclass
+class Step:
+    weight: object
+    step: int
+
+
 Pair = collections.namedtuple("Pair", "left right")
 
 
@@ -40,6 +46,19 @@ class Tagged(list):
     def __init__(self, x):
         super().__init__([x])
         self.tag = "kept"
+
+
+class Sealed(list):
+    """A list that refuses changes."""
+
+    def __init__(self, x):
+        super().__init__([x])
+        self.tag = "kept"
+
+    def __setitem__(self, place, item):
+        raise TypeError("it cannot be changed")
+
+    append = extend = __setitem__
 
 
 class Mirror(dict):
@@ -107,7 +126,7 @@ class TestArguments:
         assert value(np, eng.call(look, ordered, missing, using=np.from_dlpack)) == [2.0] * 3
         assert "nothing" not in missing
 
-    @pytest.mark.parametrize("kind", [Fit, Tagged, Mirror, Frozen])
+    @pytest.mark.parametrize("kind", [Fit, Tagged, Sealed, Mirror, Frozen])
     def test_containers_of_classes_with_ways_of_their_own(self, eng, np, ones, kind):
         def x_of(container):
             assert type(container) is kind and container.tag == "kept"
@@ -116,6 +135,27 @@ class TestArguments:
 
         t = eng.call(lambda container: kind(x_of(container) + 1), kind(ones), using=np.from_dlpack)
         assert value(np, x_of(t.result())) == [2.0] * 3
+
+    def test_containers_are_passed_as_they_were_at_the_call(self, eng, np, ones, gate):
+        eng.submit(gate, writes=[ones])
+        fit, tagged, mapping, slots = Fit(ones), Tagged(ones), {"x": ones, "step": 1}, Slots(ones)
+        layer = Step(ones, 1)
+        nested = {"inside": [ones, 1]}
+        seen = []
+
+        def look(fit, tagged, mapping, slots, layer, nested):
+            seen.append((fit.tag, tagged.tag, len(tagged), mapping["step"], list(mapping), layer.step, nested["inside"][1]))
+            return mapping["x"] + slots.weight
+
+        t = eng.call(look, fit, tagged, mapping, slots, layer, nested, using=np.from_dlpack)
+        fit.tag = tagged.tag = "later"
+        tagged.append(2)
+        mapping.update(x=None, step=2, more=3)
+        slots.weight = None
+        layer.step = nested["inside"][1] = 2
+        gate.open()
+        assert value(np, t) == [2.0] * 3
+        assert seen == [("kept", "kept", 1, 1, ["x", "step"], 1, 1)]
 
     def test_a_named_tuple_written_in_c(self, eng, np, ones):
         made = time.struct_time([ones, *range(8)])
@@ -291,6 +331,32 @@ class TestWrapped:
 
         mix(a, {"b": b}, c).wait()
         assert [value(np, t)[0] for t in (a, b, c)] == [3.0, 2.0, 7.0]
+
+    @pytest.mark.parametrize(("reads", "is_skipped"), [("acc", True), (["acc", "x"], True), (None, False), ("x", False)])
+    def test_the_failure_of_what_op_updates_is_followed_where_reads_names_it_too(self, eng, np, ones, reads, is_skipped):
+        called = []
+
+        @eng.op(reads=reads, writes="acc", using=np.from_dlpack)
+        def add(acc, x=None):
+            called.append(acc.flags.writeable)
+
+        acc = eng.zeros(3, "float64")
+        assert eng.submit(lambda acc: 1 / 0, writes=[acc], name="load").exception(30).operation == "load"
+        error = add(acc).exception(30) if reads == "acc" else add(acc, ones).exception(30)
+        assert (error is not None, called) == ((True, []) if is_skipped else (False, [True]))
+        assert not is_skipped or error.operation == "load"
+
+    def test_op_follows_the_failure_of_a_tensor_that_another_parameter_reads(self, eng, np):
+        called = []
+
+        @eng.op(writes="out", using=np.from_dlpack)
+        def copy(x, out):
+            called.append(x)
+
+        y = eng.zeros(3, "float64")
+        eng.submit(lambda y: 1 / 0, writes=[y], name="load").exception(30)
+        assert copy(y, y).exception(30).operation == "load"
+        assert called == []
 
     def test_op_without_writes_promises_its_result(self, eng, np, ones):
         @eng.op(using=np.from_dlpack)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -401,6 +402,72 @@ def test_submitting_asynchronously_waits_for_room_without_stopping_the_loop(gate
             await asyncio.gather(op, second, third)
 
     run(main())
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+@pytest.mark.parametrize("form", ["submit", "call", "replay"])
+def test_an_async_function_of_the_engine_submits_without_waiting_for_room_that_it_has_itself(np, form, outputs):
+    async def main():
+        async with est.Engine(workers=1, in_flight_limit=1) as eng:
+            with eng.program("step") as program:
+                program.submit(lambda: None)
+
+            async def body():
+                if form == "submit":
+                    return await eng.submit_async(lambda: None, name="inner")
+                if form == "replay":
+                    return await program.replay_async()
+                return await eng.call_async(lambda: (np.ones(2), np.ones(2)), outputs=outputs)
+
+            made = []
+
+            async def outer():
+                made.append(await body())
+
+            await eng.submit(outer)
+            assert made
+
+    run(main())
+
+
+def test_what_was_submitted_asynchronously_and_not_awaited_is_said(eng, np):
+    with eng.program("step") as program:
+        program.submit(lambda: None)
+    began = []
+    unawaited = {
+        "Engine.submit_async": lambda: eng.submit_async(began.append, writes=[eng.zeros(1, "int8")]),
+        "Engine.call_async": lambda: eng.call_async(lambda: began.append(1)),
+        "Program.replay_async": program.replay_async,
+    }
+    for name, make in unawaited.items():
+        with pytest.warns(RuntimeWarning, match=f"'{name}' was never awaited"):
+            make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # As coroutines, that are closed.
+        eng.submit_async(began.append).close()
+        t = eng.zeros(1, "int8")
+        t.__await__()
+        t.writable()
+
+        async def awaited():
+            await eng.submit_async(lambda: None)
+
+        run(awaited())
+    assert began == []
+
+
+def test_an_error_that_is_on_its_way_is_not_lost_to_the_warning(eng):
+    def loses():
+        forgotten = [eng.submit_async(lambda: None)]
+        raise KeyError("mine", len(forgotten))
+
+    with pytest.warns(RuntimeWarning, match="never awaited"), pytest.raises(KeyError, match="mine"):
+        try:
+            loses()
+        except KeyError as error:
+            # Lets go of what the frame has.
+            raise error.with_traceback(None) from None
 
 
 def test_an_async_block_drains_its_engine():

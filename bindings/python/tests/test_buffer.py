@@ -180,6 +180,17 @@ class TestNumpy:
         with pytest.raises(ValueError):
             t.__array__(np.dtype("int8"), copy=False)
 
+    def test_numpy_1_which_takes_no_copy_none_is_given_none(self, eng, np, monkeypatch):
+        t, array = eng.zeros(3, "float32"), np.array
+
+        def of_numpy_1(value, dtype=None, copy=True):
+            assert copy is not None
+            return array(value, dtype, copy=copy)
+
+        monkeypatch.setattr(np, "array", of_numpy_1)
+        assert t.__array__(np.dtype("int8")).dtype == "int8"
+        assert t.__array__(copy=True).flags.writeable
+
     def test_for_write_gives_an_array_that_writes(self, eng, np):
         t = eng.zeros(3, "float32")
         np.asarray(t.for_write())[:] = 5

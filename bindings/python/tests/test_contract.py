@@ -208,6 +208,20 @@ def test_priorities_and_places_are_accepted(eng, gate):
         eng.submit(lambda: None, on="cuda:7")
 
 
+@pytest.mark.parametrize("name", ["cuda1", "cudax", "cuda_host:0", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda:0 "])
+def test_what_only_begins_as_the_name_of_a_device_is_refused(eng, name):
+    with pytest.raises(ValueError, match=f"device {name}: .* names of devices".replace("+", r"\+")):
+        eng.submit(lambda: None, on=name)
+    with pytest.raises(ValueError, match="names of devices"):
+        eng.empty(1, "int8", device=name)
+
+
+@pytest.mark.parametrize("shape", [2**63, [2**63], (1, -(2**70))])
+def test_a_dimension_that_no_memory_has_is_named(eng, shape):
+    with pytest.raises(est.InvalidError, match=r"a shape has dimensions of 64 bits, not .*\d{19}"):
+        eng.zeros(shape, "int8")
+
+
 def test_wait_all_waits_for_everything(eng):
     done = []
     for i in range(20):

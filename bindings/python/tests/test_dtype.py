@@ -54,6 +54,18 @@ def test_a_name_of_a_width_that_no_library_has_is_refused(eng, name):
         eng.zeros(4, name)
 
 
+def test_the_names_of_pythons_types_are_theirs_alone(eng):
+    class Single:
+        """As `pyarrow.float32()`, whose text is "float"."""
+
+        def __str__(self):
+            return "float"
+
+    assert [str(eng.zeros(1, kind).dtype) for kind in (float, "float", int, "complex")] == ["float64", "float64", "int64", "complex128"]
+    with pytest.raises(ValueError, match="`float` is not an element type"):
+        eng.zeros(1, Single())
+
+
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_floats_are_those_of_ml_dtypes(eng, np, name):
     ml_dtypes = peer("ml_dtypes")

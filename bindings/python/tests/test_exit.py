@@ -379,6 +379,33 @@ class TestPending:
         )
         assert "endless" in errors and "`holds_t` is running" in errors and "`behind` waits for" in errors, errors
 
+    def test_is_named_alone_where_functions_have_ended_between_its_own_on_other_threads(self):
+        _, errors = program(
+            """
+            # The thread that waits runs the function.
+            eng = est.Engine(workers=0)
+            events = begun, entered, leave, left = [threading.Event() for _ in range(4)]
+            def other():
+                begun.set()
+                leave.wait(60)
+            def inner():
+                entered.set()
+                left.wait(60)
+            def outer():
+                eng.submit(inner).wait()
+                time.sleep(3600)
+            waits = [threading.Thread(target=lambda op=eng.submit(f): op.wait(), daemon=True) for f in (other, outer)]
+            waits[0].start()
+            begun.wait(60)
+            waits[1].start()
+            entered.wait(60)
+            leave.set()
+            waits[0].join()
+            left.set()
+            """
+        )
+        assert "`outer` is running" in errors and "inner" not in errors, errors
+
     def test_that_submits_itself_for_ever_does_not_keep_the_program(self):
         _, errors = program(
             """

@@ -1,6 +1,7 @@
 """Functions whose call runs nothing yet: generators are refused, coroutines run on the submitter's event loop."""
 
 import asyncio
+import collections.abc
 import functools
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_function_that_returns_a_generator_fails(eng, made):
         eng.call(lambda: made()).wait()
 
 
-@pytest.mark.parametrize("made", [generator, asynchronous_generator, lambda *operands: fills(*operands)])
+@pytest.mark.parametrize("made", [generator, asynchronous_generator, lambda *operands: fills(*operands), lambda *operands: Request(fills(*operands))])
 def test_nodes_and_operators_that_return_what_runs_nothing_fail(eng, made):
     t = eng.zeros(3, "int8")
     with eng.program("p") as program:
@@ -117,6 +118,22 @@ async def fills(*operands):
         operand[:] = 7
 
 
+class Request(collections.abc.Coroutine):
+    """As what the methods of `aiohttp.ClientSession` return: awaitable, with a coroutine within."""
+
+    def __init__(self, coroutine):
+        self.send, self.throw, self.close = coroutine.send, coroutine.throw, coroutine.close
+        self._coroutine = coroutine
+
+    def send(self, value):
+        raise AssertionError("of the instance")
+
+    throw = send
+
+    def __await__(self):
+        return self._coroutine.__await__()
+
+
 ASYNCHRONOUS = {
     "function": fills,
     "partial": functools.partial(fills),
@@ -125,6 +142,7 @@ ASYNCHRONOUS = {
     "partial of an object": functools.partial(Awaits()),
     "lambda that returns a coroutine": lambda t: fills(t),
     "lambda that calls an object": lambda t: Awaits()(t),
+    "lambda that returns a coroutine of a library": lambda t: Request(fills(t)),
 }
 
 

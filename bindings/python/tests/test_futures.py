@@ -282,6 +282,17 @@ class TestOfEventLoops:
         loop.close()
         assert eng.stats().in_flight == 0
 
+    def test_a_future_that_is_done_needs_no_loop(self, eng, np):
+        loop = asyncio.new_event_loop()
+        future, failed = loop.create_future(), loop.create_future()
+        future.set_result(np.ones(2))
+        failed.set_exception(ValueError("no data"))
+        assert np.from_dlpack(eng.from_future(future)).tolist() == [1, 1]
+        with pytest.raises(est.OperationError, match="no data"):
+            eng.from_future(failed).wait(30)
+        loop.close()
+        assert np.from_dlpack(eng.from_future(future)).tolist() == [1, 1]
+
     def test_a_future_of_another_threads_loop_can_be_imported(self, eng, np):
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever)

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import traceback
 import weakref
 
 import pytest
@@ -268,6 +269,28 @@ def test_an_array_in_the_frames_of_an_error_is_let_go_of(np, eng):
     error = failed.exception()
     eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack).wait(30)
     assert "no" in str(error)
+
+
+def test_the_frames_of_an_error_that_the_waiting_thread_handles_are_left_alone():
+    ran = []
+
+    def fail():
+        ran.append(threading.get_ident())
+        raise ValueError("no")
+
+    def begin():
+        noted = [1, 2]
+        raise KeyError(len(noted))
+
+    with est.Engine(workers=0) as eng:
+        failed = eng.submit(fail)
+        try:
+            begin()
+        except KeyError as error:
+            assert failed.exception().__cause__.args == ("no",)
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    assert ran == [threading.get_ident()]
+    assert frames[-1].f_locals["noted"] == [1, 2]
 
 
 @pytest.mark.parametrize("how", ["group", "context beside a cause"])

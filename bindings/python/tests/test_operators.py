@@ -52,6 +52,23 @@ class TestRegistry:
         with est.Engine(workers=1) as other:
             assert values(np, other.operators["where"]()) == values(np, other.operators["where"]())
 
+    def test_calls_leave_nothing_behind_that_the_exit_looks_at(self, np):
+        _, errors = run_program(
+            """
+            import numpy as np
+            import estafette as est
+
+            eng = est.Engine(workers=1)
+            eng.operators.register("double", lambda x: x * 2, using=np.from_dlpack, inputs=1)
+            x, t = eng.zeros(1, "int8"), eng.zeros(1, "int8")
+            lent = np.from_dlpack(t)
+            stuck = eng.submit(lambda t: None, writes=[t], name="stuck")
+            for _ in range(5):
+                eng.operators["double"](x).wait()
+            """
+        )
+        assert "abandoned at exit" in errors and errors.count("`stuck`") == 1 and "more" not in errors, errors
+
     def test_a_mistaken_name_gets_the_near_ones(self, operators):
         operators.register("softmax", lambda x: x)
         with pytest.raises(est.NoOperatorError, match="there is no operator `sofmax`; near it: `softmax`"):

@@ -340,6 +340,8 @@ class TestEventLoops:
                 doubled = await asyncio.wait_for(peer.link.receive_async(), 60)
                 await doubled
                 assert np.from_dlpack(doubled).tolist() == [2 * value] * 3
+            with pytest.warns(RuntimeWarning, match="'Link.send_async' was never awaited"):
+                peer.link.send_async(x)
             with pytest.raises(est.WouldBlockError):
                 peer.link.receive()
 

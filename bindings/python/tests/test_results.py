@@ -199,6 +199,53 @@ class TestUnpacked:
         eng.submit(lambda a: a.fill(9), writes=[a], using=np.from_dlpack).wait()
         assert value(np, x) == [0.0, 1.0, 2.0] and value(np, b) == [0.0, 1.0, 2.0]
 
+    @pytest.mark.parametrize("queued", [False, True])
+    def test_views_of_operands_hold_nothing_up_until_they_are_unpacked(self, eng, np, gate, queued):
+        xs = [eng.from_dlpack(np.arange(4.0) + n, writable=True) for n in range(3)]
+        if queued:
+            eng.submit(gate, writes=xs)
+        parts = [eng.call(np.split, x, 2) for x in xs]
+        if not queued:
+            for part in parts:
+                part.wait(30)
+        written = [eng.submit(lambda x: x.fill(9), writes=[x], using=np.from_dlpack) for x in xs]
+        gate.open()
+        for op in written:
+            op.wait(30)
+        assert [[value(np, half) for half in part] for part in parts] == [[[n, n + 1], [n + 2, n + 3]] for n in range(3)]
+
+    @pytest.mark.parametrize("queued", [False, True])
+    def test_an_operand_among_results_is_as_the_function_has_seen_it(self, eng, np, gate, queued):
+        x = eng.from_dlpack(np.arange(3.0), writable=True)
+        if queued:
+            eng.submit(gate, writes=[x])
+        t = eng.call(lambda x: [x, 1], x, using=lambda x: x)
+        if not queued:
+            t.wait(30)
+        eng.submit(lambda x: x.fill(9), writes=[x], using=np.from_dlpack)
+        gate.open()
+        assert value(np, x) == [9.0] * 3
+        assert value(np, t[0]) == [0.0, 1.0, 2.0]
+
+    def test_views_may_be_declared_aliases(self, eng, np):
+        x = eng.from_dlpack(np.arange(4.0), writable=True)
+        address = np.from_dlpack(x).ctypes.data
+        first, last = eng.call(np.split, x, 2, alias_of=[x])
+        assert [np.from_dlpack(half).ctypes.data - address for half in (first, last)] == [0, 16]
+        assert value(np, last) == [2.0, 3.0]
+
+    def test_the_structure_is_as_it_was_when_the_function_returned(self, eng, np, x):
+        kept = []
+
+        def several(x):
+            kept.append({"y": x + 1, "step": 1})
+            return kept[0]
+
+        t = eng.call(several, x, using=np.from_dlpack)
+        t.wait(30)
+        kept[0].update(y=None, step=2)
+        assert t["step"] == 1 and value(np, t["y"]) == [1.0, 2.0, 3.0]
+
     def test_what_is_never_unpacked_is_released(self, eng, np):
         import weakref
 

@@ -1,6 +1,8 @@
 """Exchanges that could not be ordered are counted, kept and logged; all others are not."""
 
 import gc
+import re
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +121,12 @@ class TestTable:
         with pytest.raises((RuntimeError, ValueError), match="stream"):
             np.zeros(3).__dlpack__(stream=1)
         assert rows["numpy"].stream == "host only"
+
+
+def test_all_reasons_are_in_the_documents():
+    package = Path(__file__).parents[1]
+    reasons = re.findall(r'Self::\w+ => "(.+)",', (package / "src/exchange/unordered.rs").read_text())
+    assert "unknown device" in reasons
+    for place, quote in ((package / "python/estafette/_reports.py", '"'), (package.parents[1] / "docs/exchange.md", "`")):
+        text = " ".join(place.read_text().split())
+        assert [reason for reason in reasons if f"{quote}{reason}{quote}" not in text] == []

@@ -136,9 +136,10 @@ def let_go(error):
     """Clears the local variables in the frames of an exception and of those behind it.
 
     They would keep the views of the body alive, and with them leases of its operands, for as long as somebody keeps
-    the error.
+    the error. A body that ran on the thread that waits for it has behind its error what that thread handles, which is none of its own.
     """
-    seen, errors = set(), [error]
+    handled = sys.exception()
+    seen, errors = {id(handled)} if handled is not error else set(), [error]
     while errors:
         error = errors.pop()
         if error is not None and id(error) not in seen:

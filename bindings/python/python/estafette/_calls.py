@@ -39,8 +39,9 @@ def bind(function, args, keywords):
 
 
 def _call(function, args, keywords, tensors):
-    args = [(_filler(value, tensors, _is_tensor), value) for value in args]
-    keywords = {key: (_filler(value, tensors, _is_tensor), value) for key, value in keywords.items()}
+    # The caller may change its containers before the function gets them.
+    args = [(_filler(value, tensors, _is_tensor, _copied), value) for value in args]
+    keywords = {key: (_filler(value, tensors, _is_tensor, _copied), value) for key, value in keywords.items()}
     return Call(function, args, keywords)
 
 
@@ -74,11 +75,11 @@ def _is_array(value):
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 
-def _filler(value, found, is_leaf, outer=()):
+def _filler(value, found, is_leaf, kept=lambda value: value, outer=()):
     """The function that gives `value` with other objects in place of its leaves, which are added to `found`.
 
-    None for a value without leaves, which stays as it is. `outer` has the identities of what `value` is in: a container
-    that is in itself is not entered again.
+    None for a value without leaves, which stays as it is. `kept` gives what is kept of a container with leaves. `outer` has the
+    identities of what `value` is in: a container that is in itself is not entered again.
     """
     if is_leaf(value):
         found.append(value)
@@ -89,37 +90,69 @@ def _filler(value, found, is_leaf, outer=()):
     if isinstance(value, (list, tuple)):
         if _PLAIN.issuperset(map(type, value)):
             return None
-        items = [(_filler(item, found, is_leaf, outer), item) for item in value]
+        items = [(_filler(item, found, is_leaf, kept, outer), item) for item in value]
         if all(fill is None for fill, _ in items):
             return None
-        return lambda objects: _with_items(value, [_filled(item, objects) for item in items])
+        make = _maker(value, kept)
+        return lambda objects: make([_filled(item, objects) for item in items])
     if isinstance(value, dict):
         if _PLAIN.issuperset(map(type, value.values())):
             return None
-        fillers = {key: _filler(item, found, is_leaf, outer) for key, item in value.items()}
-        return _copy_filler(value, fillers, _put_item)
+        fillers = {key: _filler(item, found, is_leaf, kept, outer) for key, item in value.items()}
+        return _copy_filler(value, fillers, _put_item, kept)
     if _is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-        fillers = {name: _filler(getattr(value, name), found, is_leaf, outer) for name in names}
-        return _copy_filler(value, fillers, object.__setattr__)
+        fillers = {name: _filler(getattr(value, name), found, is_leaf, kept, outer) for name in names}
+        return _copy_filler(value, fillers, object.__setattr__, kept)
     return None
 
 
-def _with_items(value, items):
-    """A list or tuple as `value`, with other items. Its class may have attributes, and a `__new__` that takes no list of items."""
-    kind = type(value)
-    if isinstance(value, list):
-        made = copy.copy(value)
-        made[:] = items
-        return made
+def _copied(value):
     try:
-        made = tuple.__new__(kind, items)
-    except TypeError:
-        # Of a class written in C, such as `time.struct_time`.
-        return kind(items)
-    if hasattr(value, "__dict__"):
-        vars(made).update(vars(value))
-    return made
+        return copy.copy(value)
+    except Exception:
+        if not isinstance(value, list) or hasattr(type(value), "__copy__"):
+            raise
+        # A class may refuse changes, and so `append`.
+        made = list.__new__(type(value))
+        list.extend(made, value)
+        if hasattr(value, "__dict__"):
+            vars(made).update(vars(value))
+        return made
+
+
+def _maker(value, kept):
+    """What makes a list or tuple as `value`, with other items. Its class may have attributes, and a `__new__` that takes no list of items."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind
+    if isinstance(value, list):
+        template = kept(value)
+
+        def make_list(items):
+            made = _copied(template)
+            try:
+                # A class may keep its items as attributes too.
+                made[:] = items
+            except Exception:
+                # A class may refuse changes.
+                list.__setitem__(made, slice(None), items)
+            return made
+
+        return make_list
+    attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
+
+    def make_tuple(items):
+        try:
+            made = tuple.__new__(kind, items)
+        except TypeError:
+            # Of a class written in C, such as `time.struct_time`.
+            return kind(items)
+        if attributes:
+            vars(made).update(attributes)
+        return made
+
+    return make_tuple
 
 
 def _put_item(mapping, key, item):
@@ -135,13 +168,14 @@ def _is_dataclass(value):
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _copy_filler(value, fillers, put):
+def _copy_filler(value, fillers, put, kept):
     fillers = {key: fill for key, fill in fillers.items() if fill is not None}
     if not fillers:
         return None
+    template = kept(value)
 
     def fill(arrays):
-        filled = copy.copy(value)
+        filled = copy.copy(template)
         for key, filler in fillers.items():
             put(filled, key, filler(arrays))
         return filled
@@ -261,14 +295,14 @@ def op(engine, function, reads, writes, options):
             tensors = []
             call = _call(function, bound.args, bound.kwargs, tensors)
             changed = _tensors_of(bound.arguments, written, _is_written)
-            looked_at = tensors if read is None else _tensors_of(bound.arguments, read, _is_tensor)
+            others = [name for name in bound.arguments if name not in written] if read is None else read
+            looked_at = _tensors_of(bound.arguments, others, _is_tensor)
             ordered = {id(tensor) for tensor in [*changed, *looked_at]}
             lost = [tensor for tensor in tensors if id(tensor) not in ordered]
             if lost:
                 raise TypeError(f"{function.__qualname__} got {lost[0]!r} for a parameter that `reads` and `writes` do not name")
-            # Arrays come in the order of the operands, each tensor once.
-            outputs = _once(changed)
-            inputs = _once([*outputs, *looked_at])[len(outputs) :]
+            # Arrays come in the order of the operands, each tensor once in a list. One in both lists is updated: its failure is followed.
+            inputs, outputs = _once(looked_at), _once(changed)
             at = {id(tensor): place for place, tensor in enumerate([*inputs, *outputs])}
             call._places = [at[id(tensor)] for tensor in tensors]
             return engine.submit(call, inputs, outputs, **options)

@@ -27,7 +27,11 @@ from .typing import (
     Using,
 )
 
+<<<<<<< HEAD
 __all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_check_page", "_command", "_end_recording", "_engine_states", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+=======
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_engine_states", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+>>>>>>> side-py
 
 __version__: str
 
@@ -559,7 +563,8 @@ class Engine:
 
         writes: names of the parameters whose tensors the function changes, or one name. Without it the function is wrapped
             as by `wrap`, and without options `@eng.op` is the decorator.
-        reads: names of the parameters whose tensors it reads; default all others.
+        reads: names of the parameters whose tensors it reads; default all that `writes` does not name. A parameter that the function
+            changes in place stands in both. One in `writes` alone is overwritten: an earlier failure of it is forgotten.
         options: `using`, `name`, `on` and `priority`, as in `submit`.
 
             >>> @eng.op(writes="out", using=np.from_dlpack)
@@ -1372,6 +1377,7 @@ def _check_page(path: str, /) -> None: ...
 def _replace_file(path: str, content: bytes, /) -> None: ...
 def _run_in_spans(on: bool, /) -> None: ...
 def _set_helping(allowed: bool) -> bool: ...
+def _stand_for(thread: int, /) -> None: ...
 def _shown(name: str, /) -> str: ...
 def _wait_any(promises: list[Tensor | Operation], timeout: float | None) -> None: ...
 def _check_interpreter() -> None: ...

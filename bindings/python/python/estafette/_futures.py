@@ -22,6 +22,8 @@ def source(future):
     if asyncio.isfuture(future):
         loop = future.get_loop()
         if not loop.is_running():
+            if future.done():
+                return _name(future), functools.partial(_tell_of, future)
             raise RuntimeError(
                 f"{_kind(future)} belongs to an event loop that is not running, so nothing would bring it to its end; "
                 "call `from_future` in a coroutine"
@@ -75,6 +77,10 @@ def _listen_here(loop, future, delivery):
 def _drive(loop, awaitable, delivery):
     """For what has to be awaited."""
     _listen_here(loop, _loops.create_task(loop, awaitable, lambda error: delivery(None, error, False)), delivery)
+
+
+def _tell_of(future, delivery):
+    _tell(delivery, future)
 
 
 def _tell(delivery, future):

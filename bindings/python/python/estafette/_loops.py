@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from types import CoroutineType
+from collections.abc import Coroutine
 
 # What a task raises out of its event loop. The callbacks of the task are called by the next run of the loop, which may
 # never come.
@@ -15,7 +15,7 @@ LEAVE = (KeyboardInterrupt, SystemExit)
 def create_task(loop, awaitable, failed, **options):
     """A task of `loop` that awaits `awaitable`, and calls ``failed(error)`` for an exception that leaves the loop."""
     task = loop.create_task(_reported(awaitable, failed), **options)
-    if isinstance(awaitable, CoroutineType):
+    if isinstance(awaitable, Coroutine):
         # A task that is cancelled before its first step awaits nothing.
         task.add_done_callback(lambda _: awaitable.close())
     return task

@@ -228,8 +228,10 @@ class UnorderedExchange:
     direction: str
     """``"import"`` or ``"export"``."""
     reason: str
-    """``"unknown device"``, ``"raw capsule of device memory"``, ``"device memory read by the host"`` or ``"read lease in a
-    struct without flags"``."""
+    """``"unknown device"``, ``"raw capsule of device memory"``, ``"device memory read by the host"``,
+    ``"no synchronization asked for"``, ``"no stream named; ordered before the default stream only"``,
+    ``"producer ignores streams; ordered after its default stream only"``,
+    ``"array interface, whose consumer does not report the end of its use"`` or ``"read lease in a struct without flags"``."""
     what: str
     """The library or the device."""
     place: str

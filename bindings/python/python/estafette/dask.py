@@ -16,10 +16,13 @@ A client registers it for its workers::
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,7 +33,7 @@ from distributed.worker_state_machine import FreeKeysEvent
 
 from . import default_engine
 from ._errors import CancelledError, PeerDiedError
-from ._estafette import Tensor
+from ._estafette import Tensor, _stand_for
 from ._processes import packed, unpacked
 
 __all__ = ["register"]
@@ -49,7 +52,7 @@ def register(client: Client) -> None:
 
     A task gets promises of its worker's `estafette.default_engine()`, at once, even if the value comes later. They are read-only, and
     later writes wait for them. A tensor whose memory cannot be shown to other processes, see ``shared`` of `Engine`, is copied once it is
-    ready. What crosses to another machine, or to the disk, is waited for and copied.
+    ready. What crosses to another machine, or to the disk, is waited for and copied; the event loop of its process stands still meanwhile.
 
     Fails as `distributed.Client.register_plugin` does.
     """
@@ -112,7 +115,11 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
         return {"ticket": bytes(tensor.ticket(once=True))}, []
-    return packed(tensor)
+    if asyncio._get_running_loop() is None:
+        return packed(tensor)
+    # Dask needs the bytes at once, on the thread of its event loop, which may not wait.
+    with ThreadPoolExecutor(1, "estafette-serialize", _stand_for, (threading.get_ident(),)) as helper:
+        return helper.submit(packed, tensor).result()
 
 
 @dask_deserialize.register(Tensor)

@@ -19,12 +19,16 @@
 //! that they wait for takes.
 
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::pin::Pin;
+use std::ptr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
+use estafette::Scope;
 use estafette_sync::sync::{Mutex, OnceLock};
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
+use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
@@ -48,6 +52,10 @@ pub struct Awaiter {
     suspended: Option<Py<Suspension>>,
     /// Who keeps that, and under which number.
     left: Option<(Py<Wakeups>, u64)>,
+    /// The operation that it is polled as.
+    scope: Option<Scope>,
+    /// The method that has made it, if that does nothing unless it is awaited, until it is.
+    unawaited: Option<&'static str>,
 }
 
 enum State {
@@ -85,11 +93,20 @@ impl Awaiter {
         })
     }
 
+    /// Of `method`, which submits: it is polled as the operation whose body the calling code belongs to, and warns where it is dropped
+    /// and was never awaited, as coroutines do.
+    pub fn submits(mut self, py: Python<'_>, method: &'static str) -> PyResult<Self> {
+        self.scope = scope::current_scope(py)?.map(|scope| scope.get().scope().clone());
+        self.unawaited = Some(method);
+        Ok(self)
+    }
+
     fn new(state: State) -> Self {
-        Self { state, waiter: None, suspended: None, left: None }
+        Self { state, waiter: None, suspended: None, left: None, scope: None, unawaited: None }
     }
 
     fn step<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.unawaited = None;
         // Polls again at most once when the wake-up comes before the task is suspended; if that happens again, the loop gets
         // a turn first, as it would after a bare `yield`.
         for _ in 0..2 {
@@ -107,7 +124,12 @@ impl Awaiter {
                     waiter.forget();
                     let waker = Waker::from(Arc::clone(waiter));
                     let work = work.get_mut();
-                    work.as_mut().poll(&mut Context::from_waker(&waker)).map(|finish| Some(finish(py)))
+                    let mut poll = || work.as_mut().poll(&mut Context::from_waker(&waker));
+                    let polled = match &self.scope {
+                        Some(scope) => scope.enter(poll),
+                        None => poll(),
+                    };
+                    polled.map(|finish| Some(finish(py)))
                 }
             };
             match outcome {
@@ -164,6 +186,7 @@ impl Awaiter {
 
     /// Ends the waiting, not the work.
     fn abandon(&mut self) {
+        self.unawaited = None;
         self.state = State::Done(None);
         self.suspended = None;
         if let Some(waiter) = self.waiter.take() {
@@ -175,12 +198,28 @@ impl Awaiter {
 
 impl Drop for Awaiter {
     fn drop(&mut self) {
+        if let Some(method) = self.unawaited {
+            guard::attach(|py| warn_of_unawaited(py, method));
+        }
         // The waker in the engine may outlive this by far; what it would wake must not.
         if let Some(waiter) = self.waiter.take() {
             waiter.forget();
         }
         forget(self.left.take());
     }
+}
+
+/// Warns of what was never awaited, where an exception may be on its way.
+fn warn_of_unawaited(py: Python<'_>, method: &str) {
+    let (mut kind, mut value, mut traceback) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    // SAFETY: with the Python lock.
+    unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut traceback) };
+    let message = CString::new(format!("'{method}' was never awaited")).expect("names have no zeros");
+    if let Err(raised) = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1) {
+        raised.write_unraisable(py, None);
+    }
+    // SAFETY: what was fetched, which this takes over.
+    unsafe { ffi::PyErr_Restore(kind, value, traceback) };
 }
 
 /// Takes a suspension back that no task waits for any more.

@@ -5,8 +5,10 @@
 //! once such a thing has begun.
 //!
 //! A wait ends with an error, too, where it needs the end of an operation that is brought to its end by an event loop that the waiting
-//! thread ran and has stopped. A loop that another thread ran may run again.
+//! thread ran and has stopped. A loop that another thread ran may run again. A thread may wait in the place of one that stands still in its
+//! event loop meanwhile: for what an event loop needs at once.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -26,6 +28,22 @@ use crate::interpreter::once::{intern, loaded};
 estafette_sync::per_process! {
     /// What event loops run for engines, the oldest first, and the last number.
     static BEGUN: Mutex<(BTreeMap<u64, OnLoop>, u64)> = Mutex::new((BTreeMap::new(), 0));
+}
+
+thread_local! {
+    /// The thread, as Python calls it, that stands still in an event loop until this one ends.
+    static STANDS_FOR: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Says that `thread` stands still in its event loop until the calling thread ends: waits for what goes on there alone are refused.
+#[pyfunction(name = "_stand_for", signature = (thread, /))]
+pub fn stand_for(thread: u64) {
+    STANDS_FOR.set(Some(thread));
+}
+
+/// Whether the calling thread waits for another one that runs an event loop.
+pub fn stands_for_another() -> bool {
+    STANDS_FOR.get().is_some()
 }
 
 struct OnLoop {
@@ -68,7 +86,11 @@ impl Drop for Begun {
 /// Raises `WouldDeadlockError` where something goes on only on a loop that this thread ran and has stopped, and the wait of this thread
 /// `needs` its end.
 fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) -> PyResult<()> {
-    let here = guard::ident(py)?;
+    let stands_for = STANDS_FOR.get();
+    let here = match stands_for {
+        Some(thread) => thread,
+        None => guard::ident(py)?,
+    };
     let mut loops = BTreeMap::new();
     for on_loop in BEGUN.lock().0.values().filter(|on_loop| on_loop.thread == here) {
         if let (Some(event_loop), Some(completion)) = (&on_loop.event_loop, &*on_loop.completion.lock()) {
@@ -80,7 +102,9 @@ fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) ->
     let (mut stopped, mut goes_on) = (Vec::new(), Vec::new());
     for (event_loop, scopes) in loops.into_values() {
         let event_loop = event_loop.bind(py).call0()?;
-        if event_loop.is_none() || event_loop.call_method0(intern!(py, "is_running"))?.is_truthy()? {
+        if event_loop.is_none()
+            || stands_for.is_none() && event_loop.call_method0(intern!(py, "is_running"))?.is_truthy()?
+        {
             continue;
         }
         for scope in scopes {

@@ -26,12 +26,15 @@ pub(crate) struct Shared {
     pub(crate) failures: Failures,
     /// What makes arrays of tensors for functions whose submission names nothing.
     pub(crate) using: using::Default,
+    /// Whether the exit waits for the engine on its behalf.
+    pub(crate) is_watched: bool,
 }
 
 impl Drop for Shared {
     /// What is in flight has no object of the engine left, and the exit waits for it all the same.
     fn drop(&mut self) {
-        if let Ok(engine) = self.engine.get()
+        if self.is_watched
+            && let Ok(engine) = self.engine.get()
             && engine.stats().in_flight > 0
         {
             exit::leave(engine);

@@ -212,9 +212,10 @@ impl PyProgram {
     /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``.
     fn replay_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let (program, handle) = (self.ready(py)?, self.engine.clone());
-        Ok(Awaiter::pending(async move { program.replay_async().await }, |py, op| {
+        let awaiter = Awaiter::pending(async move { program.replay_async().await }, |py, op| {
             Ok(Py::new(py, PyOperation::new(op.or_raise(py)?, handle))?.into_any())
-        }))
+        });
+        awaiter.submits(py, "Program.replay_async")
     }
 
     fn __repr__(&self) -> String {

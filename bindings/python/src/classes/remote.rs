@@ -340,7 +340,8 @@ impl PyLink {
         copy: Option<bool>,
     ) -> PyResult<Awaiter> {
         let sent = self.sent(py, tensor, access, copy)?;
-        Ok(Awaiter::pending(sent, |py, sent| sent.or_raise(py).map(|()| py.None())))
+        Awaiter::pending(sent, |py, sent| sent.or_raise(py).map(|()| py.None()))
+            .submits(py, "Link.send_async")
     }
 
     /// Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the

@@ -61,9 +61,13 @@ pub fn to_numpy<'py>(
     if dtype.is_none() && copy != Some(true) {
         return Ok(array);
     }
-    let options = PyDict::new(py);
-    options.set_item("copy", copy)?;
-    numpy.call_method("array", (array, dtype), Some(&options))
+    if let Some(copy) = copy {
+        let options = PyDict::new(py);
+        options.set_item("copy", copy)?;
+        return numpy.call_method("array", (array, dtype), Some(&options));
+    }
+    // It copies where it must, as NumPy 2 does by `copy=None`, which NumPy 1 takes for True or refuses.
+    numpy.call_method1("asarray", (array, dtype))
 }
 
 /// An array of `ml_dtypes`: NumPy gets integers of the same width, and their meaning.

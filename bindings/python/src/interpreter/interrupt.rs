@@ -54,7 +54,7 @@ pub struct Interrupts;
 impl WaitHook for Interrupts {
     /// Only the main thread has signal handlers, and the cells of a notebook. Others may have stopped an event loop.
     fn concerns(&self) -> bool {
-        guard::is_known_main() || running_loop::has_run_here()
+        guard::is_known_main() || running_loop::has_run_here() || stopped_loop::stands_for_another()
     }
 
     /// A function must not find itself in an event loop. Each wait has asked for that before.

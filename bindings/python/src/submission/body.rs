@@ -282,7 +282,7 @@ impl Parts {
     fn take(&self, value: &Bound<'_, PyAny>, completion: Pending) -> PyResult<Option<Option<Late>>> {
         let is_array = || matches!(self.result, Use::Produced(_)) && peers::of(value).speaks;
         if is_array() || !is_coroutine(value)? {
-            return take_late(value, &self.result, self.on.is_some()).map(Some);
+            return take_late(value, &self.result, &completion).map(Some);
         }
         let py = value.py();
         let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());

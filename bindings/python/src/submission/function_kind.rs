@@ -189,9 +189,9 @@ pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
     Err(never_runs(&format!("the function returned {kind}")))
 }
 
-/// Whether a function has returned a coroutine.
+/// Whether a function has returned a coroutine, of Python or of a class of a library's own, such as aiohttp's.
 pub fn is_coroutine(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(!value.is_none() && value.is_instance(imported!(value.py(), "types", "CoroutineType")?)?)
+    Ok(!value.is_none() && value.is_instance(imported!(value.py(), "collections.abc", "Coroutine")?)?)
 }
 
 /// The error for a coroutine that nothing can await, which is closed. `on` is what a queue is called that it cannot run on.

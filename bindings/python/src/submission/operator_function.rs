@@ -13,8 +13,8 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, Raised, finalizing, import_module};
-use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
+use crate::interpreter::{exit, guard};
 use crate::submission::body;
 use crate::submission::function_kind::{FunctionKind, never_runs};
 use crate::submission::outcome::take_result;
@@ -80,11 +80,12 @@ impl Implementation for OperatorFunction {
 
 impl Parts {
     fn run(&self, py: Python<'_>, call: &Invocation) -> PyResult<Vec<Produced>> {
-        let engine = call.engine().clone();
-        // The tensors that it is for end no engine.
-        let failures = Failures::Log;
-        let shared = Shared { engine: ProcessBound::new(engine), failures, using: None };
-        let handle = EngineHandle { shared: Arc::new(shared) };
+        let handle = exit::known(call.engine()).unwrap_or_else(|| {
+            // The engine of another language, or one that no object of Python has any more. The tensors that it is for end no engine.
+            let (engine, failures) = (ProcessBound::new(call.engine().clone()), Failures::Log);
+            let shared = Shared { engine, failures, using: None, is_watched: false };
+            EngineHandle { shared: Arc::new(shared) }
+        });
         let object = |tensor: &Tensor| Bound::new(py, PyTensor::new(tensor.clone(), handle.clone()));
         let inputs = call.inputs().iter().map(object).collect::<PyResult<Vec<_>>>()?;
         let mut arguments: Vec<Bound<'_, PyAny>> =

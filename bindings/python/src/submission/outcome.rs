@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
-use estafette::{BodyResult, Completion, Produced, Scope};
+use estafette::{Access, BodyResult, Completion, ExportOptions, Produced, Scope};
 use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop::Begun;
 use crate::classes::tensor::PyTensor;
-use crate::error::{Raised, raise};
+use crate::error::{OrRaise, Raised, raise};
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::peers;
 use crate::interpreter::guard;
@@ -42,8 +42,9 @@ pub fn take_result(value: &Bound<'_, PyAny>) -> PyResult<Produced> {
     take_one(value, false).map(|(produced, _)| produced)
 }
 
-/// As [`take_result`]; what the result waits for is left to a function's queue, or waited for.
-pub fn take_late(value: &Bound<'_, PyAny>, wanted: &Use, on_device: bool) -> PyResult<Option<Late>> {
+/// As [`take_result`], of the operation that ends by `completion`; what the result waits for is left to a function's queue, or waited for.
+pub fn take_late(value: &Bound<'_, PyAny>, wanted: &Use, completion: &Pending) -> PyResult<Option<Late>> {
+    let on_device = completion.queue.is_some();
     let (results, has_tensor) = match wanted {
         Use::Ignored => return Ok(None),
         Use::Produced(results) => (results.as_ref(), true),
@@ -52,6 +53,9 @@ pub fn take_late(value: &Bound<'_, PyAny>, wanted: &Use, on_device: bool) -> PyR
     if let Some(results) = results {
         let mut ready = FenceSet::default();
         let filled = results.fill(value, |array| {
+            if let Some(operand) = take_operand(&array, completion)? {
+                return Ok(operand);
+            }
             let (produced, fences) = take_one(&array, on_device)?;
             ready.extend(fences);
             Ok(produced)
@@ -63,6 +67,23 @@ pub fn take_late(value: &Bound<'_, PyAny>, wanted: &Use, on_device: bool) -> PyR
     }
     let (produced, ready) = take_one(value, on_device)?;
     Ok(Some(Late { produced: Some(produced), ready }))
+}
+
+/// One of several results that is an operand of the host itself, as the function has seen it: other operations make tensors of the results,
+/// and may not read it.
+fn take_operand(value: &Bound<'_, PyAny>, completion: &Pending) -> PyResult<Option<Produced>> {
+    let Ok(tensor) = value.cast::<PyTensor>() else { return Ok(None) };
+    let py = value.py();
+    let tensor = tensor.get().tensor(py)?;
+    let scope = completion.completion.lock().as_ref().map(|completion| completion.scope().clone());
+    let is_of_host = tensor.device().is_ok_and(|device| device.device_type.is_host_readable());
+    match scope.filter(|scope| is_of_host && scope.access_of(tensor).is_some()) {
+        Some(scope) => {
+            let managed = scope.export(tensor, &ExportOptions::from(Access::Read)).or_raise(py)?;
+            Ok(Some(Produced::from(managed)))
+        }
+        None => Ok(None),
+    }
 }
 
 /// One array, and what it waits for.
@@ -141,6 +162,9 @@ impl Pending {
                 (Some(estafette::bindings::lost(error.clone())), outcome.and(Err(error.into())))
             }
         };
+        if let Use::Produced(Some(results)) = &self.result {
+            results.end(fence.as_ref(), outcome.as_ref().err());
+        }
         match (&self.result, outcome, &fence) {
             (Use::Ignored | Use::Several(_), outcome, None) => completion.complete(outcome.map(drop)),
             // The operands must not be used before the enqueued work is done, even if the function then failed.
@@ -195,7 +219,7 @@ impl TaskDone {
         let py = task.py();
         let outcome = task
             .call_method0(intern!(py, "result"))
-            .and_then(|value| take_late(&value, &self.result, self.completion.queue.is_some()));
+            .and_then(|value| take_late(&value, &self.result, &self.completion));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         guard::detach(py, || self.completion.end(outcome));
     }

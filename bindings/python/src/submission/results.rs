@@ -2,27 +2,26 @@
 //!
 //! An operation runs the function and leaves the arrays here. One operation for each array makes a tensor of it, as the result of a
 //! call becomes one. Where the caller has declared the structure these operations are submitted at once; otherwise
-//! when the caller unpacks the promise of the call. Such a promise is defined by a [placeholder] meanwhile.
+//! when the function has returned, and they end before the operation of the call does: arrays that are views of its operands are copied
+//! while it keeps writers out, and are gone afterwards, so that no lease is left. The promise of such a call is defined by a [placeholder].
 
-use std::sync::Arc;
-use std::{mem, slice};
+use std::mem;
+use std::sync::{Arc, Weak};
 
-use estafette::bindings::wait_any;
-use estafette::devices::DLDevice;
+use estafette::devices::{DLDevice, Fence};
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
-use estafette::{BodyResult, Completion, DType, Layout, Produced, Tensor};
+use estafette::{BodyError, BodyResult, Completion, DType, Layout, Produced, Tensor};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
-use crate::classes::handle::EngineHandle;
+use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module};
 use crate::exchange::from_future::{self, Slot};
 use crate::exchange::peers;
-use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
 use crate::submission::scope;
 use crate::submission::submission_args::SubmissionArgs;
@@ -33,7 +32,9 @@ pub struct Results {
     args: SubmissionArgs,
     /// Takes the arrays out of what the function returns, where the caller has declared the structure.
     take: Option<Kept<Py<PyAny>>>,
-    /// Whether the function has returned no single array.
+    /// Of the promise, where the structure is unknown. Nothing unpacks once that is gone.
+    engine: Weak<Shared>,
+    /// Whether the function has returned no single array, and the promises of its arrays are defined.
     structured: AtomicBool,
     state: Mutex<State>,
 }
@@ -41,23 +42,31 @@ pub struct Results {
 #[derive(Default)]
 struct State {
     arrays: Vec<Option<Produced>>,
-    /// Promises of the arrays, from the first attempt to unpack on until one has succeeded.
+    /// The function has returned no single array.
+    is_filled: bool,
+    /// Completions of the operations that make tensors of the arrays, until the function's operation ends.
+    ends: Vec<Option<Completion>>,
+    /// Promises of the arrays, until the structure was made of them.
     promises: Vec<Tensor>,
     /// Makes the structure of the promises.
     build: Option<Kept<Py<PyAny>>>,
-    /// The structure, once the promise was unpacked.
+    /// What the first attempt to make it has raised.
+    refused: Option<Kept<PyErr>>,
+    /// The structure.
     built: Option<Kept<Py<PyAny>>>,
 }
 
 impl Results {
     /// Of a function that may return anything.
-    pub fn unknown(args: SubmissionArgs) -> Self {
-        Self { args, take: None, structured: AtomicBool::new(false), state: Mutex::default() }
+    pub fn unknown(args: SubmissionArgs, engine: &EngineHandle) -> Self {
+        let engine = Arc::downgrade(&engine.shared);
+        Self { args, take: None, engine, structured: AtomicBool::new(false), state: Mutex::default() }
     }
 
     /// Of a function whose results `take` takes apart.
     pub fn declared(args: SubmissionArgs, take: Py<PyAny>) -> Self {
-        Self { take: Some(Kept::new(take)), ..Self::unknown(args) }
+        let (engine, structured, state) = (Weak::new(), AtomicBool::new(false), Mutex::default());
+        Self { args, take: Some(Kept::new(take)), engine, structured, state }
     }
 
     /// Whether the function has returned no single array.
@@ -87,9 +96,65 @@ impl Results {
         };
         let arrays =
             arrays.cast::<PyList>()?.iter().map(keep).map(|kept| kept.map(Some)).collect::<PyResult<_>>()?;
-        *self.state.lock() = State { arrays, build, ..State::default() };
-        self.structured.store(true, Ordering::Release);
+        *self.state.lock() = State { arrays, is_filled: true, build, ..State::default() };
+        if self.take.is_none() {
+            self.promise(py)?;
+        }
         Ok(true)
+    }
+
+    /// Makes promises of the arrays, and the structure of them. The arrays are delivered by [`end`](Self::end).
+    fn promise(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(shared) = self.engine.upgrade() else {
+            let unused = mem::take(&mut *self.state.lock());
+            drop(unused);
+            return Ok(());
+        };
+        let engine = EngineHandle { shared };
+        let core = engine.engine(py)?;
+        let count = self.state.lock().arrays.len();
+        for _ in 0..count {
+            let slot = Slot::default();
+            let left = Arc::clone(&slot);
+            // With a variable in common, one would wait for the other.
+            let args = SubmissionArgs { own: OnceLock::new(), ..self.args.clone() };
+            let receive = || args.promise(core).receive_always(move |end| *left.lock() = Some(end));
+            let promise = scope::within(py, receive)?.or_raise(py)?;
+            let mut state = self.state.lock();
+            state.promises.push(promise);
+            state.ends.push(from_future::take(&slot));
+        }
+        if let Err(refused) = self.build(py, &engine) {
+            self.state.lock().refused = Some(Kept::new(refused));
+        }
+        Ok(())
+    }
+
+    /// Ends the operations that make tensors of the arrays, where the function has returned no single array: its own operation is about to
+    /// end, with `fence` behind what it has left on its queue, or with an error.
+    pub fn end(&self, fence: Option<&Fence>, error: Option<&BodyError>) {
+        if self.take.is_some() {
+            return;
+        }
+        let mut state = self.state.lock();
+        if !state.is_filled {
+            return;
+        }
+        let arrays = mem::take(&mut state.arrays);
+        let ends = mem::take(&mut state.ends);
+        drop(state);
+        for (end, array) in std::iter::zip(ends, arrays) {
+            let Some(end) = end else { continue };
+            let produced = match error {
+                Some(error) => Err(error.to_string().into()),
+                None => array.ok_or_else(|| NO_RESULT.into()),
+            };
+            match fence {
+                Some(fence) => end.produce_after(fence, produced),
+                None => end.produce(produced),
+            }
+        }
+        self.structured.store(error.is_none(), Ordering::Release);
     }
 
     /// The body of the operation that makes a tensor of the array at `at`, of results whose structure was declared.
@@ -100,67 +165,44 @@ impl Results {
 
     fn array(&self, at: usize) -> BodyResult<Produced> {
         let array = self.state.lock().arrays.get_mut(at).and_then(Option::take);
-        array.ok_or_else(|| "the function gave no such result".into())
-    }
-
-    /// Tensors of the `count` arrays, of which `promises` are the first ones. All are defined when this returns.
-    /// Raises what ends a wait for another thread that makes some of them.
-    fn tensors(
-        &self,
-        py: Python<'_>,
-        engine: &EngineHandle,
-        count: usize,
-        mut promises: Vec<Tensor>,
-    ) -> PyResult<Vec<Tensor>> {
-        let core = engine.engine(py)?;
-        let mut ends = Vec::new();
-        for at in promises.len()..count {
-            let slot = Slot::default();
-            let left = Arc::clone(&slot);
-            // With a variable in common, one would wait for the other.
-            let args = SubmissionArgs { own: OnceLock::new(), ..self.args.clone() };
-            let receive = || args.promise(core).receive_always(move |end| *left.lock() = Some(end));
-            promises.push(scope::within(py, receive)?.or_raise(py)?);
-            ends.extend(from_future::take(&slot).map(|end| (at, end)));
-        }
-        self.state.lock().promises.clone_from(&promises);
-        // Completing may copy memory.
-        guard::detach(py, || {
-            ends.into_iter().for_each(|(at, end)| end.produce(self.array(at)));
-            // Another thread may be about to complete the first ones.
-            let undefined = promises.iter().filter(|promise| !promise.is_defined());
-            undefined.map(slice::from_ref).try_for_each(|promise| wait_any(&[], promise, None))
-        })
-        .or_raise(py)?;
-        Ok(promises)
+        array.ok_or_else(|| NO_RESULT.into())
     }
 
     /// What the function has returned, with promises in place of arrays: the same at every call, from whatever threads.
     /// Raises what making the structure raises; a later call makes it of the same promises.
     pub fn unpack<'py>(&self, py: Python<'py>, engine: &EngineHandle) -> PyResult<Bound<'py, PyAny>> {
-        // The Python lock is kept until every array has a promise: no other thread makes one of the same array.
-        let (count, promises, build) = {
+        let refused = self.state.lock().refused.take();
+        match refused {
+            Some(refused) => Err(refused.clone_ref(py)),
+            None => self.build(py, engine),
+        }
+    }
+
+    fn build<'py>(&self, py: Python<'py>, engine: &EngineHandle) -> PyResult<Bound<'py, PyAny>> {
+        let (promises, build) = {
             let state = self.state.lock();
             if let Some(built) = &state.built {
                 return Ok(built.bind(py).clone());
             }
-            let build = state.build.as_ref().map(|build| build.clone_ref(py));
-            (state.arrays.len(), state.promises.clone(), build)
+            (state.promises.clone(), state.build.as_ref().map(|build| build.clone_ref(py)))
         };
-        let tensors = self.tensors(py, engine, count, promises)?.into_iter();
-        let tensors: Vec<_> = tensors.map(|tensor| PyTensor::new(tensor, engine.clone())).collect();
+        let tensors: Vec<_> =
+            promises.into_iter().map(|tensor| PyTensor::new(tensor, engine.clone())).collect();
         let build = build.ok_or_else(|| PyTypeError::new_err("the result is one array"))?;
         let built = build.bind(py).call1((PyList::new(py, tensors)?,))?;
         let mut state = self.state.lock();
         if let Some(built) = &state.built {
             return Ok(built.bind(py).clone());
         }
-        let unpacked = State { built: Some(Kept::new(built.clone().unbind())), ..State::default() };
-        let old = mem::replace(&mut *state, unpacked);
-        drop((state, old));
+        state.built = Some(Kept::new(built.clone().unbind()));
+        let old = (mem::take(&mut state.promises), state.build.take());
+        drop(state);
+        drop(old);
         Ok(built)
     }
 }
+
+const NO_RESULT: &str = "the function gave no such result";
 
 /// Whether a value is no structure for sure.
 fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {

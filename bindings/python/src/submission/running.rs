@@ -17,7 +17,8 @@ struct RunningBody {
 }
 
 estafette_sync::per_process! {
-    /// Held for as long as it takes to add or remove one, and never while Python runs.
+    /// Held for as long as it takes to add or remove one, and never while Python runs. In the order of their beginnings: a body that waits
+    /// may run another one on its thread.
     static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
 }
 
@@ -39,7 +40,7 @@ impl Drop for Running {
         let ended = {
             let mut running = RUNNING.lock();
             let at = running.iter().rposition(|body| body.thread == self.thread);
-            at.map(|at| running.swap_remove(at))
+            at.map(|at| running.remove(at))
         };
         // Its function may go with it.
         drop(ended);

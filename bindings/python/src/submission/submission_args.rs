@@ -219,7 +219,7 @@ pub fn of_call(
         None => {
             let args = SubmissionArgs { priority, ..of_delivery(name, result)? };
             // Of what it is like is declared, it is one array.
-            let results = args.like.is_none().then(|| Arc::new(Results::unknown(args.clone())));
+            let results = args.like.is_none().then(|| Arc::new(Results::unknown(args.clone(), engine)));
             (args, Use::Produced(results.clone()), Outcome::One(results))
         }
         Some((take, build, likes)) => {

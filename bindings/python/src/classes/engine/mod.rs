@@ -100,7 +100,7 @@ impl PyEngine {
             engine.on_lease_wait(collect_garbage);
             engine.on_wait(Interrupts);
             estafette::operation::on_unretrieved(unretrieved::reporter);
-            let shared = Shared { engine: ProcessBound::new(engine), failures, using };
+            let shared = Shared { engine: ProcessBound::new(engine), failures, using, is_watched: true };
             let handle = EngineHandle { shared: Arc::new(shared) };
             exit::watch(&handle);
             handle

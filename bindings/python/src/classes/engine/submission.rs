@@ -94,9 +94,10 @@ impl PyEngine {
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         let submitted =
             async move { args.operation(&engine).permit().await?.run_external(move |end| body.start(end)) };
-        Ok(Awaiter::pending(submitted, |py, op| {
+        let awaiter = Awaiter::pending(submitted, |py, op| {
             Ok(Py::new(py, PyOperation::new(op.or_raise(py)?, handle))?.into_any())
-        }))
+        });
+        awaiter.submits(py, "Engine.submit_async")
     }
 
     /// Begins to record a program: operations that are described once and replayed often, each time as one operation called
@@ -232,7 +233,8 @@ impl PyEngine {
                 }
             }
         };
-        Ok(Awaiter::pending(given, |py, given| given.or_raise(py)?.into_python(py, handle)))
+        let awaiter = Awaiter::pending(given, |py, given| given.or_raise(py)?.into_python(py, handle));
+        awaiter.submits(py, "Engine.call_async")
     }
 
     /// Returns a function that submits a call of `fn` with its arguments, and returns the promise of its result. `options` are
@@ -256,7 +258,8 @@ impl PyEngine {
     ///
     /// writes: names of the parameters whose tensors the function changes, or one name. Without it the function is wrapped
     ///     as by `wrap`, and without options `@eng.op` is the decorator.
-    /// reads: names of the parameters whose tensors it reads; default all others.
+    /// reads: names of the parameters whose tensors it reads; default all that `writes` does not name. A parameter that the function
+    ///     changes in place stands in both. One in `writes` alone is overwritten: an earlier failure of it is forgotten.
     /// options: `using`, `name`, `on` and `priority`, as in `submit`.
     ///
     ///     >>> @eng.op(writes="out", using=np.from_dlpack)

@@ -36,7 +36,8 @@ impl Kind for Cuda {
     }
 
     fn parse_device(&self, _py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
-        let number = text.strip_prefix("cuda").map(|number| number.strip_prefix(':').unwrap_or("0"));
+        let number = if text == "cuda" { Some("0") } else { text.strip_prefix("cuda:") };
+        let number = number.filter(|number| number.bytes().all(|digit| digit.is_ascii_digit()));
         let number = number.and_then(|number| number.parse().ok());
         Ok(number.map(|number| DLDevice::new(DeviceType::CUDA, number)))
     }
