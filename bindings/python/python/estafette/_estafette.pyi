@@ -27,11 +27,7 @@ from .typing import (
     Using,
 )
 
-<<<<<<< HEAD
-__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_check_page", "_command", "_end_recording", "_engine_states", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
-=======
-__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_command", "_end_recording", "_engine_states", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
->>>>>>> side-py
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_check_page", "_command", "_end_recording", "_engine_states", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
