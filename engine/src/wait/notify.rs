@@ -179,14 +179,16 @@ impl Tensor {
         fence_of("the uses of a tensor", self.writable())
     }
 
-    /// The one pending fence of a version that is issued.
+    /// The one pending fence of a version that is issued and has not failed.
     fn only_fence(&self) -> Option<Fence> {
         let inner: &TensorInner = &self.inner;
         let [var] = inner.vars.as_slice() else { return None };
         if !self.is_defined() || inner.core.generation.is_inherited() || var.has_unfinished_write() {
             return None;
         }
-        let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
+        let writers = var.with_ordering_state(|state, _| state.failure().is_none().then(|| state.writers()));
+        // What a version that has failed has left may end well.
+        let asked = Asked::ask(&writers?);
         if asked.failed.is_some() || asked.pending.len() != 1 {
             return None;
         }

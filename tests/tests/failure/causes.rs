@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette::devices::host;
 use estafette::operation::OperationError;
 use estafette::operators::{Closure, operators};
 use estafette::tensor::TensorState;
@@ -350,5 +351,24 @@ fn a_body_that_is_skipped_or_cancelled_is_dropped_and_what_it_owned_with_it() {
     gate.fail("upstream");
     engine.wait_all(None).unwrap();
     assert_eq!(Arc::strong_count(&owned), 1);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_fence_of_a_version_that_has_failed_fails_when_the_work_that_it_left_is_done() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let y = tensor(&engine, 1.0);
+    let (completer, work) = host::promise("work");
+    let half = engine
+        .op("half")
+        .writes([&y])
+        .run_external(move |end| end.complete_after(&work, Err("torn".into())))
+        .unwrap();
+    half.wait().unwrap_err();
+    let ready = y.ready_fence();
+    completer.complete();
+    let outcome = ready.wait_timeout(None).expect("there is no limit");
+    assert!(outcome.unwrap_err().to_string().contains("torn"));
     assert!(watchdog.still_watches());
 }
