@@ -59,11 +59,11 @@ pub(super) enum LeaseOrder {
 /// Work at the end of a lease.
 #[derive(Default)]
 pub(super) struct AtEnd {
-    /// Device work of the owner that the end waits for.
-    pub(super) done: Option<Fence>,
-    /// Work on queues that the owner has named beside it, which the end waits for as well.
+    /// Device work that the owner has named, which the end waits for.
     pub(super) used: FenceSet,
-    /// What the end waits for if the owner names no work.
+    /// True if the owner has named its last work so: then `after` does not matter.
+    pub(super) is_named: bool,
+    /// What the end waits for if the owner does not name its last work.
     after: Option<EndsAfter>,
     /// Settled after the end.
     pub(super) notified: Vec<Completer>,
@@ -326,15 +326,11 @@ impl LeaseState {
 
     #[cold]
     fn end_with(&mut self, at_end: AtEnd) {
-        let AtEnd { done, used: mut fences, after, notified } = at_end;
+        let AtEnd { used: mut fences, is_named, after, notified } = at_end;
         // Dropped after the end: a keeper may be foreign code, and may use the tensor.
         let after = after.map(Contained::new);
-        match (done, &after, self.tensor.inner.definition()) {
-            (Some(done), _, _) => fences.insert(done),
-            (None, Some(after), Ok(definition)) => {
-                fences.extend(after.fences(&self.tensor.inner.core, definition.layout.device()));
-            }
-            _ => {}
+        if !is_named && let (Some(after), Ok(definition)) = (&after, self.tensor.inner.definition()) {
+            fences.extend(after.fences(&self.tensor.inner.core, definition.layout.device()));
         }
         let fences: SmallVec<[Fence; 1]> = fences.into_iter().collect();
         self.end(&fences);

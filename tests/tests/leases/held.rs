@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use estafette::bindings::Origin;
+use estafette::devices::host;
 use estafette::wait::Status;
 use estafette::{Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Tensor};
 use futures::FutureExt;
@@ -464,6 +465,26 @@ fn a_request_that_was_polled_before_may_be_waited_for_and_tried() {
         };
         drop(granted);
         set(&engine, &x, 1.0).wait().unwrap();
+    }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_lease_waits_for_the_work_of_each_of_its_clones() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    for last in [false, true] {
+        let (first, first_work) = host::promise("of the first clone");
+        let (second, second_work) = host::promise("of the second clone");
+        let lease = x.lease(Access::Write, "two consumers").wait(None).unwrap();
+        lease.clone().release_after(first_work);
+        lease.release_after(second_work);
+        let (early, late) = if last { (second, first) } else { (first, second) };
+        early.complete();
+        assert!(!x.is_ready(), "the other clone is not done");
+        late.complete();
+        x.wait().unwrap();
     }
     assert!(watchdog.still_watches());
 }
