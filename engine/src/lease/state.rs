@@ -12,15 +12,16 @@ use smallvec::SmallVec;
 
 use super::Access;
 use super::consumer::{EndsAfter, may_release_before_completion};
-use super::operation::{LeaseOp, end, end_unused, give_up};
+use super::operation::{LeaseOp, end, end_as, end_unused, give_up};
 use super::pins::Pin;
 use super::request::submit;
 use crate::core::clock::Coarse;
 use crate::core::contained::Contained;
 use crate::core::context;
 use crate::core::engine_core::graph;
+use crate::core::error::OperationError;
 use crate::core::lease_info::{LeaseDetails, LeaseInfo, LeaseOwner};
-use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpVar, Role};
+use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Role};
 use crate::core::var_state::VarState;
 use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
@@ -286,6 +287,27 @@ impl LeaseState {
     }
 }
 
+/// What the uses of tensors that were derived from a lease have left. All of them have ended: these tensors keep the lease.
+struct Derived {
+    writers: FenceSet,
+    /// Uses that decide nothing for the version.
+    readers: FenceSet,
+    /// The operation whose work `writers` mark.
+    writer: Option<OpTag>,
+    /// Why the version is not good. A lease for reading has none but that of an import.
+    failure: Option<OperationError>,
+}
+
+impl Derived {
+    fn of(scope: &OpVar) -> Self {
+        let ([writers, mut readers, broken], writer, failure) = scope.with_ordering_state(|state, _| {
+            (state.all_fences(), state.writer_tag(), state.failure().cloned())
+        });
+        readers.merge(&broken);
+        Self { writers, readers, writer, failure }
+    }
+}
+
 impl Drop for LeaseState {
     fn drop(&mut self) {
         if self.tensor.inner.core.generation.is_inherited() {
@@ -298,9 +320,12 @@ impl Drop for LeaseState {
             std::mem::forget((self.tensor.clone(), op, self.scope.take(), at_end));
             return;
         }
-        match self.at_end.get_mut().take() {
-            None => self.end(&[]),
-            Some(at_end) => self.end_with(*at_end),
+        match (self.at_end.get_mut().take(), self.scope.get()) {
+            (None, None) => self.end(&[], None),
+            (at_end, scope) => {
+                let derived = scope.map(Derived::of);
+                self.end_with(at_end.map(|at_end| *at_end).unwrap_or_default(), derived);
+            }
         }
     }
 }
@@ -308,14 +333,17 @@ impl Drop for LeaseState {
 impl LeaseState {
     /// Ends the lease; operations that waited for it continue after `done`.
     #[inline]
-    fn end(&self, done: &[Fence]) {
+    fn end(&self, done: &[Fence], derived: Option<Derived>) {
         let granted = match &self.order {
             LeaseOrder::Pin(pin) if pin.is_listed() => return self.unpin(pin, done),
             LeaseOrder::Operation { op, .. } => op.abandon(),
             LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
         };
         if let Some(granted) = granted {
-            end(granted, done);
+            match derived {
+                None => end(granted, done),
+                Some(Derived { writer, failure, .. }) => end_as(granted, done, writer, failure.as_ref()),
+            }
         } else {
             // No queue knows the lease, but its memory must stay until the work is done.
             for done in done {
@@ -325,15 +353,25 @@ impl LeaseState {
     }
 
     #[cold]
-    fn end_with(&mut self, at_end: AtEnd) {
+    fn end_with(&self, at_end: AtEnd, mut derived: Option<Derived>) {
         let AtEnd { used: mut fences, is_named, after, notified } = at_end;
         // Dropped after the end: a keeper may be foreign code, and may use the tensor.
         let after = after.map(Contained::new);
         if !is_named && let (Some(after), Ok(definition)) = (&after, self.tensor.inner.definition()) {
             fences.extend(after.fences(&self.tensor.inner.core, definition.layout.device()));
         }
+        if let Some(derived) = &mut derived {
+            if !fences.is_empty() {
+                // The owner of the lease has work of its own.
+                derived.writer = None;
+            }
+            fences.merge(&derived.writers);
+            for fence in &derived.readers {
+                let _ = self.tensor.used_until(fence);
+            }
+        }
         let fences: SmallVec<[Fence; 1]> = fences.into_iter().collect();
-        self.end(&fences);
+        self.end(&fences, derived);
         if !notified.is_empty() {
             Reactor::global().when_settled(&fences, move |outcome| {
                 notified.into_iter().for_each(|completer| completer.settle(outcome.clone()));
