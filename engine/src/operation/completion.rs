@@ -413,7 +413,8 @@ pub(crate) fn define_result(
     match (target, produced) {
         (None, None) => Ok(None),
         (Some((tensor, copying)), Some(produced)) => {
-            define(&tensor.inner, produced, *copying, held, ready).map_err(|error| tag.result_failure(error))
+            define(&tensor.inner, produced, *copying, tag.id, held, ready)
+                .map_err(|error| tag.result_failure(error))
         }
         (Some(_), None) => Err(tag.failure(FailureKind::Result, "the body ended without a result", None)),
         (None, Some(produced)) => {
