@@ -1,6 +1,6 @@
 //! Guarantee 4: failure follows the data, with its root cause, and no wait hangs because an operation failed.
 
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -127,7 +127,7 @@ fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let bodies: [(&str, Submit); 6] = [
+    let bodies: [(&str, Submit); 8] = [
         ("text", Box::new(|| engine.op("a").writes([&x]).run(|[], [_x]| panic!("text")).unwrap())),
         (
             "number 7",
@@ -159,6 +159,21 @@ fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
                 op.unwrap()
             }),
         ),
+        ("outside", Box::new(|| engine.op("g").writes([&x]).run_external(|_end| panic!("outside")).unwrap())),
+        (
+            "caught, and the completion with it",
+            Box::new(|| {
+                let op = engine.op("h").writes([&x]).run_external(|end| {
+                    let caught = catch_unwind(AssertUnwindSafe(move || {
+                        let _end = end;
+                        panic!("inside")
+                    }));
+                    assert!(caught.is_err());
+                    panic!("caught, and the completion with it")
+                });
+                op.unwrap()
+            }),
+        ),
         (
             "with the completion elsewhere",
             Box::new(|| {
@@ -184,8 +199,26 @@ fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
         // For the updates among them.
         x.clear_error().unwrap();
     }
-    let produced = engine.op("g").produce(|[]| -> Result<Produced, _> { panic!("no result") }).unwrap();
-    assert_eq!(cause(produced.wait()).message(), "no result");
+    let produced = [
+        engine.op("i").produce(|[]| -> Result<Produced, _> { panic!("no result") }),
+        engine.op("j").produce_external(|_end| panic!("no result")),
+        engine.op("k").receive(|_end| panic!("no result")),
+    ];
+    let mut program = engine.program("program");
+    program.op("node").writes([&x]).run_external(|_end| panic!("no result")).unwrap();
+    let replay = program.finish().unwrap().replay().unwrap();
+    for outcome in produced.map(|produced| produced.unwrap().wait()).into_iter().chain([replay.wait()]) {
+        let cause = cause(outcome);
+        assert_eq!((cause.kind(), cause.message()), (FailureKind::Panic, "no result"));
+    }
+    // A body that goes on after it has lost its completion to a panic has failed as well.
+    let lost = engine.op("l").writes([&x]).run_external(|end| {
+        let _ = catch_unwind(AssertUnwindSafe(move || {
+            let _end = end;
+            panic!("caught")
+        }));
+    });
+    assert_eq!(cause(lost.unwrap().wait()).message(), "its body panicked");
     // The worker still runs.
     set(&engine, &x, 2.0);
     assert_eq!(get(&x), 2.0);
