@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use estafette::devices::host;
+use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::operation::OperationError;
 use estafette::operators::{Closure, operators};
 use estafette::tensor::TensorState;
@@ -13,6 +13,7 @@ use estafette::{
     Access, Completion, Engine, Error, ExportOptions, FailureKind, Op, Produced, Tensor, View, ViewMut,
 };
 use futures::executor::block_on;
+use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
 use tests::ops::{add, engine, fail, get, set, tensor, waits};
 use tests::watchdog::Watchdog;
@@ -403,5 +404,41 @@ fn a_fence_of_a_version_that_has_failed_fails_when_the_work_that_it_left_is_done
     completer.complete();
     let outcome = ready.wait_timeout(None).expect("there is no limit");
     assert!(outcome.unwrap_err().to_string().contains("torn"));
+    assert!(watchdog.still_watches());
+}
+
+/// Memory of two elements with a tensor for each, and one for both.
+fn halves_and_whole(engine: &Engine) -> [Tensor; 3] {
+    let memory = Memory::of(&[1.0, 2.0]);
+    // SAFETY: fresh tensors that describe memory that they keep.
+    [(0, 1), (1, 1), (0, 2)].map(|(start, len)| unsafe {
+        engine.import(memory.tensor(start, len, &Deleted::default())).expect("a good tensor")
+    })
+}
+
+#[test]
+fn the_failure_of_a_tensor_with_parts_names_the_operation_whose_work_has_failed() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    for fails in [0, 1] {
+        let [left, right, whole] = halves_and_whole(&engine);
+        let completers = [("left", &left), ("right", &right)].map(|(name, half)| {
+            let (completer, work) = host::promise(name);
+            let op = engine.op(name).writes([half]);
+            op.run_external(move |end| end.complete_after(&work, Ok(()))).unwrap().wait().unwrap();
+            completer
+        });
+        let ready = whole.ready();
+        let name = ["left", "right"][fails];
+        for (at, completer) in completers.into_iter().enumerate() {
+            if at == fails {
+                completer.fail(DeviceError::new(DeviceErrorKind::Other, "dropped"));
+            } else {
+                completer.complete();
+            }
+        }
+        assert_eq!(cause(block_on(ready)).operation(), name);
+        assert_eq!(cause(whole.wait()).operation(), name);
+    }
     assert!(watchdog.still_watches());
 }
