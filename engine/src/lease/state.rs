@@ -21,7 +21,7 @@ use crate::core::context;
 use crate::core::engine_core::graph;
 use crate::core::error::OperationError;
 use crate::core::lease_info::{LeaseDetails, LeaseInfo, LeaseOwner};
-use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Role};
+use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Phase, Role};
 use crate::core::var_state::VarState;
 use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
@@ -287,7 +287,8 @@ impl LeaseState {
     }
 }
 
-/// What the uses of tensors that were derived from a lease have left. All of them have ended: these tensors keep the lease.
+/// What the uses of tensors that were derived from a lease have left. These tensors keep the lease, so all uses have ended but for
+/// operations that were cancelled.
 struct Derived {
     writers: FenceSet,
     /// Uses that decide nothing for the version.
@@ -300,12 +301,23 @@ struct Derived {
 
 impl Derived {
     fn of(scope: &OpVar) -> Self {
+        // First: an operation that leaves meanwhile leaves its failure.
+        let cancelled = if scope.has_unfinished_write() { cancellation_of(scope) } else { None };
         let ([writers, mut readers, broken], writer, failure) = scope.with_ordering_state(|state, _| {
             (state.all_fences(), state.writer_tag(), state.failure().cloned())
         });
         readers.merge(&broken);
-        Self { writers, readers, writer, failure }
+        Self { writers, readers, writer, failure: cancelled.or(failure) }
     }
+}
+
+/// The failure of the last operation that waits for its turn to write, and that was cancelled.
+#[cold]
+fn cancellation_of(scope: &OpVar) -> Option<OperationError> {
+    let is_cancelled = |op: &OpState| op.kind.has_body() && op.phase() == Phase::Cancelled;
+    let op = scope.queued().into_iter().rfind(|op| is_cancelled(op.payload()))?;
+    let cancellation = || OpTag { name: op.payload().name.clone(), id: op.id() }.cancellation();
+    Some(op.payload().failure().cloned().unwrap_or_else(cancellation))
 }
 
 impl Drop for LeaseState {

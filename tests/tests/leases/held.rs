@@ -559,3 +559,28 @@ fn a_lease_waits_for_the_work_of_each_of_its_clones() {
     }
     assert!(watchdog.still_watches());
 }
+
+#[test]
+fn a_write_of_a_derived_tensor_that_is_cancelled_fails_its_owner() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let t = tensor(&engine, 1.0);
+    // The worker that would end the operation in its turn is busy.
+    let ((begins, begun), (end, ended)) = (channel(), channel::<()>());
+    let busy = engine.op("busy").run(move |[], []| {
+        begins.send(())?;
+        Ok(ended.recv()?)
+    });
+    begun.recv().unwrap();
+    // SAFETY: the lease keeps the memory, which this test owns.
+    let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
+    let cancelled = set(&engine, &u, 2.0);
+    assert!(cancelled.cancel());
+    // An operation that was cancelled keeps nothing.
+    drop(u);
+    let error = block_on(t.ready()).unwrap_err();
+    assert!(matches!(&error, Error::Cancelled(cause) if cause.operation() == "set"), "{error:?}");
+    end.send(()).unwrap();
+    busy.unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
+}
