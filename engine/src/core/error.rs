@@ -215,15 +215,22 @@ pub enum FailureKind {
 /// What the text of a failure begins with; the name follows.
 const OPERATION: &str = "operation `";
 
+/// Whether the failure of an import says what has failed: in another process its operation, and at the end of a link the process.
+fn names_its_cause(message: &str) -> bool {
+    [OPERATION, "process "].iter().any(|name| message.starts_with(name))
+}
+
 /// The name in the text of a failure, up to the first "` (", for protocols that have text alone.
 pub(crate) fn operation_in(text: &str) -> Option<&str> {
     Some(text.strip_prefix(OPERATION)?.split_once("` (")?.0)
 }
 
 impl OperationError {
+    /// `id` is 0 for an import; `cause` is its id then.
     pub(crate) fn new(
         operation: &crate::core::operation::Name,
         id: OpId,
+        cause: OpId,
         kind: FailureKind,
         message: impl Into<String>,
         source: Option<BodyError>,
@@ -231,7 +238,11 @@ impl OperationError {
         let source = source.map(Contained::new);
         let message = message.into();
         let heard = match kind {
-            FailureKind::Device => Heard::of_device(id, &message),
+            // One failure elsewhere may reach several imports.
+            FailureKind::Device if id == OpId::new(0) && names_its_cause(&message) => {
+                Heard::of_device(id, &message)
+            }
+            FailureKind::Device => Heard::of_device(cause, &message),
             _ => Arc::default(),
         };
         Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message, source, heard }))
@@ -309,9 +320,7 @@ impl fmt::Display for OperationError {
         };
         if self.0.id == OpId::new(0) {
             let message = &self.0.message;
-            // What failed in another process names its operation, and a link that ended the process.
-            let is_named = [OPERATION, "process "].iter().any(|name| message.starts_with(name));
-            return if is_named {
+            return if names_its_cause(message) {
                 f.write_str(message)
             } else {
                 write!(f, "the fence of an import {verb}: {message}")

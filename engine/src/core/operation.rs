@@ -91,9 +91,24 @@ pub(crate) struct OpTag {
     pub(crate) id: OpId,
 }
 
+/// Ids from here on are those of imports. No process submits so many operations.
+const IMPORTS: u64 = 1 << 63;
+
 impl OpTag {
     pub(crate) fn of(granted: &OpGranted) -> Self {
         Self { name: granted.payload().name.clone(), id: granted.id() }
+    }
+
+    /// Memory from outside, which its fences fail: no operation has failed then. The id tells one import from the next.
+    pub(crate) fn import() -> Self {
+        estafette_sync::statics! {
+            static NEXT: AtomicU64 = AtomicU64::new(IMPORTS);
+        }
+        Self { name: Name::Static("import"), id: OpId::new(NEXT.fetch_add(1, Ordering::Relaxed)) }
+    }
+
+    pub(crate) fn is_import(&self) -> bool {
+        self.id.get() >= IMPORTS
     }
 
     /// A failure of this operation.
@@ -103,7 +118,8 @@ impl OpTag {
         message: impl Into<String>,
         source: Option<BodyError>,
     ) -> OperationError {
-        OperationError::new(&self.name, self.id, kind, message, source)
+        let id = if self.is_import() { OpId::new(0) } else { self.id };
+        OperationError::new(&self.name, id, self.id, kind, message, source)
     }
 
     /// The failure of an operation that was cancelled before it began.

@@ -1,11 +1,11 @@
 //! State of a variable: the version, its failure, and its pending fences.
 
 use estafette_devices::{DeviceError, Fence, FenceSet, FenceState, QueueId};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::{Name, OpTag};
+use crate::core::operation::OpTag;
 use crate::core::part::Part;
 use crate::lease::pins::PinList;
 
@@ -52,8 +52,8 @@ struct Carried {
     failure: Option<OperationError>,
     /// The parts of the memory that the failure concerns. None are known where a write of any part ends the failure.
     failed: Vec<Part>,
-    /// The operation that issued the newest write whose fence is in `writers`: the root cause should that
-    /// fence fail.
+    /// The operation that issued the newest write whose fence is in `writers`, or the import that added the first of
+    /// them: the root cause should that fence fail.
     writer: Option<OpTag>,
     /// How many fences were left when they were looked through last.
     kept: usize,
@@ -62,8 +62,10 @@ struct Carried {
 /// The failure of a version whose device work failed after it had been issued, or of imported memory whose fence failed, which has no
 /// operation.
 pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> OperationError {
-    let outside = OpTag { name: Name::Static("import"), id: OpId::new(0) };
-    writer.unwrap_or(&outside).device_failure(error)
+    match writer {
+        Some(writer) => writer.device_failure(error),
+        None => OpTag::import().device_failure(error),
+    }
 }
 
 /// How an access ended, for its variable.
@@ -255,9 +257,12 @@ impl VarState {
         }
     }
 
-    /// Adds fences that must be done before the current version is ready.
+    /// Adds fences of an import, which must be done before the current version is ready.
     pub(crate) fn add_writers(&mut self, fences: &FenceSet, flags: &mut u32, replaced: &mut Replaced) {
         let carried = self.carried();
+        if carried.writers.is_empty() {
+            carried.writer = Some(OpTag::import());
+        }
         merge(&mut carried.writers, fences, replaced);
         carried.update(flags);
     }
@@ -375,7 +380,7 @@ impl Carried {
                     }
                     // A host body began when everything that the variable carried had settled and was taken
                     // out. What is there now was added in the meantime, and is waited for by those who come.
-                    None => self.writer = None,
+                    None => self.writer = self.writer.take().filter(OpTag::is_import),
                 }
                 // An update begins on a good version. A failure that it finds at its end was left by the
                 // operation that lent it a view, and what the view was used for does not mend that.

@@ -5,6 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use estafette_sync::sync::atomic::Ordering;
+use estafette_sync::time::Instant;
 
 use crate::core::clock;
 use crate::core::engine_core::graph;
@@ -82,15 +83,23 @@ impl Engine {
     /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`. After the
     /// timeout the engine cancels operations that only leases hold up, and reports them with the leases. Runs
     /// nothing on this thread.
+    ///
+    /// A wait that ends before the timeout cancels nothing: inside an operation of this engine and in a
+    /// callback, which must not wait for all, and where the [hook](Self::on_wait) of waits ends it. The report then
+    /// names what is in flight as running.
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
         if let Some(report) = self.report_in_child() {
             return report;
         }
-        let report = match core.wait_idle(clock::deadline(timeout)) {
+        let deadline = clock::deadline(timeout);
+        let report = match core.wait_idle(deadline) {
             Ok(true) => self.report_of_shutdown(true),
-            _ => self.cancel_held(),
+            Err(error) if !is_over(deadline) && !matches!(error, Error::LeaseHeld(_)) => {
+                self.report_rest(false)
+            }
+            _ => self.report_rest(true),
         };
         trace::engine_is_over();
         report
@@ -131,12 +140,12 @@ impl Engine {
         }
     }
 
-    /// Cancels every operation of this engine that is queued behind leases only.
-    fn cancel_held(&self) -> ShutdownReport {
+    /// Reports what is in flight. If it `cancels`, cancels every operation of this engine that is queued behind leases only.
+    fn report_rest(&self, cancels: bool) -> ShutdownReport {
         let core = self.core();
         let snapshot = take_snapshot();
         let mine = |op: &&OpHandle| op.payload().core.id == core.id && op.payload().is_counted();
-        let waiting = graph().waiting();
+        let waiting = if cancels { graph().waiting() } else { Vec::new() };
         let (held, leases) = inspect::held(waiting.iter().filter(mine));
         let mut report = self.report_of_shutdown(false);
         report.leases = leases.iter().map(LeaseInfo::to_string).collect();
@@ -154,4 +163,9 @@ impl Engine {
         report.drained = report.cancelled.is_empty() && report.running.is_empty() && core.in_flight() == 0;
         report
     }
+}
+
+/// Whether the time of a wait is up.
+fn is_over(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| deadline <= Instant::now())
 }

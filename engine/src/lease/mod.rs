@@ -81,9 +81,9 @@ impl Lease {
         }
     }
 
-    /// Makes the end of this lease wait for `fence`, the owner's last device work.
+    /// Makes the end of this lease wait for `fence`, the owner's last device work. Each clone may name work of its own.
     pub fn release_after(self, fence: Fence) {
-        self.inner.at_end(|at_end| at_end.done = Some(fence));
+        self.add_use(fence, true);
     }
 
     /// Notes that the owner has handed the memory to `consumer`, whose work the end of this lease waits for.
@@ -115,13 +115,21 @@ impl Lease {
 
     /// Makes the end of this lease wait for `fence` too: for each piece of the owner's work that may outlive the lease.
     pub fn used_until(&self, fence: Fence) {
-        let mut many = None;
+        self.add_use(fence, false);
+    }
+
+    /// As [`used_until`](Self::used_until). `is_last` says that the owner names its last work by that.
+    fn add_use(&self, fence: Fence, is_last: bool) {
+        let (mut many, mut replaced) = (None, None);
         self.inner.at_end(|at_end| {
-            at_end.used.insert(fence);
+            at_end.is_named |= is_last;
+            replaced = Some(at_end.used.insert_replacing(fence));
             if at_end.used.len() >= USED_MAX {
                 many = Some(std::mem::take(&mut at_end.used));
             }
         });
+        // Fences may be foreign code's, and are dropped without the lock.
+        drop(replaced);
         if let Some(many) = many {
             let (completer, all) = host::promise("uses of a lease on queues of its owner");
             Reactor::global().when_settled(&many, move |outcome| completer.settle(outcome));

@@ -233,13 +233,23 @@ pub(super) fn end_unused(granted: OpGranted) {
 /// Ends the operation of a held lease. Operations that waited for it are granted; device work until `done`
 /// stays pending.
 pub(super) fn end(granted: OpGranted, done: &[Fence]) {
-    let tag = OpTag::of(&granted);
+    end_as(granted, done, None, None);
+}
+
+/// As [`end`]. `writer` is blamed for a failure of `done`, or the lease; `failure` is that of what the consumer has written.
+pub(super) fn end_as(
+    granted: OpGranted,
+    done: &[Fence],
+    writer: Option<OpTag>,
+    failure: Option<&OperationError>,
+) {
+    let tag = writer.unwrap_or_else(|| OpTag::of(&granted));
     let consumer_orders = granted.payload().lease().is_some_and(|op| op.consumer_orders);
-    let ending = if done.is_empty() && consumer_orders {
+    let ending = if done.is_empty() && failure.is_none() && consumer_orders {
         // The consumer was never ordered after earlier work, and did not use the memory.
         Ending::Polled
     } else {
-        Ending::Ran { left: (!done.is_empty()).then_some((done, &tag)), failure: None }
+        Ending::Ran { left: (!done.is_empty()).then_some((done, &tag)), failure }
     };
     complete(granted, &ending);
 }

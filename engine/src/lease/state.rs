@@ -12,15 +12,16 @@ use smallvec::SmallVec;
 
 use super::Access;
 use super::consumer::{EndsAfter, may_release_before_completion};
-use super::operation::{LeaseOp, end, end_unused, give_up};
+use super::operation::{LeaseOp, end, end_as, end_unused, give_up};
 use super::pins::Pin;
 use super::request::submit;
 use crate::core::clock::Coarse;
 use crate::core::contained::Contained;
 use crate::core::context;
 use crate::core::engine_core::graph;
+use crate::core::error::OperationError;
 use crate::core::lease_info::{LeaseDetails, LeaseInfo, LeaseOwner};
-use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpVar, Role};
+use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Phase, Role};
 use crate::core::var_state::VarState;
 use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
@@ -59,11 +60,11 @@ pub(super) enum LeaseOrder {
 /// Work at the end of a lease.
 #[derive(Default)]
 pub(super) struct AtEnd {
-    /// Device work of the owner that the end waits for.
-    pub(super) done: Option<Fence>,
-    /// Work on queues that the owner has named beside it, which the end waits for as well.
+    /// Device work that the owner has named, which the end waits for.
     pub(super) used: FenceSet,
-    /// What the end waits for if the owner names no work.
+    /// True if the owner has named its last work so: then `after` does not matter.
+    pub(super) is_named: bool,
+    /// What the end waits for if the owner does not name its last work.
     after: Option<EndsAfter>,
     /// Settled after the end.
     pub(super) notified: Vec<Completer>,
@@ -286,6 +287,39 @@ impl LeaseState {
     }
 }
 
+/// What the uses of tensors that were derived from a lease have left. These tensors keep the lease, so all uses have ended but for
+/// operations that were cancelled.
+struct Derived {
+    writers: FenceSet,
+    /// Uses that decide nothing for the version.
+    readers: FenceSet,
+    /// The operation whose work `writers` mark.
+    writer: Option<OpTag>,
+    /// Why the version is not good. A lease for reading has none but that of an import.
+    failure: Option<OperationError>,
+}
+
+impl Derived {
+    fn of(scope: &OpVar) -> Self {
+        // First: an operation that leaves meanwhile leaves its failure.
+        let cancelled = if scope.has_unfinished_write() { cancellation_of(scope) } else { None };
+        let ([writers, mut readers, broken], writer, failure) = scope.with_ordering_state(|state, _| {
+            (state.all_fences(), state.writer_tag(), state.failure().cloned())
+        });
+        readers.merge(&broken);
+        Self { writers, readers, writer, failure: cancelled.or(failure) }
+    }
+}
+
+/// The failure of the last operation that waits for its turn to write, and that was cancelled.
+#[cold]
+fn cancellation_of(scope: &OpVar) -> Option<OperationError> {
+    let is_cancelled = |op: &OpState| op.kind.has_body() && op.phase() == Phase::Cancelled;
+    let op = scope.queued().into_iter().rfind(|op| is_cancelled(op.payload()))?;
+    let cancellation = || OpTag { name: op.payload().name.clone(), id: op.id() }.cancellation();
+    Some(op.payload().failure().cloned().unwrap_or_else(cancellation))
+}
+
 impl Drop for LeaseState {
     fn drop(&mut self) {
         if self.tensor.inner.core.generation.is_inherited() {
@@ -298,9 +332,12 @@ impl Drop for LeaseState {
             std::mem::forget((self.tensor.clone(), op, self.scope.take(), at_end));
             return;
         }
-        match self.at_end.get_mut().take() {
-            None => self.end(&[]),
-            Some(at_end) => self.end_with(*at_end),
+        match (self.at_end.get_mut().take(), self.scope.get()) {
+            (None, None) => self.end(&[], None),
+            (at_end, scope) => {
+                let derived = scope.map(Derived::of);
+                self.end_with(at_end.map(|at_end| *at_end).unwrap_or_default(), derived);
+            }
         }
     }
 }
@@ -308,14 +345,17 @@ impl Drop for LeaseState {
 impl LeaseState {
     /// Ends the lease; operations that waited for it continue after `done`.
     #[inline]
-    fn end(&self, done: &[Fence]) {
+    fn end(&self, done: &[Fence], derived: Option<Derived>) {
         let granted = match &self.order {
             LeaseOrder::Pin(pin) if pin.is_listed() => return self.unpin(pin, done),
             LeaseOrder::Operation { op, .. } => op.abandon(),
             LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
         };
         if let Some(granted) = granted {
-            end(granted, done);
+            match derived {
+                None => end(granted, done),
+                Some(Derived { writer, failure, .. }) => end_as(granted, done, writer, failure.as_ref()),
+            }
         } else {
             // No queue knows the lease, but its memory must stay until the work is done.
             for done in done {
@@ -325,19 +365,25 @@ impl LeaseState {
     }
 
     #[cold]
-    fn end_with(&mut self, at_end: AtEnd) {
-        let AtEnd { done, used: mut fences, after, notified } = at_end;
+    fn end_with(&self, at_end: AtEnd, mut derived: Option<Derived>) {
+        let AtEnd { used: mut fences, is_named, after, notified } = at_end;
         // Dropped after the end: a keeper may be foreign code, and may use the tensor.
         let after = after.map(Contained::new);
-        match (done, &after, self.tensor.inner.definition()) {
-            (Some(done), _, _) => fences.insert(done),
-            (None, Some(after), Ok(definition)) => {
-                fences.extend(after.fences(&self.tensor.inner.core, definition.layout.device()));
+        if !is_named && let (Some(after), Ok(definition)) = (&after, self.tensor.inner.definition()) {
+            fences.extend(after.fences(&self.tensor.inner.core, definition.layout.device()));
+        }
+        if let Some(derived) = &mut derived {
+            if !fences.is_empty() {
+                // The owner of the lease has work of its own.
+                derived.writer = None;
             }
-            _ => {}
+            fences.merge(&derived.writers);
+            for fence in &derived.readers {
+                let _ = self.tensor.used_until(fence);
+            }
         }
         let fences: SmallVec<[Fence; 1]> = fences.into_iter().collect();
-        self.end(&fences);
+        self.end(&fences, derived);
         if !notified.is_empty() {
             Reactor::global().when_settled(&fences, move |outcome| {
                 notified.into_iter().for_each(|completer| completer.settle(outcome.clone()));

@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use estafette_devices::CurrentGuard;
+
 use crate::core::context::{self, Current, RunAs};
 use crate::core::error::BodyResult;
 use crate::core::operation::contain_panic;
@@ -34,7 +36,8 @@ where
 
 /// Runs `body` if all tensors of `promised` are there by then, and those writable that it writes. They were promises when
 /// the operation was submitted. Otherwise skips the body: a tensor has no memory, because its
-/// producer failed, or is read-only. What would be called then is dropped before the body runs.
+/// producer failed, or is read-only; and where the device of the operation's queue cannot be made current. What would be called then is
+/// dropped before the body runs.
 pub(crate) fn if_usable(promised: Declared, body: Body) -> Body {
     Body::new(move |running: Running| {
         let wrong = promised.iter().find_map(|(tensor, mode)| {
@@ -46,8 +49,19 @@ pub(crate) fn if_usable(promised: Declared, body: Body) -> Body {
         });
         match wrong {
             None => {
+                let queue = running.op().payload().queue().cloned();
+                // The body itself would find that out without what is to be called.
+                let current = match queue.as_deref().map(CurrentGuard::queue).transpose() {
+                    Ok(current) => current,
+                    Err(error) => {
+                        let cause = running.tag().device_failure(error);
+                        return running.skip(cause);
+                    }
+                };
                 let _ = contain_panic(|| drop(running.op().payload().take_on_skip()));
-                body.run(running)
+                let next = body.run(running);
+                drop(current);
+                next
             }
             Some(cause) => running.skip(cause),
         }

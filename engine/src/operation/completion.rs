@@ -1,6 +1,7 @@
 //! Operations that end elsewhere: the completion that reports the end, and the scope that lends operands
 //! until then.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,6 +13,7 @@ use estafette_devices::{CurrentGuard, DLDevice, DeviceError, Fence, Queue};
 use estafette_graph::Mode;
 use estafette_sync::process::{Forked, ProcessBound};
 use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::thread_local;
 
 use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
@@ -54,6 +56,19 @@ pub(crate) struct ScopeState {
     views: Views,
     /// The device of an operand that was lent to a consumer whose streams are unknown.
     pub(crate) lent_on: Option<DLDevice>,
+}
+
+/// A body whose start runs on this thread.
+#[derive(Clone, Copy)]
+struct Starting {
+    /// Address of the scope; 0 for none.
+    scope: usize,
+    /// A panic has dropped the completion. The operation ends where the panic is caught, which has its text.
+    is_lost: bool,
+}
+
+thread_local! {
+    static STARTING: Cell<Starting> = const { Cell::new(Starting { scope: 0, is_lost: false }) };
 }
 
 /// The scope of an operation that has not begun.
@@ -99,10 +114,13 @@ impl Prepared {
             }
         };
         let _current = context::enter(op);
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
-            // The panic has dropped the completion, which ends the operation, unless the body had moved the
-            // completion elsewhere.
-            fallback.end_by_panic(panic);
+        let starting = Starting { scope: fallback.address(), is_lost: false };
+        let _starting = context::replace(&STARTING, starting);
+        match catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
+            Ok(()) if STARTING.get().is_lost => fallback.end(None, Err(ITS_PANIC.into())),
+            Ok(()) => {}
+            // The panic has dropped the completion, or the body had moved it elsewhere.
+            Err(panic) => fallback.end_by_panic(panic),
         }
     }
 }
@@ -174,17 +192,21 @@ impl Completion {
     }
 }
 
+/// Why an operation has failed whose completion a panic has dropped on another thread, or inside of the body.
+const ITS_PANIC: &str = "its body panicked";
+
 impl Drop for Completion {
     fn drop(&mut self) {
         let Some(scope) = self.scope.take() else { return };
-        if scope.lock().is_ok_and(|inner| inner.running.is_some()) {
-            let why: BodyError = if std::thread::panicking() {
-                "its body panicked".into()
-            } else {
-                "its completion was dropped without being used".into()
-            };
-            scope.end(None, Err(why));
+        if !scope.lock().is_ok_and(|inner| inner.running.is_some()) {
+            return;
         }
+        let panics = std::thread::panicking();
+        if panics && STARTING.get().scope == scope.address() {
+            return STARTING.set(Starting { is_lost: true, ..STARTING.get() });
+        }
+        let why = if panics { ITS_PANIC } else { "its completion was dropped without being used" };
+        scope.end(None, Err(why.into()));
     }
 }
 
@@ -274,6 +296,10 @@ impl Scope {
             dispatch_granted(running.skip(cause));
         }
         drop(operands);
+    }
+
+    fn address(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
     }
 
     /// Ends the operation with a panic, unless the operation has ended.
@@ -413,7 +439,8 @@ pub(crate) fn define_result(
     match (target, produced) {
         (None, None) => Ok(None),
         (Some((tensor, copying)), Some(produced)) => {
-            define(&tensor.inner, produced, *copying, held, ready).map_err(|error| tag.result_failure(error))
+            define(&tensor.inner, produced, *copying, tag.id, held, ready)
+                .map_err(|error| tag.result_failure(error))
         }
         (Some(_), None) => Err(tag.failure(FailureKind::Result, "the body ended without a result", None)),
         (None, Some(produced)) => {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, FenceSet};
+use estafette_graph::OpId;
+use smallvec::SmallVec;
 
 use crate::copy::{self, KeepAlive, blocking::copied};
 use crate::core::core_ref::CoreRef;
@@ -10,7 +12,7 @@ use crate::core::engine_core::Core;
 use crate::core::error::Error;
 #[cfg(feature = "links")]
 use crate::core::error::device_error;
-use crate::core::operation::Name;
+use crate::core::operation::{Kind, Name, OpHandle, OpVar};
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage};
@@ -321,17 +323,19 @@ pub enum Copying {
     Always,
 }
 
-/// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation may read; the content
+/// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation `by` may read; the content
 /// is there when `ready` is done, which a copy of it is made after: on its device, where there is one, and then the content is
 /// there when the fence is that this gives.
 ///
 /// # Errors
-/// [`Error::Conflict`] when it overlaps memory already known, was not declared an alias of it, and copying is refused;
+/// [`Error::Conflict`] when it overlaps memory already known, was not declared an alias of it, and copying is refused, or another operation
+/// has that memory and may write it during the copy;
 /// [`Error::Invalid`] when it is not what was declared.
 pub(crate) fn define(
     target: &TensorInner,
     produced: Produced,
     copying: Copying,
+    by: OpId,
     held: &dyn Fn(&Tensor) -> bool,
     ready: Option<&Fence>,
 ) -> Result<Option<Fence>, Error> {
@@ -339,7 +343,7 @@ pub(crate) fn define(
     #[cfg(feature = "links")]
     let is_elsewhere = matches!(produced.0, Source::Elsewhere(..));
     // Keeps writers of the memory out while it is copied.
-    let mut reader = None;
+    let mut readers = Readers::new();
     let memory = match produced.0 {
         Source::Managed { managed, read_only } => {
             let (layout, flags) = (describe(core, &managed), managed.flags());
@@ -351,8 +355,8 @@ pub(crate) fn define(
         Source::Ready { layout, storage } => ResultMemory::of(ImportedMemory::of((layout, storage)), ready),
         Source::Tensor(tensor) => {
             let held = held(&tensor);
-            let memory;
-            (memory, reader) = take_over(core, tensor, held, ready)?;
+            let (memory, reader) = take_over(core, tensor, held, ready)?;
+            readers.extend(reader);
             ResultMemory::of(memory, ready)
         }
     };
@@ -386,10 +390,12 @@ pub(crate) fn define(
             )));
         }
         Err(strangers) => {
-            let reader = reader.or_else(|| reader_of(core, strangers));
+            if readers.is_empty() {
+                readers = readers_of(core, strangers, by)?;
+            }
             let (copy, fence) = copied_after(core, memory, ready)?;
-            if let Some((reader, fence)) = reader.zip(fence.as_ref()) {
-                reader.release_after(fence.clone());
+            for reader in readers {
+                fence.iter().for_each(|fence| reader.used_until(fence.clone()));
             }
             later = fence;
             let copy = ResultMemory::of(copy, later.as_ref());
@@ -460,6 +466,47 @@ fn reader_of(core: &CoreRef, mut vars: VarSet) -> Option<Lease> {
     LeaseState::try_read_as_is(&tensor, RETURNS_IT.into()).map(|inner| Lease { inner })
 }
 
+/// Leases that keep writers out while a result is copied.
+type Readers = SmallVec<[Lease; 1]>;
+
+/// A reader of each variable, or something else that keeps its writers out.
+///
+/// # Errors
+/// [`Error::Conflict`] when an operation other than `by` has a variable, and writes it or has a writer behind.
+fn readers_of(core: &CoreRef, mut vars: VarSet, by: OpId) -> Result<Readers, Error> {
+    if let Some(reader) = reader_of(core, vars.clone()) {
+        return Ok(Readers::from_iter([reader]));
+    }
+    vars.sort_unstable_by_key(|var| var.id().get());
+    vars.dedup_by_key(|var| var.id().get());
+    let mut readers = Readers::new();
+    for var in vars {
+        let reader = reader_of(core, VarSet::from_iter([var.clone()]));
+        if reader.is_none()
+            && let Some(other) = unheld_user(&var, by)
+        {
+            return Err(Error::Conflict(format!(
+                "the result overlaps memory that {} has, and that may be written while the result is copied; let the operation that returns \
+                 it read that memory",
+                other.payload().in_words()
+            )));
+        }
+        readers.extend(reader);
+    }
+    Ok(readers)
+}
+
+/// An operation that was granted `var`, unless `by` was granted it as well, or a lease: that may be the one that the result is kept by.
+fn unheld_user(var: &OpVar, by: OpId) -> Option<OpHandle> {
+    if var.with_ordering_state(|state, _| state.pins().find(|_| Some(())).is_some()) {
+        return None;
+    }
+    let mut granted: SmallVec<[OpHandle; 4]> =
+        var.queued().into_iter().filter(OpHandle::is_granted).collect();
+    let keeps = |op: &OpHandle| op.id() == by || op.payload().kind == Kind::Lease;
+    if granted.iter().any(keeps) { None } else { granted.pop() }
+}
+
 /// The owner of leases of results.
 const RETURNS_IT: &str = "the operation that returns it";
 
@@ -485,7 +532,8 @@ fn take_over(
     if shared || tensor.inner.lease.is_some() || !tensor.inner.all_fences().is_empty() {
         return copy(&tensor);
     }
-    let reader = reader_of(core, tensor.inner.vars.clone());
+    // Where a writer waits already, only the lease keeps it out.
+    let Some(reader) = reader_of(core, tensor.inner.vars.clone()) else { return copy(&tensor) };
     drop(lease);
     let inner = match Arc::try_unwrap(tensor.inner) {
         Ok(inner) => inner,
@@ -500,5 +548,5 @@ fn take_over(
         inner.take_definition().ok_or_else(|| Error::invalid("the produced tensor is not defined"))?;
     let Definition { layout, data, storage, read_only, placed, .. } = definition;
     drop(placed);
-    Ok((ImportedMemory { layout, data, storage, read_only }, reader))
+    Ok((ImportedMemory { layout, data, storage, read_only }, Some(reader)))
 }

@@ -35,7 +35,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
                 let result = running.call(|| body(reads.defined()?.views(&Grant::OF_BODY)).map(Into::into));
                 let result = result.and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
-                    define(&target.inner, produced, copying, &held, None)
+                    define(&target.inner, produced, copying, running.op().id(), &held, None)
                         .map(drop)
                         .map_err(|error| running.tag().result_failure(error))
                 });

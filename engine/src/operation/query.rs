@@ -2,14 +2,19 @@
 
 use std::sync::Arc;
 
-use estafette_devices::{FenceSet, Reactor};
+use estafette_devices::{DeviceError, FenceSet, Reactor};
+use smallvec::SmallVec;
 
+use crate::core::error::Error;
 use crate::core::one_shot::ReadySignal;
-use crate::core::operation::OpGranted;
-use crate::core::var_state::{Ending, FAILED, WRITE_FENCES, device_failure};
+use crate::core::operation::{OpGranted, OpTag};
+use crate::core::var_state::{Asked, Ending, FAILED, WRITE_FENCES, device_failure};
 use crate::operation::cancellation;
 use crate::operation::run::{self, ReadyList};
 use crate::trace::hooks;
+
+/// The fences of each variable, and the operation that has issued their work.
+type Issued = SmallVec<[(FenceSet, Option<OpTag>); 1]>;
 
 /// Handles a granted readiness query: takes the version's failure or fences along and leaves the graph.
 pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
@@ -17,17 +22,18 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
     let one_shot = state.query().cloned().expect("every query is submitted with its signal");
     cancellation::query_leaves();
     let mut fences = FenceSet::default();
+    let mut issued = Issued::new();
     let mut failure = None;
     for access in granted.accesses() {
         if access.flags() & (FAILED | WRITE_FENCES) == 0 {
             continue;
         }
-        let (writers, found) = access.with_state(|state, _| (state.writers(), state.failure().cloned()));
+        let (writers, tag, found) =
+            access.with_state(|state, _| (state.writers(), state.writer_tag(), state.failure().cloned()));
         fences.merge(&writers);
+        issued.push((writers, tag));
         failure = failure.or(found);
     }
-    let writers: Vec<_> =
-        granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();
     let noted = state.noted.then(|| granted.id());
     run::complete(granted, &Ending::Polled, None, ready);
     let tell = move |one_shot: &ReadySignal, outcome| {
@@ -46,9 +52,17 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
             let wanted = move || wanted.strong_count() > 0;
             Reactor::global().when_settled_if(&fences, wanted, move |settled| {
                 let Some(one_shot) = one_shot.upgrade() else { return };
-                let outcome = settled.map_err(|error| device_failure(writers.first(), error).into_error());
-                tell(&one_shot, outcome);
+                tell(&one_shot, settled.map_err(|error| failure_of(&issued, error)));
             });
         }
     }
+}
+
+/// The failure of the first variable one of whose fences has failed; `error` is the failure of any of them.
+fn failure_of(issued: &Issued, error: DeviceError) -> Error {
+    let failed =
+        issued.iter().find_map(|(fences, writer)| Some((Asked::ask(fences).failed?, writer.as_ref())));
+    let (error, writer) =
+        failed.unwrap_or_else(|| (error, issued.iter().find_map(|(_, writer)| writer.as_ref())));
+    device_failure(writer, error).into_error()
 }

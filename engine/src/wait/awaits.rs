@@ -147,11 +147,8 @@ impl Awaited {
         self
     }
 
-    /// As [`blocking::check_self_wait`]. A notification waits for nothing.
+    /// As [`blocking::check_self_wait`].
     fn check_self_wait(&self) -> Result<(), Error> {
-        if context::is_notification() {
-            return Ok(());
-        }
         self.ops.iter().try_for_each(blocking::check_self_wait)
     }
 

@@ -330,8 +330,11 @@ fn needed_by(waiting: &OpHandle) -> HashSet<OpId> {
     Inspection::of(waiting, EVERYTHING).ops().map(|(id, _, _)| id).collect()
 }
 
-/// Refuses a wait, asynchronous or not, that leads back to the operation that makes the wait.
+/// Refuses a wait, asynchronous or not, that leads back to the operation that makes the wait. A notification waits for nothing.
 pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
+    if context::is_notification() {
+        return Ok(());
+    }
     let Some(current) = context::current() else { return Ok(()) };
     if needed_by(waiting).contains(&current) {
         let what = match waiting.payload().kind {

@@ -27,7 +27,7 @@ use crate::tensor::handle::{Tensor, TensorInner};
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
 use crate::wait::fence;
-use crate::wait::ready::Ended;
+use crate::wait::ready::{Ended, Ready};
 
 /// A self-polling future: each wake-up polls it on the waking thread. Its output goes to a callback. Needs no
 /// executor.
@@ -124,7 +124,7 @@ impl Tensor {
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
     {
-        notify(self.ready(), move |outcome| call_back(move || callback(outcome)));
+        notify(self.notified_ready(), move |outcome| call_back(move || callback(outcome)));
     }
 
     /// As [`on_ready`](Self::on_ready), without the outcome: a failure stays unretrieved.
@@ -155,7 +155,7 @@ impl Tensor {
     pub fn ready_fence(&self) -> Fence {
         match self.only_fence() {
             Some(fence) => fence,
-            None => fence_of("a tensor", self.ready()),
+            None => fence_of("a tensor", self.notified_ready()),
         }
     }
 
@@ -179,14 +179,21 @@ impl Tensor {
         fence_of("the uses of a tensor", self.writable())
     }
 
-    /// The one pending fence of a version that is issued.
+    /// [`ready`](Self::ready), for a notification, which an operation may ask for about its own end.
+    fn notified_ready(&self) -> Ready {
+        context::while_notified(|| self.ready())
+    }
+
+    /// The one pending fence of a version that is issued and has not failed.
     fn only_fence(&self) -> Option<Fence> {
         let inner: &TensorInner = &self.inner;
         let [var] = inner.vars.as_slice() else { return None };
         if !self.is_defined() || inner.core.generation.is_inherited() || var.has_unfinished_write() {
             return None;
         }
-        let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
+        let writers = var.with_ordering_state(|state, _| state.failure().is_none().then(|| state.writers()));
+        // What a version that has failed has left may end well.
+        let asked = Asked::ask(&writers?);
         if asked.failed.is_some() || asked.pending.len() != 1 {
             return None;
         }

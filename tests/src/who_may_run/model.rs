@@ -428,13 +428,21 @@ impl Model {
         leases
     }
 
-    /// A lease ends.
+    /// A lease ends. What has failed on tensors that were derived from it has failed for those behind it too.
     pub fn end_lease(&mut self, request: RequestId, fence: Option<FenceId>) {
+        let fails = self.scopes.get(&request).is_some_and(|scope| self.fails(*scope));
         for (var, mode) in self.requests[request].accesses.clone() {
             self.carry(var, mode, fence);
+            self.vars[var].failed |= fails && mode.is_exclusive();
         }
         self.used(request, fence);
         self.leave(request);
+    }
+
+    /// Whether a variable that only cancelled operations still wait for has failed, or will.
+    fn fails(&self, var: VarId) -> bool {
+        let Variable { failed, queue, .. } = &self.vars[var];
+        *failed || queue.iter().any(|(id, mode)| mode.is_exclusive() && self.requests[*id].cancelled)
     }
 
     /// A lease of several tensors becomes one for each, in its place.

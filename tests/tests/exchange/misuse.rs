@@ -232,3 +232,44 @@ fn a_conversion_of_a_result_that_panics_is_a_panic_of_the_operation() {
     assert_eq!((failure.kind(), failure.message()), (FailureKind::Panic, "a conversion"));
     assert!(watchdog.still_watches());
 }
+
+#[test]
+fn a_result_that_another_operation_writes_meanwhile_is_not_copied() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let alias = || x.export_wait(&ExportOptions::from(Access::Alias)).unwrap();
+    let writes = Gate::on_tensors(&engine, std::slice::from_ref(&x)).begun();
+    let given = alias();
+    let torn = engine.op("gives").produce(move |[]| Ok(given)).unwrap();
+    let error = torn.wait().unwrap_err();
+    let failure = error.operation().unwrap();
+    assert_eq!(failure.kind(), FailureKind::Result);
+    assert!(failure.message().contains("`gate`"), "{error}");
+    writes.complete(Ok(()));
+    set(&engine, &x, 2.0).wait().unwrap();
+    // Once nothing writes, and where the operation itself or the result keeps writers out, it is copied.
+    let given = alias();
+    let copied = engine.op("gives").produce(move |[]| Ok(given)).unwrap();
+    assert_eq!(get(&copied), 2.0);
+    let (gone, going) = channel();
+    let given = alias();
+    let reads = engine.op("reads").reads([&x]).produce(move |[_x]| {
+        going.recv()?;
+        Ok(given)
+    });
+    let later = set(&engine, &x, 3.0);
+    assert!(waits(&engine, &later));
+    gone.send(()).unwrap();
+    assert_eq!(get(&reads.unwrap()), 2.0);
+    later.wait().unwrap();
+    for access in [Access::Read, Access::Write] {
+        let given = x.export_wait(&ExportOptions::from(access)).unwrap();
+        let later = set(&engine, &x, 4.0);
+        assert!(waits(&engine, &later));
+        let leased = engine.op("leased").produce(move |[]| Ok(given)).unwrap();
+        assert_eq!(get(&leased), if access == Access::Read { 3.0 } else { 4.0 });
+        later.wait().unwrap();
+    }
+    assert!(watchdog.still_watches());
+}

@@ -1,10 +1,11 @@
 //! Guarantee 4: failure follows the data, with its root cause, and no wait hangs because an operation failed.
 
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::operation::OperationError;
 use estafette::operators::{Closure, operators};
 use estafette::tensor::TensorState;
@@ -12,6 +13,7 @@ use estafette::{
     Access, Completion, Engine, Error, ExportOptions, FailureKind, Op, Produced, Tensor, View, ViewMut,
 };
 use futures::executor::block_on;
+use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
 use tests::ops::{add, engine, fail, get, set, tensor, waits};
 use tests::watchdog::Watchdog;
@@ -126,7 +128,7 @@ fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let bodies: [(&str, Submit); 6] = [
+    let bodies: [(&str, Submit); 8] = [
         ("text", Box::new(|| engine.op("a").writes([&x]).run(|[], [_x]| panic!("text")).unwrap())),
         (
             "number 7",
@@ -158,6 +160,21 @@ fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
                 op.unwrap()
             }),
         ),
+        ("outside", Box::new(|| engine.op("g").writes([&x]).run_external(|_end| panic!("outside")).unwrap())),
+        (
+            "caught, and the completion with it",
+            Box::new(|| {
+                let op = engine.op("h").writes([&x]).run_external(|end| {
+                    let caught = catch_unwind(AssertUnwindSafe(move || {
+                        let _end = end;
+                        panic!("inside")
+                    }));
+                    assert!(caught.is_err());
+                    panic!("caught, and the completion with it")
+                });
+                op.unwrap()
+            }),
+        ),
         (
             "with the completion elsewhere",
             Box::new(|| {
@@ -183,8 +200,26 @@ fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
         // For the updates among them.
         x.clear_error().unwrap();
     }
-    let produced = engine.op("g").produce(|[]| -> Result<Produced, _> { panic!("no result") }).unwrap();
-    assert_eq!(cause(produced.wait()).message(), "no result");
+    let produced = [
+        engine.op("i").produce(|[]| -> Result<Produced, _> { panic!("no result") }),
+        engine.op("j").produce_external(|_end| panic!("no result")),
+        engine.op("k").receive(|_end| panic!("no result")),
+    ];
+    let mut program = engine.program("program");
+    program.op("node").writes([&x]).run_external(|_end| panic!("no result")).unwrap();
+    let replay = program.finish().unwrap().replay().unwrap();
+    for outcome in produced.map(|produced| produced.unwrap().wait()).into_iter().chain([replay.wait()]) {
+        let cause = cause(outcome);
+        assert_eq!((cause.kind(), cause.message()), (FailureKind::Panic, "no result"));
+    }
+    // A body that goes on after it has lost its completion to a panic has failed as well.
+    let lost = engine.op("l").writes([&x]).run_external(|end| {
+        let _ = catch_unwind(AssertUnwindSafe(move || {
+            let _end = end;
+            panic!("caught")
+        }));
+    });
+    assert_eq!(cause(lost.unwrap().wait()).message(), "its body panicked");
     // The worker still runs.
     set(&engine, &x, 2.0);
     assert_eq!(get(&x), 2.0);
@@ -350,5 +385,60 @@ fn a_body_that_is_skipped_or_cancelled_is_dropped_and_what_it_owned_with_it() {
     gate.fail("upstream");
     engine.wait_all(None).unwrap();
     assert_eq!(Arc::strong_count(&owned), 1);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_fence_of_a_version_that_has_failed_fails_when_the_work_that_it_left_is_done() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let y = tensor(&engine, 1.0);
+    let (completer, work) = host::promise("work");
+    let half = engine
+        .op("half")
+        .writes([&y])
+        .run_external(move |end| end.complete_after(&work, Err("torn".into())))
+        .unwrap();
+    half.wait().unwrap_err();
+    let ready = y.ready_fence();
+    completer.complete();
+    let outcome = ready.wait_timeout(None).expect("there is no limit");
+    assert!(outcome.unwrap_err().to_string().contains("torn"));
+    assert!(watchdog.still_watches());
+}
+
+/// Memory of two elements with a tensor for each, and one for both.
+fn halves_and_whole(engine: &Engine) -> [Tensor; 3] {
+    let memory = Memory::of(&[1.0, 2.0]);
+    // SAFETY: fresh tensors that describe memory that they keep.
+    [(0, 1), (1, 1), (0, 2)].map(|(start, len)| unsafe {
+        engine.import(memory.tensor(start, len, &Deleted::default())).expect("a good tensor")
+    })
+}
+
+#[test]
+fn the_failure_of_a_tensor_with_parts_names_the_operation_whose_work_has_failed() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    for fails in [0, 1] {
+        let [left, right, whole] = halves_and_whole(&engine);
+        let completers = [("left", &left), ("right", &right)].map(|(name, half)| {
+            let (completer, work) = host::promise(name);
+            let op = engine.op(name).writes([half]);
+            op.run_external(move |end| end.complete_after(&work, Ok(()))).unwrap().wait().unwrap();
+            completer
+        });
+        let ready = whole.ready();
+        let name = ["left", "right"][fails];
+        for (at, completer) in completers.into_iter().enumerate() {
+            if at == fails {
+                completer.fail(DeviceError::new(DeviceErrorKind::Other, "dropped"));
+            } else {
+                completer.complete();
+            }
+        }
+        assert_eq!(cause(block_on(ready)).operation(), name);
+        assert_eq!(cause(whole.wait()).operation(), name);
+    }
     assert!(watchdog.still_watches());
 }

@@ -1,8 +1,10 @@
 //! What is called in place of a body that is skipped: how collective operations tell the other ranks.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
 use estafette::operation::OperationError;
 use estafette::{Access, DType, Engine, Op};
 use estafette_sync::sync::Mutex;
@@ -192,4 +194,52 @@ fn a_shutdown_cancels_an_operation_behind_a_lease_and_it_is_called_when_the_leas
     drop(lease);
     until("its turn has come", || !calls.0.lock().is_empty());
     assert_eq!(failure_of(&op), "all_reduce");
+}
+
+/// A queue whose device cannot be made current.
+#[derive(Debug)]
+struct Lost(QueueId);
+
+impl Queue for Lost {
+    fn id(&self) -> QueueId {
+        self.0
+    }
+
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+
+    fn order_after(&self, _: &Fence) -> Result<Order, DeviceError> {
+        Ok(Order::Host)
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        Err(DeviceError::new(DeviceErrorKind::Fault, "lost"))
+    }
+
+    fn make_current(&self) -> Result<bool, DeviceError> {
+        Err(DeviceError::new(DeviceErrorKind::Fault, "the device is lost"))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_made_current_calls_it() {
+    let engine = engine(1);
+    let (calls, x) = (Calls::default(), tensor(&engine, 0.0));
+    let queue: Arc<dyn Queue> = Arc::new(Lost(QueueId::next()));
+    let enqueues = engine.op("enqueues").writes([&x]).on(&queue).on_skip(calls.on_skip("enqueues"));
+    let enqueues = enqueues.run_on(|_queue, [], [_x]| Ok(())).unwrap();
+    assert!(enqueues.wait().unwrap_err().to_string().contains("the device is lost"));
+    let outside = engine.op("outside").writes([&x]).on(&queue).on_skip(calls.on_skip("outside"));
+    let outside = outside.run_external(|end| end.complete(Ok(()))).unwrap();
+    assert!(outside.wait().unwrap_err().to_string().contains("the device is lost"));
+    assert_eq!(calls.take(), ["enqueues skipped by enqueues", "outside skipped by outside"]);
 }

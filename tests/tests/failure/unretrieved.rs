@@ -11,8 +11,9 @@ use std::task::{Context, Waker};
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::tensor::TensorState;
 use estafette::wait::Activity;
-use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, Tensor};
+use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, ImportOptions, Tensor};
 use futures::executor::block_on;
+use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
 use tests::ops::until;
 use tracing::field::{Field, Visit};
@@ -410,4 +411,31 @@ fn device_work_that_fails_after_it_was_issued_is_one_failure_however_often_it_is
         until("all that looked is gone", || reports(name).len() == times);
         assert_reported(name, times);
     }
+}
+
+#[test]
+fn imports_that_fail_with_the_same_text_are_failures_of_their_own() {
+    let engine = engine(1);
+    let text = "import has failed";
+    let (block, counted) = (Memory::of(&[1.0, 2.0]), Deleted::default());
+    let import = |at: usize| {
+        let (completer, fence) = host::promise("a frame");
+        let options = ImportOptions { ready: fence.into(), ..ImportOptions::default() };
+        // SAFETY: a fresh tensor that describes memory that it keeps.
+        let x = unsafe { engine.import_with(block.tensor(at, 1, &counted), options) }.unwrap();
+        completer.fail(DeviceError::new(DeviceErrorKind::Other, text));
+        x
+    };
+    let (seen, unseen) = (import(0), import(1));
+    for _ in 0..3 {
+        assert_eq!(seen.wait().unwrap_err().to_string(), format!("the fence of an import failed: {text}"));
+    }
+    until("the other is known to have failed", || unseen.is_ready());
+    drop((seen, unseen));
+    assert_reported("import", 1);
+    // The next of the same memory is another one.
+    let next = import(0);
+    until("it is known to have failed", || next.is_ready());
+    drop(next);
+    assert_reported("import", 2);
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use estafette::bindings::Origin;
+use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::wait::Status;
 use estafette::{Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Tensor};
 use futures::FutureExt;
@@ -13,7 +14,7 @@ use futures::executor::block_on;
 use tests::foreign;
 use tests::foreign::Deleted;
 use tests::gate::Gate;
-use tests::ops::{add, engine, get, look, set, tensor, waits};
+use tests::ops::{add, engine, fail, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 fn export(tensor: &Tensor, access: Access, owner: &str) -> ManagedTensor {
@@ -465,5 +466,121 @@ fn a_request_that_was_polled_before_may_be_waited_for_and_tried() {
         drop(granted);
         set(&engine, &x, 1.0).wait().unwrap();
     }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn what_has_failed_on_a_derived_tensor_fails_its_owner_when_the_lease_ends() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let t = tensor(&engine, 1.0);
+    for depth in [1, 2] {
+        // SAFETY: the lease keeps the memory, which this test owns.
+        let derive = |t: &Tensor| unsafe { engine.import(export(t, Access::Write, "torch")) }.unwrap();
+        let mut chain = vec![derive(&t)];
+        while chain.len() < depth {
+            chain.push(derive(chain.last().unwrap()));
+        }
+        fail(&engine, chain.last().unwrap(), "torn").wait().unwrap_err();
+        // The innermost goes first, as its lease is of the next.
+        chain.into_iter().rev().for_each(drop);
+        let error = block_on(t.ready()).unwrap_err();
+        assert_eq!(error.operation().unwrap().message(), "torn");
+        // An update needs what was there; an overwrite does not.
+        add(&engine, &t, 1.0).wait().unwrap_err();
+        set(&engine, &t, 2.0).wait().unwrap();
+        assert_eq!(get(&t), 2.0);
+        // What the consumer has written whole since then is good.
+        let u = derive(&t);
+        fail(&engine, &u, "torn").wait().unwrap_err();
+        set(&engine, &u, 3.0).wait().unwrap();
+        drop(u);
+        block_on(t.ready()).unwrap();
+        assert_eq!(get(&t), 3.0);
+    }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn what_a_derived_tensor_has_left_on_a_device_outlasts_its_lease() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let memory = foreign::Memory::of(&[1.0, 2.0]);
+    // SAFETY: fresh tensors that describe memory that they keep.
+    let import =
+        |start, len| unsafe { engine.import(memory.tensor(start, len, &Deleted::default())) }.unwrap();
+    let t = import(0, 2);
+    for access in [Access::Read, Access::Write] {
+        let array = export(&t, access, "a consumer");
+        let derived = import(1, 1);
+        assert!(derived.imported_under().is_some(), "it comes from inside the lease");
+        drop(array);
+        let (completer, used) = host::promise("a use");
+        derived.used_until(&used).unwrap();
+        drop(derived);
+        let mut writable = t.writable();
+        assert!((&mut writable).now_or_never().is_none(), "{access:?}");
+        // What a reader's work ends with is no failure of what it has read.
+        completer.fail(DeviceError::new(DeviceErrorKind::Other, "a reader"));
+        block_on(writable).unwrap();
+        block_on(t.ready()).unwrap();
+    }
+    // What a writer has left decides how the version ends, and the writer is named.
+    let array = export(&t, Access::Write, "a consumer");
+    let derived = import(1, 1);
+    drop(array);
+    let (completer, work) = host::promise("work");
+    let op = engine.op("writes").writes([&derived]);
+    op.run_external(move |end| end.complete_after(&work, Ok(()))).unwrap().wait().unwrap();
+    drop(derived);
+    let mut ready = t.ready();
+    assert!((&mut ready).now_or_never().is_none());
+    completer.fail(DeviceError::new(DeviceErrorKind::Other, "a writer"));
+    assert_eq!(block_on(ready).unwrap_err().operation().unwrap().operation(), "writes");
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_lease_waits_for_the_work_of_each_of_its_clones() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    for last in [false, true] {
+        let (first, first_work) = host::promise("of the first clone");
+        let (second, second_work) = host::promise("of the second clone");
+        let lease = x.lease(Access::Write, "two consumers").wait(None).unwrap();
+        lease.clone().release_after(first_work);
+        lease.release_after(second_work);
+        let (early, late) = if last { (second, first) } else { (first, second) };
+        early.complete();
+        assert!(!x.is_ready(), "the other clone is not done");
+        late.complete();
+        x.wait().unwrap();
+    }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_write_of_a_derived_tensor_that_is_cancelled_fails_its_owner() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let t = tensor(&engine, 1.0);
+    // The worker that would end the operation in its turn is busy.
+    let ((begins, begun), (end, ended)) = (channel(), channel::<()>());
+    let busy = engine.op("busy").run(move |[], []| {
+        begins.send(())?;
+        Ok(ended.recv()?)
+    });
+    begun.recv().unwrap();
+    // SAFETY: the lease keeps the memory, which this test owns.
+    let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
+    let cancelled = set(&engine, &u, 2.0);
+    assert!(cancelled.cancel());
+    // An operation that was cancelled keeps nothing.
+    drop(u);
+    let error = block_on(t.ready()).unwrap_err();
+    assert!(matches!(&error, Error::Cancelled(cause) if cause.operation() == "set"), "{error:?}");
+    end.send(()).unwrap();
+    busy.unwrap().wait().unwrap();
     assert!(watchdog.still_watches());
 }

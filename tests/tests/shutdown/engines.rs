@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use estafette::bindings::{Current, WaitHook};
+use estafette::engine::ShutdownReport;
 use estafette::tensor::TensorState;
 use estafette::{Access, Engine, Error, ExportOptions, FailureKind};
 use futures::FutureExt;
@@ -304,4 +306,57 @@ fn what_has_begun_or_ended_is_not_cancelled() {
     assert!(!op.cancel());
     assert_eq!(get(&x), 1.0);
     assert!(watchdog.still_watches());
+}
+
+/// Ends every wait.
+struct Interrupts;
+
+impl WaitHook for Interrupts {
+    fn concerns(&self) -> bool {
+        true
+    }
+
+    fn ends(&self, _needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_shutdown_that_does_not_wait_until_its_deadline_cancels_nothing() {
+    const LONG: Duration = Duration::from_secs(3_600);
+    let (interrupted, other) = (engine(1), engine(1));
+    interrupted.on_wait(Interrupts);
+    let callback = |engine: &Engine| {
+        let (own, (said, heard)) = (engine.clone(), channel());
+        // Called at once.
+        tensor(&other, 0.0).on_ready(move |_| said.send(own.shutdown_timeout(LONG)).unwrap());
+        heard.recv().unwrap()
+    };
+    let inside = |engine: &Engine| {
+        let (own, (said, heard)) = (engine.clone(), channel());
+        let variable = engine.var();
+        let op = engine.op("inside").writes_vars(&[&variable]);
+        op.run(move |[], []| Ok(said.send(own.shutdown_timeout(LONG))?)).unwrap().wait().unwrap();
+        heard.recv().unwrap()
+    };
+    type ShutDown<'a> = Box<dyn Fn(&Engine) -> ShutdownReport + 'a>;
+    let ways: [(Engine, ShutDown<'_>, &[&str]); 3] = [
+        (interrupted, Box::new(|engine| engine.shutdown_timeout(LONG)), &["set"]),
+        (engine(1), Box::new(callback), &["set"]),
+        (engine(1), Box::new(inside), &["inside", "set"]),
+    ];
+    for (engine, shut_down, running) in ways {
+        let x = tensor(&engine, 1.0);
+        let lease = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+        let held = set(&engine, &x, 2.0);
+        let mut report = shut_down(&engine);
+        report.running.sort();
+        assert!(!report.drained && report.cancelled.is_empty() && report.leases.is_empty(), "{report:?}");
+        assert_eq!(report.running, running);
+        drop(lease);
+        held.wait_timeout(Some(LONG)).unwrap_or_else(|error| assert!(matches!(error, Error::Interrupted)));
+        until("it has run", || held.is_done());
+        assert_eq!(x.version(), 1);
+        assert!(matches!(x.state(), TensorState::Ready));
+    }
 }

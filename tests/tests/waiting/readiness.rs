@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -373,4 +374,34 @@ fn work_of_an_engine_without_workers_is_run_by_whoever_waits() {
     assert_eq!(*threads.lock().unwrap(), [here; 10]);
     until("nothing is in flight", || engine.stats().in_flight == 0);
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn what_is_called_at_the_end_of_its_own_operation_waits_for_nothing() {
+    for workers in [0, 1] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 0.0);
+        let (said, heard) = channel();
+        let (called, calls) = channel();
+        let (mine, inner) = (x.clone(), engine.clone());
+        let op = engine.op("asks").writes([&x]).run(move |[], [_x]| {
+            let ended = called.clone();
+            mine.on_ready(move |outcome| ended.send(outcome).unwrap());
+            said.send(mine.ready_fence())?;
+            // The same of an operation behind.
+            add(&inner, &mine, 1.0);
+            mine.on_ready(move |outcome| called.send(outcome).unwrap());
+            said.send(mine.ready_fence())?;
+            Ok(())
+        });
+        op.unwrap().wait().unwrap();
+        x.wait().unwrap();
+        for fence in heard {
+            fence.wait_timeout(None).unwrap().unwrap();
+        }
+        let outcomes: Vec<_> = calls.iter().collect();
+        assert!(outcomes.len() == 2 && outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        assert!(watchdog.still_watches());
+    }
 }
