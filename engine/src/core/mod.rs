@@ -18,7 +18,6 @@
 //! | `one_shot` | A value set once, for any number of waiters: threads that block and tasks that await |
 //! | `op_extras` | What only some operations have, behind one pointer that is null for most |
 //! | `operation` | State of an operation, and the public handle of an operation |
-//! | `part` | Parts of a memory that one variable orders |
 //! | `per_device` | What is kept for each device |
 //! | `program_lock` | The lock of an interpreter, which a thread may have where the engine calls a driver |
 //! | `runtime` | What polls the asynchronous bodies of an engine |
@@ -60,7 +59,6 @@ pub(crate) mod notifier;
 pub(crate) mod one_shot;
 pub(crate) mod op_extras;
 pub(crate) mod operation;
-pub(crate) mod part;
 pub(crate) mod per_device;
 pub(crate) mod program_lock;
 pub(crate) mod runtime;

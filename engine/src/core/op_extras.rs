@@ -7,7 +7,6 @@ use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::core::error::OperationError;
 use crate::core::operation::{OutcomeSignal, Role};
-use crate::core::part::Part;
 
 /// Called in place of the body where an operation is skipped.
 pub(crate) type OnSkip = Box<dyn FnOnce(&OperationError) + Send>;
@@ -19,8 +18,6 @@ pub(crate) struct OpExtras {
     pub(crate) role: Option<Role>,
     /// Set before the operation is submitted, and taken by the thread that skips the operation.
     pub(crate) on_skip: Mutex<Option<OnSkip>>,
-    /// What the operation writes of memory that other tensors overlap; set before the operation is submitted.
-    pub(crate) written: Vec<Part>,
     pub(crate) failure: OnceLock<OperationError>,
     pub(crate) one_shot: OnceLock<OutcomeSignal>,
 }

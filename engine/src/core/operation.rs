@@ -31,7 +31,6 @@ use crate::core::error::{BodyError, Error, FailureKind, OperationError};
 use crate::core::inputs::Inputs;
 use crate::core::one_shot::OneShot;
 use crate::core::op_extras::{OnSkip, OpExtrasCell};
-use crate::core::part::Part;
 use crate::core::var_state::VarState;
 use crate::core::wakers::WakerKey;
 use crate::operation::body::Body;
@@ -321,16 +320,6 @@ impl OpState {
     /// Sets what is called in place of the body where the operation is skipped, before it is submitted.
     pub(crate) fn set_on_skip(&mut self, on_skip: OnSkip) {
         *self.extras.get_mut().on_skip.get_mut() = Some(on_skip);
-    }
-
-    /// Notes that the operation writes memory which other tensors overlap, before it is submitted.
-    pub(crate) fn add_written(&mut self, part: Part) {
-        self.extras.get_mut().written.push(part);
-    }
-
-    /// What the operation writes of memory that other tensors overlap.
-    pub(crate) fn written(&self) -> &[Part] {
-        self.extras.get().map_or(&[], |extras| &extras.written)
     }
 
     /// Whether the operation takes its turn even if it is skipped.

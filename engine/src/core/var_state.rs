@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::OpTag;
-use crate::core::part::Part;
 use crate::lease::pins::PinList;
 
 /// Flag on a variable: its current version is poisoned.
@@ -50,8 +49,6 @@ struct Carried {
     broken: FenceSet,
     /// The root cause, when the current version is poisoned.
     failure: Option<OperationError>,
-    /// The parts of the memory that the failure concerns. None are known where a write of any part ends the failure.
-    failed: Vec<Part>,
     /// The operation that issued the newest write whose fence is in `writers`, or the import that added the first of
     /// them: the root cause should that fence fail.
     writer: Option<OpTag>,
@@ -77,15 +74,6 @@ pub(crate) enum Ending<'a> {
     Skipped { failure: &'a OperationError },
     /// An access that changed nothing.
     Polled,
-}
-
-/// What an operation writes of memory that other tensors overlap.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Parts<'a> {
-    /// The parts that the operation writes.
-    pub(crate) written: &'a [Part],
-    /// The parts that the variable orders and that fail.
-    pub(crate) failed: &'a [Part],
 }
 
 /// State that newer versions replace, and fences that are known to be done. Such state is rare. It owns
@@ -193,17 +181,14 @@ impl VarState {
         &mut self,
         mode: Mode,
         ending: &Ending<'_>,
-        parts: Parts<'_>,
         flags: &mut u32,
         replaced: &mut Replaced,
     ) {
         match (mode, ending) {
             (_, Ending::Polled) | (Mode::Read, Ending::Ran { left: None, .. } | Ending::Skipped { .. }) => {}
-            (_, Ending::Ran { left: None, failure: None }) if parts.written.is_empty() => {
-                self.finish_well(mode, flags, replaced);
-            }
+            (_, Ending::Ran { left: None, failure: None }) => self.finish_well(mode, flags, replaced),
             _ if self.version & TURNS != 0 => self.version += u64::from(mode.is_exclusive()),
-            _ => self.finish_carrying(mode, ending, parts, flags, replaced),
+            _ => self.finish_carrying(mode, ending, flags, replaced),
         }
     }
 
@@ -217,42 +202,25 @@ impl VarState {
             // No failure to replace.
             self.version += 1;
         } else {
-            let ending = Ending::Ran { left: None, failure: None };
-            self.finish_carrying(mode, &ending, Parts::default(), flags, replaced);
+            self.finish_carrying(mode, &Ending::Ran { left: None, failure: None }, flags, replaced);
         }
     }
 
     #[cold]
-    fn finish_carrying(
-        &mut self,
-        mode: Mode,
-        ending: &Ending<'_>,
-        parts: Parts<'_>,
-        flags: &mut u32,
-        replaced: &mut Replaced,
-    ) {
+    fn finish_carrying(&mut self, mode: Mode, ending: &Ending<'_>, flags: &mut u32, replaced: &mut Replaced) {
         self.version += u64::from(mode.is_exclusive());
-        if self.carried.is_none() && matches!(ending, Ending::Ran { left: None, failure: None }) {
-            return;
-        }
         let carried = self.carried();
-        carried.finish(mode, ending, parts, replaced);
+        carried.finish(mode, ending, replaced);
         carried.update(flags);
     }
 
-    /// Declares the current version good, or the parts of it that are named, since the program has inspected the
-    /// data. `writers` is the result of a query of the version's fences. State that this call replaces goes to
-    /// `replaced`, as by [`finish`](Self::finish).
-    pub(crate) fn heal(
-        &mut self,
-        writers: &Asked,
-        inspected: &[Part],
-        flags: &mut u32,
-        replaced: &mut Replaced,
-    ) {
+    /// Declares the current version good, since the program has inspected the data. `writers` is the result
+    /// of a query of the version's fences. State that this call replaces goes to `replaced`, as by
+    /// [`finish`](Self::finish).
+    pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32, replaced: &mut Replaced) {
         if let Some(carried) = &mut self.carried {
             carried.note(writers, &Asked::default(), replaced);
-            carried.heal(inspected, replaced);
+            replaced.failure(carried.failure.take());
             carried.update(flags);
         }
     }
@@ -350,7 +318,6 @@ impl Carried {
             && let Some(error) = &writers.failed
         {
             self.failure = Some(device_failure(self.writer.as_ref(), error.clone()));
-            self.failed.clear();
         }
         for (fences, asked) in [(&mut self.writers, writers), (&mut self.readers, readers)] {
             // They have settled.
@@ -359,7 +326,7 @@ impl Carried {
         }
     }
 
-    fn finish(&mut self, mode: Mode, ending: &Ending<'_>, parts: Parts<'_>, replaced: &mut Replaced) {
+    fn finish(&mut self, mode: Mode, ending: &Ending<'_>, replaced: &mut Replaced) {
         match (mode, ending) {
             (Mode::Read, Ending::Ran { left: Some((fences, _)), .. }) => {
                 for fence in *fences {
@@ -384,44 +351,13 @@ impl Carried {
                 }
                 // An update begins on a good version. A failure that it finds at its end was left by the
                 // operation that lent it a view, and what the view was used for does not mend that.
-                match failure {
-                    Some(failure) => self.fail(failure, parts.failed, replaced),
-                    None if mode == Mode::Write => self.heal(parts.written, replaced),
-                    None => {}
+                if mode == Mode::Write || failure.is_some() {
+                    replaced.failure(std::mem::replace(&mut self.failure, failure.cloned()));
                 }
             }
             (Mode::Write | Mode::Update, Ending::Skipped { failure }) => {
-                self.fail(failure, parts.failed, replaced);
+                replaced.failure(self.failure.replace((*failure).clone()));
             }
-        }
-    }
-
-    /// Notes that the `failed` parts of the memory have failed, or all of it where none are known.
-    fn fail(&mut self, failure: &OperationError, failed: &[Part], replaced: &mut Replaced) {
-        let before = self.failure.replace(failure.clone());
-        if failed.is_empty() || (before.is_some() && self.failed.is_empty()) {
-            self.failed.clear();
-        } else {
-            self.failed.retain(|known| !failed.contains(known));
-            self.failed.extend_from_slice(failed);
-        }
-        replaced.failure(before);
-    }
-
-    /// Ends the failure where nothing is left that failed and was not `written`. The written parts are not known where they are all
-    /// that the variable orders.
-    fn heal(&mut self, written: &[Part], replaced: &mut Replaced) {
-        if written.is_empty() {
-            self.failed.clear();
-        }
-        for part in written {
-            self.failed = std::mem::take(&mut self.failed)
-                .into_iter()
-                .flat_map(|failed| failed.without(part))
-                .collect();
-        }
-        if self.failed.is_empty() {
-            replaced.failure(self.failure.take());
         }
     }
 
@@ -431,11 +367,6 @@ impl Carried {
         merge(&mut self.broken, &other.broken, replaced);
         if self.failure.is_none() {
             self.failure.clone_from(&other.failure);
-            self.failed.clone_from(&other.failed);
-        } else if other.failure.is_some() {
-            // Without parts, the failure concerns all of the memory.
-            let known = !self.failed.is_empty() && !other.failed.is_empty();
-            if known { self.failed.extend_from_slice(&other.failed) } else { self.failed.clear() }
         }
         if other.writer.is_some() {
             self.writer.clone_from(&other.writer);

@@ -11,7 +11,6 @@ use smallvec::{SmallVec, smallvec};
 
 use super::dtype::{DType, Element};
 use crate::core::invalid_tensor::InvalidTensor;
-use crate::core::part::Part;
 
 /// The most dimensions a tensor may have: NumPy's limit, the highest of the libraries we exchange with.
 pub const NDIM_MAX: usize = 64;
@@ -127,14 +126,6 @@ impl Layout {
             })
     }
 
-    /// Whether the elements do not fill the range of their addresses, in any order, each place once.
-    pub(crate) fn has_gaps(&self) -> bool {
-        let repeats =
-            || std::iter::zip(&self.shape, &self.strides).any(|(&size, &stride)| size > 1 && stride == 0);
-        !self.is_empty()
-            && (i128::from(self.highest) - i128::from(self.lowest) + 1 != self.len as i128 || repeats())
-    }
-
     /// The addresses that the elements touch when the first one (index 0 everywhere) is at `data`; empty
     /// for a tensor without elements. Negative strides reach below `data`.
     ///
@@ -145,15 +136,6 @@ impl Layout {
         // Only a pointer that `check_data` refuses gets clamped here.
         let clamp = |address: i128| address.clamp(0, usize::MAX as i128) as usize;
         clamp(range.start)..clamp(range.end)
-    }
-
-    /// The memory of the elements when the first one is at `data`.
-    pub(crate) fn part(&self, data: *const u8) -> Part {
-        let pattern = || {
-            let size = i64::from(self.dtype.itemsize_bits());
-            self.shape.iter().chain(&self.strides).copied().chain([size]).collect()
-        };
-        Part { range: self.byte_range(data), gaps: self.has_gaps().then(pattern) }
     }
 
     /// Checks that `data` can be the address of the first element: not NULL unless there is no element, and

@@ -21,7 +21,7 @@ use crate::core::engine_core::graph;
 use crate::core::lease_info::{LeaseDetails, LeaseOwner};
 use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{Name, OpTag, OpVar};
-use crate::core::var_state::{Ending, Parts, Replaced, VarState, thin_out};
+use crate::core::var_state::{Ending, Replaced, VarState, thin_out};
 use crate::operation::run::{self, ReadyList};
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
@@ -114,7 +114,7 @@ impl LeaseState {
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: the lease was listed when the pin was granted.
             observer = unsafe { state.pins().remove(NonNull::from(self)) };
-            state.finish(Mode::Read, &ending, Parts::default(), flags, &mut replaced);
+            state.finish(Mode::Read, &ending, flags, &mut replaced);
         };
         let var = &self.tensor.inner.vars[0];
         var.unpin(finish, |granted| ready.push(granted));

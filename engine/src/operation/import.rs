@@ -291,8 +291,7 @@ fn register(
 ) -> Tensor {
     let range = memory.layout.byte_range(memory.data);
     let space = AddressSpace::of(memory.layout.device());
-    let has_gaps = memory.layout.has_gaps();
-    let placement = alias_map::place(core, space, range, has_gaps, &ready, origin);
+    let placement = alias_map::place(core, space, range, &ready, origin);
     placed_at(core, memory, placement)
 }
 

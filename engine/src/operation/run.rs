@@ -15,7 +15,6 @@
 //! may run an operation as it submits it (caller-runs policy).
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
@@ -29,10 +28,9 @@ use crate::core::error::{BodyError, FailureKind, OperationError};
 use crate::core::inputs::Earlier;
 use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp, contain_panic};
 use crate::core::var_state::{
-    Asked, Ending, FAILED, Parts, READ_FENCES, Replaced, VarState, WRITE_FENCES, thin_out,
+    Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES, thin_out,
 };
 use crate::operation::{cancellation, parked};
-use crate::tensor::alias_map;
 use crate::trace::hooks;
 
 /// Newly granted operations on their way to a thread.
@@ -463,9 +461,6 @@ fn end(granted: OpGranted, ending: &Ending<'_>, failure: Option<OperationError>)
 
 /// As [`end`], for an operation that succeeded and left no device work: the most frequent case.
 fn end_well(granted: OpGranted) -> Option<OpGranted> {
-    if !granted.payload().written().is_empty() {
-        return end(granted, &Ending::Ran { left: None, failure: None }, None);
-    }
     if granted.payload().noted {
         hooks::ends_well(&granted);
     }
@@ -509,16 +504,9 @@ pub(crate) fn complete(
     if state.noted {
         hooks::ends(&granted, ending);
     }
-    let written = state.written().to_vec();
-    let has_failed = matches!(ending, Ending::Ran { failure: Some(_), .. } | Ending::Skipped { .. });
-    let failed = if has_failed { alias_map::ordered_parts(&written) } else { BTreeMap::new() };
     let mut replaced = Replaced::default();
     let left = granted.complete(
-        |finish| {
-            let failed = failed.get(&finish.var).map_or(&[][..], |parts| parts);
-            let parts = Parts { written: &written, failed };
-            finish.state.finish(finish.mode, ending, parts, finish.flags, &mut replaced);
-        },
+        |finish| finish.state.finish(finish.mode, ending, finish.flags, &mut replaced),
         |next| ready.push(next),
     );
     replaced.clear();

@@ -143,11 +143,6 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
                 accesses.push((var.clone(), mode));
             }
         }
-        for tensor in writes.tensors().iter().chain(updates.tensors()) {
-            if let Some(part) = tensor.inner.overlapped_part() {
-                pending_op.payload_mut().add_written(part);
-            }
-        }
         if let Some(tensor) = produced {
             // The operation writes the tensor's own variable only: defining an alias does not change the
             // memory behind it.

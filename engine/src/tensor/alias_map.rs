@@ -6,13 +6,12 @@
 //! the older tensor into its set. So any two overlapping tensors share at least one variable. A tensor that
 //! lies inside an older one needs only the variables that it found.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use estafette_devices::FenceSet;
-use estafette_graph::{Mode, OpId, VarId};
-use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_graph::{Mode, OpId};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
@@ -21,7 +20,6 @@ use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::graph;
 use crate::core::lease_info::{Access, LeaseOwner};
 use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
-use crate::core::part::Part;
 use crate::core::var_state::{Ending, Replaced, VarState, thin_out};
 use crate::exchange::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 use crate::lease::LeaseState;
@@ -77,8 +75,6 @@ impl LentView {
 /// The entry of a tensor, or of several with the same memory.
 pub(crate) struct Region {
     range: Range<usize>,
-    /// Whether other memory overlaps this one, or has overlapped it.
-    overlapped: AtomicBool,
     own: Mutex<Owners>,
     /// Leases taken on this memory, newest last, without those that pin the variable.
     leases: Mutex<Leases>,
@@ -94,16 +90,7 @@ struct Owners {
 impl Region {
     fn new(range: Range<usize>, own: OpVar) -> Arc<Self> {
         let own = Mutex::new(Owners { now: own, first: None });
-        Arc::new(Self { range, overlapped: AtomicBool::new(false), own, leases: Mutex::default() })
-    }
-
-    pub(crate) fn is_overlapped(&self) -> bool {
-        self.overlapped.load(Ordering::Relaxed)
-    }
-
-    /// Notes that `found` overlap, which are not all the same memory.
-    fn overlap<'a>(found: impl IntoIterator<Item = &'a Arc<Self>>) {
-        found.into_iter().for_each(|region| region.overlapped.store(true, Ordering::Relaxed));
+        Arc::new(Self { range, own, leases: Mutex::default() })
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {
@@ -255,16 +242,15 @@ pub(crate) fn place(
     core: &CoreRef,
     space: AddressSpace,
     range: Range<usize>,
-    has_gaps: bool,
     ready: &FenceSet,
     origin: impl FnOnce() -> Origin,
 ) -> Placement {
-    if let Some(placement) = try_place(core, space, range.clone(), has_gaps, ready, None) {
+    if let Some(placement) = try_place(core, space, range.clone(), ready, None) {
         return placement;
     }
     // `origin` may be foreign code, so no lock is held.
     let origin = origin();
-    try_place(core, space, range, has_gaps, ready, Some(origin)).expect("the origin is known")
+    try_place(core, space, range, ready, Some(origin)).expect("the origin is known")
 }
 
 /// As [`place`]; `None` when the origin matters and is not known yet.
@@ -272,7 +258,6 @@ fn try_place(
     core: &CoreRef,
     space: AddressSpace,
     range: Range<usize>,
-    has_gaps: bool,
     ready: &FenceSet,
     origin: Option<Origin>,
 ) -> Option<Placement> {
@@ -326,18 +311,11 @@ fn try_place(
             vars.push(own.clone());
             own
         };
-        let overlaps = found.iter().any(|known| has_gaps || known.range != range);
-        if overlaps {
-            Region::overlap(found);
-        }
         let equal = |known: &Arc<Region>| known.range == range && known.own().id() == own.id();
         if let Some(place) = found.iter().position(equal) {
             return (Resolution::Share(place), Some((vars, Arc::clone(&found[place]), None)));
         }
         let region = Region::new(range.clone(), own);
-        if overlaps {
-            Region::overlap([&region]);
-        }
         (Resolution::Insert(Arc::clone(&region)), Some((vars, region, None)))
     });
     drop(keep);
@@ -349,22 +327,6 @@ fn try_place(
         carry(&vars[vars.len() - 1], ready);
     }
     Some(Placement { vars, placed: Placed { region, key }, lease })
-}
-
-/// By variable, which pieces of `parts` this variable orders. A tensor may be ordered by the variables of all that it overlaps.
-pub(crate) fn ordered_parts(parts: &[Part]) -> BTreeMap<VarId, Vec<Part>> {
-    let mut ordered: BTreeMap<VarId, Vec<Part>> = BTreeMap::new();
-    for part in parts {
-        regions().resolve(AddressSpace::Unified, part.range.clone(), |found| {
-            for region in found {
-                if let Some(piece) = part.within(&region.range) {
-                    ordered.entry(region.own().id()).or_default().push(piece);
-                }
-            }
-            (Resolution::Nothing, ())
-        });
-    }
-    ordered
 }
 
 /// The fences belong to the memory's present content, whichever variable stands for it.
@@ -387,9 +349,6 @@ pub(crate) fn place_result(
             return (Resolution::Nothing, Err(strangers));
         }
         let region = Region::new(range, own.clone());
-        if !found.is_empty() {
-            Region::overlap(found.iter().chain([&region]));
-        }
         (Resolution::Insert(Arc::clone(&region)), Ok(region))
     });
     result.map(|region| Placed { region, key })

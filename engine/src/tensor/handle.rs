@@ -12,7 +12,6 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::{Name, OpTag, OpVar};
-use crate::core::part::Part;
 use crate::core::var_state::VarState;
 use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
 #[cfg(feature = "links")]
@@ -262,10 +261,9 @@ impl Tensor {
             return Err(Error::Conflict("clear_error while a write is unfinished".into()));
         }
         let mut replaced = Replaced::default();
-        let part = self.inner.overlapped_part();
         for var in &self.inner.vars {
             let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
-            var.with_ordering_state(|state, flags| state.heal(&asked, part.as_slice(), flags, &mut replaced));
+            var.with_ordering_state(|state, flags| state.heal(&asked, flags, &mut replaced));
         }
         // The program has judged the failures.
         replaced.retrieve();
@@ -294,16 +292,6 @@ impl TensorInner {
     pub(crate) fn why_undefined(&self, asking: &OpTag) -> OperationError {
         let failure = self.vars[0].with_ordering_state(|state, _| state.failure().cloned());
         failure.unwrap_or_else(|| asking.result_failure(self.not_defined()))
-    }
-
-    /// The memory of the tensor where other memory overlaps it; `None` where nothing does, where the memory has handles instead of
-    /// addresses, and before the tensor is defined.
-    #[inline]
-    pub(crate) fn overlapped_part(&self) -> Option<Part> {
-        let definition = self.definition.get()?;
-        let is_overlapped = definition.placed.as_ref()?.region.is_overlapped();
-        (is_overlapped && definition.layout.device().device_type.has_addresses())
-            .then(|| definition.layout.part(definition.data))
     }
 
     #[inline]

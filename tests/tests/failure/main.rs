@@ -6,5 +6,4 @@ mod causes;
 mod follows_data;
 mod given_up;
 mod on_skip;
-mod parts;
 mod unretrieved;
