@@ -161,6 +161,20 @@ def test_a_merge_replaces_nothing_but_an_earlier_merge(eng, tmp_path):
     assert sorted(name for name in operations if name in ("one", "two")) == ["one", "two", "two"]
 
 
+def test_a_merge_goes_to_a_device_and_through_a_link(eng, tmp_path):
+    with est.record(tmp_path / "run.pftrace"):
+        eng.submit(lambda: None, name="step").wait()
+    (tmp_path / "link.json").symlink_to(tmp_path / "merged.json")
+    est.merge_traces(tmp_path / "run.pftrace", to=tmp_path / "link.json")
+    est.merge_traces(tmp_path / "link.json", to=tmp_path / "again.json")
+    assert (tmp_path / "link.json").is_symlink() and not (tmp_path / "merged.json").is_symlink()
+    # A merge of merges is one of its own.
+    est.merge_traces(tmp_path / "run.pftrace", to=tmp_path / "again.json")
+    command = [sys.executable, "-m", "estafette", "merge", tmp_path / "run.pftrace", "-o", "/dev/stdout"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "step" in [event["name"] for event in json.loads(ended.stdout)["traceEvents"]]
+
+
 def test_a_merge_that_fails_leaves_the_earlier_one(eng, tmp_path):
     with est.record(tmp_path / "run.pftrace"):
         for _ in range(200):
@@ -209,6 +223,7 @@ def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):
         (tmp_path / "trace.json.gz").write_bytes(text)
         with pytest.raises(ValueError, match="trace.json.gz is damaged"):
             est.merge_traces(tmp_path / "trace.json.gz", to=tmp_path / "merged.json")
+    assert "trace.json is damaged: it began at" in damaged(baseTimeNanoseconds=1e999)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="fifo is no regular file"):
         est.merge_traces(tmp_path / "fifo", to=tmp_path / "merged.json")

@@ -35,6 +35,12 @@ impl Earlier {
         self.writers.iter().any(same)
     }
 
+    /// True if `fence` is one of `others`: its failure is none of the replay.
+    pub(crate) fn has_read(&self, fence: &Fence) -> bool {
+        let same = |known: &Fence| known.same_or_later_on_queue(fence) && fence.same_or_later_on_queue(known);
+        self.others.iter().any(same) && !self.has_written(fence)
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = &Fence> {
         self.writers.iter().chain(&self.others)
     }

@@ -7,6 +7,7 @@ use estafette_graph::OpId;
 use smallvec::SmallVec;
 
 use crate::copy::{self, KeepAlive, blocking::copied};
+use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
@@ -480,10 +481,16 @@ fn readers_of(core: &CoreRef, mut vars: VarSet, by: OpId) -> Result<Readers, Err
     vars.dedup_by_key(|var| var.id().get());
     let mut readers = Readers::new();
     for var in vars {
-        let reader = reader_of(core, VarSet::from_iter([var.clone()]));
+        let mut reader = reader_of(core, VarSet::from_iter([var.clone()]));
         if reader.is_none()
             && let Some(other) = unheld_user(&var, by)
         {
+            // What kept the reader out may be over.
+            reader = reader_of(core, VarSet::from_iter([var]));
+            if reader.is_some() {
+                readers.extend(reader);
+                continue;
+            }
             return Err(Error::Conflict(format!(
                 "the result overlaps memory that {} has, and that may be written while the result is copied; let the operation that returns \
                  it read that memory",
@@ -495,15 +502,20 @@ fn readers_of(core: &CoreRef, mut vars: VarSet, by: OpId) -> Result<Readers, Err
     Ok(readers)
 }
 
-/// An operation that was granted `var`, unless `by` was granted it as well, or a lease: that may be the one that the result is kept by.
+/// An operation that has `var`, or will be the next to have it. `None` where `by` was granted the variable as well, the operation that the calling
+/// code belongs to, or a lease: that may be the one that the result is kept by.
 fn unheld_user(var: &OpVar, by: OpId) -> Option<OpHandle> {
     if var.with_ordering_state(|state, _| state.pins().find(|_| Some(())).is_some()) {
         return None;
     }
-    let mut granted: SmallVec<[OpHandle; 4]> =
-        var.queued().into_iter().filter(OpHandle::is_granted).collect();
-    let keeps = |op: &OpHandle| op.id() == by || op.payload().kind == Kind::Lease;
-    if granted.iter().any(keeps) { None } else { granted.pop() }
+    let queued = var.queued();
+    let own = [Some(by), context::current()];
+    let keeps = |op: &OpHandle| own.contains(&Some(op.id())) || op.payload().kind == Kind::Lease;
+    if queued.iter().filter(|op| op.is_granted()).any(keeps) {
+        return None;
+    }
+    let user = queued.iter().rposition(OpHandle::is_granted).unwrap_or(0);
+    queued.into_iter().nth(user)
 }
 
 /// The owner of leases of results.

@@ -106,8 +106,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(self.received(start))
     }
 
-    /// As [`receive`](Self::receive), whatever the in-flight limit and after shutdown too. The caller completes the operation before
-    /// anything waits for it, so the operation holds nothing up.
+    /// As [`receive`](Self::receive), whatever the in-flight limit and after shutdown too: for results of an operation that runs, whose end
+    /// completes this one too.
     #[doc(hidden)]
     pub fn receive_always<F>(self, start: F) -> Result<Tensor, Error>
     where

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use estafette_devices::{Fence, FenceSet, Queue};
 use estafette_report::shown::shown;
+use estafette_sync::process::{Generation, count_leak};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
@@ -111,6 +112,7 @@ struct Held {
     /// `None` only during the drop.
     implementation: Option<Box<dyn Implementation>>,
     left: Mutex<LeftWork>,
+    generation: Generation,
 }
 
 /// The work that calls have left on queues, which may run code of the implementation and use its context.
@@ -132,7 +134,8 @@ impl Operator {
         implementation: impl Implementation,
     ) -> Self {
         let implementation = Some(Box::new(implementation) as Box<dyn Implementation>);
-        Self { name, signature, origin, held: Held { implementation, left: Mutex::default() } }
+        let held = Held { implementation, left: Mutex::default(), generation: Generation::current() };
+        Self { name, signature, origin, held }
     }
 
     pub(super) fn implementation(&self) -> &dyn Implementation {
@@ -193,6 +196,11 @@ impl Operator {
 impl Drop for Held {
     fn drop(&mut self) {
         let mut fences = std::mem::take(&mut self.left.get_mut().fences);
+        if self.generation.is_inherited() && !fences.is_empty() {
+            // The work and its fences are the parent's.
+            count_leak();
+            return std::mem::forget((fences, self.implementation.take()));
+        }
         fences.prune();
         if !fences.is_empty() {
             let implementation = Storage::owned(Box::new(self.implementation.take()), std::ptr::null_mut());

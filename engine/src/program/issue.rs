@@ -101,6 +101,8 @@ impl SharedRun {
                 match order_after(fence, queue) {
                     FenceOrder::Ordered => {}
                     FenceOrder::Pending => pending.insert(fence.clone()),
+                    // `earlier` may have passed the fence on.
+                    FenceOrder::Failed(_) if run.earlier.has_read(fence) => {}
                     FenceOrder::Failed(error) => run.failed(earlier, run.tag(earlier).device_failure(error)),
                     FenceOrder::Refused(error) => refused = Some(error),
                 }

@@ -248,6 +248,16 @@ fn a_result_that_another_operation_writes_meanwhile_is_not_copied() {
     assert!(failure.message().contains("`gate`"), "{error}");
     writes.complete(Ok(()));
     set(&engine, &x, 2.0).wait().unwrap();
+    // The next writer of the memory waits for something else, and may begin at any moment.
+    let other = tensor(&engine, 1.0);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&other)).begun();
+    let next = engine.op("next").writes([&x, &other]).run(|[], [_x, _other]| Ok(())).unwrap();
+    let given = alias();
+    let torn = engine.op("gives").produce(move |[]| Ok(given)).unwrap();
+    let error = torn.wait().unwrap_err();
+    assert!(error.operation().unwrap().message().contains("`next`"), "{error}");
+    gate.complete(Ok(()));
+    next.wait().unwrap();
     // Once nothing writes, and where the operation itself or the result keeps writers out, it is copied.
     let given = alias();
     let copied = engine.op("gives").produce(move |[]| Ok(given)).unwrap();

@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import itertools
 import json
-import math
 import os
 import pathlib
 import stat
@@ -53,11 +52,16 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
         _renumber(trace["traceEvents"], taken)
         _tell_apart(trace["traceEvents"], identities)
     merged: dict[str, Any] = {"mergedBy": "estafette"}
-    merged |= {key: value for _began, trace in reversed(traces) for key, value in trace.items() if key != "otherData"}
+    merged |= {key: value for _began, trace in reversed(traces) for key, value in trace.items() if key not in ("otherData", "mergedBy")}
     merged["traceEvents"] = [event for _began, trace in traces for event in trace["traceEvents"]]
     merged["baseTimeNanoseconds"] = origin
     text = json.dumps(merged).encode()
-    _replace_file(os.fspath(target), gzip.compress(text) if target.name.endswith(".gz") else text)
+    content = gzip.compress(text) if target.name.endswith(".gz") else text
+    if target.exists() and not target.is_file():
+        # A device or a FIFO, such as `/dev/stdout`.
+        target.write_bytes(content)
+    else:
+        _replace_file(os.fspath(target.resolve()), content)
 
 
 _HEAD = b'{"mergedBy": "estafette"'
@@ -72,7 +76,6 @@ def _check_target(target: pathlib.Path, inputs: list[pathlib.Path]) -> None:
         return
     if any(path.exists() and path.samefile(target) for path in inputs):
         raise FileExistsError(f"{target} is one of the traces to merge, and is not replaced: name another file")
-    # The writing refuses what is no regular file.
     if stat.S_ISREG(there.st_mode) and there.st_size > 0 and not _begins(target).startswith(_HEAD):
         raise FileExistsError(f"{target} was not written by a merge, and is not replaced: name another file")
 
@@ -165,7 +168,8 @@ def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
 
 
 def _is_number(what: object) -> bool:
-    return isinstance(what, int | float) and math.isfinite(what)
+    # A larger integer is too large for a float.
+    return isinstance(what, int | float) and abs(what) < 2**63
 
 
 def _is_event(what: object) -> bool:

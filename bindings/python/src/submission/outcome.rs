@@ -163,7 +163,8 @@ impl Pending {
             }
         };
         if let Use::Produced(Some(results)) = &self.result {
-            results.end(fence.as_ref(), outcome.as_ref().err());
+            // Results that are views of operands are copied while this operation has these.
+            completion.scope().enter(|| results.end(fence.as_ref(), outcome.as_ref().err()));
         }
         match (&self.result, outcome, &fence) {
             (Use::Ignored | Use::Several(_), outcome, None) => completion.complete(outcome.map(drop)),
