@@ -305,10 +305,14 @@ impl Writing {
 
     fn flush_or_write_anew(&mut self) -> io::Result<()> {
         if self.session.last.is_some() && self.written > self.anew_from {
-            self.write_anew()
-        } else {
-            self.flush()
+            return self.write_anew();
         }
+        let known: Vec<usize> = self.cursors.keys().copied().collect();
+        self.flush()?;
+        // What such a thread had submitted before may be in flight still.
+        let is_cut = |cursor: &Cursor| cursor.log.is_cut.load(Ordering::Acquire);
+        let has_missed = self.cursors.iter().any(|(key, cursor)| !known.contains(key) && is_cut(cursor));
+        if has_missed { self.write_anew() } else { Ok(()) }
     }
 
     /// Writes a file of what is kept still, and puts it in the place of the one that has what is not as well.

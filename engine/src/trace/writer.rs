@@ -163,6 +163,8 @@ pub(super) struct ThreadLog {
     /// An event loop has been seen running here.
     pub(super) event_loop: AtomicBool,
     pub(super) buffers: Chain<TraceBuffer>,
+    /// Buffers were given up.
+    pub(super) is_cut: AtomicBool,
     pub(super) texts: Chain<Arc<str>>,
     pub(super) lost: AtomicU64,
     pub(super) running: Body,
@@ -218,6 +220,7 @@ impl ThreadLog {
             kind,
             event_loop: AtomicBool::new(false),
             buffers: Chain::default(),
+            is_cut: AtomicBool::new(false),
             texts: Chain::default(),
             lost: AtomicU64::new(0),
             running: Body::default(),
@@ -238,7 +241,11 @@ impl ThreadLog {
 
     /// Gives up the first buffer if nothing more comes into it and `is_old` returns true for the time of its newest event.
     fn give_up(&self, is_old: impl FnOnce(u64) -> bool) -> Option<Arc<Link<TraceBuffer>>> {
-        self.buffers.pop(|first| self.until(first).is_some_and(is_old))
+        let given_up = self.buffers.pop(|first| self.until(first).is_some_and(is_old));
+        if given_up.is_some() {
+            self.is_cut.store(true, Ordering::Release);
+        }
+        given_up
     }
 
     pub(super) fn kind(&self) -> TrackKind {
