@@ -809,7 +809,7 @@ estafette_status estafette_diagnose(struct estafette_engine *engine,
                                     char **out);
 
 /**
- * Counters. `stats->size` is set by the caller.
+ * Counters. `stats->size` is set by the caller. Counters that this version of the library does not have are set to 0.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
  *

@@ -12,6 +12,7 @@
 
 #include "estafette.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -355,37 +356,51 @@ class Tensor {
 #ifdef ESTAFETTE_HAS_COROUTINES
 class Tensor::Ready {
  public:
-  Ready(Tensor tensor, Executor executor) : tensor_(std::move(tensor)), executor_(std::move(executor)) {}
+  Ready(Tensor tensor, Executor executor) : tensor_(std::move(tensor)), state_(std::make_shared<State>()) {
+    state_->executor = std::move(executor);
+  }
+  Ready(const Ready &) = delete;
+  Ready &operator=(const Ready &) = delete;
+
+  /// A coroutine may be destroyed while it waits: it is not resumed then.
+  ~Ready() { state_->is_over.store(true); }
 
   bool await_ready() const { return tensor_.is_ready(); }
 
   void await_suspend(std::coroutine_handle<> waiting) {
-    waiting_ = waiting;
+    state_->waiting = waiting;
+    auto context = std::make_unique<std::shared_ptr<State>>(state_);
     // The coroutine may go on, and end, before this returns: nothing of it may be touched afterwards.
-    check(estafette_on_ready(tensor_.get(), &Ready::call, this, nullptr));
+    check(estafette_on_ready(tensor_.get(), &Ready::call, context.get(), &Ready::drop));
+    context.release();
   }
 
   void await_resume() const {
-    if (status_ != ESTAFETTE_OK) throw Error(status_, message_);
+    if (state_->status != ESTAFETTE_OK) throw Error(state_->status, state_->message);
   }
 
  private:
+  struct State {
+    Executor executor;
+    std::coroutine_handle<> waiting;
+    int status = ESTAFETTE_OK;
+    std::string message;
+    std::atomic<bool> is_over{false};
+  };
+
   static void call(void *context, estafette_status status, const char *message) {
-    Ready *self = static_cast<Ready *>(context);
-    self->status_ = status;
-    if (message) self->message_ = message;
-    // The coroutine may end before this returns, and with it this object.
-    Executor executor = std::move(self->executor_);
-    std::coroutine_handle<> waiting = self->waiting_;
-    if (executor) executor(waiting);
-    else waiting.resume();
+    std::shared_ptr<State> state = *static_cast<std::shared_ptr<State> *>(context);
+    state->status = status;
+    if (message) state->message = message;
+    if (state->is_over.load()) return;
+    if (state->executor) state->executor(state->waiting);
+    else state->waiting.resume();
   }
 
+  static void drop(void *context) { delete static_cast<std::shared_ptr<State> *>(context); }
+
   Tensor tensor_;
-  Executor executor_;
-  std::coroutine_handle<> waiting_;
-  int status_ = ESTAFETTE_OK;
-  std::string message_;
+  std::shared_ptr<State> state_;
 };
 
 inline Tensor::Ready Tensor::ready(Executor executor) const { return Ready(*this, std::move(executor)); }
@@ -522,9 +537,9 @@ struct Work {
 
 // Exceptions must not leave a callback: they become the operation's failure, unless its end was reported before.
 inline void call(void *context, estafette_op *op) {
-  // The end may be reported inside, which drops the context: the function is kept until it has returned.
-  Function function = static_cast<Work *>(context)->function;
   try {
+    // The end may be reported inside, which drops the context: the function is kept until it has returned.
+    Function function = static_cast<Work *>(context)->function;
     function(Completion(op));
   } catch (const std::exception &error) {
     estafette_op_complete(op, ESTAFETTE_FAILED, error.what());

@@ -227,7 +227,7 @@ pub struct estafette_stats {
 /// Size of `estafette_stats` in its first version: older callers pass it.
 const STATS_FIRST: usize = 48;
 
-/// Counters. `stats->size` is set by the caller.
+/// Counters. `stats->size` is set by the caller. Counters that this version of the library does not have are set to 0.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn estafette_engine_stats(
         }
         // SAFETY: readable as far as its size, which comes first.
         let size = unsafe { (&raw const (*stats).size).read() };
-        if (size as usize) < STATS_FIRST {
+        if !(STATS_FIRST..=options::SIZE_MAX).contains(&(size as usize)) {
             return Err(Refusal::invalid(format!("estafette_stats: size is {size}")));
         }
         let found = engine.stats();
@@ -262,6 +262,10 @@ pub unsafe extern "C" fn estafette_engine_stats(
         let length = (size as usize).min(size_of::<estafette_stats>());
         // SAFETY: `stats` is as long as its size says, and `found`, which has no padding, is as long as `length`.
         unsafe { stats.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), length) };
+        if let Some(newer) = (size as usize).checked_sub(size_of::<estafette_stats>()) {
+            // SAFETY: as above. Counters of newer versions, which this one does not count, are 0.
+            unsafe { stats.add(1).cast::<u8>().write_bytes(0, newer) };
+        }
         DONE
     })
 }

@@ -16,7 +16,7 @@ pub(crate) unsafe trait Options: Copy {
 
 /// The most that a struct of options may be long: as much as a page, like Linux's structs that grow. A size beyond that is one that was
 /// never set, and what is behind the struct must not be read.
-const SIZE_MAX: usize = 4096;
+pub(crate) const SIZE_MAX: usize = 4096;
 
 /// Reads options that may be shorter than ours (older) or longer (newer, if what is new in them is zero). NULL gives zeros.
 ///

@@ -288,7 +288,7 @@ impl LeaseState {
 }
 
 /// What the uses of tensors that were derived from a lease have left. These tensors keep the lease, so all uses have ended but for
-/// operations that were cancelled.
+/// operations that were cancelled or are being skipped.
 struct Derived {
     writers: FenceSet,
     /// Uses that decide nothing for the version.
@@ -302,20 +302,21 @@ struct Derived {
 impl Derived {
     fn of(scope: &OpVar) -> Self {
         // First: an operation that leaves meanwhile leaves its failure.
-        let cancelled = if scope.has_unfinished_write() { cancellation_of(scope) } else { None };
+        let unfinished = if scope.has_unfinished_write() { failure_of_unfinished(scope) } else { None };
         let ([writers, mut readers, broken], writer, failure) = scope.with_ordering_state(|state, _| {
             (state.all_fences(), state.writer_tag(), state.failure().cloned())
         });
         readers.merge(&broken);
-        Self { writers, readers, writer, failure: cancelled.or(failure) }
+        Self { writers, readers, writer, failure: unfinished.or(failure) }
     }
 }
 
-/// The failure of the last operation that waits for its turn to write, and that was cancelled.
+/// The failure of the last operation that has the scope, or waits for it, and that was cancelled or is being skipped.
 #[cold]
-fn cancellation_of(scope: &OpVar) -> Option<OperationError> {
-    let is_cancelled = |op: &OpState| op.kind.has_body() && op.phase() == Phase::Cancelled;
-    let op = scope.queued().into_iter().rfind(|op| is_cancelled(op.payload()))?;
+fn failure_of_unfinished(scope: &OpVar) -> Option<OperationError> {
+    let has_failed =
+        |op: &OpState| op.kind.has_body() && (op.phase() == Phase::Cancelled || op.failure().is_some());
+    let op = scope.queued().into_iter().rfind(|op| has_failed(op.payload()))?;
     let cancellation = || OpTag { name: op.payload().name.clone(), id: op.id() }.cancellation();
     Some(op.payload().failure().cloned().unwrap_or_else(cancellation))
 }

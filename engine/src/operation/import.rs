@@ -481,21 +481,21 @@ fn readers_of(core: &CoreRef, mut vars: VarSet, by: OpId) -> Result<Readers, Err
     vars.dedup_by_key(|var| var.id().get());
     let mut readers = Readers::new();
     for var in vars {
-        let mut reader = reader_of(core, VarSet::from_iter([var.clone()]));
-        if reader.is_none()
-            && let Some(other) = unheld_user(&var, by)
-        {
+        let alone = VarSet::from_iter([var]);
+        let mut reader = reader_of(core, alone.clone());
+        if reader.is_none() {
+            let user = unheld_user(&alone[0], by);
             // What kept the reader out may be over.
-            reader = reader_of(core, VarSet::from_iter([var]));
-            if reader.is_some() {
-                readers.extend(reader);
-                continue;
+            reader = reader_of(core, alone);
+            if reader.is_none()
+                && let Some(other) = user
+            {
+                return Err(Error::Conflict(format!(
+                    "the result overlaps memory that {} has, and that may be written while the result is copied; let the operation that \
+                     returns it read that memory",
+                    other.payload().in_words()
+                )));
             }
-            return Err(Error::Conflict(format!(
-                "the result overlaps memory that {} has, and that may be written while the result is copied; let the operation that returns \
-                 it read that memory",
-                other.payload().in_words()
-            )));
         }
         readers.extend(reader);
     }

@@ -435,6 +435,8 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
         granted.payload().fail(OpTag::of(&granted).cancellation());
         cancellation::cancelled_leaves(&granted.to_ref());
     } else {
+        // The drop of an operand may end a lease, which asks how the writes under it have ended.
+        granted.payload().fail(cause.clone());
         // A capture that waits when it is dropped must not wait for this operation.
         let _current = context::enter(Current::of(&granted));
         operation::drop_body(&granted);

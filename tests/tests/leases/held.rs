@@ -561,6 +561,33 @@ fn a_lease_waits_for_the_work_of_each_of_its_clones() {
 }
 
 #[test]
+fn a_write_of_a_derived_tensor_that_is_skipped_fails_its_owner() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let memory = foreign::Memory::of(&[1.0, 2.0]);
+    // SAFETY: fresh tensors that describe memory that they keep.
+    let import =
+        |start, len| unsafe { engine.import(memory.tensor(start, len, &Deleted::default())) }.unwrap();
+    let t = import(0, 2);
+    let bad = tensor(&engine, 1.0);
+    let array = export(&t, Access::Write, "a consumer");
+    let derived = import(1, 1);
+    drop(array);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&bad)).begun();
+    let skipped = engine.op("skipped").reads([&bad]).writes([&derived]);
+    let (go, wait) = channel::<()>();
+    // The operands are gone by then, and the lease has ended with the last one.
+    let skipped = skipped.on_skip(move |_| wait.recv().unwrap());
+    let skipped = skipped.run(|[_bad], [_derived]| Ok(())).unwrap();
+    drop(derived);
+    gate.complete(Err("the input".into()));
+    assert_eq!(block_on(t.ready()).unwrap_err().operation().unwrap().message(), "the input");
+    go.send(()).unwrap();
+    skipped.wait().unwrap_err();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn a_write_of_a_derived_tensor_that_is_cancelled_fails_its_owner() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);

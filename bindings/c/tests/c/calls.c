@@ -355,6 +355,11 @@ static void shutdown_and_windows_end_in_statuses(void) {
   stats.size = sizeof stats;
   OK(estafette_engine_stats(engine, &stats));
   CHECK(stats.in_flight_limit == 4096 && stats.in_flight == 0);
+  struct { estafette_stats stats; uint64_t newer; } larger;
+  memset(&larger, 17, sizeof larger);
+  larger.stats.size = sizeof larger;
+  OK(estafette_engine_stats(engine, &larger.stats));
+  CHECK(larger.stats.in_flight_limit == 4096 && larger.newer == 0);
   OK(estafette_engine_shutdown(engine, 10 * SECOND));
   static counting context;
   EXPECT(ESTAFETTE_SHUTDOWN, estafette_submit(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0));

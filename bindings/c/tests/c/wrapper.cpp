@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <string>
 #include <thread>
 
@@ -58,6 +59,29 @@ static void structs_of_before_dlpack_1_pass_both_ways() {
     CHECK(!"there is nothing");
   } catch (const Error &error) {
     CHECK(error.status() == ESTAFETTE_INVALID);
+  }
+}
+
+// What a function has captured, which cannot be copied any more.
+struct Once {
+  explicit Once(const bool &is_over) : is_over(is_over) {}
+  Once(const Once &other) : is_over(other.is_over) {
+    if (is_over) throw std::runtime_error("no more copies");
+  }
+
+  const bool &is_over;
+};
+
+static void a_function_that_cannot_be_copied_fails_its_operation() {
+  Engine engine(-1);
+  bool is_over = false;
+  Operation op = engine.submit("copied", {}, {}, [once = Once(is_over)](Completion end) { end.complete(); });
+  is_over = true;
+  try {
+    op.wait(LONG);
+    CHECK(!"it has failed");
+  } catch (const Error &error) {
+    CHECK(std::strstr(error.what(), "no more copies"));
   }
 }
 
@@ -427,6 +451,41 @@ static void coroutines_go_on_where_an_executor_takes_them() {
   engine.wait_all(LONG);
 }
 
+// A coroutine that its owner may destroy.
+struct Owned {
+  struct promise_type {
+    Owned get_return_object() { return {std::coroutine_handle<promise_type>::from_promise(*this)}; }
+    std::suspend_never initial_suspend() noexcept { return {}; }
+    std::suspend_always final_suspend() noexcept { return {}; }
+    void return_void() {}
+    void unhandled_exception() { std::terminate(); }
+  };
+
+  std::coroutine_handle<promise_type> handle;
+};
+
+static Owned note(Tensor tensor, Executor executor, bool &noted) {
+  co_await tensor.ready(std::move(executor));
+  noted = true;
+}
+
+static void a_coroutine_that_is_destroyed_while_it_waits_is_not_resumed() {
+  Engine engine(1);
+  Tensor x = engine.zeros({4}, F32);
+  std::promise<Completion> begun;
+  engine.submit("slow", {}, {x}, [&begun](Completion end) { begun.set_value(end); });
+  Completion end = begun.get_future().get();
+  bool first = false, second = false;
+  std::promise<std::coroutine_handle<>> due;
+  Owned destroyed = note(x, nullptr, first);
+  Owned resumed = note(x, [&due](std::coroutine_handle<> waiting) { due.set_value(waiting); }, second);
+  destroyed.handle.destroy();
+  end.complete();
+  due.get_future().get().resume();
+  CHECK(second && !first && resumed.handle.done());
+  resumed.handle.destroy();
+}
+
 static void coroutines_await_tensors() {
   Engine engine(1);
   Tensor x = engine.zeros({4}, F32);
@@ -456,6 +515,7 @@ static void coroutines_await_tensors() {
 int main() {
   operations_run_in_order();
   structs_of_before_dlpack_1_pass_both_ways();
+  a_function_that_cannot_be_copied_fails_its_operation();
   exceptions_become_failures_and_failures_exceptions();
   promises_and_fences_are_shared();
   a_fence_that_was_moved_from_is_done();
@@ -468,6 +528,7 @@ int main() {
   links_and_tickets_carry_tensors();
 #ifdef ESTAFETTE_HAS_COROUTINES
   coroutines_await_tensors();
+  a_coroutine_that_is_destroyed_while_it_waits_is_not_resumed();
   coroutines_go_on_where_an_executor_takes_them();
   std::puts("with coroutines");
 #endif
