@@ -158,7 +158,10 @@ impl Unfinished {
                 anew_from: ANEW_MIN,
             };
             let builder = thread::Builder::new().name("estafette-trace".into());
-            builder.spawn(move || writing.run(&shared))
+            let thread = builder.spawn(move || writing.run(&shared));
+            thread.map_err(|error| {
+                io::Error::new(error.kind(), format!("the thread that writes it does not start: {error}"))
+            })
         });
         match begun {
             Ok(thread) => {

@@ -21,7 +21,7 @@ const PARTS: usize = 17;
 fn what_is_imported_while_a_group_is_made_waits_for_its_members() {
     explore(SCHEDULES / 3, || {
         let engine = engine(1);
-        let (memory, deleted) = (Memory::of(&vec![0.0; PARTS]), Deleted::default());
+        let (memory, deleted) = (Memory::of(&[0.0; PARTS]), Deleted::default());
         // SAFETY: the memory is there as long as a tensor is, and only the engine uses it.
         let import = |at, len| unsafe { engine.import(memory.tensor(at, len, &deleted)) }.unwrap();
         let parts: Vec<Tensor> = (0..PARTS).map(|at| import(at, 1)).collect();

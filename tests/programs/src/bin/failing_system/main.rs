@@ -258,7 +258,10 @@ fn judge(sweep: &Sweep, at: usize, ended: &Ended) -> Result<bool, String> {
 /// Words of which an error has one.
 fn causes(sweep: &Sweep) -> Vec<String> {
     let error = std::io::Error::from_raw_os_error(sweep.error).to_string();
-    let mut causes = vec![error];
+    let number = sweep.error;
+    // As Python says it of a file.
+    let of_file = format!("[Errno {number}] {}", error.replace(&format!(" (os error {number})"), ""));
+    let mut causes = vec![error, of_file];
     match sweep.call {
         // A thread that the C library has no memory for is refused as one too many.
         "malloc" | "mmap" => {
