@@ -215,6 +215,15 @@ def test_bytes_cross_to_disks_and_other_machines(shape, dtype):
         assert np.array_equal(np.asarray(y), np.asarray(x))
 
 
+def run(coroutine):
+    """As `asyncio.run`, which leaves the thread without the event loop that Dask asks for."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
+
+
 def test_what_is_serialized_on_an_event_loop_is_waited_for(eng):
     gate = threading.Event()
     x = eng.call(lambda: (gate.wait(60), np.arange(3.0))[1])
@@ -223,7 +232,7 @@ def test_what_is_serialized_on_an_event_loop_is_waited_for(eng):
         threading.Timer(0.05, gate.set).start()
         return serialize(x, context=None, serializers=["dask"])
 
-    header, frames = asyncio.run(on_loop())
+    header, frames = run(on_loop())
     assert np.from_dlpack(deserialize(header, frames)).tolist() == [0.0, 1.0, 2.0]
 
 
@@ -244,7 +253,7 @@ def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
         await x
         return estafette.dask._serialize(x)
 
-    assert np.from_dlpack(estafette.dask._deserialize(*asyncio.run(on_loop()))).tolist() == [0.0, 1.0, 2.0]
+    assert np.from_dlpack(estafette.dask._deserialize(*run(on_loop()))).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_failure_crosses_as_a_failure(client, workers):

@@ -49,7 +49,10 @@ impl Event for SimMark {
         }
         self.counters.queries.one();
         let state = self.signal.state();
-        self.observed.store(matches!(state, FenceState::Done), Ordering::Release);
+        if matches!(state, FenceState::Done) {
+            // Another thread may have found it pending, and come here later.
+            self.observed.store(true, Ordering::Release);
+        }
         state
     }
 
