@@ -17,6 +17,11 @@ pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
 
+/// Whether the time of a wait is up.
+pub(crate) fn is_over(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| deadline <= Instant::now())
+}
+
 /// A moment, as the system's tick saw it: milliseconds of a monotonic clock, without what does not fit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Coarse(u32);

@@ -3,6 +3,8 @@
 use estafette_devices::{Fence, FenceSet};
 use estafette_sync::sync::Mutex;
 
+use crate::core::var_state::has;
+
 /// The fences of earlier work that a replay comes after. The nodes wait for these fences, each in its own
 /// way, so that a program on a device waits there and not on the host. Root nodes (no predecessors) wait for
 /// all of them, and other nodes come after root nodes.
@@ -31,14 +33,12 @@ impl Inputs {
 impl Earlier {
     /// True if `fence` is one of `writers`.
     pub(crate) fn has_written(&self, fence: &Fence) -> bool {
-        let same = |known: &Fence| known.same_or_later_on_queue(fence) && fence.same_or_later_on_queue(known);
-        self.writers.iter().any(same)
+        has(&self.writers, fence)
     }
 
     /// True if `fence` is one of `others`: its failure is none of the replay.
     pub(crate) fn has_read(&self, fence: &Fence) -> bool {
-        let same = |known: &Fence| known.same_or_later_on_queue(fence) && fence.same_or_later_on_queue(known);
-        self.others.iter().any(same) && !self.has_written(fence)
+        has(&self.others, fence) && !self.has_written(fence)
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Fence> {

@@ -467,7 +467,7 @@ fn merge(fences: &mut FenceSet, others: &FenceSet, replaced: &mut Replaced) {
 }
 
 /// Whether a set has this very fence.
-fn has(fences: &FenceSet, fence: &Fence) -> bool {
+pub(crate) fn has(fences: &FenceSet, fence: &Fence) -> bool {
     fences.counterpart(fence).is_some_and(|present| same(present, fence))
 }
 

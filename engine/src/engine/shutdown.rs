@@ -5,7 +5,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use estafette_sync::sync::atomic::Ordering;
-use estafette_sync::time::Instant;
 
 use crate::core::clock;
 use crate::core::engine_core::graph;
@@ -96,7 +95,7 @@ impl Engine {
         let deadline = clock::deadline(timeout);
         let report = match core.wait_idle(deadline) {
             Ok(true) => self.report_of_shutdown(true),
-            Err(error) if !is_over(deadline) && !matches!(error, Error::LeaseHeld(_)) => {
+            Err(error) if !clock::is_over(deadline) && !matches!(error, Error::LeaseHeld(_)) => {
                 self.report_rest(false)
             }
             _ => self.report_rest(true),
@@ -163,9 +162,4 @@ impl Engine {
         report.drained = report.cancelled.is_empty() && report.running.is_empty() && core.in_flight() == 0;
         report
     }
-}
-
-/// Whether the time of a wait is up.
-fn is_over(deadline: Option<Instant>) -> bool {
-    deadline.is_some_and(|deadline| deadline <= Instant::now())
 }

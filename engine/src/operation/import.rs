@@ -454,9 +454,8 @@ fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
 
 /// Keeps writers out from now on, but for those that have begun or wait already: an operation that says nothing of its use comes after none
 /// of them.
-fn reader_of(core: &CoreRef, mut vars: VarSet) -> Option<Lease> {
-    vars.sort_unstable_by_key(|var| var.id().get());
-    vars.dedup_by_key(|var| var.id().get());
+fn reader_of(core: &CoreRef, vars: VarSet) -> Option<Lease> {
+    let vars = distinct(vars);
     if vars.is_empty() {
         return None;
     }
@@ -466,21 +465,26 @@ fn reader_of(core: &CoreRef, mut vars: VarSet) -> Option<Lease> {
     LeaseState::try_read_as_is(&tensor, RETURNS_IT.into()).map(|inner| Lease { inner })
 }
 
+/// Each variable once.
+fn distinct(mut vars: VarSet) -> VarSet {
+    vars.sort_unstable_by_key(|var| var.id().get());
+    vars.dedup_by_key(|var| var.id().get());
+    vars
+}
+
 /// Leases that keep writers out while a result is copied.
 type Readers = SmallVec<[Lease; 1]>;
 
 /// A reader of each variable, or something else that keeps its writers out.
 ///
 /// # Errors
-/// [`Error::Conflict`] when an operation other than `by` has a variable, and writes it or has a writer behind.
-fn readers_of(core: &CoreRef, mut vars: VarSet, by: OpId) -> Result<Readers, Error> {
+/// [`Error::Conflict`] when another operation has a variable and writes it or has a writer behind, or will have the variable next.
+fn readers_of(core: &CoreRef, vars: VarSet, by: OpId) -> Result<Readers, Error> {
     if let Some(reader) = reader_of(core, vars.clone()) {
         return Ok(Readers::from_iter([reader]));
     }
-    vars.sort_unstable_by_key(|var| var.id().get());
-    vars.dedup_by_key(|var| var.id().get());
     let mut readers = Readers::new();
-    for var in vars {
+    for var in distinct(vars) {
         let alone = VarSet::from_iter([var]);
         let mut reader = reader_of(core, alone.clone());
         if reader.is_none() {
@@ -502,8 +506,8 @@ fn readers_of(core: &CoreRef, mut vars: VarSet, by: OpId) -> Result<Readers, Err
     Ok(readers)
 }
 
-/// An operation that has `var`, or will be the next to have it. `None` where `by` was granted the variable as well, the operation that the calling
-/// code belongs to, or a lease: that may be the one that the result is kept by.
+/// An operation that has `var`, or will be the next to have it. `None` where the variable is granted to `by`, to the operation that the
+/// calling code belongs to, or to a lease, which may be the one that keeps the result.
 fn unheld_user(var: &OpVar, by: OpId) -> Option<OpHandle> {
     if var.with_ordering_state(|state, _| state.pins().find(|_| Some(())).is_some()) {
         return None;

@@ -5,6 +5,7 @@ use std::task::Poll;
 use estafette_sync::thread;
 use estafette_sync::time::Instant;
 
+use crate::core::clock;
 use crate::core::coalesced;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
@@ -114,7 +115,7 @@ impl CoreRef {
         if context::current_with_core().is_some_and(|current| current.core == self.id) {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
         }
-        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        if clock::is_over(deadline) {
             return Ok(self.in_flight() == 0);
         }
         if self.in_flight() > 0 {

@@ -146,7 +146,7 @@ def _maker(value, kept):
         try:
             made = tuple.__new__(kind, items)
         except TypeError:
-            # Of a class written in C, such as `time.struct_time`.
+            # The class is written in C, as `time.struct_time` is.
             return kind(items)
         if attributes:
             vars(made).update(attributes)

@@ -32,6 +32,7 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
 
     The file is Chrome's JSON, which https://ui.perfetto.dev opens, compressed if its name ends in ``.gz``. A file that is there is
     replaced if it is an earlier merge, or empty, and raises ``FileExistsError`` otherwise. It keeps its content until the new one is whole.
+    A device or a FIFO is written to.
 
     paths: files of `record`; what ``torch.profiler.profile.export_chrome_trace`` has written; the folder of ``jax.profiler.trace``,
     of which the newest run is taken, or the ``.trace.json.gz`` of a run beside its ``.xplane.pb``. JAX must be installed to read that.

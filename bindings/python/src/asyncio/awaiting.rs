@@ -54,7 +54,7 @@ pub struct Awaiter {
     left: Option<(Py<Wakeups>, u64)>,
     /// The operation that it is polled as.
     scope: Option<Scope>,
-    /// The method that has made it, if that does nothing unless it is awaited, until it is.
+    /// The method that made the awaiter, as long as nothing is submitted; `None` where a drop of the awaiter loses nothing.
     unawaited: Option<&'static str>,
 }
 
@@ -93,8 +93,8 @@ impl Awaiter {
         })
     }
 
-    /// Of `method`, which submits: it is polled as the operation whose body the calling code belongs to, and warns where it is dropped
-    /// and was never awaited, as coroutines do.
+    /// Makes this an awaiter of `method`, which submits. It is polled as the operation whose body the calling code belongs to. It warns where it is
+    /// dropped and was never awaited, as coroutines do.
     pub fn submits(mut self, py: Python<'_>, method: &'static str) -> PyResult<Self> {
         self.scope = scope::current_scope(py)?.map(|scope| scope.get().scope().clone());
         self.unawaited = Some(method);
@@ -209,7 +209,7 @@ impl Drop for Awaiter {
     }
 }
 
-/// Warns of what was never awaited, where an exception may be on its way.
+/// Warns that `method` was never awaited. An exception that is on its way goes on.
 fn warn_of_unawaited(py: Python<'_>, method: &str) {
     let (mut kind, mut value, mut traceback) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
     // SAFETY: with the Python lock.

@@ -32,7 +32,7 @@ pub struct Results {
     args: SubmissionArgs,
     /// Takes the arrays out of what the function returns, where the caller has declared the structure.
     take: Option<Kept<Py<PyAny>>>,
-    /// Of the promise, where the structure is unknown. Nothing unpacks once that is gone.
+    /// The engine of the promise, where the structure is unknown. Once that is gone, the promise cannot be unpacked.
     engine: Weak<Shared>,
     /// Whether the function has returned no single array, and the promises of its arrays are defined.
     structured: AtomicBool,
@@ -57,13 +57,13 @@ struct State {
 }
 
 impl Results {
-    /// Of a function that may return anything.
+    /// The results of a function that may return anything.
     pub fn unknown(args: SubmissionArgs, engine: &EngineHandle) -> Self {
         let engine = Arc::downgrade(&engine.shared);
         Self { args, take: None, engine, structured: AtomicBool::new(false), state: Mutex::default() }
     }
 
-    /// Of a function whose results `take` takes apart.
+    /// The results of a function, which `take` takes apart.
     pub fn declared(args: SubmissionArgs, take: Py<PyAny>) -> Self {
         let (engine, structured, state) = (Weak::new(), AtomicBool::new(false), Mutex::default());
         Self { args, take: Some(Kept::new(take)), engine, structured, state }

@@ -201,7 +201,7 @@ def command(arguments: list[str]) -> int:
 
 
 def _wrong_outputs(outputs: dict[str, str], script: str | None) -> Iterator[str]:
-    """What of another kind would be replaced, in words."""
+    """The outputs that would replace a file of another kind, in words."""
     trace, page = outputs.get("--trace"), outputs.get("--html")
     if trace is not None and trace == page:
         yield f"--trace and --html name the same file: {trace}"

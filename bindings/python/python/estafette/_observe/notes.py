@@ -141,7 +141,7 @@ class Notes:
         self._starts[key] = weakref.ref(thread, lambda _: self._starts.pop(key, None)), at
 
     def _began(self) -> int:
-        """When this thread began, or the observation. Of a thread that is none of Python's, of which nothing is known, it is now."""
+        """When this thread began, or the observation. For a thread that Python did not start, that is now, as nothing is known of it."""
         # `current_thread` would make an object for it.
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
         start = self._starts.get(id(thread))
