@@ -87,7 +87,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Operations that may be in flight before a submission waits. Default 4,096.
+    /// Operations that may be in flight before a submission waits. Default 4,096. An operation is in flight until
+    /// its end is reported; device work that it leaves behind is bounded by the queues of the device.
     pub fn in_flight_limit(mut self, operations: usize) -> Self {
         self.in_flight_limit = operations;
         self

@@ -204,10 +204,14 @@ static void submissions_have_options() {
   limits.in_flight_limit = 1;
   Engine engine(limits);
   CHECK(engine.stats().in_flight_limit == 1);
-  Promise gate("gate");
-  Fence open = gate.fence();
+  std::promise<void> gate;
+  std::shared_future<void> open = gate.get_future().share();
   Tensor x = engine.zeros({1}, F32);
-  Operation waits = engine.submit("waits", {}, {x}, [open](Completion op) { op.complete_after(open); });
+  // An operation is in flight until its end was reported: one that ends with a fence makes room at once.
+  Operation waits = engine.submit("waits", {}, {x}, [open](Completion op) {
+    open.wait();
+    op.complete();
+  });
   SubmitOptions at_once;
   at_once.nonblocking = true;
   at_once.priority = 3;
@@ -217,7 +221,7 @@ static void submissions_have_options() {
   } catch (const Error &error) {
     CHECK(error.status() == ESTAFETTE_IN_FLIGHT_LIMIT);
   }
-  gate.complete();
+  gate.set_value();
   waits.wait(LONG);
   engine.wait_all(LONG);
   engine.submit("has no stream", {}, {x}, [](Completion op) {
