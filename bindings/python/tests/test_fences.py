@@ -1,6 +1,7 @@
 """`__dlpack_fence__`: tensors with fences of both sides, both ways, and nothing blocks in between."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import pathlib
@@ -230,6 +231,45 @@ class TestImports:
             again.wait(30)
             assert np.from_dlpack(again).tolist() == [0, 1, 2, 3]
             del again
+
+    @pytest.mark.parametrize("other", [False, True], ids=["one engine", "two engines"])
+    def test_a_tensor_that_is_written_comes_back_without_a_copy(self, eng, np, gate, other):
+        t = eng.zeros(3, "float32")
+        write = eng.submit(lambda x: (gate(), x.fill(1)), writes=[t], using=np.from_dlpack)
+
+        class Passes:
+            def __dlpack_fence__(self, **arguments):
+                return t.__dlpack_fence__(**arguments)
+
+        with est.Engine(workers=1) if other else contextlib.nullcontext(eng) as engine:
+            again = engine.from_dlpack(Passes())
+            assert again.shape == (3,) and again.data_ptr == t.data_ptr and not again.is_ready()
+            later = eng.submit(lambda x: x.fill(2), writes=[t], using=np.from_dlpack)
+            with pytest.raises(est.ConflictError, match="would wait for itself"):
+                eng.submit(lambda x, y: None, reads=[again], writes=[t], using=np.from_dlpack)
+            gate.open()
+            write.wait(30)
+            again.wait(30)
+            assert np.from_dlpack(again).tolist() == [1, 1, 1]
+            with pytest.raises(est.LeaseHeldError, match="__dlpack_fence__"):
+                later.wait(30)
+            del again
+            later.wait(30)
+
+    def test_what_else_is_imported_meanwhile_waits_for_the_writer(self, eng, np, gate):
+        values = np.zeros(3)
+        t = eng.from_dlpack(values)
+        write = eng.submit(lambda x: (gate(), x.fill(1)), writes=[t], using=np.from_dlpack)
+        taken = take(t)
+        theirs = Array(values)
+        again = eng.from_dlpack(values)
+        assert not again.is_ready() and taken.ready.state() == PENDING
+        gate.open()
+        write.wait(30)
+        again.wait(30)
+        taken.wait()
+        taken.close()
+        del theirs
 
     def test_a_library_may_refuse_and_is_asked_for_plain_memory(self, eng, np):
         class Refuses(Array):

@@ -18,6 +18,7 @@ use crate::exchange::{Abi, DType, ExportFlags, Fenced, Layout, ManagedTensor, ex
 use crate::export::{ExportOptions, export_alias, export_held};
 use crate::lease::{Access, Lease, LeaseState, check_writable};
 use crate::operation::import::ImportOptions;
+use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
 use crate::wait::notify::{device_error, notify};
 
@@ -107,11 +108,16 @@ impl Tensor {
             export.state.lock().held = Some(held);
             return Ok(exported.owned());
         }
+        let mut pending = None;
         let described = match self.inner.definition() {
             Err(_) => None,
             Ok(definition) => {
                 let read_only = options.access == Access::Read || definition.read_only;
-                let keeper = LeaseState::alias(self, options.owner_text());
+                let keeper = LeaseState::pending(self, options.access, options.owner_text());
+                if let Some(placed) = &definition.placed {
+                    placed.region.add_lease(&keeper);
+                    pending = Some((Arc::clone(&placed.region), Arc::clone(&keeper)));
+                }
                 let flags = ExportFlags { read_only, is_copied: false };
                 Some(export_alias(keeper, definition, flags, options))
             }
@@ -123,6 +129,7 @@ impl Tensor {
             let mut state = export.state.lock();
             state.late = described.is_none().then_some(exported);
             state.described = described;
+            state.pending = pending;
         }
         let request = self.lease(options.access, options.owner_text()).for_later_consumers();
         let options = options.clone();
@@ -147,6 +154,8 @@ struct State {
     /// The description of a tensor that was defined at the call.
     described: Option<ManagedTensor>,
     lease: Option<Lease>,
+    /// What imports of the description are derived from until the lease is granted.
+    pending: Option<(Arc<Region>, Arc<LeaseState>)>,
     /// The leased tensor, by which its memory is recognized in imports.
     held: Option<ManagedTensor>,
     /// Fences of the consumer that came before the lease.
@@ -156,6 +165,10 @@ struct State {
 
 impl FencedExport {
     fn granted(&self, lease: Lease, options: &ExportOptions) -> Result<(), Error> {
+        let pending = self.state.lock().pending.take();
+        if let Some((region, pending)) = pending {
+            region.grant(&pending, &lease.inner);
+        }
         let held = export_held(Arc::clone(&lease.inner), options)?;
         let mut state = self.state.lock();
         let done = std::mem::take(&mut state.done);
@@ -197,7 +210,7 @@ impl FencedOwner for FencedExport {
         let mut state = self.state.lock();
         state.is_released = true;
         state.late = None;
-        let dropped = (state.held.take(), state.lease.take(), state.described.take());
+        let dropped = (state.held.take(), state.lease.take(), state.described.take(), state.pending.take());
         drop(state);
         drop(dropped);
     }

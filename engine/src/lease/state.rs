@@ -33,8 +33,8 @@ pub(crate) struct LeaseState {
     pub(super) order: LeaseOrder,
     /// See [`scope`](Self::scope). Made at first use: few leases are imported from.
     scope: OnceLock<OpVar>,
-    /// True for an alias, and for a view that became one: nothing waits for the lease, and nothing is derived
-    /// from it.
+    /// True for an alias, and for a view or a [`pending`](LeaseState::pending) lease that became one: nothing waits for the lease, and
+    /// nothing is derived from it.
     untracked: AtomicBool,
     /// Work at the end of the lease; most leases have none.
     at_end: Mutex<Option<Box<AtEnd>>>,
@@ -88,6 +88,15 @@ impl LeaseState {
     pub(crate) fn alias(tensor: &Tensor, owner: LeaseOwner) -> Arc<Self> {
         let details = LeaseDetails::new(Access::Alias, owner);
         Arc::new(Self::new(tensor.clone(), LeaseOrder::Alias(details)))
+    }
+
+    /// A lease that is handed out before it is granted. Tensors that are ready after it are derived from it; the lease that is
+    /// granted [adopts](Self::adopt_scope) what they leave.
+    pub(crate) fn pending(tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
+        let order = LeaseOrder::Alias(LeaseDetails::new(access, owner));
+        let mut lease = Self::new(tensor.clone(), order);
+        lease.untracked = AtomicBool::new(false);
+        Arc::new(lease)
     }
 
     /// A view of an operand of `running`. The operation itself orders the view until
@@ -185,6 +194,19 @@ impl LeaseState {
     /// Orders the uses of tensors that were imported from inside this lease among each other.
     pub(crate) fn scope(&self) -> &OpVar {
         self.scope.get_or_init(|| graph().var(VarState::default()))
+    }
+
+    /// Whether this is [`pending`](Self::pending).
+    pub(crate) fn is_pending(&self) -> bool {
+        matches!(self.order, LeaseOrder::Alias(_)) && self.protects()
+    }
+
+    /// Takes what was derived from `pending` over. Nothing was derived from this lease yet, unless both are for reading: then what is
+    /// derived from either is in no need of an order.
+    pub(crate) fn adopt_scope(&self, pending: &Self) {
+        if let Some(scope) = pending.scope.get() {
+            let _ = self.scope.set(scope.clone());
+        }
     }
 
     /// Whether a tensor may have been derived from this lease.

@@ -137,15 +137,20 @@ impl Region {
     }
 
     /// The newest open lease under which all of `range` was handed out, where `origin` permits that the
-    /// memory comes from it. Clones may be the last: they go to `keep`, to be dropped where no lock is held.
+    /// memory comes from it; where the memory `is_ready_later`, one that is not granted yet goes first. Clones may be the last: they go to
+    /// `keep`, to be dropped where no lock is held.
     fn covering(
         &self,
         range: &Range<usize>,
         origin: Origin,
+        is_ready_later: bool,
         keep: &mut SmallVec<[Arc<LeaseState>; 2]>,
     ) -> Option<Arc<LeaseState>> {
         if self.range.start > range.start || self.range.end < range.end {
             return None;
+        }
+        if is_ready_later && let Some(lease) = self.newest_pending(keep) {
+            return Some(lease);
         }
         if let Some(lease) = self.newest_pin() {
             keep.push(Arc::clone(&lease));
@@ -162,13 +167,38 @@ impl Region {
         }
         for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
             keep.push(Arc::clone(&lease));
-            if lease.protects() && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
+            let is_open = lease.protects() && !lease.is_pending();
+            if is_open && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
                 // Made under the lock: what is derived from the lease relies on it from here on.
                 lease.scope();
                 return Some(lease);
             }
         }
         None
+    }
+
+    /// The newest lease that is handed out and not granted. From here on something may be derived from it.
+    fn newest_pending(&self, keep: &mut SmallVec<[Arc<LeaseState>; 2]>) -> Option<Arc<LeaseState>> {
+        let leases = self.leases.lock();
+        for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
+            keep.push(Arc::clone(&lease));
+            if lease.is_pending() {
+                lease.scope();
+                return Some(lease);
+            }
+        }
+        None
+    }
+
+    /// Makes imports from inside this memory find `lease`, for which `pending` was handed out.
+    pub(crate) fn grant(&self, pending: &LeaseState, lease: &Arc<LeaseState>) {
+        let mut leases = self.leases.lock();
+        if pending.has_scope() {
+            lease.adopt_scope(pending);
+        } else {
+            pending.untrack();
+        }
+        leases.add(lease);
     }
 
     /// Makes a lease of this memory an alias, unless a tensor was derived from the lease: the lease is the
@@ -265,9 +295,10 @@ fn try_place(
     let mut merge: Option<OpGranted> = None;
     let (key, placed) = regions().resolve(space, range.clone(), |found| {
         let mut lent = |origin| {
-            found
-                .iter()
-                .find_map(|region| region.covering(&range, origin, &mut keep).map(|lease| (region, lease)))
+            found.iter().find_map(|region| {
+                let lease = region.covering(&range, origin, !ready.is_empty(), &mut keep);
+                lease.map(|lease| (region, lease))
+            })
         };
         let lent = match origin {
             None if lent(Origin::Lent).is_some() => return (Resolution::Nothing, None),
