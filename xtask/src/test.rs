@@ -114,7 +114,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
 
 /// Suites that leave a processor idle: they wait, or compile one example after the other. They run one after the other, and the suites after
 /// them at the same time. Ray is not among them: its own limits of time are short.
-const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl"];
+const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl", "stubs"];
 
 /// Suites that need a processor and no certain time: models, and random programs. They run likewise, at a low priority, in what the other
 /// suites leave.

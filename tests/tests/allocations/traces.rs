@@ -17,7 +17,7 @@ const SIZES: [usize; 2] = [10_000, 30_000];
 
 /// The same where the recordings' own memory decides. It grows by slabs of 2 MiB, one or two of which are made ready ahead:
 /// less of the larger one with more operations.
-const SIZES_IN_SLABS: [usize; 2] = [5_000, 80_000];
+const SIZES_IN_SLABS: [usize; 2] = [5_000, 50_000];
 
 /// Bytes for each operation with one access, to read its file; 1,030 when this was written.
 const READING_MAX: usize = 1_200;
