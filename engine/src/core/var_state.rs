@@ -472,6 +472,6 @@ pub(crate) fn has(fences: &FenceSet, fence: &Fence) -> bool {
 }
 
 /// Whether both are the same point of a queue, or the same stand-alone fence.
-fn same(a: &Fence, b: &Fence) -> bool {
+pub(crate) fn same(a: &Fence, b: &Fence) -> bool {
     a.same_or_later_on_queue(b) && b.same_or_later_on_queue(a)
 }
