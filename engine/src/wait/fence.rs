@@ -12,7 +12,7 @@ use crate::exchange::foreign_fence::{self, RawFence};
 use crate::wait::stand_in::StandInSet;
 
 /// Sleep of a wait on the host between two checks for an interrupt.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// As [`PAUSE`], in an engine without workers.
 const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
@@ -32,12 +32,15 @@ pub(crate) fn wait_on_host(
     for fence in fences {
         while fence.state().is_pending() {
             callback::check()?;
-            let has_none = core.has_no_workers() && !helps && stand_ins.want(core).is_some();
-            // Only this thread may be able to run the operation that completes a host promise. Inside of another operation it is the last
-            // resort.
-            if (helps || (may_help && has_none)) && core.help_any() {
+            // Only this thread may be able to run the operation that completes a host promise.
+            if helps && core.help_any() {
                 core.check_raised()?;
                 continue;
+            }
+            if may_help && !helps {
+                stand_ins.rely_on(core, "a fence")?;
+            } else if core.has_no_workers() && !helps {
+                stand_ins.want(core);
             }
             let now = Instant::now();
             if let (Some(deadline), Some(timeout)) = (deadline, timeout)
