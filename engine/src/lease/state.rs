@@ -311,12 +311,12 @@ impl Derived {
     }
 }
 
-/// The failure of the last operation that has the scope, or waits for it, and that was cancelled or is being skipped.
+/// The failure of the last operation that writes in the scope, or waits to, and that was cancelled or is being skipped.
 #[cold]
 fn failure_of_unfinished(scope: &OpVar) -> Option<OperationError> {
     let has_failed =
         |op: &OpState| op.kind.has_body() && (op.phase() == Phase::Cancelled || op.failure().is_some());
-    let op = scope.queued().into_iter().rfind(|op| has_failed(op.payload()))?;
+    let op = scope.queued_writes().into_iter().rfind(|op| has_failed(op.payload()))?;
     let cancellation = || OpTag { name: op.payload().name.clone(), id: op.id() }.cancellation();
     Some(op.payload().failure().cloned().unwrap_or_else(cancellation))
 }

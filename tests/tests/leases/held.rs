@@ -588,6 +588,31 @@ fn a_write_of_a_derived_tensor_that_is_skipped_fails_its_owner() {
 }
 
 #[test]
+fn a_reader_of_a_derived_tensor_that_is_cancelled_is_not_what_fails_its_owner() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let t = tensor(&engine, 1.0);
+    let ((begins, begun), (end, ended)) = (channel(), channel::<()>());
+    let busy = engine.op("busy").run(move |[], []| {
+        begins.send(())?;
+        Ok(ended.recv()?)
+    });
+    begun.recv().unwrap();
+    // SAFETY: the lease keeps the memory, which this test owns.
+    let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
+    let writer = set(&engine, &u, 2.0);
+    // It keeps its place, for its turn.
+    let reader = engine.op("reads").reads([&u]).on_skip(|_| ()).run(|[_u], []| Ok(())).unwrap();
+    assert!(writer.cancel() && reader.cancel());
+    drop(u);
+    let error = block_on(t.ready()).unwrap_err();
+    assert!(matches!(&error, Error::Cancelled(cause) if cause.operation() == "set"), "{error:?}");
+    end.send(()).unwrap();
+    busy.unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn a_write_of_a_derived_tensor_that_is_cancelled_fails_its_owner() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
