@@ -164,7 +164,7 @@ impl Region {
             keep.push(Arc::clone(&lease));
             if lease.protects() && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
                 // Made under the lock: what is derived from the lease relies on it from here on.
-                lease.scope();
+                lease.scope(range);
                 return Some(lease);
             }
         }
@@ -275,7 +275,7 @@ fn try_place(
             Some(origin) => lent(origin),
         };
         if let Some((region, lease)) = lent {
-            let vars = VarSet::from_iter([lease.scope().clone()]);
+            let vars = VarSet::from_iter([lease.scope(&range).clone()]);
             return (Resolution::Nothing, Some((vars, Arc::clone(region), Some(lease))));
         }
         let mut vars = VarSet::new();
