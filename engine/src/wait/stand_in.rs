@@ -16,6 +16,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::sync::{Arc, Weak};
 
 use estafette_devices::log_panic;
 use estafette_sync::essential::essential;
@@ -45,6 +46,17 @@ const NAP: Duration = Duration::from_millis(100);
 estafette_sync::per_process! {
     /// Number of engines without workers.
     static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
+    /// Those that have a handle.
+    static HANDLES: Mutex<Vec<Weak<CoreRef>>> = Mutex::new(Vec::new());
+}
+
+/// Makes an engine without workers known to [`StandInSet::want_all`], while the result lives.
+pub(crate) fn known(core: &CoreRef) -> Arc<CoreRef> {
+    let core = Arc::new(core.clone());
+    let mut handles = HANDLES.lock();
+    handles.retain(|handle| handle.strong_count() > 0);
+    handles.push(Arc::downgrade(&core));
+    core
 }
 
 thread_local! {
@@ -138,6 +150,15 @@ impl StandInSet {
             self.wanted.push(StandIn { core: core.clone() });
         }
         core.stand_ins.call(core)
+    }
+
+    /// Requests a stand-in of each engine without workers that has something ready, for a wait that knows no engine.
+    pub(crate) fn want_all(&mut self) {
+        let cores: Vec<Arc<CoreRef>> = HANDLES.lock().iter().filter_map(Weak::upgrade).collect();
+        for core in cores.iter().filter(|core| core.pool.has_work()) {
+            core.end_caller_runs();
+            self.want(core);
+        }
     }
 
     /// As [`want`](Self::want), for a wait inside of an operation, which cannot know what is safe to run on its own thread: what is ready

@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use estafette::devices::{Fence, host};
-use estafette::exchange::foreign_fence::{OK, RawFence};
+use estafette::exchange::foreign_fence::{OK, RawFence, export};
 use estafette::wait::without_helping;
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Op, Produced, Tensor};
 use futures::executor::block_on;
@@ -604,6 +604,29 @@ fn the_wait_of_another_library_for_our_fence_runs_what_settles_it() {
         assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
+}
+
+#[test]
+fn the_wait_of_another_library_for_a_promise_of_no_engine_has_the_operation_run_that_settles_it() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    for early in [true, false] {
+        let (completer, fence) = host::promise("settled by an operation");
+        let exported = Exported(export(fence, None));
+        if early {
+            settle(&engine, completer);
+            assert_eq!(exported.wait(), OK);
+        } else {
+            let other = engine.clone();
+            let submits = std::thread::spawn(move || drop(settle(&other, completer)));
+            assert_eq!(exported.wait(), OK);
+            submits.join().unwrap();
+        }
+        // The stand-in ends the operation after it has settled the fence.
+        engine.wait_all(None).unwrap();
+    }
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
 }
 
 #[test]
