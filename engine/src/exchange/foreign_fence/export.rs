@@ -22,10 +22,12 @@ use crate::exchange::callback;
 /// How threads of other schedulers wait for a fence of an engine whose operations may be what settles it.
 pub(crate) type Wait = fn(&CoreRef, &Fence, Option<Duration>) -> Option<Outcome>;
 
+/// As [`Wait`], for a fence that no engine is known of.
+type WaitWithoutEngine = fn(&Fence, Option<Duration>) -> Option<Outcome>;
+
 estafette_sync::statics! {
-    /// As a [`Wait`], for a fence that no engine is known of. Set with the first engine without workers: one of its operations may be what
-    /// settles the fence.
-    pub(crate) static WAIT_WITHOUT_ENGINE: OnceLock<fn(&Fence, Option<Duration>) -> Option<Outcome>> = OnceLock::new();
+    /// Set with the first engine without workers: one of its operations may be what settles such a fence.
+    pub(crate) static WAIT_WITHOUT_ENGINE: OnceLock<WaitWithoutEngine> = OnceLock::new();
 }
 
 /// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
