@@ -138,7 +138,7 @@ impl<V, T> Graph<V, T> {
         let mut found: Vec<OpRef<V, T>> = Vec::new();
         let scan = self.state.registry().scan();
         // SAFETY: the scan keeps the nodes. Nothing is queued on a node that has ended.
-        scan.each(|node| unsafe { VarNode::queued_into(node, false, &mut found) });
+        scan.each(|node| unsafe { VarNode::queued_into(node, |_, granted| !granted, &mut found) });
         drop(scan);
         found.sort_by_key(OpRef::id);
         found.dedup_by_key(|op| op.id());

@@ -33,6 +33,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::time::{Duration, Instant};
 
+use crate::fence::source::{Once, deliver};
 use crate::log_panic::log_panic;
 use crate::reactor::spin;
 use crate::{DLDevice, DeviceError, DeviceErrorKind, QueueId, Reactor};
@@ -342,13 +343,21 @@ impl Fence {
         }
     }
 
-    /// A backend that panics has failed.
+    /// A backend that panics has failed. It may have kept the subscriber before, and call that later.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
+        let once: Arc<dyn Subscriber> = match self.peeks_under_locks {
+            // A timeline of this crate.
+            true => Arc::clone(subscriber),
+            false => Arc::new(Once::new(subscriber)),
+        };
         let watched = contain_panic(|| match &self.source {
-            Source::Point(timeline) => timeline.watch(self.sequence, subscriber),
-            Source::Event(event) => event.watch(subscriber),
+            Source::Point(timeline) => timeline.watch(self.sequence, &once),
+            Source::Event(event) => event.watch(&once),
         });
-        watched.unwrap_or_else(|panic| Watch::Settled(Err(panicked(&panic))))
+        watched.unwrap_or_else(|panic| {
+            deliver(once, Err(panicked(&panic)));
+            Watch::Subscribed
+        })
     }
 }
 

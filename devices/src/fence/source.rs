@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::thread_local;
 
 use crate::log_panic::log_panic;
@@ -126,6 +127,31 @@ pub trait Subscriber: Send + Sync {
     /// that left is a harmless tombstone and no list grows without bound.
     fn abandoned(&self) -> bool {
         false
+    }
+}
+
+/// A subscriber as a backend sees it: of several calls, as after a panic, the first one counts.
+pub(crate) struct Once {
+    subscriber: Arc<dyn Subscriber>,
+    was_called: AtomicBool,
+}
+
+impl Once {
+    pub(crate) fn new(subscriber: &Arc<dyn Subscriber>) -> Self {
+        Self { subscriber: Arc::clone(subscriber), was_called: AtomicBool::new(false) }
+    }
+}
+
+impl Subscriber for Once {
+    fn settled(self: Arc<Self>, outcome: Outcome) {
+        // Relaxed: it only excludes the other calls, and hands nothing over.
+        if !self.was_called.swap(true, Ordering::Relaxed) {
+            Arc::clone(&self.subscriber).settled(outcome);
+        }
+    }
+
+    fn abandoned(&self) -> bool {
+        self.subscriber.abandoned()
     }
 }
 

@@ -29,7 +29,7 @@ const CROWD_MIN: usize = 32;
 /// is kept apart.
 #[derive(Debug, Default)]
 pub(crate) struct VarState {
-    /// Number of finished writes, and [`TURNS`].
+    /// Number of finished writes, [`TURNS`] and [`SHARED`].
     version: u64,
     /// Made when first needed, and kept.
     carried: Option<Box<Carried>>,
@@ -54,6 +54,10 @@ struct Carried {
     writer: Option<OpTag>,
     /// How many fences were left when they were looked through last.
     kept: usize,
+    /// The first failure that a good write has replaced, of a variable [of several tensors](SHARED): the write may have been of another one.
+    hidden: Option<OperationError>,
+    /// `failure` is that of a view of the operation that writes now.
+    is_of_view: bool,
 }
 
 /// The failure of a version whose device work failed after it had been issued, or of imported memory whose fence failed, which has no
@@ -128,17 +132,30 @@ impl Extend<Fence> for Replaced {
 /// The count of writes never reaches this flag.
 const TURNS: u64 = 1 << 63;
 
+/// Flag in [`VarState::version`]: tensors of different places were derived from a lease that the variable is of.
+const SHARED: u64 = 1 << 62;
+
 impl VarState {
     pub(crate) fn for_turns() -> Self {
         Self { version: TURNS, ..Self::default() }
     }
 
     pub(crate) fn version(&self) -> u64 {
-        self.version & !TURNS
+        self.version & !(TURNS | SHARED)
+    }
+
+    /// From now on the variable is of tensors of different places.
+    pub(crate) fn share(&mut self) {
+        self.version |= SHARED;
     }
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
         self.carried.as_ref()?.failure.as_ref()
+    }
+
+    /// As [`failure`](Self::failure), for the owner of a lease that the variable is of: the failure of any of the tensors.
+    pub(crate) fn failure_of_any(&self) -> Option<&OperationError> {
+        self.failure().or(self.carried.as_ref()?.hidden.as_ref())
     }
 
     /// The leases that pin the variable without an operation.
@@ -209,8 +226,9 @@ impl VarState {
     #[cold]
     fn finish_carrying(&mut self, mode: Mode, ending: &Ending<'_>, flags: &mut u32, replaced: &mut Replaced) {
         self.version += u64::from(mode.is_exclusive());
+        let is_shared = self.version & SHARED != 0;
         let carried = self.carried();
-        carried.finish(mode, ending, replaced);
+        carried.finish(mode, ending, is_shared, replaced);
         carried.update(flags);
     }
 
@@ -221,8 +239,29 @@ impl VarState {
         if let Some(carried) = &mut self.carried {
             carried.note(writers, &Asked::default(), replaced);
             replaced.failure(carried.failure.take());
+            replaced.failure(carried.hidden.take());
             carried.update(flags);
         }
+    }
+
+    /// Adds what a view has left that ends before its operation, which writes the version.
+    pub(crate) fn add_view(
+        &mut self,
+        (fences, writer): (&[Fence], &OpTag),
+        failure: Option<&OperationError>,
+        flags: &mut u32,
+        replaced: &mut Replaced,
+    ) {
+        let carried = self.carried();
+        for fence in fences {
+            replaced.extend(carried.writers.insert_replacing(fence.clone()));
+            carried.writer = Some(writer.clone());
+        }
+        if let Some(failure) = failure {
+            replaced.failure(carried.failure.replace(failure.clone()));
+            carried.is_of_view = true;
+        }
+        carried.update(flags);
     }
 
     /// Adds fences of an import, which must be done before the current version is ready.
@@ -326,7 +365,7 @@ impl Carried {
         }
     }
 
-    fn finish(&mut self, mode: Mode, ending: &Ending<'_>, replaced: &mut Replaced) {
+    fn finish(&mut self, mode: Mode, ending: &Ending<'_>, is_shared: bool, replaced: &mut Replaced) {
         match (mode, ending) {
             (Mode::Read, Ending::Ran { left: Some((fences, _)), .. }) => {
                 for fence in *fences {
@@ -347,15 +386,25 @@ impl Carried {
                     }
                     // A host body began when everything that the variable carried had settled and was taken
                     // out. What is there now was added in the meantime, and is waited for by those who come.
-                    None => self.writer = self.writer.take().filter(OpTag::is_import),
+                    None if self.writers.is_empty() => self.writer = None,
+                    None => {}
                 }
                 // An update begins on a good version. A failure that it finds at its end was left by the
-                // operation that lent it a view, and what the view was used for does not mend that.
-                if mode == Mode::Write || failure.is_some() {
-                    replaced.failure(std::mem::replace(&mut self.failure, failure.cloned()));
+                // operation that lent it a view, and what the view was used for does not mend that. A body
+                // that has seen how its own view failed knows whether its version is good.
+                let is_known = |failure: &OperationError| failure.heard().is_retrieved();
+                let stays = match std::mem::take(&mut self.is_of_view) {
+                    true => !self.failure.as_ref().is_some_and(is_known),
+                    false => mode == Mode::Update,
+                };
+                if !stays || failure.is_some() {
+                    let before = std::mem::replace(&mut self.failure, failure.cloned());
+                    let hides = is_shared && failure.is_none() && self.hidden.is_none();
+                    if hides { self.hidden = before } else { replaced.failure(before) }
                 }
             }
             (Mode::Write | Mode::Update, Ending::Skipped { failure }) => {
+                self.is_of_view = false;
                 replaced.failure(self.failure.replace((*failure).clone()));
             }
         }
@@ -472,6 +521,6 @@ pub(crate) fn has(fences: &FenceSet, fence: &Fence) -> bool {
 }
 
 /// Whether both are the same point of a queue, or the same stand-alone fence.
-fn same(a: &Fence, b: &Fence) -> bool {
+pub(crate) fn same(a: &Fence, b: &Fence) -> bool {
     a.same_or_later_on_queue(b) && b.same_or_later_on_queue(a)
 }

@@ -16,9 +16,11 @@ use crate::core::error::Error;
 use crate::core::runtime::Runtime;
 use crate::engine::{Engine, Handle};
 use crate::exchange::callback;
+use crate::exchange::foreign_fence::WAIT_WITHOUT_ENGINE;
 use crate::trace;
 use crate::wait::activity::{self, OnStall, Stall, StallWatch};
 use crate::wait::diagnose::diagnose;
+use crate::wait::fence;
 use crate::wait::stand_in;
 
 /// Default in-flight limit. So many operations keep any number of workers and devices busy, and their state
@@ -210,7 +212,11 @@ impl EngineBuilder {
             stack_size,
             is_shared: self.is_shared,
         });
-        let handle = Arc::new(Handle { core, watch: OnceLock::new() });
+        let known = core.has_no_workers().then(|| {
+            let _ = WAIT_WITHOUT_ENGINE.set(fence::wait_without_engine);
+            stand_in::known(&core)
+        });
+        let handle = Arc::new(Handle { core, _known: known, watch: OnceLock::new() });
         if let Some((limit, report)) = self.watch {
             let watched = Arc::downgrade(&handle);
             let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, report)

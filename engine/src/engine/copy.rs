@@ -3,6 +3,7 @@
 use std::task::{Context, Poll, Waker};
 
 use estafette_devices::DLDevice;
+use estafette_sync::time::Duration;
 
 use crate::copy::queue_pool::PooledQueue;
 use crate::copy::{CopyJob, CopyResult, run};
@@ -23,7 +24,7 @@ impl Engine {
     /// As [`OpBuilder::run`]; [`Error::Device`] when the device gives no queue. A device that the engine does not have
     /// fails the operation.
     pub fn copy(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
-        copy(self.core(), tensor, device)
+        copy(self.core(), tensor, device, None)
     }
 
     /// As [`copy`](Self::copy), waiting for a permit without blocking the thread.
@@ -42,11 +43,18 @@ pub(crate) async fn copy_async(core: &CoreRef, tensor: &Tensor, device: DLDevice
     builder.permit().await?.produce_external(|end| start(end, job))
 }
 
-/// As [`Engine::copy`].
-pub(crate) fn copy(core: &CoreRef, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
+/// As [`Engine::copy`], waiting for a permit for at most `timeout`.
+pub(crate) fn copy(
+    core: &CoreRef,
+    tensor: &Tensor,
+    device: DLDevice,
+    timeout: Option<Duration>,
+) -> Result<Tensor, Error> {
     // Checked first: in a forked child locks may be held for ever.
     core.check_usable()?;
-    let (builder, job) = describe(core, tensor, device)?;
+    let (mut builder, job) = describe(core, tensor, device)?;
+    core.acquire_permit_within(timeout)?;
+    builder.hold_permit();
     builder.produce_external(|end| start(end, job))
 }
 

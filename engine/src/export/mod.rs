@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use estafette_devices::{DLDevice, Fence};
 use estafette_graph::{Mode, OpId};
+use estafette_sync::time::Instant;
 
 use crate::copy::KeepAlive;
 use crate::copy::blocking::copied;
@@ -197,10 +198,18 @@ impl Tensor {
     /// As [`export`](Self::export), and those of [`Tensor::wait`].
     pub fn export_wait(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         if self.is_copied_by_a_device(options) {
-            match copy::copy(&self.inner.core, self, options.copy_to) {
+            let (begun, timeout) = (Instant::now(), options.timeout);
+            match copy::copy(&self.inner.core, self, options.copy_to, timeout) {
                 // As in `export`.
                 Err(Error::Shutdown) => {}
-                copy => return copy?.export_as_copy(options),
+                copy => {
+                    let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+                    let options = ExportOptions { timeout: left, ..options.clone() };
+                    return copy?.export_as_copy(&options).map_err(|error| match (error, timeout) {
+                        (Error::Timeout(_), Some(timeout)) => Error::Timeout(timeout),
+                        (error, _) => error,
+                    });
+                }
             }
         }
         let (timeout, owner) = (options.timeout, options.owner_text());

@@ -1,6 +1,7 @@
 //! The state of a lease, which its clones share, and the end of the lease.
 
 use std::marker::PhantomPinned;
+use std::ops::Range;
 use std::sync::Arc;
 
 use estafette_devices::host::Completer;
@@ -22,7 +23,7 @@ use crate::core::engine_core::graph;
 use crate::core::error::OperationError;
 use crate::core::lease_info::{LeaseDetails, LeaseInfo, LeaseOwner};
 use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Phase, Role};
-use crate::core::var_state::VarState;
+use crate::core::var_state::{Replaced, VarState};
 use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
@@ -31,8 +32,8 @@ use crate::trace::hooks;
 pub(crate) struct LeaseState {
     pub(crate) tensor: Tensor,
     pub(super) order: LeaseOrder,
-    /// See [`scope`](Self::scope). Made at first use: few leases are imported from.
-    scope: OnceLock<OpVar>,
+    /// See [`scope`](Self::scope), and the place of the first tensor. Made at first use: few leases are imported from.
+    scope: OnceLock<(OpVar, Range<usize>)>,
     /// True for an alias, and for a view or a [`pending`](LeaseState::pending) lease that became one: nothing waits for the lease, and
     /// nothing is derived from it.
     untracked: AtomicBool,
@@ -191,9 +192,13 @@ impl LeaseState {
         placed.is_some_and(|placed| std::ptr::eq(&*placed.region, region))
     }
 
-    /// Orders the uses of tensors that were imported from inside this lease among each other.
-    pub(crate) fn scope(&self) -> &OpVar {
-        self.scope.get_or_init(|| graph().var(VarState::default()))
+    /// Orders the uses of tensors that were imported from inside this lease among each other. One of them is at `range`.
+    pub(crate) fn scope(&self, range: &Range<usize>) -> &OpVar {
+        let (scope, first) = self.scope.get_or_init(|| (graph().var(VarState::default()), range.clone()));
+        if first != range {
+            scope.with_state(|state, _| state.share());
+        }
+        scope
     }
 
     /// Whether this is [`pending`](Self::pending).
@@ -326,19 +331,19 @@ impl Derived {
         // First: an operation that leaves meanwhile leaves its failure.
         let unfinished = if scope.has_unfinished_write() { failure_of_unfinished(scope) } else { None };
         let ([writers, mut readers, broken], writer, failure) = scope.with_ordering_state(|state, _| {
-            (state.all_fences(), state.writer_tag(), state.failure().cloned())
+            (state.all_fences(), state.writer_tag(), state.failure_of_any().cloned())
         });
         readers.merge(&broken);
         Self { writers, readers, writer, failure: unfinished.or(failure) }
     }
 }
 
-/// The failure of the last operation that has the scope, or waits for it, and that was cancelled or is being skipped.
+/// The failure of the last operation that writes in the scope, or waits to, and that was cancelled or is being skipped.
 #[cold]
 fn failure_of_unfinished(scope: &OpVar) -> Option<OperationError> {
     let has_failed =
         |op: &OpState| op.kind.has_body() && (op.phase() == Phase::Cancelled || op.failure().is_some());
-    let op = scope.queued().into_iter().rfind(|op| has_failed(op.payload()))?;
+    let op = scope.queued_writes().into_iter().rfind(|op| has_failed(op.payload()))?;
     let cancellation = || OpTag { name: op.payload().name.clone(), id: op.id() }.cancellation();
     Some(op.payload().failure().cloned().unwrap_or_else(cancellation))
 }
@@ -358,7 +363,7 @@ impl Drop for LeaseState {
         match (self.at_end.get_mut().take(), self.scope.get()) {
             (None, None) => self.end(&[], None),
             (at_end, scope) => {
-                let derived = scope.map(Derived::of);
+                let derived = scope.map(|(scope, _)| Derived::of(scope));
                 self.end_with(at_end.map(|at_end| *at_end).unwrap_or_default(), derived);
             }
         }
@@ -379,12 +384,30 @@ impl LeaseState {
                 None => end(granted, done),
                 Some(Derived { writer, failure, .. }) => end_as(granted, done, writer, failure.as_ref()),
             }
+        } else if self.access() == Access::Write
+            && let Some(running) = self.running()
+        {
+            let (writer, failure) = derived.map_or((None, None), |derived| (derived.writer, derived.failure));
+            let writer = writer.unwrap_or(OpTag { name: Name::Static("lease"), id: running });
+            let mut replaced = Replaced::default();
+            for var in &self.tensor.inner.vars {
+                var.with_ordering_state(|state, flags| {
+                    state.add_view((done, &writer), failure.as_ref(), flags, &mut replaced);
+                });
+            }
         } else {
             // No queue knows the lease, but its memory must stay until the work is done.
             for done in done {
                 let _ = self.tensor.used_until(done);
             }
         }
+    }
+
+    /// The operation that the lease is a view of, while it runs.
+    fn running(&self) -> Option<OpId> {
+        let LeaseOrder::Operation { view_of: Some(running), .. } = &self.order else { return None };
+        let mut vars = self.tensor.inner.vars.iter();
+        vars.any(|var| var.queued().iter().any(|op| op.id() == *running)).then_some(*running)
     }
 
     #[cold]

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use estafette_devices::{Fence, FenceSet, Queue};
+use estafette_devices::{Fence, FenceSet, Queue, Reactor};
 use estafette_report::shown::shown;
 use estafette_sync::process::{Generation, count_leak};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
+use crate::core::var_state::has;
 use crate::exchange::{Storage, reaper};
 
 use super::invocation::Invocation;
@@ -111,7 +112,7 @@ pub struct Operator {
 struct Held {
     /// `None` only during the drop.
     implementation: Option<Box<dyn Implementation>>,
-    left: Mutex<LeftWork>,
+    left: Arc<Mutex<LeftWork>>,
     generation: Generation,
 }
 
@@ -119,12 +120,41 @@ struct Held {
 #[derive(Default)]
 struct LeftWork {
     fences: FenceSet,
-    /// Fences that are done go when there are so many.
-    sweep_at: usize,
+    /// The reactor watches one of them.
+    is_watched: bool,
 }
 
-/// Fences of operators that may be done before they are swept.
-const LEFT_MIN: usize = 8;
+/// When `fence`, one of those of `left`, has settled, those that are done go, and with them the queues that they keep. Then the next one is
+/// watched, so that each operator has one fence at the reactor.
+fn sweep_after(left: &Arc<Mutex<LeftWork>>, fence: &Fence) {
+    let left = Arc::downgrade(left);
+    Reactor::global().when_settled([fence], move |_| {
+        if let Some(left) = left.upgrade() {
+            sweep(&left);
+        }
+    });
+}
+
+fn sweep(left: &Arc<Mutex<LeftWork>>) {
+    loop {
+        let known = left.lock().fences.clone();
+        // Fences may be a user's: they are asked and dropped under no lock.
+        let (mut done, mut others) = (known.clone(), FenceSet::default());
+        done.take_out(|fence| !fence.is_done(), &mut others);
+        let next = others.iter().find(|fence| fence.state().is_pending());
+        let mut gone: SmallVec<[Fence; 2]> = SmallVec::new();
+        let mut work = left.lock();
+        work.fences.take_out(|fence| has(&done, fence), &mut gone);
+        let is_new = work.fences.iter().any(|fence| !has(&known, fence));
+        work.is_watched = next.is_some() || is_new;
+        drop(work);
+        match next {
+            Some(next) => return sweep_after(left, next),
+            None if is_new => {}
+            None => return,
+        }
+    }
+}
 
 impl Operator {
     pub(super) fn new(
@@ -134,7 +164,7 @@ impl Operator {
         implementation: impl Implementation,
     ) -> Self {
         let implementation = Some(Box::new(implementation) as Box<dyn Implementation>);
-        let held = Held { implementation, left: Mutex::default(), generation: Generation::current() };
+        let held = Held { implementation, left: Arc::default(), generation: Generation::current() };
         Self { name, signature, origin, held }
     }
 
@@ -155,15 +185,14 @@ impl Operator {
             return;
         }
         let mut left = self.held.left.lock();
-        let mut replaced: SmallVec<[Fence; 2]> = SmallVec::new();
-        replaced.extend(left.fences.insert_replacing(fence));
-        if left.fences.len() > left.sweep_at {
-            left.fences.take_out(Fence::observed_done, &mut replaced);
-            left.sweep_at = (2 * left.fences.len()).max(LEFT_MIN);
-        }
+        let replaced = left.fences.insert_replacing(fence.clone());
+        let is_watched = std::mem::replace(&mut left.is_watched, true);
         drop(left);
         // Dropping a fence may run a user's code: no lock is held here.
         drop(replaced);
+        if !is_watched {
+            sweep_after(&self.held.left, &fence);
+        }
     }
 
     /// Whether a call with so many inputs is in order, and with so many outputs, if it passes any.
@@ -195,12 +224,16 @@ impl Operator {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut fences = std::mem::take(&mut self.left.get_mut().fences);
-        if self.generation.is_inherited() && !fences.is_empty() {
+        // The reactor shares the lock: in a forked child it may be held for ever.
+        let is_inherited = self.generation.is_inherited();
+        let left = if is_inherited { self.left.try_lock() } else { Some(self.left.lock()) };
+        let fences = left.map(|mut left| std::mem::take(&mut left.fences));
+        if is_inherited && fences.as_ref().is_none_or(|fences| !fences.is_empty()) {
             // The work and its fences are the parent's.
             count_leak();
             return std::mem::forget((fences, self.implementation.take()));
         }
+        let mut fences = fences.unwrap_or_default();
         fences.prune();
         if !fences.is_empty() {
             let implementation = Storage::owned(Box::new(self.implementation.take()), std::ptr::null_mut());

@@ -22,13 +22,22 @@ use super::plan::{IssuePlan, numbers};
 use super::shared::{SharedRun, StartWith};
 use crate::core::error::BodyResult;
 use crate::core::inputs::Earlier;
+use crate::core::var_state::same;
 use crate::operation::completion::Prepared;
 use crate::operation::submit::record_end;
 
 /// The fences that nodes have left.
 pub(super) struct NodeFences {
     /// Set when the node has ended.
-    left: Box<[OnceLock<FenceSet>]>,
+    left: Box<[OnceLock<Left>]>,
+}
+
+/// What a node leaves to its successors.
+struct Left {
+    /// The fences that were not known to be done.
+    fences: FenceSet,
+    /// The one of its own work; the others it has passed on.
+    own: Option<Fence>,
 }
 
 impl NodeFences {
@@ -37,18 +46,32 @@ impl NodeFences {
     }
 
     fn of(&self, node: u32) -> impl Iterator<Item = &Fence> {
-        self.left[node as usize].get().into_iter().flatten()
+        self.left[node as usize].get().into_iter().flat_map(|left| &left.fences)
     }
 
-    fn set(&self, node: u32, fences: impl IntoIterator<Item = Fence>) {
-        self.left[node as usize].get_or_init(|| fences.into_iter().collect());
+    /// The node whose work `fence` marks; `None` for a fence of earlier work.
+    fn origin(&self, fence: &Fence) -> Option<u32> {
+        let is_own = |node: &u32| {
+            let left = self.left[*node as usize].get();
+            left.and_then(|left| left.own.as_ref()).is_some_and(|own| same(own, fence))
+        };
+        numbers(self.left.len()).find(is_own)
     }
 
-    /// The fences of the nodes that have no successor.
-    pub(super) fn last(&self, order: &program::ProgramOrder) -> Vec<Fence> {
+    fn set<'a>(&self, node: u32, own: Option<Fence>, passed_on: impl IntoIterator<Item = &'a Fence>) {
+        self.left[node as usize].get_or_init(|| {
+            let mut fences: FenceSet = passed_on.into_iter().cloned().chain(own.clone()).collect();
+            fences.prune();
+            Left { fences, own }
+        });
+    }
+
+    /// The fences of the nodes that have no successor. Those of earlier readers stay on their variables: their failure is
+    /// none of the replay.
+    pub(super) fn last(&self, order: &program::ProgramOrder, earlier: &Earlier) -> Vec<Fence> {
         let mut last = FenceSet::default();
         for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
-            last.extend(self.of(node).cloned());
+            last.extend(self.of(node).filter(|fence| !earlier.has_read(fence)).cloned());
         }
         last.prune();
         last.into_iter().collect()
@@ -103,7 +126,11 @@ impl SharedRun {
                     FenceOrder::Pending => pending.insert(fence.clone()),
                     // `earlier` may have passed the fence on.
                     FenceOrder::Failed(_) if run.earlier.has_read(fence) => {}
-                    FenceOrder::Failed(error) => run.failed(earlier, run.tag(earlier).device_failure(error)),
+                    FenceOrder::Failed(error) => {
+                        let origin = fences.origin(fence).unwrap_or(earlier);
+                        run.failed(origin, run.tag(origin).device_failure(error));
+                        run.failures.poison_readers(&run.plan.order, earlier);
+                    }
                     FenceOrder::Refused(error) => refused = Some(error),
                 }
             }
@@ -120,7 +147,7 @@ impl SharedRun {
             }
         }
         if run.skip_if_poisoned(node) || self.refuse(node, refused) {
-            fences.set(node, self.left_before(node, fences, plan).cloned());
+            fences.set(node, None, self.left_before(node, fences, plan));
             return true;
         }
         if !pending.is_empty() {
@@ -179,11 +206,11 @@ impl SharedRun {
     /// Leaves the end of `node` to its successors. A fence of the node's own queue is ordered after all that the queue was made to wait
     /// for. No other fence is, and neither is one that could not be recorded: then that is left to the successors as well.
     fn leave(&self, node: u32, left: Option<Fence>, fences: &NodeFences, plan: &IssuePlan) {
-        let Some(queue) = &plan.queues[node as usize] else { return fences.set(node, left) };
-        if left.as_ref().is_some_and(|left| left.queue() == Some(queue.id())) {
-            return fences.set(node, left);
-        }
-        fences.set(node, self.left_before(node, fences, plan).cloned().chain(left));
+        let is_behind =
+            |queue: &Arc<dyn Queue>| left.as_ref().is_none_or(|left| left.queue() != Some(queue.id()));
+        let passed_on = plan.queues[node as usize].as_ref().filter(|queue| is_behind(queue));
+        let passed_on = passed_on.map(|_| self.left_before(node, fences, plan)).into_iter().flatten();
+        fences.set(node, left.clone(), passed_on);
     }
 
     /// Notes the end that a node has reported.

@@ -85,7 +85,8 @@ impl SharedRun {
             nodes += ran;
             let ended = Instant::now();
             if ran > 0 && self.countdown().account(ran) {
-                let left = self.fences.as_ref().map(|fences| fences.last(&self.run.plan.order));
+                let left =
+                    self.fences.as_ref().map(|fences| fences.last(&self.run.plan.order, &self.run.earlier));
                 self.run.complete(&left.unwrap_or_default());
                 return (nodes, ended);
             }

@@ -149,7 +149,7 @@ impl Region {
         if self.range.start > range.start || self.range.end < range.end {
             return None;
         }
-        if is_ready_later && let Some(lease) = self.newest_pending(keep) {
+        if is_ready_later && let Some(lease) = self.newest_pending(range, keep) {
             return Some(lease);
         }
         if let Some(lease) = self.newest_pin() {
@@ -170,7 +170,7 @@ impl Region {
             let is_open = lease.protects() && !lease.is_pending();
             if is_open && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
                 // Made under the lock: what is derived from the lease relies on it from here on.
-                lease.scope();
+                lease.scope(range);
                 return Some(lease);
             }
         }
@@ -178,12 +178,16 @@ impl Region {
     }
 
     /// The newest lease that is handed out and not granted. From here on something may be derived from it.
-    fn newest_pending(&self, keep: &mut SmallVec<[Arc<LeaseState>; 2]>) -> Option<Arc<LeaseState>> {
+    fn newest_pending(
+        &self,
+        range: &Range<usize>,
+        keep: &mut SmallVec<[Arc<LeaseState>; 2]>,
+    ) -> Option<Arc<LeaseState>> {
         let leases = self.leases.lock();
         for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
             keep.push(Arc::clone(&lease));
             if lease.is_pending() {
-                lease.scope();
+                lease.scope(range);
                 return Some(lease);
             }
         }
@@ -306,7 +310,7 @@ fn try_place(
             Some(origin) => lent(origin),
         };
         if let Some((region, lease)) = lent {
-            let vars = VarSet::from_iter([lease.scope().clone()]);
+            let vars = VarSet::from_iter([lease.scope(&range).clone()]);
             return (Resolution::Nothing, Some((vars, Arc::clone(region), Some(lease))));
         }
         let mut vars = VarSet::new();

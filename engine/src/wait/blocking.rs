@@ -41,7 +41,7 @@ use crate::trace::hooks;
 use crate::wait::awaits;
 use crate::wait::inspect::{self, EVERYTHING, Inspection};
 use crate::wait::ready::{Polled, poll_or_query};
-use crate::wait::stand_in::{NoStandIn, StandInSet, others_without_workers};
+use crate::wait::stand_in::{StandInSet, others_without_workers};
 use crate::wait::watched::{Watched, sleep_until_work};
 
 /// Time until the first inspection while asleep. An inspection finds only what no wake-up can report: that
@@ -297,15 +297,7 @@ impl Relief {
         for (_, _, op) in seen.ops().filter(|(_, granted, op)| *granted && is_left(op)) {
             let Some(missing) = self.stand_ins.want(&op.core) else { continue };
             if before {
-                let why = match missing {
-                    NoStandIn::TooMany => {
-                        "every thread that could run it is blocked in a wait inside of an operation; nest fewer waits, or give the \
-                         engine more workers"
-                            .to_string()
-                    }
-                    NoStandIn::Refused(error) => format!("a thread to run it cannot be started: {error}"),
-                };
-                let message = format!("{what} waits for {}, which is ready, but {why}", op.in_words());
+                let message = format!("{what} waits for {}, which is ready, but {missing}", op.in_words());
                 return Err(Error::WouldDeadlock(message));
             }
             self.hopeless = true;

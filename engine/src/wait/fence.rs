@@ -9,10 +9,13 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::exchange::callback;
 use crate::exchange::foreign_fence::{self, RawFence};
-use crate::wait::stand_in::StandInSet;
+use crate::wait::stand_in::{Blocked, StandInSet};
 
 /// Sleep of a wait on the host between two checks for an interrupt.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a wait that knows no engine sleeps before other threads run what is ready.
+const LOOK_FIRST: Duration = Duration::from_millis(10);
 
 /// As [`PAUSE`], in an engine without workers.
 const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
@@ -32,12 +35,15 @@ pub(crate) fn wait_on_host(
     for fence in fences {
         while fence.state().is_pending() {
             callback::check()?;
-            let has_none = core.has_no_workers() && !helps && stand_ins.want(core).is_some();
-            // Only this thread may be able to run the operation that completes a host promise. Inside of another operation it is the last
-            // resort.
-            if (helps || (may_help && has_none)) && core.help_any() {
+            // Only this thread may be able to run the operation that completes a host promise.
+            if helps && core.help_any() {
                 core.check_raised()?;
                 continue;
+            }
+            if may_help && !helps {
+                stand_ins.rely_on(core, "a fence")?;
+            } else if core.has_no_workers() && !helps {
+                stand_ins.want(core);
             }
             let now = Instant::now();
             if let (Some(deadline), Some(timeout)) = (deadline, timeout)
@@ -63,13 +69,33 @@ fn wait_for_scheduler(core: &CoreRef, fence: &Fence, timeout: Option<Duration>) 
     }
     let _cover = core.cover();
     let mut stand_ins = StandInSet::default();
-    let deadline = timeout.and_then(clock::deadline);
-    loop {
+    wait_while(fence, timeout, || {
         // What settles the fence may become ready later, when the threads are blocked.
         if core.has_no_free_thread() {
             core.end_caller_runs();
             stand_ins.want(core);
         }
+    })
+}
+
+/// As [`wait_for_scheduler`], where no engine is known that could settle the fence: once the wait has slept in vain, stand-ins run what is
+/// ready in engines without workers.
+pub(crate) fn wait_without_engine(fence: &Fence, timeout: Option<Duration>) -> Option<Outcome> {
+    let first = timeout.map_or(LOOK_FIRST, |timeout| timeout.min(LOOK_FIRST));
+    let outcome = context::blocking(|| fence.wait_timeout(Some(first)));
+    if outcome.is_some() || timeout == Some(first) {
+        return outcome;
+    }
+    let _blocked = Blocked::enter();
+    let mut stand_ins = StandInSet::default();
+    wait_while(fence, timeout.map(|timeout| timeout - first), || stand_ins.want_all())
+}
+
+/// Waits for a fence, and calls `before` before each sleep.
+fn wait_while(fence: &Fence, timeout: Option<Duration>, mut before: impl FnMut()) -> Option<Outcome> {
+    let deadline = timeout.and_then(clock::deadline);
+    loop {
+        before();
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let outcome =
             context::blocking(|| fence.wait_timeout(Some(left.map_or(PAUSE, |left| left.min(PAUSE)))));

@@ -228,7 +228,7 @@ fn call_back(callback: impl FnOnce() + 'static) {
 /// # Errors
 /// [`Error::Timeout`]; the reason why the last of them can never end, if none can.
 pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<(), Error> {
-    let woken = Arc::new(Woken(OneShot::new()));
+    let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);
     let mut ends: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
@@ -262,7 +262,14 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     outcome
 }
 
-struct Woken(OneShot<()>);
+/// A thread that waits for a wake-up.
+pub(super) struct Woken(pub(super) OneShot<()>);
+
+impl Default for Woken {
+    fn default() -> Self {
+        Self(OneShot::new())
+    }
+}
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {

@@ -1,9 +1,11 @@
 //! Waits of a whole engine: for room below the in-flight limit, and for the end of everything.
 
-use std::task::Poll;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use estafette_sync::thread;
-use estafette_sync::time::Instant;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::core::clock;
 use crate::core::coalesced;
@@ -15,6 +17,8 @@ use crate::exchange::{callback, foreign_fence};
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::deadlock::{self, Checks};
+use crate::wait::fence::PAUSE;
+use crate::wait::notify::Woken;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
 /// How often a thread yields before it falls asleep because the in-flight limit is reached, or because
@@ -59,21 +63,24 @@ impl CoreRef {
     ) -> Result<(), Error> {
         callback::check()?;
         coalesced::wake_held_back();
-        if self.has_no_workers() && self.help_any_after(|| checks.hand_over()) {
+        let inside = context::current().is_some();
+        // On this thread an operation that waits for the current one would never end.
+        let helps = self.helps_without_workers() && !inside;
+        if self.has_no_workers() && inside {
+            checks.stand_ins.want(self);
+        }
+        if helps && self.help_any_after(|| checks.hand_over()) {
             // Once at it, for the next submissions as well.
             while self.in_flight() > limit / 2 && self.check_raised().is_ok() && self.help_any() {}
             self.check_raised()?;
-            if context::current().is_none() {
-                self.begin_caller_runs();
-            }
+            self.begin_caller_runs();
             return Ok(());
         }
         // The threads that run the operations are most likely awake, and a sleep costs them and this thread
         // more than a few yields.
         for _ in 0..PATIENCE {
             thread::yield_now();
-            if self.in_flight() < limit - limit / 4 || (self.helps_without_workers() && self.pool.has_work())
-            {
+            if self.in_flight() < limit - limit / 4 || (helps && self.pool.has_work()) {
                 return Ok(());
             }
         }
@@ -85,11 +92,11 @@ impl CoreRef {
         }
         // Inside of an operation the limit differs from that of the notifier. And where nothing has moved for
         // a while, a single permit counts.
-        let exactly = context::current().is_some() || self.has_no_workers() || checks.are_in_vain();
+        let exactly = inside || self.has_no_workers() || checks.are_in_vain();
         let enough = if exactly { limit - 1 } else { self.enough_room() };
         let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
         let before = self.in_flight();
-        if before <= enough || (self.helps_without_workers() && self.pool.has_work()) {
+        if before <= enough || (helps && self.pool.has_work()) {
             return Ok(());
         }
         let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
@@ -100,6 +107,9 @@ impl CoreRef {
             return Ok(());
         }
         self.runtime.warn_if_blocked();
+        if inside && self.has_no_workers() {
+            checks.stand_ins.rely_on(self, "a submission inside of an operation")?;
+        }
         if checks.are_due()
             && !self.is_moved_by(&mut checks.stand_ins)
             && let Some(checked) = self.progress_looks.look(|| checks.check_room(self, in_flight))
@@ -204,6 +214,32 @@ impl CoreRef {
                 stand_ins.want(core);
             }
         }
+    }
+
+    /// As [`acquire_permit`](Self::acquire_permit), for at most `timeout`. With one, the wait is a future's: it runs no operation, and leases
+    /// do not end it.
+    pub(crate) fn acquire_permit_within(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        let Some(timeout) = timeout else { return self.acquire_permit() };
+        match self.try_acquire_permit() {
+            Err(Error::InFlightLimit { .. }) => callback::check()?,
+            other => return other,
+        }
+        let deadline = clock::deadline(timeout);
+        let _noted = WaitNoted::for_any("in-flight limit");
+        let _blocked = wait_for::enter(|| On::AnyOther);
+        let _cover = self.cover();
+        let mut acquired = pin!(self.acquire_permit_async());
+        while !clock::is_over(deadline) {
+            let woken = Arc::new(Woken::default());
+            let waker = Waker::from(Arc::clone(&woken));
+            if let Poll::Ready(acquired) = acquired.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return acquired;
+            }
+            let wake = Some(Instant::now() + PAUSE);
+            context::blocking(|| woken.0.wait_until(wake.into_iter().chain(deadline).min()));
+            self.check_interrupt(&|_| None)?;
+        }
+        Err(Error::Timeout(timeout))
     }
 
     /// As [`acquire_permit`](Self::acquire_permit), by awaiting: no thread blocks.

@@ -15,6 +15,8 @@
 //! stand-in counts as blocked, and the next stand-in is called. [`STAND_INS_MAX`] bounds their number.
 
 use std::cell::RefCell;
+use std::fmt;
+use std::sync::{Arc, Weak};
 
 use estafette_devices::log_panic;
 use estafette_sync::essential::essential;
@@ -27,6 +29,7 @@ use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
+use crate::core::error::Error;
 use crate::operation::run;
 
 /// The most stand-ins of one engine. Each but the last is a thread that is blocked in a wait of an operation
@@ -43,6 +46,17 @@ const NAP: Duration = Duration::from_millis(100);
 estafette_sync::per_process! {
     /// Number of engines without workers.
     static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
+    /// Those that have a handle.
+    static HANDLES: Mutex<Vec<Weak<CoreRef>>> = Mutex::new(Vec::new());
+}
+
+/// Makes an engine without workers known to [`StandInSet::want_all`], while the result lives.
+pub(crate) fn known(core: &CoreRef) -> Arc<CoreRef> {
+    let core = Arc::new(core.clone());
+    let mut handles = HANDLES.lock();
+    handles.retain(|handle| handle.strong_count() > 0);
+    handles.push(Arc::downgrade(&core));
+    core
 }
 
 thread_local! {
@@ -108,18 +122,61 @@ pub(crate) enum NoStandIn {
     Refused(std::io::Error),
 }
 
+impl fmt::Display for NoStandIn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany => f.write_str(
+                "every thread that could run it is blocked in a wait inside of an operation; nest fewer waits, or give the engine more \
+                 workers",
+            ),
+            Self::Refused(error) => write!(f, "a thread to run it cannot be started: {error}"),
+        }
+    }
+}
+
 /// The stand-ins that one wait wants, at most one per engine.
 #[derive(Debug, Default)]
-pub(crate) struct StandInSet(SmallVec<[StandIn; 1]>);
+pub(crate) struct StandInSet {
+    wanted: SmallVec<[StandIn; 1]>,
+    /// True if something was ready when the wait relied on a stand-in last, and none was available.
+    hopeless: bool,
+}
 
 impl StandInSet {
     /// Requests a stand-in of `core`, and starts or calls its thread. Returns why no stand-in is available.
     pub(crate) fn want(&mut self, core: &CoreRef) -> Option<NoStandIn> {
-        if self.0.iter().all(|known| !known.core.same(core)) {
+        if self.wanted.iter().all(|known| !known.core.same(core)) {
             core.stand_ins.wanted.fetch_add(1, Ordering::SeqCst);
-            self.0.push(StandIn { core: core.clone() });
+            self.wanted.push(StandIn { core: core.clone() });
         }
         core.stand_ins.call(core)
+    }
+
+    /// Requests a stand-in of each engine without workers that has something ready, for a wait that knows no engine.
+    pub(crate) fn want_all(&mut self) {
+        let cores: Vec<Arc<CoreRef>> = HANDLES.lock().iter().filter_map(Weak::upgrade).collect();
+        for core in cores.iter().filter(|core| core.pool.has_work()) {
+            core.end_caller_runs();
+            self.want(core);
+        }
+    }
+
+    /// As [`want`](Self::want), for a wait inside of an operation, which cannot know what is safe to run on its own thread: what is ready
+    /// may wait for that operation. Called again after a while.
+    ///
+    /// # Errors
+    /// [`Error::WouldDeadlock`] when no stand-in was available twice in a row for what is ready: other threads that could run it have had
+    /// the time.
+    pub(crate) fn rely_on(&mut self, core: &CoreRef, what: &str) -> Result<(), Error> {
+        let missing = self.want(core).filter(|_| core.pool.has_work());
+        let before = std::mem::replace(&mut self.hopeless, missing.is_some());
+        match missing.filter(|_| before) {
+            None => Ok(()),
+            Some(missing) => {
+                let message = format!("{what} may wait for an operation that is ready, but {missing}");
+                Err(Error::WouldDeadlock(message))
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::biased_lock::CriticalSection;
 use crate::graph::GraphState;
 use crate::graph_ref::GraphRef;
 use crate::id::VarId;
-use crate::operation::access::Access;
+use crate::operation::access::{Access, Mode};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::collapse::Group;
@@ -200,12 +200,22 @@ impl<V, T> Var<V, T> {
     /// out.
     #[must_use]
     pub fn queued(&self) -> Vec<OpRef<V, T>> {
+        self.queued_where(|_| true)
+    }
+
+    /// As [`queued`](Self::queued), those that write or update this variable.
+    #[must_use]
+    pub fn queued_writes(&self) -> Vec<OpRef<V, T>> {
+        self.queued_where(Mode::is_exclusive)
+    }
+
+    fn queued_where(&self, wanted: impl Fn(Mode) -> bool) -> Vec<OpRef<V, T>> {
         let mut found = Vec::new();
         let mut next = Some(self.node);
         while let Some(node) = next {
             // SAFETY: our handle keeps the node and everything it forwards to.
             unsafe {
-                VarNode::queued_into(node, true, &mut found);
+                VarNode::queued_into(node, |mode, _| wanted(mode), &mut found);
                 next = VarNode::forwarded_to(node);
             }
         }
@@ -373,16 +383,21 @@ impl<V, T> VarNode<V, T> {
         unsafe { Self::lock(this).queue(|queue| !queue.is_empty() || queue.pins() > 0) }
     }
 
-    /// Adds references to the operations that are queued on `this`; those that are granted here only if
-    /// `granted` is true.
+    /// Adds references to the operations that are queued on `this` and `wanted`: by the mode of the access, and whether that is granted.
     ///
     /// # Safety
     /// The memory of the node is kept.
-    pub(crate) unsafe fn queued_into(this: NonNull<Self>, granted: bool, found: &mut Vec<OpRef<V, T>>) {
+    pub(crate) unsafe fn queued_into(
+        this: NonNull<Self>,
+        wanted: impl Fn(Mode, bool) -> bool,
+        found: &mut Vec<OpRef<V, T>>,
+    ) {
         // SAFETY: under the lock, which keeps the node, every queued operation stays in flight.
         unsafe {
             Self::lock(this).queue(|queue| {
-                let wanted = queue.iter().filter(|(_, is_granted)| granted || !is_granted);
+                let queued = queue.iter();
+                let wanted =
+                    queued.filter(|(access, granted)| wanted(access.as_ref().target().mode(), *granted));
                 found.extend(wanted.filter_map(|(access, _)| OpRef::of_listed(Access::op(access))));
             });
         }

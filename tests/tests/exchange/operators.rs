@@ -329,6 +329,30 @@ fn an_operator_that_was_taken_out_stays_until_the_work_that_it_has_enqueued_is_o
     }
 }
 
+#[test]
+fn an_operator_keeps_no_queue_once_the_work_there_is_over() {
+    let device = SimDevice::new(SimOptions::default()).unwrap();
+    let engine = Engine::builder().workers(1).device(device.clone()).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let signature =
+        Signature { kind: OperatorKind::Destination, inputs: Some(0), outputs: 1, in_place: true };
+    let leaves = Leaves { breaks_off: false, dropped: Arc::default() };
+    operators().register("queue.kept", signature, "a test", leaves).unwrap();
+    let x = engine.empty(&[1], DType::F32, device.id()).unwrap();
+    let progress = [(); 3].map(|()| {
+        let queue: Arc<dyn Queue> = device.queue(false);
+        engine.operator("queue.kept").unwrap().on(&queue).run_into(&[&x]).unwrap();
+        Arc::downgrade(queue.record().unwrap().as_point().unwrap().0)
+    });
+    until("all have enqueued", || device.unfinished() == 3);
+    device.run_until_idle();
+    x.wait().unwrap();
+    engine.wait_all(None).unwrap();
+    drop((x, engine, device));
+    until("the queues are gone", || progress.iter().all(|queue| queue.strong_count() == 0));
+    assert!(watchdog.still_watches());
+}
+
 /// Counts what has become of contexts.
 static DROPPED: AtomicUsize = AtomicUsize::new(0);
 

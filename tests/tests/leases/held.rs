@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use estafette::bindings::Origin;
+use estafette::bindings::{Origin, reaper, wait_any};
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::wait::Status;
 use estafette::{Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Tensor};
@@ -502,6 +502,82 @@ fn what_has_failed_on_a_derived_tensor_fails_its_owner_when_the_lease_ends() {
 }
 
 #[test]
+fn a_good_write_of_one_derived_tensor_does_not_hide_from_the_owner_that_another_one_has_failed() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let memory = foreign::Memory::of(&[1.0, 2.0]);
+    // SAFETY: fresh tensors that describe memory that they keep.
+    let import =
+        |start, len| unsafe { engine.import(memory.tensor(start, len, &Deleted::default())) }.unwrap();
+    let t = import(0, 2);
+    let array = export(&t, Access::Write, "a consumer");
+    let [first, second] = [import(0, 1), import(1, 1)];
+    drop(array);
+    fail(&engine, &first, "torn").wait().unwrap_err();
+    set(&engine, &second, 3.0).wait().unwrap();
+    drop((first, second));
+    assert_eq!(block_on(t.ready()).unwrap_err().operation().unwrap().message(), "torn");
+    set(&engine, &t, 2.0).wait().unwrap();
+    // One that is declared good is.
+    let array = export(&t, Access::Write, "a consumer");
+    let [first, second] = [import(0, 1), import(1, 1)];
+    drop(array);
+    fail(&engine, &first, "torn").wait().unwrap_err();
+    set(&engine, &second, 3.0).wait().unwrap();
+    first.clear_error().unwrap();
+    drop((first, second));
+    block_on(t.ready()).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+/// Runs `body` as an operation that writes `t`, with a tensor that was derived from a view of `t`. The view has ended when the operation ends.
+fn in_an_operation(engine: &Engine, t: &Tensor, body: impl FnOnce(&Engine, Tensor) + Send + 'static) {
+    let (own, tensor) = (engine.clone(), t.clone());
+    let op = engine.op("outer").writes([t]).run_external(move |end| {
+        let view = end.scope().export(&tensor, &Access::Write.into()).unwrap();
+        // SAFETY: the operation keeps the memory.
+        let derived = unsafe { own.import(view) }.unwrap();
+        body(&own, derived);
+        // The view ends where deleters run.
+        reaper().flush(Duration::from_secs(20));
+        end.complete(Ok(()));
+    });
+    op.unwrap().wait().unwrap();
+}
+
+#[test]
+fn a_view_that_ends_before_its_operation_leaves_what_was_derived_from_it() {
+    // Without workers: the thread that waits has dropped the operands of what it waits for.
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    let t = tensor(&engine, 1.0);
+    in_an_operation(&engine, &t, |engine, derived| {
+        let torn = fail(engine, &derived, "torn");
+        drop(derived);
+        // Looks at no outcome.
+        wait_any(&[torn], &[], None).unwrap();
+    });
+    assert_eq!(block_on(t.ready()).unwrap_err().operation().unwrap().message(), "torn");
+    // The body has seen the failure, and it says that all is well.
+    in_an_operation(&engine, &t, |engine, derived| {
+        let torn = fail(engine, &derived, "torn");
+        drop(derived);
+        torn.wait().unwrap_err();
+    });
+    block_on(t.ready()).unwrap();
+    // Readers wait for the work that the owner of the view has named, and fail by it.
+    let (completer, work) = host::promise("work");
+    in_an_operation(&engine, &t, move |_engine, derived| {
+        derived.imported_under().unwrap().release_after(work);
+    });
+    let mut ready = t.ready();
+    assert!((&mut ready).now_or_never().is_none());
+    completer.fail(DeviceError::new(DeviceErrorKind::Other, "a writer"));
+    assert!(block_on(ready).unwrap_err().to_string().contains("a writer"));
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn what_a_derived_tensor_has_left_on_a_device_outlasts_its_lease() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
@@ -584,6 +660,31 @@ fn a_write_of_a_derived_tensor_that_is_skipped_fails_its_owner() {
     assert_eq!(block_on(t.ready()).unwrap_err().operation().unwrap().message(), "the input");
     go.send(()).unwrap();
     skipped.wait().unwrap_err();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_reader_of_a_derived_tensor_that_is_cancelled_is_not_what_fails_its_owner() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let t = tensor(&engine, 1.0);
+    let ((begins, begun), (end, ended)) = (channel(), channel::<()>());
+    let busy = engine.op("busy").run(move |[], []| {
+        begins.send(())?;
+        Ok(ended.recv()?)
+    });
+    begun.recv().unwrap();
+    // SAFETY: the lease keeps the memory, which this test owns.
+    let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
+    let writer = set(&engine, &u, 2.0);
+    // It keeps its place, for its turn.
+    let reader = engine.op("reads").reads([&u]).on_skip(|_| ()).run(|[_u], []| Ok(())).unwrap();
+    assert!(writer.cancel() && reader.cancel());
+    drop(u);
+    let error = block_on(t.ready()).unwrap_err();
+    assert!(matches!(&error, Error::Cancelled(cause) if cause.operation() == "set"), "{error:?}");
+    end.send(()).unwrap();
+    busy.unwrap().wait().unwrap();
     assert!(watchdog.still_watches());
 }
 

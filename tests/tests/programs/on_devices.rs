@@ -509,18 +509,65 @@ fn a_node_that_cannot_enter_its_queue_leaves_its_successors_what_is_before_it() 
     }
 }
 
-#[test]
-fn a_node_that_ends_with_a_fence_of_its_own_leaves_its_successors_what_its_queue_waits_for() {
-    the_host_waits_for_the_device(|builder, x, device| {
-        let node = builder.op("second").writes([x]).on(&queue(device));
-        node.run_external(|completion| {
-            let (completer, fence) = host::promise("elsewhere");
-            completer.settle(Ok(()));
-            completion.complete_after(&fence, Ok(()));
-        })
-        .unwrap();
+/// A node on a queue of its own that ends with a fence that is none of this queue.
+fn ends_elsewhere(builder: &mut ProgramBuilder, x: &Tensor, device: &SimDevice) {
+    let node = builder.op("second").writes([x]).on(&queue(device));
+    node.run_external(|completion| {
+        let (completer, fence) = host::promise("elsewhere");
+        completer.settle(Ok(()));
+        completion.complete_after(&fence, Ok(()));
     })
     .unwrap();
+}
+
+#[test]
+fn a_node_that_ends_with_a_fence_of_its_own_leaves_its_successors_what_its_queue_waits_for() {
+    the_host_waits_for_the_device(ends_elsewhere).unwrap();
+}
+
+#[test]
+fn work_that_fails_is_the_failure_of_its_node_and_not_of_one_that_has_passed_its_fence_on() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let x = on_device(&device, &engine);
+    let first = queue(&device);
+    let mut builder = engine.program("step");
+    let node = builder.op("first").writes([&x]).on(&first);
+    node.run_on(|queue, [], [_x]| Ok(launch(queue, "first", 10, || ())?)).unwrap();
+    ends_elsewhere(&mut builder, &x, &device);
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = Arc::clone(&ran);
+    let node = builder.op("last").updates([&x]);
+    node.run(move |[], [], [_x]| {
+        runs.store(true, Ordering::Relaxed);
+        Ok(())
+    })
+    .unwrap();
+    device.fail_named("first", fault("the device broke"));
+    let replay = builder.finish().unwrap().replay().unwrap();
+    until("the first node has enqueued", || device.unfinished() == 1);
+    device.run_until_idle();
+    let error = replay.wait().unwrap_err();
+    assert_eq!(error.operation().unwrap().operation(), "first", "{error}");
+    assert!(
+        !ran.load(Ordering::Relaxed),
+        "it would read what the second node has made behind the first one's work"
+    );
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn the_work_of_an_earlier_reader_is_no_failure_of_what_a_replay_has_written() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let x = on_device(&device, &engine);
+    read_on(&engine, &queue(&device), "reads", &x);
+    until("the reader has enqueued", || device.unfinished() == 1);
+    let mut builder = engine.program("step");
+    ends_elsewhere(&mut builder, &x, &device);
+    builder.finish().unwrap().replay().unwrap().wait().unwrap();
+    device.fail_named("reads", fault("the reader broke"));
+    device.run_until_idle();
+    x.wait().unwrap();
+    assert!(watchdog.still_watches());
 }
 
 #[test]

@@ -272,6 +272,26 @@ fn an_export_awaits_a_permit_for_the_copy_that_a_device_makes() {
 }
 
 #[test]
+fn an_export_with_a_timeout_keeps_it_where_it_waits_for_a_permit_for_the_copy() {
+    let device = SimDevice::new(SimOptions { pace: SimPace::Immediate, ..SimOptions::default() }).unwrap();
+    for workers in [0, 1] {
+        let engine =
+            Engine::builder().workers(workers).in_flight_limit(1).device(device.clone()).build().unwrap();
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 1.0);
+        let gate = Gate::on_tensors(&engine, &[tensor(&engine, 1.0)]).begun();
+        let timeout = Some(Duration::from_millis(20));
+        let options = ExportOptions { copy: true, copy_to: device.id(), timeout, ..Access::Read.into() };
+        let error = x.export_wait(&options).unwrap_err();
+        assert!(matches!(error, Error::Timeout(limit) if Some(limit) == timeout), "{error:?}");
+        gate.complete(Ok(()));
+        drop(x.export_wait(&ExportOptions { timeout: Some(Duration::from_secs(20)), ..options }).unwrap());
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
 fn a_first_poll_takes_no_picture_of_the_graph_for_the_log() {
     let warnings = Arc::new(AtomicUsize::new(0));
     tracing::subscriber::set_global_default(Warnings(Arc::clone(&warnings), "own thread has taken")).unwrap();

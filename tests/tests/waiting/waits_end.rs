@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use estafette::devices::{Fence, host};
-use estafette::exchange::foreign_fence::{OK, RawFence};
+use estafette::exchange::foreign_fence::{OK, RawFence, export};
 use estafette::wait::without_helping;
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Op, Produced, Tensor};
 use futures::executor::block_on;
@@ -516,6 +516,56 @@ fn without_workers_a_wait_in_an_operation_runs_nothing_that_waits_for_the_operat
     }
 }
 
+#[test]
+fn without_workers_a_submission_at_the_hard_cap_runs_nothing_that_waits_for_the_submitter() {
+    let engine = Engine::builder().workers(0).in_flight_limit(1).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let y = tensor(&engine, 0.0);
+    let (own, written) = (engine.clone(), y.clone());
+    let submits = engine.op("submits").writes([&y]).run(move |[], [_y]| {
+        own.op("waits for the end of the other").run(move |[], []| Ok(written.wait()?))?;
+        for _ in 0..4 {
+            own.op("short").run(|[], []| Ok(()))?;
+        }
+        Ok(())
+    });
+    submits.unwrap().wait().unwrap();
+    engine.wait_all(None).unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+/// Operations inside each other, each of which has submitted one that waits for its end, and waits for the fence. The innermost has
+/// submitted what settles that.
+fn wait_inside(engine: &Engine, fence: &Fence, depth: usize, completer: host::Completer) -> Op {
+    let (own, fence, y) = (engine.clone(), fence.clone(), tensor(engine, 0.0));
+    let written = y.clone();
+    let waits = engine.op("waits").writes([&y]).run(move |[], [_y]| {
+        own.op("waits for the end of the other").run(move |[], []| Ok(written.wait()?))?;
+        let inner = match depth {
+            0 => settle(&own, completer),
+            _ => wait_inside(&own, &fence, depth - 1, completer),
+        };
+        Ok(inner.wait_for_fence(&fence, None)?)
+    });
+    waits.unwrap()
+}
+
+#[test]
+fn without_workers_waits_for_a_fence_that_are_nested_deeper_than_there_are_threads_for_them_end() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    let (completer, fence) = host::promise("settled by an operation");
+    // Some may be told that no thread was left for what they may wait for.
+    match wait_inside(&engine, &fence, 100, completer).wait() {
+        Ok(()) => {}
+        Err(error) => assert!(error.to_string().contains("nest fewer waits"), "{error}"),
+    }
+    engine.wait_all(None).unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
 /// Our fence in the hands of another library.
 struct Exported(RawFence);
 
@@ -554,6 +604,29 @@ fn the_wait_of_another_library_for_our_fence_runs_what_settles_it() {
         assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
+}
+
+#[test]
+fn the_wait_of_another_library_for_a_promise_of_no_engine_has_the_operation_run_that_settles_it() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    for early in [true, false] {
+        let (completer, fence) = host::promise("settled by an operation");
+        let exported = Exported(export(fence, None));
+        if early {
+            settle(&engine, completer);
+            assert_eq!(exported.wait(), OK);
+        } else {
+            let other = engine.clone();
+            let submits = std::thread::spawn(move || drop(settle(&other, completer)));
+            assert_eq!(exported.wait(), OK);
+            submits.join().unwrap();
+        }
+        // The stand-in ends the operation after it has settled the fence.
+        engine.wait_all(None).unwrap();
+    }
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
 }
 
 #[test]

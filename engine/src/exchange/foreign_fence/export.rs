@@ -22,6 +22,14 @@ use crate::exchange::callback;
 /// How threads of other schedulers wait for a fence of an engine whose operations may be what settles it.
 pub(crate) type Wait = fn(&CoreRef, &Fence, Option<Duration>) -> Option<Outcome>;
 
+/// As [`Wait`], for a fence that no engine is known of.
+type WaitWithoutEngine = fn(&Fence, Option<Duration>) -> Option<Outcome>;
+
+estafette_sync::statics! {
+    /// Set with the first engine without workers: one of its operations may be what settles such a fence.
+    pub(crate) static WAIT_WITHOUT_ENGINE: OnceLock<WaitWithoutEngine> = OnceLock::new();
+}
+
 /// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
 ///
 /// `device` is the fence's own, where the engine has it: it makes native events.
@@ -162,7 +170,10 @@ unsafe extern "C" fn wait(context: *mut c_void, timeout_ns: u64) -> i32 {
         }
         let outcome = match engine.as_ref().map(|(core, wait)| (core.get(), wait)) {
             Some((Ok(core), wait)) => wait(core, fence, timeout),
-            _ => fence.wait_timeout(timeout),
+            _ => match WAIT_WITHOUT_ENGINE.get() {
+                Some(wait) => wait(fence, timeout),
+                None => fence.wait_timeout(timeout),
+            },
         };
         match outcome {
             None => TIMEOUT,
