@@ -56,7 +56,7 @@ mod _estafette {
         program::PyProgram,
         promise::wait_any,
         recording::{
-            begin_recording, check_page, end_recording, name_shown, read_chrome, read_report, replace_file,
+            begin_recording, check_output, end_recording, name_shown, read_chrome, read_report, replace_file,
             set_program_name, snapshot_recording,
         },
         remote::{PyDoor, PyLink, PyTicket, declare_dead},
