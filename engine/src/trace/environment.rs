@@ -110,8 +110,7 @@ fn open(pattern: &OsStr) -> Result<Recording, String> {
     let begin = |path: PathBuf| {
         let options = TraceOptions { last: last()?, signal: signal()?, ..TraceOptions::default() };
         let recorder = Recorder::open(options).map_err(|error| error.to_string())?;
-        let recorder =
-            recorder.to_file_of_several(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let recorder = recorder.with_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok::<_, String>(Recording { recorder, path, written: 0 })
     };
     let recording = begin(path.clone())?;

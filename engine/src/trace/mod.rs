@@ -349,7 +349,7 @@ impl Recorder {
     /// process or of another one, has the same file. The recorder is closed then.
     #[cfg(feature = "report")]
     pub fn to_file(self, path: &Path) -> io::Result<Self> {
-        let recorder = self.to_file_of_several(path)?;
+        let recorder = self.with_file(path)?;
         if recorder.is_alone() {
             return Ok(recorder);
         }
@@ -359,7 +359,7 @@ impl Recorder {
 
     /// As [`to_file`](Self::to_file), also where another process has the same file.
     #[cfg(feature = "report")]
-    fn to_file_of_several(mut self, path: &Path) -> io::Result<Self> {
+    fn with_file(mut self, path: &Path) -> io::Result<Self> {
         let unfinished = Unfinished::begin(&self.session, path, self.signal)?;
         self.file = Some((path.to_owned(), unfinished));
         Ok(self)
