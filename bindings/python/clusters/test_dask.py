@@ -80,12 +80,13 @@ def write_later():
     STATE["writing"] = STATE["eng"].submit(lambda x: x.fill(7), writes=[STATE["x"]])
 
 
-def is_written(timeout):
-    try:
-        STATE["writing"].wait(timeout)
-    except TimeoutError:
-        return False
-    return True
+def is_held_up():
+    """Whether the write waits for a lease, and for nothing else."""
+    return STATE["eng"].stats().leased == 1 and not STATE["writing"].done()
+
+
+def wait_until_written():
+    STATE["writing"].wait(60)
 
 
 def pending(x):
@@ -178,11 +179,11 @@ def test_a_write_waits_for_readers_on_another_worker(client, workers):
     x = on(client, first, filled, 1.0, False)
     on(client, second, keep, x).result(60)
     on(client, first, write_later).result(60)
-    assert not on(client, first, is_written, 0.1).result(60)
+    assert on(client, first, is_held_up).result(60)
     assert on(client, second, kept).result(60) == [1.0] * 4
     del x
     on(client, second, let_go).result(60)
-    assert on(client, first, is_written, 60).result(60)
+    on(client, first, wait_until_written).result(90)
 
 
 def test_memory_of_a_library_is_copied(client, workers):
@@ -228,8 +229,14 @@ def test_what_is_serialized_on_an_event_loop_is_waited_for(eng):
     gate = threading.Event()
     x = eng.call(lambda: (gate.wait(60), np.arange(3.0))[1])
 
+    def open_once_waited_for():
+        while not any(thread.name.startswith("estafette-serialize") for thread in threading.enumerate()):
+            time.sleep(0.001)
+        gate.set()
+
+    threading.Thread(target=open_once_waited_for, daemon=True).start()
+
     async def on_loop():
-        threading.Timer(0.05, gate.set).start()
         return serialize(x, context=None, serializers=["dask"])
 
     header, frames = run(on_loop())

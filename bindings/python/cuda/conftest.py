@@ -123,6 +123,10 @@ class Simulator:
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         return _SIM.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer)) == 0
 
+    def fail(self, name, code):
+        """The next call of a function of the driver does nothing and fails."""
+        _SIM.cusim_fail_call(name.encode(), code)
+
     def calls(self, name):
         return _SIM.cusim_calls(name.encode())
 

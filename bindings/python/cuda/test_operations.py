@@ -11,6 +11,7 @@ import time
 import types
 import weakref
 
+import numpy as np
 import pytest
 from doubles import Library, Stream, wait_until
 
@@ -180,6 +181,25 @@ def test_a_result_is_chained_on_while_it_is_computed(sim, eng, lib):
     sim.unblock(blocked[0])
     w.wait(timeout=30)
     assert lib.copied(lib.from_dlpack(w)).bytes() == bytes([7]) * SIZE
+
+
+def test_several_results_behind_work_that_is_lost_are_one_failure(sim, lib, monkeypatch):
+    reports = []
+    monkeypatch.setattr(sys, "unraisablehook", reports.append)
+    engine = est.Engine(workers=1, failures="log")
+
+    def compute():
+        # The end of the function's work cannot be marked.
+        sim.fail("cuEventRecord", 2)
+        return [np.ones(2), np.ones(3)]
+
+    lost = engine.call(compute, name="step", on=Stream(sim.stream()))
+    engine.wait_all(30)
+    del lost
+    gc.collect()
+    engine.shutdown(30)
+    assert [report.exc_value.operation for report in reports] == ["step"]
+    assert "cannot record an event" in str(reports[0].exc_value)
 
 
 def test_a_function_that_fails_after_it_launched_leaves_its_kernel_in_the_way(sim, eng, lib):

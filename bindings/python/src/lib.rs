@@ -56,7 +56,7 @@ mod _estafette {
         program::PyProgram,
         promise::wait_any,
         recording::{
-            begin_recording, check_page, end_recording, name_shown, read_chrome, read_report, replace_file,
+            begin_recording, check_output, end_recording, name_shown, read_chrome, read_report, replace_file,
             set_program_name, snapshot_recording,
         },
         remote::{PyDoor, PyLink, PyTicket, declare_dead},
@@ -89,6 +89,7 @@ mod _estafette {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // PyO3 asks once, in a thread without the lock, whether there is an interpreter. Finalizers run when the answer would be no.
         module.py().detach(|| Python::attach(|_| ()));
+        super::interpreter::fastcall::install();
         super::log::install(module.py())?;
         super::interpreter::guard::install(module.py())?;
         super::interpreter::dlpack_method::install(module.py())?;

@@ -415,6 +415,23 @@ class TestCtrlC:
         )
         assert output == "interrupted\n", errors
 
+    @pytest.mark.parametrize("end", [lambda eng: eng.shutdown(), lambda eng: eng.__exit__(None, None, None)])
+    def test_ends_a_shutdown_and_cancels_nothing(self, np, ctrl_c, end):
+        eng = est.Engine(workers=0, failures="ignore")
+        t = eng.zeros(1, "int8")
+        leased = np.from_dlpack(t)
+        held = eng.submit(lambda _: None, writes=[t])
+        # The main thread runs it in its wait.
+        eng.submit(ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            end(eng)
+        assert not held.done()
+        with pytest.raises(est.ShutdownError):
+            eng.submit(print)
+        del leased
+        held.wait(30)
+        assert eng.shutdown(30).drained
+
     def test_raised_by_a_function_itself_is_a_failure_on_the_main_thread_too(self, ctrl_c):
         def generator():
             yield

@@ -767,13 +767,24 @@ def test_the_command_replaces_no_file_of_another_kind(tmp_path, capsys):
         (["--html", script], "program.py"),
         (["--trace", script], "program.py is the program itself"),
         (["--html", tmp_path], "no regular file"),
-        (["--trace", tmp_path], f"cannot write {tmp_path}"),
+        (["--trace", tmp_path], "no regular file"),
+        (["--trace", other], "other.py"),
         (["--trace", tmp_path / "one", "--html", tmp_path / "one"], "the same file"),
     ):
         assert command([str(argument) for argument in [*arguments, script]]) == 2
         assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.py", "program.py"]
     assert script.read_text() == other.read_text() == "raise AssertionError('it runs')"
+
+
+def test_the_command_replaces_an_earlier_trace(tmp_path):
+    trace = tmp_path / "program.pftrace"
+    for name in ("first", "second"):
+        script = tmp_path / f"{name}.py"
+        script.touch()
+        observe = [sys.executable, "-m", "estafette", "observe", "--trace", trace, script]
+        assert subprocess.run(observe, timeout=60).returncode == 0
+        assert est.report(trace).data["program"] == script.name
 
 
 def test_the_command_runs_folders_and_archives_as_the_interpreter_does(tmp_path):

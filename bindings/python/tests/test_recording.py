@@ -345,6 +345,21 @@ class TestTheFile:
         with est.record(path):
             pass
 
+    def test_a_recording_to_the_file_of_another_process_is_refused_until_that_is_over(self, eng, path):
+        program = f"""
+            import estafette as est
+            try:
+                est.record({str(path)!r}).start()
+            except FileExistsError as error:
+                print(error)
+            """
+        with est.record(path):
+            output, errors = run_program(program)
+            assert output == f"{path}: another process records to it already\n", errors
+            eng.submit(lambda: None, name="kept").wait()
+        assert "`kept`" in [row["name"] for row in est.report(path).data["operations"]]
+        assert run_program(program)[0] == ""
+
     def test_a_path_that_cannot_be_written_is_an_error_at_once(self, tmp_path):
         with pytest.raises(OSError, match="nowhere") as refused:
             est.record(tmp_path / "nowhere" / "run.pftrace").start()

@@ -22,7 +22,6 @@ use estafette_sync::platform::exit::at_exit;
 use estafette_sync::platform::signal as signals;
 use estafette_sync::process::Generation;
 
-use super::unfinished::is_recorded_by_another;
 use super::{Recorder, TraceOptions};
 
 struct Recording {
@@ -30,14 +29,6 @@ struct Recording {
     path: PathBuf,
     /// Words that were noted when it was last written.
     written: usize,
-}
-
-impl Recording {
-    /// Looked at behind the lock of its own file: of two processes that begin at once, one at least sees the other.
-    fn is_alone(&self) -> bool {
-        let own = self.recorder.file.as_ref().map(|(_, unfinished)| unfinished.path());
-        own.is_none_or(|own| !is_recorded_by_another(&self.path, own))
-    }
 }
 
 /// Names that are tried where others record to the file.
@@ -119,11 +110,11 @@ fn open(pattern: &OsStr) -> Result<Recording, String> {
     let begin = |path: PathBuf| {
         let options = TraceOptions { last: last()?, signal: signal()?, ..TraceOptions::default() };
         let recorder = Recorder::open(options).map_err(|error| error.to_string())?;
-        let recorder = recorder.to_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let recorder = recorder.with_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok::<_, String>(Recording { recorder, path, written: 0 })
     };
     let recording = begin(path.clone())?;
-    if recording.is_alone() {
+    if recording.recorder.is_alone() {
         return Ok(recording);
     }
     drop(recording);
@@ -134,7 +125,7 @@ fn open(pattern: &OsStr) -> Result<Recording, String> {
             continue;
         }
         let recording = begin(path)?;
-        if recording.is_alone() {
+        if recording.recorder.is_alone() {
             return Ok(recording);
         }
     }

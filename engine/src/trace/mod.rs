@@ -345,13 +345,32 @@ impl Recorder {
     ///
     /// # Errors
     /// Those of the system for the unfinished file and the thread that writes it; `InvalidInput` where `path` is something else than a
-    /// regular file, or the signal none that may be used; `AlreadyExists` where the program handles that signal, or another recorder of the process has
-    /// the same file. The recorder is closed then.
+    /// regular file, or the signal none that may be used; `AlreadyExists` where the program handles that signal, or another recorder, of this
+    /// process or of another one, has the same file. The recorder is closed then.
     #[cfg(feature = "report")]
-    pub fn to_file(mut self, path: &Path) -> io::Result<Self> {
+    pub fn to_file(self, path: &Path) -> io::Result<Self> {
+        let recorder = self.with_file(path)?;
+        if recorder.is_alone() {
+            return Ok(recorder);
+        }
+        let why = "another process records to it already";
+        Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
+    }
+
+    /// As [`to_file`](Self::to_file), also where another process has the same file.
+    #[cfg(feature = "report")]
+    fn with_file(mut self, path: &Path) -> io::Result<Self> {
         let unfinished = Unfinished::begin(&self.session, path, self.signal)?;
         self.file = Some((path.to_owned(), unfinished));
         Ok(self)
+    }
+
+    /// Whether no other process records to the file. Looked at behind the lock of the recorder's own file: of two processes that begin
+    /// at once, one at least sees the other.
+    #[cfg(feature = "report")]
+    fn is_alone(&self) -> bool {
+        let file = self.file.as_ref();
+        file.is_none_or(|(path, unfinished)| !unfinished::is_recorded_by_another(path, unfinished.path()))
     }
 
     /// Closes the recorder and writes the trace to the file of [`to_file`](Self::to_file), which is replaced when the new one is

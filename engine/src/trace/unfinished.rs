@@ -215,8 +215,7 @@ struct Claim(PathBuf);
 impl Claim {
     fn of(target: &Path) -> io::Result<Self> {
         // A symbolic link at the target is replaced itself, so the folder alone is looked up.
-        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
+        let folder = fs::canonicalize(folder_of(target).unwrap_or(Path::new(".")))?;
         let target = folder.join(target.file_name().unwrap_or_default());
         if TARGETS.lock().insert(target.clone()) {
             return Ok(Self(target));
@@ -232,6 +231,11 @@ impl Drop for Claim {
     }
 }
 
+/// The folder of a file; `None` for a path without a name.
+fn folder_of(target: &Path) -> Option<&Path> {
+    target.parent().map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+}
+
 /// Creates the file. While it is locked, another process sees that it is being written.
 fn create(target: &Path) -> io::Result<(File, PathBuf)> {
     let (file, path) = file::create_beside(target, "unfinished")?;
@@ -242,7 +246,7 @@ fn create(target: &Path) -> io::Result<(File, PathBuf)> {
 
 /// Whether another process than the one with the unfinished file `own` records to the file `target`.
 pub(super) fn is_recorded_by_another(target: &Path, own: &Path) -> bool {
-    let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else { return false };
+    let (Some(folder), Some(name)) = (folder_of(target), target.file_name()) else { return false };
     let Ok(entries) = fs::read_dir(folder) else { return false };
     let name = name.to_string_lossy();
     entries.flatten().any(|entry| {

@@ -26,7 +26,7 @@ const HEAD: &str = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n";
 /// # Errors
 /// Those of the system; `AlreadyExists` for a file that was not written so and is not empty.
 pub fn write_file(trace: &Trace, path: &Path) -> io::Result<()> {
-    file::replace_alike(path, HEAD, |out| write(trace, out))
+    file::replace_alike(path, HEAD.as_bytes(), |out| write(trace, out))
 }
 
 /// Writes `trace` as one JSON object with its events in `traceEvents`.

@@ -40,7 +40,7 @@ pub fn replace(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Re
 /// As those of [`replace`], and of [`check_alike`].
 pub(crate) fn replace_alike(
     path: &Path,
-    head: &str,
+    head: &[u8],
     content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
     check_alike(path, head)?;
@@ -52,7 +52,7 @@ pub(crate) fn replace_alike(
 ///
 /// # Errors
 /// As those of [`check_target`]; `AlreadyExists` for a file of another kind.
-pub(crate) fn check_alike(path: &Path, head: &str) -> io::Result<()> {
+pub(crate) fn check_alike(path: &Path, head: &[u8]) -> io::Result<()> {
     check_target(path)?;
     let mut there = Vec::new();
     match File::open(path) {
@@ -60,7 +60,7 @@ pub(crate) fn check_alike(path: &Path, head: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    if there.is_empty() || there == head.as_bytes() {
+    if there.is_empty() || there == head {
         return Ok(());
     }
     let why = "it is a file of another kind, and is not replaced: name another file";
@@ -227,7 +227,7 @@ mod tests {
     fn a_file_of_another_kind_is_not_replaced() {
         let folder = folder("kind");
         let path = folder.join("page");
-        let write = |text: &str| replace_alike(&path, "<page>", |out| out.write_all(text.as_bytes()));
+        let write = |text: &str| replace_alike(&path, b"<page>", |out| out.write_all(text.as_bytes()));
         write("<page> new").unwrap();
         write("<page>").unwrap();
         write("").unwrap();

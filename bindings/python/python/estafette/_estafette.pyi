@@ -27,7 +27,7 @@ from .typing import (
     Using,
 )
 
-__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_check_page", "_command", "_end_recording", "_engine_states", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_check_output", "_command", "_end_recording", "_engine_states", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -305,7 +305,9 @@ class Engine:
         priority: int = 0,
         on_skip: Callable[[OperationError], object] | None = None,
     ) -> Awaitable[Operation]:
-        """As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``."""
+        """As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``. Submits nothing before
+        the ``await``: an awaitable that is dropped without one warns of that, with a ``RuntimeWarning``, as a coroutine does.
+        """
     # A call without options is checked: positional arguments may have any type, since tensors stand in the place of
     # arrays, but their number must be right, and keyword arguments must be those of the function. A call with options
     # is not: no keyword parameter can stand beside `*args: P.args`. So each overload for such calls requires an option.
@@ -482,7 +484,7 @@ class Engine:
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]:
         """As `call`, but waits for a permit without stopping the event loop: ``z = await eng.call_async(...)``
-        gives the promise.
+        gives the promise. A forgotten ``await`` warns, as that of `submit_async` does.
         """
     @overload
     def wrap(
@@ -1094,7 +1096,9 @@ class Program:
         Raises as `Engine.submit`.
         """
     def replay_async(self) -> Awaitable[Operation]:
-        """As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``."""
+        """As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``. A forgotten ``await``
+        warns, as that of `Engine.submit_async` does.
+        """
 
 @final
 class Operators:
@@ -1253,7 +1257,7 @@ class Link:
     def send_async(
         self, tensor: Tensor, /, *, access: Literal["read", "write"] = "read", copy: bool | None = None
     ) -> Awaitable[None]:
-        """As `send`, to be awaited."""
+        """As `send`, to be awaited. A forgotten ``await`` warns, as that of `Engine.submit_async` does."""
     def receive(self, timeout: float | None = None) -> Tensor | None:
         """Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
         link. Raises `PeerDiedError` when that process has died, after everything that it had sent.
@@ -1369,7 +1373,7 @@ def record_call_sites(on: bool = True, /) -> bool:
 def _from_tickets(engine: Engine, tickets: list[Ticket | bytes], /) -> list[Tensor]: ...
 def _engine_states() -> list[tuple[Stats, Diagnosis]]: ...
 def _read_chrome(path: str, /) -> bytes: ...
-def _check_page(path: str, /) -> None: ...
+def _check_output(path: str, is_page: bool, /) -> None: ...
 def _replace_file(path: str, content: bytes, /) -> None: ...
 def _run_in_spans(on: bool, /) -> None: ...
 def _set_helping(allowed: bool) -> bool: ...

@@ -123,7 +123,8 @@ class record:  # noqa: N801 - used like a function
     new one is whole. While it is recorded, what is noted is written to a file beside it several times a second:
     ``run.pftrace.4711.unfinished`` for process 4711. A process that ends in any way before `stop` leaves that file, and `report`
     reads it. A symbolic link at `path` is replaced itself; a FIFO, a device or a folder is refused with ``OSError``, and a file that
-    another recording of the process is made to with its ``FileExistsError``.
+    another recording, of this process or of another one, is made to with its ``FileExistsError``: of processes that run at a time, each
+    needs a path of its own.
 
     For programs that cannot be changed, the environment variable ``ESTAFETTE_TRACE`` names a file that the whole run is
     recorded to, ``ESTAFETTE_TRACE_LAST`` gives `last`, and ``ESTAFETTE_TRACE_SIGNAL`` the name of a signal. A process that finds

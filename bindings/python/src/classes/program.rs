@@ -209,7 +209,8 @@ impl PyProgram {
         Ok(PyOperation::new(op, self.engine.clone()))
     }
 
-    /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``.
+    /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``. A forgotten ``await``
+    /// warns, as that of `Engine.submit_async` does.
     fn replay_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let (program, handle) = (self.ready(py)?, self.engine.clone());
         let awaiter = Awaiter::pending(async move { program.replay_async().await }, |py, op| {

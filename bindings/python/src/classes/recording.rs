@@ -8,7 +8,7 @@ use std::sync::Arc;
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{file, html, merge, report};
+use estafette_report::{file, html, merge, perfetto, report};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::{PyFileExistsError, PyOSError, PyRuntimeError, PyValueError};
@@ -128,10 +128,11 @@ pub fn read_chrome(py: Python<'_>, path: PathBuf) -> PyResult<Vec<u8>> {
     })
 }
 
-/// Refuses a file that `_read_report` would not replace by a page.
-#[pyfunction(name = "_check_page", signature = (path, /))]
-pub fn check_page(path: PathBuf) -> PyResult<()> {
-    html::check_file(&path).map_err(|error| of_file(&path, error))
+/// Refuses a file that is no page of a report, or else no trace, and not empty.
+#[pyfunction(name = "_check_output", signature = (path, is_page, /))]
+pub fn check_output(path: PathBuf, is_page: bool) -> PyResult<()> {
+    let checked = if is_page { html::check_file(&path) } else { perfetto::check_file(&path) };
+    checked.map_err(|error| of_file(&path, error))
 }
 
 /// Replaces the file `path` by one with this content, when that is whole and on disk.

@@ -330,7 +330,7 @@ impl PyLink {
         wait(py, &self.engine, "room in the link", timeout, sent)
     }
 
-    /// As `send`, to be awaited.
+    /// As `send`, to be awaited. A forgotten ``await`` warns, as that of `Engine.submit_async` does.
     #[pyo3(signature = (tensor, /, *, access = "read", copy = None))]
     fn send_async(
         &self,

@@ -332,10 +332,7 @@ impl Parts {
                 let call = (helper(py, "run_on_stream")?, call, &self.using, place, kept);
                 context.call_method1(intern!(py, "run"), call)?
             }
-            None => match fastcall::in_context(context, || call.__call__(py))? {
-                Some(value) => value?,
-                None => context.call_method1(intern!(py, "run"), (call,))?,
-            },
+            None => fastcall::in_context(context, || call.__call__(py))??,
         };
         refuse_generator(&value)?;
         Ok(value)

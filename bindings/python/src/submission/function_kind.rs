@@ -72,7 +72,7 @@ impl<'py> Known<'py> {
             });
         }
         // SAFETY: of that type.
-        let [code, module] = unsafe { fastcall::code_and_module(function)? };
+        let [code, module] = unsafe { fastcall::code_and_module(function) };
         let qualname = function.getattr(intern!(py, "__qualname__"))?;
         // Code objects are some hundred bytes long.
         let slot = (code.as_ptr() as usize >> 6) % FUNCTIONS;

@@ -145,10 +145,12 @@ impl Results {
         drop(state);
         for (end, array) in std::iter::zip(ends, arrays) {
             let Some(end) = end else { continue };
-            let produced = match error {
-                Some(error) => Err(error.to_string().into()),
-                None => array.ok_or_else(|| NO_RESULT.into()),
-            };
+            if let Some(error) = error {
+                // The failure is the one of the call, and reported once.
+                end.cancel(error.to_string().into());
+                continue;
+            }
+            let produced = array.ok_or_else(|| NO_RESULT.into());
             match fence {
                 Some(fence) => end.produce_after(fence, produced),
                 None => end.produce(produced),

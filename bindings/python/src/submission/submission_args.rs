@@ -199,10 +199,9 @@ pub fn of_call(
     let known = Known::of(function)?;
     let using = using::of(&known, using, &engine.shared.using, py)?;
     let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
-    let mut plain = kwargs.is_none_or(|kwargs| kwargs.is_empty());
-    for item in args.iter_borrowed() {
-        plain = plain && (item.is_exact_instance_of::<PyTensor>() || has_no_tensors(&item)?);
-    }
+    let is_plain =
+        |item: Borrowed<'_, '_, PyAny>| item.is_exact_instance_of::<PyTensor>() || has_no_tensors(&item);
+    let plain = kwargs.is_none_or(|kwargs| kwargs.is_empty()) && args.iter_borrowed().all(is_plain);
     let (function, kind, arguments) = if plain {
         (function.clone(), known.kind, args.clone())
     } else {
@@ -241,13 +240,13 @@ pub fn of_call(
 }
 
 /// Whether an argument, which is no tensor, is certainly nothing that may have tensors in it.
-fn has_no_tensors(item: &Bound<'_, PyAny>) -> PyResult<bool> {
+fn has_no_tensors(item: &Bound<'_, PyAny>) -> bool {
     let may_have = item.is_instance_of::<PyTuple>()
         || item.is_instance_of::<PyList>()
         || item.is_instance_of::<PyDict>()
         || item.is_instance_of::<PyVariable>()
-        || fastcall::class_has(&item.get_type(), intern!(item.py(), "__dataclass_fields__"))?;
-    Ok(!may_have)
+        || fastcall::class_has(&item.get_type(), intern!(item.py(), "__dataclass_fields__"));
+    !may_have
 }
 
 /// Takes the arrays, builds the structure of their promises, and says what each is like.

@@ -17,8 +17,6 @@ pub struct TracePacket {
     pub interned_data: Option<InternedData>,
     #[prost(uint32, optional, tag = "13")]
     pub sequence_flags: Option<u32>,
-    #[prost(bytes = "vec", optional, tag = "36")]
-    pub synchronization_marker: Option<Vec<u8>>,
     /// More packets, written as in a file and compressed together (zlib).
     #[prost(bytes = "vec", optional, tag = "50")]
     pub compressed_packets: Option<Vec<u8>>,
@@ -34,9 +32,13 @@ pub const SEQ_INCREMENTAL_STATE_CLEARED: u32 = 1;
 /// The packet refers to what was interned before.
 pub const SEQ_NEEDS_INCREMENTAL_STATE: u32 = 2;
 
-/// The marker that Perfetto's own writers put between packets to find the way back after damage.
-pub const SYNCHRONIZATION_MARKER: [u8; 16] =
-    [0x82, 0x47, 0x7a, 0x76, 0xb2, 0x8d, 0x42, 0xba, 0x81, 0xdc, 0x33, 0x32, 0x6d, 0x57, 0xa0, 0x79];
+/// How each block of a file begins, and so each file: a packet with nothing but the marker that Perfetto's own writers put between packets
+/// to find the way back after damage. Tag and length of the packet, field 36 with 16 bytes, the marker.
+#[rustfmt::skip]
+pub const BLOCK: [u8; 21] = [
+    0x0a, 0x13, 0xa2, 0x02, 0x10,
+    0x82, 0x47, 0x7a, 0x76, 0xb2, 0x8d, 0x42, 0xba, 0x81, 0xdc, 0x33, 0x32, 0x6d, 0x57, 0xa0, 0x79,
+];
 
 #[derive(Clone, PartialEq, Message)]
 pub struct TrackDescriptor {

@@ -20,8 +20,21 @@ mod tracks;
 mod wire;
 mod write;
 
+use std::io;
+use std::path::Path;
+
+use super::file;
+
 pub use read::read;
 pub use write::{attribute_and_write, write};
+
+/// Refuses a path at which there is a file that is no such trace and not empty, or at which no file can be written.
+///
+/// # Errors
+/// Those of the system; `AlreadyExists` for a file of another kind.
+pub fn check_file(path: &Path) -> io::Result<()> {
+    file::check_alike(path, &messages::BLOCK)
+}
 
 /// What an event is, as its category says.
 mod category {

@@ -1,6 +1,6 @@
 //! Takes a trace apart into packets, and finds the way back after damage.
 
-use super::messages::SYNCHRONIZATION_MARKER;
+use super::messages::BLOCK;
 use super::write::PACKET_TAG;
 
 /// A piece of a file.
@@ -41,11 +41,8 @@ impl<'a> Pieces<'a> {
 
     /// Where the next block begins.
     fn next_block(&self) -> Option<usize> {
-        // A packet with nothing but the marker: its own tag and length, then field 36 with 16 bytes.
-        let mut block = vec![PACKET_TAG, 0x13, 0xa2, 0x02, 0x10];
-        block.extend(SYNCHRONIZATION_MARKER);
         let from = self.at + 1;
-        let found = self.bytes.get(from..)?.windows(block.len()).position(|window| window == block);
+        let found = self.bytes.get(from..)?.windows(BLOCK.len()).position(|window| window == BLOCK);
         found.map(|found| from + found)
     }
 }

@@ -7,8 +7,8 @@ use prost::Message;
 use super::blocks;
 use super::category;
 use super::messages::{
-    SEQ_INCREMENTAL_STATE_CLEARED, SEQ_NEEDS_INCREMENTAL_STATE, SYNCHRONIZATION_MARKER, TYPE_COUNTER,
-    TYPE_INSTANT, TYPE_SLICE_BEGIN, TYPE_SLICE_END, TracePacket, TrackDescriptor, TrackEvent,
+    BLOCK, SEQ_INCREMENTAL_STATE_CLEARED, SEQ_NEEDS_INCREMENTAL_STATE, TYPE_COUNTER, TYPE_INSTANT,
+    TYPE_SLICE_BEGIN, TYPE_SLICE_END, TracePacket, TrackDescriptor, TrackEvent,
 };
 use super::strings::Interner;
 use super::sweep::{Event, Sweep, Thing, What};
@@ -149,9 +149,7 @@ impl<W: Write> Packets<W> {
         if self.block.is_empty() {
             return Ok(());
         }
-        let marker = Some(SYNCHRONIZATION_MARKER.to_vec());
-        let mut framed = Vec::new();
-        frame(&TracePacket { synchronization_marker: marker, ..TracePacket::default() }, &mut framed);
+        let mut framed = BLOCK.to_vec();
         match blocks::deflate(&self.block) {
             Some(compressed) => {
                 let compressed_packets = Some(compressed);

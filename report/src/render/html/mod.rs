@@ -43,7 +43,7 @@ const HEAD: &str = "<!doctype html><!-- a report of Estafette -->\n";
 /// # Errors
 /// Those of the system; `AlreadyExists` for a file that is no such page and not empty.
 pub fn write_file(trace: &Trace, path: &Path) -> io::Result<()> {
-    file::replace_alike(path, HEAD, |out| write(trace, out))
+    file::replace_alike(path, HEAD.as_bytes(), |out| write(trace, out))
 }
 
 /// Refuses a path that [`write_file`] refuses, as far as that can be seen before there is a trace.
@@ -51,7 +51,7 @@ pub fn write_file(trace: &Trace, path: &Path) -> io::Result<()> {
 /// # Errors
 /// As those of [`write_file`].
 pub fn check_file(path: &Path) -> io::Result<()> {
-    file::check_alike(path, HEAD)
+    file::check_alike(path, HEAD.as_bytes())
 }
 
 /// Writes the page about `trace`.

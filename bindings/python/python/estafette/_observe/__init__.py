@@ -15,7 +15,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 from .._errors import ConflictError
-from .._estafette import _check_page, _write_observation
+from .._estafette import _check_output, _write_observation
 from .._recording import Report, report
 from . import roles
 from .notes import Notes, clock
@@ -205,16 +205,15 @@ def _wrong_outputs(outputs: dict[str, str], script: str | None) -> Iterator[str]
     trace, page = outputs.get("--trace"), outputs.get("--html")
     if trace is not None and trace == page:
         yield f"--trace and --html name the same file: {trace}"
-    if page is not None:
-        try:
-            _check_page(page)
-        except OSError as error:
-            yield str(error)
-    if trace is not None and os.path.exists(trace):
-        if not os.path.isfile(trace):
-            yield f"cannot write {trace}"
-        elif script is not None and os.path.samefile(trace, script):
-            yield f"{trace} is the program itself"
+    if trace is not None and script is not None and os.path.exists(trace) and os.path.samefile(trace, script):
+        yield f"{trace} is the program itself"
+        trace = None
+    for path, is_page in ((page, True), (trace, False)):
+        if path is not None:
+            try:
+                _check_output(path, is_page)
+            except OSError as error:
+                yield str(error)
 
 
 def _conclude(seen: observe, page: str | None, *, is_child: bool) -> None:

@@ -16,7 +16,7 @@ use estafette::bindings::reaper;
 use estafette::bindings::set_program_lock;
 use estafette::engine::ShutdownReport;
 use estafette::wait::Activity;
-use estafette::{Engine, Tensor};
+use estafette::{Engine, Error, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -32,7 +32,7 @@ use crate::classes::remote::prepare_queues;
 use crate::classes::report;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module, raise, shutting_down};
-use crate::exchange::export::EXPORTED;
+use crate::exchange::export::{EXPORTED, poll_once};
 use crate::exchange::import::IMPORTED;
 use crate::interpreter::allocator;
 use crate::interpreter::exit;
@@ -124,13 +124,18 @@ impl PyEngine {
             return Err(would_stop_the_loop(py));
         }
         let report = guard::detach(py, || match timeout {
-            Some(timeout) => engine.shutdown_timeout(timeout),
-            None => {
-                // The wait ends early, with an error, only if leases hold up everything that is left.
-                let _ = engine.wait_all(None);
-                engine.shutdown_timeout(Duration::ZERO)
-            }
-        });
+            Some(timeout) => Ok(engine.shutdown_timeout(timeout)),
+            None => match engine.wait_all(None) {
+                Err(Error::Interrupted) => {
+                    // One poll refuses submissions from here on, and cancels nothing.
+                    let _ = poll_once(engine.shutdown());
+                    Err(Error::Interrupted)
+                }
+                // The wait ends early, with another error, only if leases hold up everything that is left.
+                _ => Ok(engine.shutdown_timeout(Duration::ZERO)),
+            },
+        })
+        .or_raise(py)?;
         match interrupt::take() {
             Some(raised) => Err(raised),
             None => Ok(report),

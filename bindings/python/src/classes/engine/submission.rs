@@ -74,7 +74,8 @@ impl PyEngine {
         Ok(PyOperation::new(op, self.handle.clone()))
     }
 
-    /// As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``.
+    /// As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``. Submits nothing before
+    /// the ``await``: an awaitable that is dropped without one warns of that, with a ``RuntimeWarning``, as a coroutine does.
     #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit_async(
@@ -192,7 +193,7 @@ impl PyEngine {
     }
 
     /// As `call`, but waits for a permit without stopping the event loop: ``z = await eng.call_async(...)``
-    /// gives the promise.
+    /// gives the promise. A forgotten ``await`` warns, as that of `submit_async` does.
     #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, outputs = None, name = None, on = None, priority = 0, **kwargs))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call_async(
