@@ -1152,7 +1152,7 @@ estafette_status estafette_op_retain(struct estafette_op *op);
 /**
  * Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or that only the operation itself holds; `ESTAFETTE_FORKED`. May be called by any thread.
  * `op` may be any value.
  */
 estafette_status estafette_op_release(struct estafette_op *op);

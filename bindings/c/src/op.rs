@@ -108,7 +108,7 @@ pub unsafe extern "C" fn estafette_op_complete_after(
                 }
             },
         };
-        slots::ended(op, fence.clone())?;
+        let _held = slots::ended(op, fence.clone())?;
         let Begun { completion, context, .. } = begun;
         match fence {
             Some(fence) => {
@@ -120,7 +120,6 @@ pub unsafe extern "C" fn estafette_op_complete_after(
                 drop(context);
             }
         }
-        slots::release(op)?;
         DONE
     })
 }
@@ -165,7 +164,7 @@ pub extern "C" fn estafette_op_retain(op: *mut estafette_op) -> estafette_status
 
 /// Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or that only the operation itself holds; `ESTAFETTE_FORKED`. May be called by any thread.
 /// `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_status {

@@ -28,7 +28,7 @@ fn hard_cases() {
 
 #[test]
 fn misuse_is_an_error() {
-    plain_and_sanitized("misuse.c", 8);
+    plain_and_sanitized("misuse.c", 9);
 }
 
 #[test]
