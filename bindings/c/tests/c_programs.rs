@@ -63,7 +63,7 @@ fn operators() {
 
 #[test]
 fn links_to_another_process() {
-    plain_and_sanitized("links.c", 12);
+    plain_and_sanitized("links.c", 13);
 }
 
 #[test]
