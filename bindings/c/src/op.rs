@@ -25,7 +25,8 @@ use estafette::devices::{DeviceError, DeviceErrorKind};
 pub enum estafette_op {}
 
 /// Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
-/// `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
+/// `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure, as
+/// `ESTAFETTE_DEVICE`, `ESTAFETTE_PEER_DIED` or else `ESTAFETTE_FAILED`; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
 /// whose function was not called yet, a status that is neither, or `ESTAFETTE_OK` for an operation that is to
@@ -49,7 +50,8 @@ pub unsafe extern "C" fn estafette_op_complete(
         match outcome {
             None => completion.complete(Ok(())),
             Some(DeviceErrorKind::Cancelled) => completion.cancel(message.into()),
-            Some(_) => completion.complete(Err(message.into())),
+            Some(DeviceErrorKind::Other) => completion.complete(Err(message.into())),
+            Some(kind) => completion.complete(Err(Box::new(DeviceError::new(kind, message)))),
         }
         drop(context);
         DONE

@@ -48,7 +48,7 @@ fn programs_and_their_replays() {
 
 #[test]
 fn every_other_call() {
-    plain_and_sanitized("calls.c", 13);
+    plain_and_sanitized("calls.c", 14);
 }
 
 #[test]
