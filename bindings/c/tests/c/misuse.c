@@ -220,6 +220,11 @@ static void options_and_types_that_cannot_be_are_named(void) {
   options.size = 1u << 30; /* As one that was never set. */
   REFUSED(ESTAFETTE_INVALID, "size is 1073741824, more than 4096", estafette_engine_create(&options, &engine));
   engine = engine_new(1);
+  estafette_submit_options submit = {.size = sizeof submit, .reserved = 7};
+  static counting context;
+  REFUSED(ESTAFETTE_INVALID, "estafette_submit_options: reserved is 7",
+          estafette_submit_with(engine, &submit, counting_function, &context, counting_drop, 0, 0, 0, 0, 0));
+  CHECK(context.called == 0 && context.dropped == 0);
   int64_t length = 4;
   estafette_tensor *tensor;
   DLDataType unknown = {99, 32, 1}, odd = {kDLFloat, 7, 1}, empty = {kDLInt, 0, 1}, none = {kDLInt, 32, 0}, vector = {kDLFloat, 32, 4};
