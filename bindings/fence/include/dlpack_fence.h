@@ -33,22 +33,15 @@ typedef enum {
 } DLDeviceType;
 typedef struct { DLDeviceType device_type; int32_t device_id; } DLDevice;
 typedef enum {
-  kDLInt = 0U, kDLUInt = 1U, kDLFloat = 2U, kDLOpaqueHandle = 3U, kDLBfloat = 4U, kDLComplex = 5U, kDLBool = 6U,
-  kDLFloat8_e3m4 = 7U, kDLFloat8_e4m3 = 8U, kDLFloat8_e4m3b11fnuz = 9U, kDLFloat8_e4m3fn = 10U, kDLFloat8_e4m3fnuz = 11U,
-  kDLFloat8_e5m2 = 12U, kDLFloat8_e5m2fnuz = 13U, kDLFloat8_e8m0fnu = 14U, kDLFloat6_e2m3fn = 15U, kDLFloat6_e3m2fn = 16U,
-  kDLFloat4_e2m1fn = 17U
+  kDLInt = 0U, kDLUInt = 1U, kDLFloat = 2U, kDLOpaqueHandle = 3U, kDLBfloat = 4U, kDLComplex = 5U, kDLBool = 6U, kDLFloat8_e3m4 = 7U,
+  kDLFloat8_e4m3 = 8U, kDLFloat8_e4m3b11fnuz = 9U, kDLFloat8_e4m3fn = 10U, kDLFloat8_e4m3fnuz = 11U, kDLFloat8_e5m2 = 12U,
+  kDLFloat8_e5m2fnuz = 13U, kDLFloat8_e8m0fnu = 14U, kDLFloat6_e2m3fn = 15U, kDLFloat6_e3m2fn = 16U, kDLFloat4_e2m1fn = 17U
 } DLDataTypeCode;
 typedef struct { uint8_t code, bits; uint16_t lanes; } DLDataType;
-typedef struct {
-  void *data; DLDevice device; int32_t ndim; DLDataType dtype; int64_t *shape, *strides; uint64_t byte_offset;
-} DLTensor;
+typedef struct { void *data; DLDevice device; int32_t ndim; DLDataType dtype; int64_t *shape, *strides; uint64_t byte_offset; } DLTensor;
 typedef struct DLManagedTensor { DLTensor dl_tensor; void *manager_ctx; void (*deleter)(struct DLManagedTensor *self); } DLManagedTensor;
 typedef struct DLManagedTensorVersioned {
-  DLPackVersion version;
-  void *manager_ctx;
-  void (*deleter)(struct DLManagedTensorVersioned *self);
-  uint64_t flags;
-  DLTensor dl_tensor;
+  DLPackVersion version; void *manager_ctx; void (*deleter)(struct DLManagedTensorVersioned *self); uint64_t flags; DLTensor dl_tensor;
 } DLManagedTensorVersioned;
 #endif
 
@@ -220,6 +213,7 @@ static inline int32_t dlpack_fence_flag_settle(DLFenceFlag *flag, int32_t status
 typedef struct {
   int32_t holders; void *event;                                   /* CUevent, or sycl::event* */
   int (*state)(void *event);                                      /* cuEventQuery, DPCTLEvent_GetCommandExecutionStatus */
+  int (*cuda_mode)(int *mode);                                    /* cuThreadExchangeStreamCaptureMode */
   int (*cuda_capturing)(void *stream, int *capturing);            /* cuStreamIsCapturing */
   int (*cuda_wait)(void *stream, void *event, unsigned flags);    /* cuStreamWaitEvent */
   int (*cuda_destroy)(void *event);                               /* cuEventDestroy_v2 */
@@ -229,7 +223,10 @@ typedef struct {
 
 static inline int32_t dlpack_fence_event_query_(void *context) {
   DLFenceEvent *self = (DLFenceEvent *)context;
-  int state = self->state(self->event);
+  int state, mode = 2; /* relaxed: a capture, of any thread, would forbid the query and be spoiled by it */
+  if (self->cuda_mode) self->cuda_mode(&mode);
+  state = self->state(self->event);
+  if (self->cuda_mode) self->cuda_mode(&mode);
   if (self->sycl_wait) return state == 3 ? DLPACK_FENCE_DONE : state ? DLPACK_FENCE_PENDING : DLPACK_FENCE_DEVICE;
   return state == 0 ? DLPACK_FENCE_DONE : state == 600 ? DLPACK_FENCE_PENDING : DLPACK_FENCE_DEVICE; /* CUDA_ERROR_NOT_READY */
 }
@@ -272,6 +269,7 @@ static inline int32_t dlpack_fence_cuda(DLDevice device, void *stream, DLFence *
   DLFenceEvent *self = (DLFenceEvent *)calloc(1, sizeof *self);
   if (!self || !dlpack_fence_find_(driver, "cuStreamIsCapturing", &self->cuda_capturing) ||
       !dlpack_fence_find_(driver, "cuEventCreate", &create) || !dlpack_fence_find_(driver, "cuEventRecord", &record) ||
+      !dlpack_fence_find_(driver, "cuThreadExchangeStreamCaptureMode", &self->cuda_mode) ||
       !dlpack_fence_find_(driver, "cuEventQuery", &self->state) || !dlpack_fence_find_(driver, "cuStreamWaitEvent", &self->cuda_wait) ||
       !dlpack_fence_find_(driver, "cuEventDestroy_v2", &self->cuda_destroy) || self->cuda_capturing(stream, &busy) || busy || create(&self->event, 2))
     return free(self), DLPACK_FENCE_PENDING;
