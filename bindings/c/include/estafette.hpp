@@ -537,8 +537,8 @@ struct Work {
   Function function;
   std::function<void(const Error &)> on_skip;
   // Of nodes. Recursive, as a function that waits may run another replay on its thread.
-  std::recursive_mutex turn{};
-  std::shared_ptr<Work> self{};
+  std::recursive_mutex turn;
+  std::shared_ptr<Work> self;
 };
 
 inline void drop(void *context) { std::shared_ptr<Work> last = std::move(static_cast<Work *>(context)->self); }
