@@ -76,10 +76,10 @@ typedef void (*DLFenceCallback)(void *argument, int32_t status, const char *mess
  * R6  In a child of fork(), `query` returns and nothing else must be called; a fence of the parent may stay pending there. */
 typedef struct DLFence {
   uint32_t version;  /* DLPACK_FENCE_VERSION */
-  uint32_t size;     /* sizeof(DLFence) of the library that filled it; what newer versions append is ignored */
+  uint32_t size;     /* sizeof(DLFence), which stays as it is: fences are copied, and stand in other structs */
   void *context;     /* passed to every function */
   DLDevice device;   /* where the work runs; {kDLCPU, 0} for the host */
-  uint64_t flags;    /* 0 */
+  uint64_t flags;    /* 0; of later headers, what their receivers must know: others refuse the fence */
   /* Returns the state: DLPACK_FENCE_DONE, DLPACK_FENCE_PENDING, or how it failed. Cheap: without `subscribe` it is polled. NULL: done. */
   int32_t (*query)(void *context);
   /* Blocks until the fence has settled, or DLPACK_FENCE_TIMEOUT; UINT64_MAX for no limit. */
@@ -99,6 +99,7 @@ typedef struct DLFence {
   void *(*native)(void *context, DLDevice device);
   void (*retain)(void *context);
   void (*release)(void *context);
+  void (*reserved[3])(void); /* NULL; of later headers, functions, which others leave alone */
 } DLFence;
 
 /* A DLPack tensor with fences. `managed` comes first: once `ready` is done, `&tensor->managed` is an ordinary DLPack tensor for code that
@@ -114,12 +115,12 @@ typedef struct DLFence {
  * R11  The producer must not write, free or reuse the memory before the deleter was called and every fence of `add_done` has settled. After
  *      DLPACK_FENCE_DEVICE it must not free or reuse the memory; after every failure what the consumer may write is undefined.
  * R12  Several consumers get a struct each. Read-only ones may run at once; the producer writes after all of them.
- * R13  For a stream that captures a graph `order_on` must return DLPACK_FENCE_PENDING and leave the capture as it is.
+ * R13  For a stream that captures a graph `order_on` must leave the capture as it is: DLPACK_FENCE_PENDING, or what `query` says.
  * R14  A write of the tensor that waits for a done fence begins when that fence has settled, however: a failure must not hold it up. */
 #define DLPACK_FENCE_DESCRIBED_LATE 1u
 typedef struct DLManagedTensorFenced {
   DLManagedTensorVersioned managed;
-  uint32_t version, size; /* DLPACK_FENCE_VERSION; sizeof(DLManagedTensorFenced) of the producer */
+  uint32_t version, size; /* DLPACK_FENCE_VERSION; sizeof(DLManagedTensorFenced) of the producer: later headers may append */
   uint64_t fence_flags;
   DLFence ready;
   int32_t (*add_done)(struct DLManagedTensorFenced *self, const DLFence *done);
@@ -129,7 +130,8 @@ typedef struct DLManagedTensorFenced {
 
 /* A fence with `query` alone. */
 static inline DLFence dlpack_fence_of(DLDevice device, void *context, int32_t (*query)(void *)) {
-  DLFence fence = {DLPACK_FENCE_VERSION, (uint32_t)sizeof(DLFence), context, device, 0, query, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+  DLFence fence = {DLPACK_FENCE_VERSION, (uint32_t)sizeof(DLFence), context, device, 0, query, NULL, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, {NULL, NULL, NULL}};
   return fence;
 }
 /* A fence that is done already. No allocation, nothing to call, nothing to release. */

@@ -70,6 +70,7 @@ fn export_with(
         native: Some(native),
         retain: Some(retain),
         release: Some(release),
+        reserved: [None; 3],
     }
 }
 
@@ -90,6 +91,7 @@ pub fn done(device: DLDevice) -> RawFence {
         native: None,
         retain: None,
         release: None,
+        reserved: [None; 3],
     }
 }
 
