@@ -1085,7 +1085,8 @@ estafette_status estafette_set_log(int32_t level,
 
 /**
  * Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
- * `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
+ * `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure, as
+ * `ESTAFETTE_DEVICE`, `ESTAFETTE_PEER_DIED` or else `ESTAFETTE_FAILED`; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
  * whose function was not called yet, a status that is neither, or `ESTAFETTE_OK` for an operation that is to
@@ -1152,7 +1153,7 @@ estafette_status estafette_op_retain(struct estafette_op *op);
 /**
  * Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or that only the operation itself holds; `ESTAFETTE_FORKED`. May be called by any thread.
  * `op` may be any value.
  */
 estafette_status estafette_op_release(struct estafette_op *op);
@@ -1475,8 +1476,8 @@ estafette_status estafette_door_address(const struct estafette_door *door,
  * What it receives are tensors of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
  * operation meanwhile.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED` with the
- * reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a door that is closed meanwhile;
+ * `ESTAFETTE_FAILED` with the reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
  * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
  * What the caller promises:
@@ -1488,7 +1489,8 @@ estafette_status estafette_door_accept(const struct estafette_door *door,
                                        struct estafette_link **out);
 
 /**
- * Closes a door and gives its handle up. Links that were made there stay. NULL is legal and does nothing.
+ * Closes a door and gives its handle up. Links that were made there stay. Calls of other threads that wait at the door return
+ * `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a door that was closed before; `ESTAFETTE_FORKED`:
  * there the door is leaked. May be called by any thread. `door` may be any value.
@@ -1532,7 +1534,7 @@ estafette_status estafette_link_process(const struct estafette_link *link,
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_NOT_SHARED` for memory that other
  * processes cannot be shown, if a copy was refused; `ESTAFETTE_PEER_DIED`; `ESTAFETTE_CANCELLED` once the other process has closed the
- * link; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong option; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
+ * link; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or a link that is closed meanwhile; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
  * callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns `ESTAFETTE_OK`. May be called by any thread.
  *
  * What the caller promises:
@@ -1553,7 +1555,7 @@ estafette_status estafette_link_send(const struct estafette_link *link,
  * `ESTAFETTE_CANCELLED` or `ESTAFETTE_FAILED`. What was ready stays readable.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;
- * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or when the other process has sent what makes no sense;
+ * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a link that is closed meanwhile, or when the other process has sent what makes no sense;
  * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
  * called by any thread.
  *
@@ -1583,8 +1585,7 @@ estafette_status estafette_link_descriptor(const struct estafette_link *link,
 
 /**
  * Closes a link and gives its handle up. What was received stays readable. Promises that were sent and are not kept fail in the other
- * process. A call of another thread that uses the link is waited for by nothing, and the link closes when that call returns. NULL is
- * legal and does nothing.
+ * process. Calls of other threads that wait for the link return `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a link that was closed before; `ESTAFETTE_FORKED`:
  * there the link is leaked. May be called by any thread. `link` may be any value.

@@ -18,9 +18,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -406,7 +409,7 @@ class Tensor::Ready {
 inline Tensor::Ready Tensor::ready(Executor executor) const { return Ready(*this, std::move(executor)); }
 #endif
 
-/// A link to another process. Dropped, it is closed.
+/// A link to another process. Dropped, it is closed, and what other threads wait for at it throws.
 class Link {
  public:
   explicit Link(estafette_link *link) : link_(link) {}
@@ -529,23 +532,45 @@ inline std::vector<estafette_tensor *> handles(const std::vector<Tensor> &tensor
 
 using Function = std::function<void(Completion)>;
 
-// The context of an operation.
+// The context of an operation or a node, which holds itself until it is dropped.
 struct Work {
   Function function;
   std::function<void(const Error &)> on_skip;
+  // Of nodes. Recursive, as a function that waits may run another replay on its thread.
+  std::recursive_mutex turn;
+  std::shared_ptr<Work> self;
 };
+
+inline void drop(void *context) { std::shared_ptr<Work> last = std::move(static_cast<Work *>(context)->self); }
+
+using Body = std::unique_ptr<Work, void (*)(void *)>;
+
+inline Body body_of(Function function, std::function<void(const Error &)> on_skip = nullptr) {
+  auto work = std::make_shared<Work>();
+  work->function = std::move(function);
+  work->on_skip = std::move(on_skip);
+  work->self = work;
+  return Body(work.get(), &drop);
+}
 
 // Exceptions must not leave a callback: they become the operation's failure, unless its end was reported before.
 inline void call(void *context, estafette_op *op) {
+  // The end may be reported inside, which drops the context: the function is kept until it has returned.
+  std::shared_ptr<Work> work = static_cast<Work *>(context)->self;
   try {
-    // The end may be reported inside, which drops the context: the function is kept until it has returned.
-    Function function = static_cast<Work *>(context)->function;
-    function(Completion(op));
+    work->function(Completion(op));
   } catch (const std::exception &error) {
     estafette_op_complete(op, ESTAFETTE_FAILED, error.what());
   } catch (...) {
     estafette_op_complete(op, ESTAFETTE_FAILED, "an exception that is no std::exception");
   }
+}
+
+// A node's function may have state, so its calls take turns.
+inline void call_in_turn(void *context, estafette_op *op) {
+  std::shared_ptr<Work> work = static_cast<Work *>(context)->self;
+  std::lock_guard<std::recursive_mutex> turn(work->turn);
+  call(context, op);
 }
 
 inline void skip(void *context, estafette_status status, const char *message) {
@@ -555,8 +580,6 @@ inline void skip(void *context, estafette_status status, const char *message) {
     // The operation has failed already.
   }
 }
-
-inline void drop(void *context) { delete static_cast<Work *>(context); }
 
 inline estafette_submit_options options_of(const char *name, const SubmitOptions &from) {
   estafette_submit_options options = {};
@@ -569,6 +592,22 @@ inline estafette_submit_options options_of(const char *name, const SubmitOptions
   return options;
 }
 
+#ifdef ESTAFETTE_HAS_COROUTINES
+// Submits the resumption of a coroutine. False if the engine does not take it.
+inline bool submit_resumption(estafette_engine *engine, std::coroutine_handle<> waiting, bool nonblocking) {
+  SubmitOptions how;
+  how.nonblocking = nonblocking;
+  estafette_submit_options options = options_of("a coroutine", how);
+  Body body = body_of([waiting](Completion op) {
+    op.complete();
+    waiting.resume();
+  });
+  if (estafette_submit_with(engine, &options, &call, body.get(), &drop, nullptr, 0, nullptr, 0, nullptr) != ESTAFETTE_OK) return false;
+  body.release();
+  return true;
+}
+#endif
+
 }  // namespace detail
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Made by `Engine::program`.
@@ -578,13 +617,14 @@ class Program {
 
   estafette_program *get() const noexcept { return program_.get(); }
 
-  /// Records a node; every replay calls `function`. Nothing runs before the program is finished and replayed.
+  /// Records a node. Every replay calls this one `function`, which may keep state: a call begins when the one before has returned, though
+  /// its operation may have ended before. Nothing runs before the program is finished and replayed.
   void add(const char *name, const std::vector<Tensor> &reads, const std::vector<Tensor> &writes, Function function,
            const SubmitOptions &how = {}) {
     estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
-    auto body = std::make_unique<detail::Work>(detail::Work{std::move(function), how.on_skip});
-    check(estafette_program_add(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
+    detail::Body body = detail::body_of(std::move(function), how.on_skip);
+    check(estafette_program_add(get(), &options, &detail::call_in_turn, body.get(), &detail::drop, read.data(), read.size(),
                                 write.data(), write.size()));
     body.release();
   }
@@ -700,7 +740,7 @@ class Engine {
                    Function function, const SubmitOptions &how = {}) const {
     estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
-    auto body = std::make_unique<detail::Work>(detail::Work{std::move(function), how.on_skip});
+    detail::Body body = detail::body_of(std::move(function), how.on_skip);
     estafette_op *op;
     check(estafette_submit_with(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
                                 write.data(), write.size(), &op));
@@ -712,7 +752,7 @@ class Engine {
   Tensor produce(const char *name, const std::vector<Tensor> &reads, Function function, const SubmitOptions &how = {}) const {
     estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads);
-    auto body = std::make_unique<detail::Work>(detail::Work{std::move(function), how.on_skip});
+    detail::Body body = detail::body_of(std::move(function), how.on_skip);
     estafette_tensor *out;
     check(estafette_produce(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(), &out));
     body.release();
@@ -747,19 +787,18 @@ class Engine {
   }
 
 #ifdef ESTAFETTE_HAS_COROUTINES
-  /// Resumes coroutines on the workers of this engine, which it keeps; at once where the engine takes no more operations.
+  /// Resumes coroutines on the workers of this engine, which it keeps. While the in-flight limit is reached, each waits for room on a thread of
+  /// its own, and resumes there where the engine takes no more operations: the thread that learns of a tensor must not block.
   Executor executor() const {
     return [engine = engine_](std::coroutine_handle<> waiting) {
-      auto function = std::make_unique<detail::Work>();
-      function->function = [waiting](Completion op) {
-        op.complete();
-        waiting.resume();
-      };
-      estafette_submit_options options = detail::options_of("a coroutine", {});
-      int status = estafette_submit_with(engine.get(), &options, &detail::call, function.get(), &detail::drop, nullptr, 0,
-                                         nullptr, 0, nullptr);
-      if (status == ESTAFETTE_OK) function.release();
-      else waiting.resume();
+      if (detail::submit_resumption(engine.get(), waiting, true)) return;
+      try {
+        std::thread([engine, waiting] {
+          if (!detail::submit_resumption(engine.get(), waiting, false)) waiting.resume();
+        }).detach();
+      } catch (const std::system_error &) {
+        waiting.resume();  // The system refuses threads.
+      }
     };
   }
 #endif

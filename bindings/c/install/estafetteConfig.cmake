@@ -15,6 +15,8 @@ if(NOT TARGET estafette::estafette)
   set_target_properties(estafette::static PROPERTIES
     IMPORTED_LOCATION "${_estafette_prefix}/lib/libestafette.a"
     INTERFACE_INCLUDE_DIRECTORIES "${_estafette_prefix}/include"
+    # The library's threads live on when a shared library that holds it is closed.
+    INTERFACE_LINK_OPTIONS "LINKER:-z,nodelete"
     INTERFACE_LINK_LIBRARIES "Threads::Threads;${CMAKE_DL_LIBS};m")
 endif()
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use estafette::Engine;
 use estafette::bindings::callback;
+use estafette::operators::library::OPTIONS_SIZE_MAX;
 
 use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place};
 use crate::handles::{Pinned, Table};
@@ -245,7 +246,7 @@ pub unsafe extern "C" fn estafette_engine_stats(
         }
         // SAFETY: readable as far as its size, which comes first.
         let size = unsafe { (&raw const (*stats).size).read() };
-        if !(STATS_FIRST..=options::SIZE_MAX).contains(&(size as usize)) {
+        if !(STATS_FIRST..=OPTIONS_SIZE_MAX).contains(&(size as usize)) {
             return Err(Refusal::invalid(format!("estafette_stats: size is {size}")));
         }
         let found = engine.stats();

@@ -145,7 +145,7 @@ pub extern "C" fn estafette_promise_drop(promise: *mut estafette_promise) -> est
 
 /// What a status that a caller ends something with means; `None` for success.
 pub(crate) fn outcome_of(status: i32) -> Result<Option<DeviceErrorKind>, Refusal> {
-    use estafette_status::{ESTAFETTE_CANCELLED, ESTAFETTE_DEVICE, ESTAFETTE_OK};
+    use estafette_status::{ESTAFETTE_CANCELLED, ESTAFETTE_DEVICE, ESTAFETTE_OK, ESTAFETTE_PEER_DIED};
     let known =
         estafette_status::of_number(status).filter(|status| *status as i32 <= 0).ok_or_else(|| {
             Refusal::invalid(format!("status is {status}, which is neither success nor an error"))
@@ -154,6 +154,7 @@ pub(crate) fn outcome_of(status: i32) -> Result<Option<DeviceErrorKind>, Refusal
         ESTAFETTE_OK => None,
         ESTAFETTE_CANCELLED => Some(DeviceErrorKind::Cancelled),
         ESTAFETTE_DEVICE => Some(DeviceErrorKind::Fault),
+        ESTAFETTE_PEER_DIED => Some(DeviceErrorKind::PeerDied),
         _ => Some(DeviceErrorKind::Other),
     })
 }

@@ -25,7 +25,8 @@ use estafette::devices::{DeviceError, DeviceErrorKind};
 pub enum estafette_op {}
 
 /// Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
-/// `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
+/// `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure, as
+/// `ESTAFETTE_DEVICE`, `ESTAFETTE_PEER_DIED` or else `ESTAFETTE_FAILED`; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
 /// whose function was not called yet, a status that is neither, or `ESTAFETTE_OK` for an operation that is to
@@ -49,7 +50,8 @@ pub unsafe extern "C" fn estafette_op_complete(
         match outcome {
             None => completion.complete(Ok(())),
             Some(DeviceErrorKind::Cancelled) => completion.cancel(message.into()),
-            Some(_) => completion.complete(Err(message.into())),
+            Some(DeviceErrorKind::Other) => completion.complete(Err(message.into())),
+            Some(kind) => completion.complete(Err(Box::new(DeviceError::new(kind, message)))),
         }
         drop(context);
         DONE
@@ -108,7 +110,7 @@ pub unsafe extern "C" fn estafette_op_complete_after(
                 }
             },
         };
-        slots::ended(op, fence.clone())?;
+        let _held = slots::ended(op, fence.clone())?;
         let Begun { completion, context, .. } = begun;
         match fence {
             Some(fence) => {
@@ -120,7 +122,6 @@ pub unsafe extern "C" fn estafette_op_complete_after(
                 drop(context);
             }
         }
-        slots::release(op)?;
         DONE
     })
 }
@@ -165,7 +166,7 @@ pub extern "C" fn estafette_op_retain(op: *mut estafette_op) -> estafette_status
 
 /// Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or that only the operation itself holds; `ESTAFETTE_FORKED`. May be called by any thread.
 /// `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_status {

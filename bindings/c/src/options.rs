@@ -1,5 +1,7 @@
 //! Structs of options: they begin with their size, so that they can grow.
 
+use estafette::operators::library;
+
 use crate::entry::Refusal;
 
 /// A struct of plain numbers and pointers whose first field is its `size` (`uint32_t`), and for which all bytes zero are the
@@ -13,10 +15,6 @@ pub(crate) unsafe trait Options: Copy {
     /// The size of its first version.
     const FIRST: usize;
 }
-
-/// The most that a struct of options may be long: as much as a page, like Linux's structs that grow. A size beyond that is one that was
-/// never set, and what is behind the struct must not be read.
-pub(crate) const SIZE_MAX: usize = 4096;
 
 /// Reads options that may be shorter than ours (older) or longer (newer, if what is new in them is zero). NULL gives zeros.
 ///
@@ -33,23 +31,12 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Refusal> {
     if size < T::FIRST {
         return Err(Refusal::invalid(format!("{}: size is {size}, less than {}", T::NAME, T::FIRST)));
     }
-    if size > SIZE_MAX {
-        return Err(Refusal::invalid(format!(
-            "{}: size is {size}, more than {SIZE_MAX}; set all bytes to zero first, then the size",
-            T::NAME
-        )));
-    }
-    let known = size.min(size_of::<T>());
-    // SAFETY: the caller's struct is `size` bytes long, ours is at least `known`; any bytes are a value.
-    let rest = unsafe {
+    // SAFETY: the caller's struct is `size` bytes long, ours is at least as long as what is copied; any bytes are a value.
+    unsafe {
+        library::check_rest(options, size)
+            .map_err(|what| Refusal::invalid(format!("{}: {what}", T::NAME)))?;
+        let known = size.min(size_of::<T>());
         std::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut ours).cast::<u8>(), known);
-        std::slice::from_raw_parts(options.cast::<u8>().add(known), size - known)
-    };
-    if rest.iter().any(|byte| *byte != 0) {
-        return Err(Refusal::invalid(format!(
-            "{}: sets fields behind its first {known} bytes, which this version of the library does not know",
-            T::NAME
-        )));
     }
     Ok(ours)
 }

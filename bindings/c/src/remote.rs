@@ -252,8 +252,8 @@ pub unsafe extern "C" fn estafette_door_address(
 /// What it receives are tensors of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
 /// operation meanwhile.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED` with the
-/// reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a door that is closed meanwhile;
+/// `ESTAFETTE_FAILED` with the reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
 /// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
@@ -274,13 +274,17 @@ pub unsafe extern "C" fn estafette_door_accept(
     })
 }
 
-/// Closes a door and gives its handle up. Links that were made there stay. NULL is legal and does nothing.
+/// Closes a door and gives its handle up. Links that were made there stay. Calls of other threads that wait at the door return
+/// `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a door that was closed before; `ESTAFETTE_FORKED`:
 /// there the door is leaked. May be called by any thread. `door` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_door_close(door: *mut estafette_door) -> estafette_status {
-    entry_unless_null(door, || DOORS.release(door, "door"))
+    entry_unless_null(door, || {
+        DOORS.get(door, "door")?.close();
+        DOORS.release(door, "door")
+    })
 }
 
 /// Makes a link to the process with a door at `address`, in at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit); the process need not be
@@ -355,7 +359,7 @@ pub unsafe extern "C" fn estafette_link_process(
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_NOT_SHARED` for memory that other
 /// processes cannot be shown, if a copy was refused; `ESTAFETTE_PEER_DIED`; `ESTAFETTE_CANCELLED` once the other process has closed the
-/// link; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong option; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
+/// link; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or a link that is closed meanwhile; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
 /// callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns `ESTAFETTE_OK`. May be called by any thread.
 ///
 /// # Safety
@@ -387,7 +391,7 @@ pub unsafe extern "C" fn estafette_link_send(
 /// `ESTAFETTE_CANCELLED` or `ESTAFETTE_FAILED`. What was ready stays readable.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;
-/// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or when the other process has sent what makes no sense;
+/// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a link that is closed meanwhile, or when the other process has sent what makes no sense;
 /// `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
 /// called by any thread.
 ///
@@ -437,14 +441,16 @@ pub unsafe extern "C" fn estafette_link_descriptor(
 }
 
 /// Closes a link and gives its handle up. What was received stays readable. Promises that were sent and are not kept fail in the other
-/// process. A call of another thread that uses the link is waited for by nothing, and the link closes when that call returns. NULL is
-/// legal and does nothing.
+/// process. Calls of other threads that wait for the link return `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a link that was closed before; `ESTAFETTE_FORKED`:
 /// there the link is leaked. May be called by any thread. `link` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_link_close(link: *mut estafette_link) -> estafette_status {
-    entry_unless_null(link, || LINKS.release(link, "link"))
+    entry_unless_null(link, || {
+        self::link(link)?.link.close();
+        LINKS.release(link, "link")
+    })
 }
 
 /// Says that process `process` on another machine is dead, or with 0 all processes on that machine: their leases end, and writes that waited go

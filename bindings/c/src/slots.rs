@@ -1,7 +1,7 @@
 //! Operations in use: how far the function of each is, and who holds its handle.
 //!
-//! A place (see `places.rs`) has up to two holders: the owner of the handle from a submission, and the operation itself
-//! until its end is reported.
+//! Callers hold a place (see `places.rs`) by their handles, and the library by claims: that of the operation itself, until its end is
+//! reported, and those of calls. A caller gives up no claim.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -20,13 +20,20 @@ static PLACES: Places<Mutex<State>> = Places::new(Kind::Op);
 
 #[derive(Default)]
 struct State {
-    /// See `places.rs`. The bit "in use" stays set from the first use on; `holders` says whether the place is held.
+    /// See `places.rs`. The bit "in use" stays set from the first use on; the two counts say whether the place is held.
     tag: u32,
-    holders: u32,
+    callers: u32,
+    claims: u32,
     stage: Stage,
     op: Option<Op>,
     /// The fence that the operation ends with.
     after: Option<Fence>,
+}
+
+impl State {
+    fn is_held(&self) -> bool {
+        self.callers > 0 || self.claims > 0
+    }
 }
 
 /// How far the function is.
@@ -78,14 +85,17 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // It is in use as long as this claim is.
-        let _ = release(self.0.as_ptr());
+        if let Ok((number, mut state)) = find(self.0.as_ptr()) {
+            state.claims -= 1;
+            leave(number, state);
+        }
     }
 }
 
 /// The place of a handle, if that is in use.
 fn find(op: *mut estafette_op) -> Result<(u32, MutexGuard<'static, State>), Refusal> {
     let (tag, number) = places::parts(op);
-    let state = PLACES.get(number).map(Mutex::lock).filter(|state| state.tag == tag && state.holders > 0);
+    let state = PLACES.get(number).map(Mutex::lock).filter(|state| state.tag == tag && state.is_held());
     state.map(|state| (number, state)).ok_or_else(|| PLACES.kind().refusal(op, "op"))
 }
 
@@ -101,16 +111,15 @@ fn fresh_place() -> Result<(u32, MutexGuard<'static, State>), Refusal> {
 /// A place that its operation and the caller hold.
 pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
     let (number, mut state) = fresh_place()?;
-    state.holders = 2;
+    (state.callers, state.claims) = (1, 1);
     let handle = places::handle(state.tag, number);
-    let held = NonNull::new(handle).map(Held).ok_or_else(|| crate::entry::is_null("op"))?;
-    Ok((handle, held))
+    Ok((handle, held(handle)))
 }
 
 /// A place for an operation whose function is about to be called, and which has no other holder.
 pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
     let (number, mut state) = fresh_place()?;
-    state.holders = 1;
+    state.claims = 1;
     state.stage = Stage::Begun(begun);
     Ok(places::handle(state.tag, number))
 }
@@ -118,7 +127,7 @@ pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
 /// A place for an operation that was submitted elsewhere, which reports its own end.
 pub(crate) fn enter_submitted(op: Op) -> Result<*mut estafette_op, Refusal> {
     let (number, mut state) = fresh_place()?;
-    state.holders = 1;
+    state.callers = 1;
     state.stage = Stage::Ended;
     state.op = Some(op);
     Ok(places::handle(state.tag, number))
@@ -130,30 +139,35 @@ pub(crate) fn finish(op: *mut estafette_op, with_tensor: Option<bool>) -> Result
     let (number, mut state) = find(op)?;
     let begun = take_stage(&mut state, with_tensor)?;
     state.stage = Stage::Ended;
+    state.claims -= 1;
     leave(number, state);
     Ok(begun)
 }
 
-/// Counts one holder more.
+/// Counts one caller more.
 pub(crate) fn retain(op: *mut estafette_op) -> Result<(), Refusal> {
-    count(&mut find(op)?.1)
+    more(&mut find(op)?.1.callers)
 }
 
-fn count(state: &mut State) -> Result<(), Refusal> {
-    state.holders = state.holders.checked_add(1).ok_or_else(|| Refusal::invalid("op: too many holders"))?;
+fn more(count: &mut u32) -> Result<(), Refusal> {
+    *count = count.checked_add(1).ok_or_else(|| Refusal::invalid("op: too many holders"))?;
     Ok(())
 }
 
-/// Counts one holder less; the last one gives the place back.
+/// Counts one caller less.
 pub(crate) fn release(op: *mut estafette_op) -> Result<(), Refusal> {
-    let (number, state) = find(op)?;
+    let (number, mut state) = find(op)?;
+    let left = state.callers.checked_sub(1);
+    state.callers = left.ok_or_else(|| {
+        Refusal::invalid("op: no caller holds this handle, only its operation: it was released too often")
+    })?;
     leave(number, state);
     Ok(())
 }
 
+/// Gives the place back if nothing holds it any more.
 fn leave(number: u32, mut state: MutexGuard<'static, State>) {
-    state.holders -= 1;
-    if state.holders > 0 {
+    if state.is_held() {
         return;
     }
     let tag = state.tag;
@@ -202,12 +216,16 @@ fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Ref
     }
 }
 
-/// The end is about to be reported; `after` is the fence that the end waits for.
-pub(crate) fn ended(op: *mut estafette_op, after: Option<Fence>) -> Result<(), Refusal> {
+/// The end is about to be reported; `after` is the fence that the end waits for. Returns the operation's claim.
+pub(crate) fn ended(op: *mut estafette_op, after: Option<Fence>) -> Result<Held, Refusal> {
     let (_, mut state) = find(op)?;
     state.stage = Stage::Ended;
     state.after = after;
-    Ok(())
+    Ok(held(op))
+}
+
+fn held(op: *mut estafette_op) -> Held {
+    Held(NonNull::new(op).expect("a handle in use is not NULL"))
 }
 
 /// What lends out the operands of a running operation.
@@ -225,8 +243,8 @@ pub(crate) fn hold(op: *mut estafette_op) -> Result<(Op, Held), Refusal> {
     let found = state.op.clone().ok_or_else(|| {
         Refusal::invalid("op: this handle was given to a function and can only report the end; submit with `out` for a handle to wait for")
     })?;
-    count(&mut state)?;
-    Ok((found, Held(NonNull::new(op).expect("a handle in use is not NULL"))))
+    more(&mut state.claims)?;
+    Ok((found, held(op)))
 }
 
 /// The end of an operation, its fence included, for another scheduler.

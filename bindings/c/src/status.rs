@@ -109,13 +109,12 @@ impl estafette_status {
 
     /// What the failure of an operation, or of the fence of an import, means.
     fn of_failure(failure: &OperationError) -> Self {
-        let is_of_device = failure.kind() == FailureKind::Device;
+        use devices::DeviceErrorKind as Kind;
         match device_error(failure).map(devices::DeviceError::kind) {
-            Some(devices::DeviceErrorKind::PeerDied) => ESTAFETTE_PEER_DIED,
-            Some(devices::DeviceErrorKind::Cancelled) if is_of_device => ESTAFETTE_CANCELLED,
-            Some(devices::DeviceErrorKind::Fault | devices::DeviceErrorKind::OutOfMemory) if is_of_device => {
-                ESTAFETTE_DEVICE
-            }
+            Some(Kind::PeerDied) => ESTAFETTE_PEER_DIED,
+            Some(Kind::Fault | Kind::OutOfMemory) => ESTAFETTE_DEVICE,
+            // One that a function returns is its own failure.
+            Some(Kind::Cancelled) if failure.kind() == FailureKind::Device => ESTAFETTE_CANCELLED,
             _ => ESTAFETTE_FAILED,
         }
     }

@@ -240,6 +240,10 @@ impl Arguments {
     /// As for [`estafette_submit`].
     pub(crate) unsafe fn parse(&self, options: &estafette_submit_options) -> Result<Work, Refusal> {
         let function = self.function.ok_or_else(|| is_null("function"))?;
+        if options.reserved != 0 {
+            let message = format!("estafette_submit_options: reserved is {}", options.reserved);
+            return Err(Refusal::invalid(message));
+        }
         // SAFETY: by contract of this function.
         let (name, reads, writes) = unsafe {
             let name = text(options.name, "c", "name")?;

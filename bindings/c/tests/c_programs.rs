@@ -28,7 +28,7 @@ fn hard_cases() {
 
 #[test]
 fn misuse_is_an_error() {
-    plain_and_sanitized("misuse.c", 8);
+    plain_and_sanitized("misuse.c", 9);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn programs_and_their_replays() {
 
 #[test]
 fn every_other_call() {
-    plain_and_sanitized("calls.c", 13);
+    plain_and_sanitized("calls.c", 14);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn operators() {
 
 #[test]
 fn links_to_another_process() {
-    plain_and_sanitized("links.c", 12);
+    plain_and_sanitized("links.c", 13);
 }
 
 #[test]
@@ -257,7 +257,8 @@ fn the_first_program_of_the_page_by_cmake() {
     let (folder, program) = (scratch("cmake"), first_program());
     let project = "cmake_minimum_required(VERSION 3.18)\nproject(consumer C)\nfind_package(estafette 0.1 REQUIRED)\n\
                    foreach(kind estafette static)\n  add_executable(with_${kind} first.c)\n  \
-                   target_link_libraries(with_${kind} PRIVATE estafette::${kind})\nendforeach()\n";
+                   target_link_libraries(with_${kind} PRIVATE estafette::${kind})\nendforeach()\n\
+                   add_library(plugin MODULE first.c)\ntarget_link_libraries(plugin PRIVATE estafette::static)\n";
     std::fs::write(folder.join("CMakeLists.txt"), project).expect("writable");
     std::fs::copy(program, folder.join("first.c")).expect("writable");
     let build = folder.join("build");
@@ -268,4 +269,10 @@ fn the_first_program_of_the_page_by_cmake() {
     for program in ["with_estafette", "with_static"] {
         assert_eq!(run(&mut Command::new(build.join(program))), "30\n");
     }
+    // Its threads would run on in memory that `dlclose` has unmapped.
+    let plugin = run(Command::new("readelf").arg("--dynamic").arg(build.join("libplugin.so")));
+    assert!(plugin.contains("NODELETE"), "{plugin}");
+    let mut linked = Command::new("pkg-config");
+    linked.env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig"));
+    assert!(run(linked.args(["--static", "--libs", "estafette"])).contains("-z,nodelete"));
 }

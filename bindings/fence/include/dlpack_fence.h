@@ -33,22 +33,15 @@ typedef enum {
 } DLDeviceType;
 typedef struct { DLDeviceType device_type; int32_t device_id; } DLDevice;
 typedef enum {
-  kDLInt = 0U, kDLUInt = 1U, kDLFloat = 2U, kDLOpaqueHandle = 3U, kDLBfloat = 4U, kDLComplex = 5U, kDLBool = 6U,
-  kDLFloat8_e3m4 = 7U, kDLFloat8_e4m3 = 8U, kDLFloat8_e4m3b11fnuz = 9U, kDLFloat8_e4m3fn = 10U, kDLFloat8_e4m3fnuz = 11U,
-  kDLFloat8_e5m2 = 12U, kDLFloat8_e5m2fnuz = 13U, kDLFloat8_e8m0fnu = 14U, kDLFloat6_e2m3fn = 15U, kDLFloat6_e3m2fn = 16U,
-  kDLFloat4_e2m1fn = 17U
+  kDLInt = 0U, kDLUInt = 1U, kDLFloat = 2U, kDLOpaqueHandle = 3U, kDLBfloat = 4U, kDLComplex = 5U, kDLBool = 6U, kDLFloat8_e3m4 = 7U,
+  kDLFloat8_e4m3 = 8U, kDLFloat8_e4m3b11fnuz = 9U, kDLFloat8_e4m3fn = 10U, kDLFloat8_e4m3fnuz = 11U, kDLFloat8_e5m2 = 12U,
+  kDLFloat8_e5m2fnuz = 13U, kDLFloat8_e8m0fnu = 14U, kDLFloat6_e2m3fn = 15U, kDLFloat6_e3m2fn = 16U, kDLFloat4_e2m1fn = 17U
 } DLDataTypeCode;
 typedef struct { uint8_t code, bits; uint16_t lanes; } DLDataType;
-typedef struct {
-  void *data; DLDevice device; int32_t ndim; DLDataType dtype; int64_t *shape, *strides; uint64_t byte_offset;
-} DLTensor;
+typedef struct { void *data; DLDevice device; int32_t ndim; DLDataType dtype; int64_t *shape, *strides; uint64_t byte_offset; } DLTensor;
 typedef struct DLManagedTensor { DLTensor dl_tensor; void *manager_ctx; void (*deleter)(struct DLManagedTensor *self); } DLManagedTensor;
 typedef struct DLManagedTensorVersioned {
-  DLPackVersion version;
-  void *manager_ctx;
-  void (*deleter)(struct DLManagedTensorVersioned *self);
-  uint64_t flags;
-  DLTensor dl_tensor;
+  DLPackVersion version; void *manager_ctx; void (*deleter)(struct DLManagedTensorVersioned *self); uint64_t flags; DLTensor dl_tensor;
 } DLManagedTensorVersioned;
 #endif
 
@@ -83,10 +76,10 @@ typedef void (*DLFenceCallback)(void *argument, int32_t status, const char *mess
  * R6  In a child of fork(), `query` returns and nothing else must be called; a fence of the parent may stay pending there. */
 typedef struct DLFence {
   uint32_t version;  /* DLPACK_FENCE_VERSION */
-  uint32_t size;     /* sizeof(DLFence) of the library that filled it; what newer versions append is ignored */
+  uint32_t size;     /* sizeof(DLFence), which stays as it is: fences are copied, and stand in other structs */
   void *context;     /* passed to every function */
   DLDevice device;   /* where the work runs; {kDLCPU, 0} for the host */
-  uint64_t flags;    /* 0 */
+  uint64_t flags;    /* 0; of later headers, what their receivers must know: others refuse the fence */
   /* Returns the state: DLPACK_FENCE_DONE, DLPACK_FENCE_PENDING, or how it failed. Cheap: without `subscribe` it is polled. NULL: done. */
   int32_t (*query)(void *context);
   /* Blocks until the fence has settled, or DLPACK_FENCE_TIMEOUT; UINT64_MAX for no limit. */
@@ -106,6 +99,7 @@ typedef struct DLFence {
   void *(*native)(void *context, DLDevice device);
   void (*retain)(void *context);
   void (*release)(void *context);
+  void (*reserved[3])(void); /* NULL; of later headers, functions, which others leave alone */
 } DLFence;
 
 /* A DLPack tensor with fences. `managed` comes first: once `ready` is done, `&tensor->managed` is an ordinary DLPack tensor for code that
@@ -121,12 +115,12 @@ typedef struct DLFence {
  * R11  The producer must not write, free or reuse the memory before the deleter was called and every fence of `add_done` has settled. After
  *      DLPACK_FENCE_DEVICE it must not free or reuse the memory; after every failure what the consumer may write is undefined.
  * R12  Several consumers get a struct each. Read-only ones may run at once; the producer writes after all of them.
- * R13  For a stream that captures a graph `order_on` must return DLPACK_FENCE_PENDING and leave the capture as it is.
+ * R13  For a stream that captures a graph `order_on` must leave the capture as it is: DLPACK_FENCE_PENDING, or what `query` says.
  * R14  A write of the tensor that waits for a done fence begins when that fence has settled, however: a failure must not hold it up. */
 #define DLPACK_FENCE_DESCRIBED_LATE 1u
 typedef struct DLManagedTensorFenced {
   DLManagedTensorVersioned managed;
-  uint32_t version, size; /* DLPACK_FENCE_VERSION; sizeof(DLManagedTensorFenced) of the producer */
+  uint32_t version, size; /* DLPACK_FENCE_VERSION; sizeof(DLManagedTensorFenced) of the producer: later headers may append */
   uint64_t fence_flags;
   DLFence ready;
   int32_t (*add_done)(struct DLManagedTensorFenced *self, const DLFence *done);
@@ -136,7 +130,8 @@ typedef struct DLManagedTensorFenced {
 
 /* A fence with `query` alone. */
 static inline DLFence dlpack_fence_of(DLDevice device, void *context, int32_t (*query)(void *)) {
-  DLFence fence = {DLPACK_FENCE_VERSION, (uint32_t)sizeof(DLFence), context, device, 0, query, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+  DLFence fence = {DLPACK_FENCE_VERSION, (uint32_t)sizeof(DLFence), context, device, 0, query, NULL, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, {NULL, NULL, NULL}};
   return fence;
 }
 /* A fence that is done already. No allocation, nothing to call, nothing to release. */
@@ -220,6 +215,7 @@ static inline int32_t dlpack_fence_flag_settle(DLFenceFlag *flag, int32_t status
 typedef struct {
   int32_t holders; void *event;                                   /* CUevent, or sycl::event* */
   int (*state)(void *event);                                      /* cuEventQuery, DPCTLEvent_GetCommandExecutionStatus */
+  int (*cuda_mode)(int *mode);                                    /* cuThreadExchangeStreamCaptureMode */
   int (*cuda_capturing)(void *stream, int *capturing);            /* cuStreamIsCapturing */
   int (*cuda_wait)(void *stream, void *event, unsigned flags);    /* cuStreamWaitEvent */
   int (*cuda_destroy)(void *event);                               /* cuEventDestroy_v2 */
@@ -229,7 +225,10 @@ typedef struct {
 
 static inline int32_t dlpack_fence_event_query_(void *context) {
   DLFenceEvent *self = (DLFenceEvent *)context;
-  int state = self->state(self->event);
+  int state, mode = 2; /* relaxed: a capture, of any thread, would forbid the query and be spoiled by it */
+  if (self->cuda_mode) self->cuda_mode(&mode);
+  state = self->state(self->event);
+  if (self->cuda_mode) self->cuda_mode(&mode);
   if (self->sycl_wait) return state == 3 ? DLPACK_FENCE_DONE : state ? DLPACK_FENCE_PENDING : DLPACK_FENCE_DEVICE;
   return state == 0 ? DLPACK_FENCE_DONE : state == 600 ? DLPACK_FENCE_PENDING : DLPACK_FENCE_DEVICE; /* CUDA_ERROR_NOT_READY */
 }
@@ -272,6 +271,7 @@ static inline int32_t dlpack_fence_cuda(DLDevice device, void *stream, DLFence *
   DLFenceEvent *self = (DLFenceEvent *)calloc(1, sizeof *self);
   if (!self || !dlpack_fence_find_(driver, "cuStreamIsCapturing", &self->cuda_capturing) ||
       !dlpack_fence_find_(driver, "cuEventCreate", &create) || !dlpack_fence_find_(driver, "cuEventRecord", &record) ||
+      !dlpack_fence_find_(driver, "cuThreadExchangeStreamCaptureMode", &self->cuda_mode) ||
       !dlpack_fence_find_(driver, "cuEventQuery", &self->state) || !dlpack_fence_find_(driver, "cuStreamWaitEvent", &self->cuda_wait) ||
       !dlpack_fence_find_(driver, "cuEventDestroy_v2", &self->cuda_destroy) || self->cuda_capturing(stream, &busy) || busy || create(&self->event, 2))
     return free(self), DLPACK_FENCE_PENDING;

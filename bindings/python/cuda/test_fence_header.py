@@ -110,6 +110,20 @@ def test_order_on_leaves_a_stream_that_captures_a_graph_as_it_is(sim, record):
     ready.drop()
 
 
+@pytest.mark.parametrize("mode", [0, 1])  # global, thread-local
+def test_a_query_spoils_no_capture(sim, record, mode):
+    producer, capturing, graph = sim.stream(), ctypes.c_void_p(sim.stream()), ctypes.c_void_p()
+    sim.block(producer)
+    (_, fence), python = record(producer), libraries.cuda_event((2, 0), producer)
+    sim("cuStreamBeginCapture_v2", capturing, mode)
+    assert fence.state() == PENDING and python.state() == PENDING
+    sim("cuStreamEndCapture", capturing, ctypes.byref(graph))
+    assert graph.value
+    sim.unblock(producer)
+    wait_until(lambda: fence.state() == DONE and python.state() == DONE)
+    fence.drop()
+
+
 class TestAdapters:
     """`dlpack_fence.libraries` and a library with a current stream, as PyTorch and CuPy are; their own builds were not run."""
 

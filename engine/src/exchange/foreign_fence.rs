@@ -86,6 +86,7 @@ pub struct RawFence {
     pub native: Option<unsafe extern "C" fn(context: *mut c_void, device: DLDevice) -> *mut c_void>,
     pub retain: Option<unsafe extern "C" fn(context: *mut c_void)>,
     pub release: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    pub reserved: [Option<unsafe extern "C" fn()>; 3],
 }
 
 /// The status that reports `error` to a foreign scheduler.

@@ -189,9 +189,40 @@ pub unsafe fn read<'a>(
     // SAFETY: not NULL, so a text.
     let name = unsafe { CStr::from_ptr(name) };
     let name = name.to_str().map_err(|_| Error::invalid("the name of an operator is not UTF-8"))?;
+    let wrong = |what: &str| Error::invalid(format!("operator `{}`: its options{what}", shown(name)));
     // SAFETY: NULL or readable.
-    let options = unsafe { options.as_ref() };
-    let options =
-        options.ok_or_else(|| Error::invalid(format!("operator `{}`: its options are NULL", shown(name))))?;
-    Ok((name, options))
+    let known = unsafe { options.as_ref() }.ok_or_else(|| wrong(" are NULL"))?;
+    // SAFETY: as long as they say.
+    unsafe { check_rest(options, known.size as usize) }.map_err(|what| wrong(&format!(": {what}")))?;
+    Ok((name, known))
+}
+
+/// The most that a struct of options may be long: as much as a page, like Linux's structs that grow. A size beyond that is one that was
+/// never set, and what is behind the struct must not be read.
+#[doc(hidden)]
+pub const OPTIONS_SIZE_MAX: usize = 4096;
+
+/// Checks what `size` bytes of options have behind those of an `O`: newer fields must be zero.
+///
+/// # Errors
+/// What is wrong with them.
+///
+/// # Safety
+/// `options` is valid for `size` bytes.
+#[doc(hidden)]
+pub unsafe fn check_rest<O>(options: *const O, size: usize) -> Result<(), String> {
+    if size > OPTIONS_SIZE_MAX {
+        return Err(format!(
+            "size is {size}, more than {OPTIONS_SIZE_MAX}; set all bytes to zero first, then the size"
+        ));
+    }
+    let known = size.min(size_of::<O>());
+    // SAFETY: by contract of this function.
+    let rest = unsafe { std::slice::from_raw_parts(options.cast::<u8>().add(known), size - known) };
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(format!(
+            "sets fields behind its first {known} bytes, which this version of the library does not know"
+        ));
+    }
+    Ok(())
 }

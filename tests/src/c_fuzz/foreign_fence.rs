@@ -90,6 +90,7 @@ impl ForeignFence {
             native: None,
             retain: Some(retain),
             release: Some(release),
+            reserved: [None; 3],
         };
         (fence, raw)
     }

@@ -110,6 +110,7 @@ pub(super) fn fence(pending: Pending) -> (Settle, Fence) {
         native: None,
         retain: Some(retain),
         release: Some(release),
+        reserved: [None; 3],
     };
     // SAFETY: a struct as it is described; its context lives as long as something retains it.
     let fence = unsafe { foreign_fence::import(NonNull::from(&raw), &[]) }.expect("the struct is in order");

@@ -635,6 +635,35 @@ fn another_scheduler_orders_its_stream_after_our_fence() {
 }
 
 #[test]
+fn our_fence_leaves_a_stream_that_captures_a_graph_as_it_is() {
+    let bench = bench();
+    let theirs = bench.theirs();
+    let x = bench.bytes();
+    bench.simulator.block(bench.ours.native());
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    let fence = x.export_ready_fence();
+    let stream = ptr::with_exposed_provenance_mut(theirs.stream());
+    // SAFETY: the struct's own function with its own context, on a live stream.
+    let order = || unsafe { fence.order_on.unwrap()(fence.context, bench.device.id(), stream) };
+    let waits = || bench.simulator.calls("cuStreamWaitEvent");
+    let _graph: CudaGraph = theirs
+        .queue
+        .capture(|_stream| {
+            let before = waits();
+            assert_eq!((order(), waits()), (1, before), "the host must wait");
+            theirs.copies(&x);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(order(), 0, "the capture is over");
+    bench.simulator.unblock(bench.ours.native());
+    x.wait().unwrap();
+    // SAFETY: this code owns one count.
+    unsafe { fence.release.unwrap()(fence.context) };
+    bench.silent();
+}
+
+#[test]
 fn host_readers_of_pinned_and_managed_memory_wait_for_the_device() {
     let bench = bench();
     for kind in [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {

@@ -121,6 +121,7 @@ impl Foreign {
             native: None,
             retain: Some(retain),
             release: Some(release),
+            reserved: [None; 3],
         };
         *self.holders.lock() = 1;
         // SAFETY: a true description; each test waits for the last release.

@@ -53,6 +53,7 @@ int main(void) {
   SIZE(DLFence);
   FIELD(DLFence, device);
   FIELD(DLFence, release);
+  FIELD(DLFence, reserved);
   SIZE(estafette_export_options);
   NUMBER(DLPACK_MAJOR_VERSION);
   NUMBER(DLPACK_MINOR_VERSION);

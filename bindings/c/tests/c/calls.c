@@ -244,6 +244,28 @@ static void results_are_promises_until_they_are_there(void) {
   estafette_engine_destroy(engine);
 }
 
+static void fail_as(void *context, estafette_op *op) {
+  OK(estafette_op_complete(op, *(int *)context, "fell off the bus"));
+}
+
+static void an_operation_keeps_the_status_that_it_ends_with(void) {
+  static int statuses[][2] = {{ESTAFETTE_DEVICE, ESTAFETTE_DEVICE},
+                              {ESTAFETTE_PEER_DIED, ESTAFETTE_PEER_DIED},
+                              {ESTAFETTE_CANCELLED, ESTAFETTE_CANCELLED},
+                              {ESTAFETTE_CONFLICT, ESTAFETTE_FAILED}};
+  estafette_engine *engine = engine_new(1);
+  for (int i = 0; i < 4; i++) {
+    estafette_tensor *tensor = floats(engine, 1);
+    estafette_op *op;
+    OK(estafette_submit_with(engine, 0, fail_as, statuses[i], 0, 0, 0, &tensor, 1, &op));
+    REFUSED(statuses[i][1], "fell off the bus", estafette_op_wait(op, 10 * SECOND));
+    REFUSED(statuses[i][1], "fell off the bus", estafette_wait(tensor, 10 * SECOND));
+    OK(estafette_op_release(op));
+    OK(estafette_tensor_release(tensor));
+  }
+  OK(estafette_engine_destroy(engine));
+}
+
 static void *complete_with(void *op) {
   counted *memory = counted_new();
   nap(800);
@@ -500,6 +522,7 @@ int main(void) {
   RUN(exports_are_leases_and_say_so);
   RUN(a_legacy_struct_passes_both_ways_and_says_nothing_of_access);
   RUN(results_are_promises_until_they_are_there);
+  RUN(an_operation_keeps_the_status_that_it_ends_with);
   RUN(an_export_of_a_promise_waits_no_longer_than_its_limit);
   RUN(the_device_of_a_promise_is_checked_when_it_has_memory);
   RUN(a_view_that_outlives_its_operation_is_a_lease);

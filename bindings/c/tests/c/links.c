@@ -458,12 +458,65 @@ static void what_cannot_be_is_refused(void) {
   OK(estafette_link_close(0));
   OK(estafette_door_close(0));
   OK(estafette_ticket_revoke(0));
+  REFUSED(ESTAFETTE_INVALID, "host is NULL", estafette_declare_dead(0, 1));
+  REFUSED(ESTAFETTE_INVALID, "host is not UTF-8", estafette_declare_dead("\xe9", 1));
+  OK(estafette_declare_dead("10.0.0.1", 0));
   CHECK(!ticket && !link && !none);
   say(of.engine, of.link);
   end(&of);
   REFUSED(ESTAFETTE_INVALID, "link: this handle is not in use; it was closed", estafette_link_close(of.link));
   estafette_tensor_release(own);
   estafette_engine_destroy(engine);
+}
+
+/* A call of another thread that waits at a door or for a link. */
+typedef struct {
+  other of;
+  estafette_door *door;
+  atomic_int thread, status;
+  char text[200];
+} waiting;
+
+static void *wait_for_it(void *context) {
+  waiting *self = context;
+  estafette_link *link;
+  estafette_tensor *none;
+  atomic_store(&self->thread, gettid());
+  int status = self->door ? estafette_door_accept(self->door, self->of.engine, 5 * SECOND, &link)
+                          : estafette_link_receive(self->of.link, 5 * SECOND, &none);
+  snprintf(self->text, sizeof self->text, "%s", estafette_last_error());
+  atomic_store(&self->status, status);
+  return 0;
+}
+
+static int sleeps(int thread) {
+  char path[64], state = 0;
+  snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+  FILE *file = fopen(path, "r");
+  if (!file) return 0;
+  CHECK(fscanf(file, "%*d %*s %c", &state) == 1);
+  fclose(file);
+  return state == 'S';
+}
+
+static pthread_t waits(waiting *self) {
+  pthread_t thread;
+  CHECK(pthread_create(&thread, 0, wait_for_it, self) == 0);
+  while (!sleeps(atomic_load(&self->thread))) nap(1);
+  return thread;
+}
+
+static void a_close_ends_the_waits_of_other_threads(void) {
+  waiting at_link = {.of = with("waits_for_a_word", 1)}, at_door = {.of = at_link.of};
+  OK(estafette_door_open(&at_door.door));
+  pthread_t receives = waits(&at_link), accepts = waits(&at_door);
+  say(at_link.of.engine, at_link.of.link);
+  end(&at_link.of);
+  OK(estafette_door_close(at_door.door));
+  pthread_join(receives, 0);
+  pthread_join(accepts, 0);
+  CHECK(at_link.status == ESTAFETTE_INVALID && strstr(at_link.text, "closed"));
+  CHECK(at_door.status == ESTAFETTE_INVALID && strstr(at_door.text, "closed"));
 }
 
 static void linked(const char *address, void (*run)(estafette_engine *, estafette_link *)) {
@@ -513,6 +566,7 @@ int main(int count, char **arguments) {
   RUN(a_link_that_the_other_process_closes);
   RUN(an_event_loop_waits_for_the_descriptor);
   RUN(a_callback_sends_and_does_not_wait);
+  RUN(a_close_ends_the_waits_of_other_threads);
   /* What is over leaves no descriptor. A link goes once the other process has said that it uses nothing more. */
   for (int look = 0; look < 10000 && entries("/proc/self/fd") > before; look++) nap(1);
   CHECK(entries("/proc/self/fd") <= before);

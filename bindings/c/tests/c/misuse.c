@@ -103,6 +103,39 @@ static void leases_promises_and_programs_end_once(void) {
   OK(estafette_engine_destroy(engine));
 }
 
+static void a_release_too_many_takes_nothing_that_the_operation_uses(void) {
+  estafette_engine *engine = engine_new(1);
+  static counting context, alone;
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0, &op));
+  CHECK(begun(&context) == op);
+  /* Each holder releases once. */
+  OK(estafette_op_retain(op));
+  OK(estafette_op_release(op));
+  OK(estafette_op_release(op));
+  REFUSED(ESTAFETTE_INVALID, "op: no caller holds this handle", estafette_op_release(op));
+  CHECK(context.dropped == 0);
+  OK(estafette_op_retain(op));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+  CHECK(drops(&context) == 1);
+  /* The one that is left has it beyond the end. */
+  OK(estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_op_query(op));
+  OK(estafette_op_release(op));
+  OVER("op", estafette_op_release(op));
+  OVER("op", estafette_op_retain(op));
+  OVER("op", estafette_op_query(op));
+  /* A handle that a function alone was given. */
+  OK(estafette_submit(engine, 0, counting_function, &alone, counting_drop, 0, 0, 0, 0));
+  op = begun(&alone);
+  REFUSED(ESTAFETTE_INVALID, "op: no caller holds this handle", estafette_op_release(op));
+  CHECK(alone.dropped == 0);
+  OK(estafette_op_complete_after(op, 0));
+  OVER("op", estafette_op_release(op));
+  CHECK(drops(&alone) == 1);
+  OK(estafette_engine_destroy(engine));
+}
+
 static void an_engine_that_was_destroyed_is_refused_everywhere(void) {
   estafette_engine *engine = engine_new(1);
   estafette_tensor *tensor = floats(engine, 4), *out;
@@ -187,6 +220,11 @@ static void options_and_types_that_cannot_be_are_named(void) {
   options.size = 1u << 30; /* As one that was never set. */
   REFUSED(ESTAFETTE_INVALID, "size is 1073741824, more than 4096", estafette_engine_create(&options, &engine));
   engine = engine_new(1);
+  estafette_submit_options submit = {.size = sizeof submit, .reserved = 7};
+  static counting context;
+  REFUSED(ESTAFETTE_INVALID, "estafette_submit_options: reserved is 7",
+          estafette_submit_with(engine, &submit, counting_function, &context, counting_drop, 0, 0, 0, 0, 0));
+  CHECK(context.called == 0 && context.dropped == 0);
   int64_t length = 4;
   estafette_tensor *tensor;
   DLDataType unknown = {99, 32, 1}, odd = {kDLFloat, 7, 1}, empty = {kDLInt, 0, 1}, none = {kDLInt, 32, 0}, vector = {kDLFloat, 32, 4};
@@ -332,6 +370,7 @@ int main(void) {
   RUN(a_tensor_that_was_released_is_refused_everywhere);
   RUN(a_place_that_is_used_again_is_not_reached_by_the_old_handle);
   RUN(leases_promises_and_programs_end_once);
+  RUN(a_release_too_many_takes_nothing_that_the_operation_uses);
   RUN(an_engine_that_was_destroyed_is_refused_everywhere);
   RUN(what_was_never_a_handle_is_refused);
   RUN(an_engine_that_is_destroyed_during_a_call_goes_when_it_returns);

@@ -112,6 +112,15 @@ static void what_is_refused_stays_the_callers(void) {
   REFUSED(ESTAFETTE_CONFLICT, "`c.once` is registered already, by C",
           estafette_register_operator("c.once", add, &options, &state, watched_drop));
   REFUSED(ESTAFETTE_INVALID, "function is NULL", estafette_register_operator("c.two", 0, &options, &state, watched_drop));
+  struct {
+    estafette_operator_options known;
+    uint64_t newer;
+  } longer = {options, 1};
+  longer.known.size = sizeof longer;
+  REFUSED(ESTAFETTE_INVALID, "operator `c.two`: its options: sets fields behind its first 32 bytes",
+          estafette_register_operator("c.two", add, &longer.known, &state, watched_drop));
+  longer.known.size = 1u << 30;
+  REFUSED(ESTAFETTE_INVALID, "more than 4096", estafette_register_operator("c.two", add, &longer.known, &state, watched_drop));
   options.kind = 9;
   REFUSED(ESTAFETTE_INVALID, "kind 9", estafette_register_operator("c.two", add, &options, &state, watched_drop));
   options = in_place();

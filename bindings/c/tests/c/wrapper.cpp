@@ -65,24 +65,17 @@ static void structs_of_before_dlpack_1_pass_both_ways() {
 // What a function has captured, which cannot be copied any more.
 struct Once {
   explicit Once(const bool &is_over) : is_over(is_over) {}
-  Once(const Once &other) : is_over(other.is_over) {
-    if (is_over) throw std::runtime_error("no more copies");
-  }
+  Once(const Once &other) : is_over(other.is_over) { CHECK(!is_over); }
 
   const bool &is_over;
 };
 
-static void a_function_that_cannot_be_copied_fails_its_operation() {
+static void a_function_is_called_and_not_copied() {
   Engine engine(-1);
   bool is_over = false;
-  Operation op = engine.submit("copied", {}, {}, [once = Once(is_over)](Completion end) { end.complete(); });
+  Operation op = engine.submit("called", {}, {}, [once = Once(is_over)](Completion end) { end.complete(); });
   is_over = true;
-  try {
-    op.wait(LONG);
-    CHECK(!"it has failed");
-  } catch (const Error &error) {
-    CHECK(std::strstr(error.what(), "no more copies"));
-  }
+  op.wait(LONG);
 }
 
 static void exceptions_become_failures_and_failures_exceptions() {
@@ -169,6 +162,10 @@ static void a_fence_that_was_moved_from_is_done() {
   CHECK(holders == 0);
   Fence copy = fence;
   CHECK(holders == 0 && copy.is_done());
+  // One that is shared is counted, and released once.
+  holders = 1;
+  { Fence shared = Fence::share(raw); CHECK(holders == 2 && !shared.is_done()); }
+  CHECK(holders == 1);
 }
 
 static void programs_are_recorded_once_and_replayed() {
@@ -196,6 +193,73 @@ static void programs_are_recorded_once_and_replayed() {
     CHECK(std::string(error.what()).find("fate of a node") != std::string::npos);
   }
   engine.wait_all(LONG);
+}
+
+static void a_function_of_a_node_keeps_its_state() {
+  // A call may go on when its replay has ended.
+  static std::atomic<int> last(0), inside(0), most(0);
+  Engine engine(2);
+  Tensor x = engine.zeros({1}, F32);
+  Program program = engine.program("counts");
+  program.add("counts", {x}, {}, [calls = 0](Completion op) mutable {
+    if (++inside > 1) most = 2;
+    op.complete();
+    for (int i = 0; i < 100; i++) std::this_thread::yield();
+    last = ++calls;
+    inside--;
+  });
+  program.finish();
+  for (int round = 0; round < 100; round++) program.replay();
+  while (last < 100) std::this_thread::yield();
+  CHECK(most == 0);
+}
+
+static void handles_and_structs_from_elsewhere_are_taken_over() {
+  estafette_engine *raw;
+  check(estafette_engine_create(nullptr, &raw));
+  {
+    Engine engine = Engine::adopt(raw);
+    Tensor x = engine.zeros({2}, F32);
+    x.data<float>()[1] = 5.0f;
+    Managed managed = x.export_to_dlpack();
+    void *data = managed->dl_tensor.data;
+    Promise gate("gate");
+    Tensor y = engine.import(managed, &gate.fence());
+    CHECK(!managed && !y.is_ready());
+    gate.complete();
+    y.wait(LONG);
+    CHECK(y.data<float>() == data && y.data<float>()[1] == 5.0f);
+    // What is refused stays the caller's.
+    managed = y.export_to_dlpack();
+    managed->dl_tensor.ndim = -1;
+    try {
+      engine.import(managed);
+      CHECK(!"there is no such rank");
+    } catch (const Error &error) {
+      CHECK(error.status() == ESTAFETTE_INVALID && managed);
+    }
+    managed->dl_tensor.ndim = 1;
+  }
+  CHECK(estafette_engine_destroy(raw) == ESTAFETTE_INVALID);
+}
+
+static void an_operation_is_called_off_before_it_begins() {
+  Engine engine(1);
+  Tensor x = engine.zeros({1}, F32), y = engine.zeros({1}, F32);
+  Promise gate("gate");
+  Fence open = gate.fence();
+  Operation first = engine.submit("first", {}, {x}, [open](Completion op) { op.complete_after(open); });
+  Operation second = engine.submit("second", {x}, {y}, [](Completion) { CHECK(!"it was called off"); });
+  CHECK(second.cancel() && !second.cancel());
+  gate.complete();
+  first.wait(LONG);
+  CHECK(!first.cancel());
+  try {
+    y.wait(LONG);
+    CHECK(!"it was called off");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_CANCELLED);
+  }
 }
 
 static void submissions_have_options() {
@@ -287,11 +351,14 @@ static void recordings_are_written() {
   Engine engine(1);
   Tensor x = engine.zeros({1}, F32);
   engine.submit("recorded", {}, {x}, [](Completion op) { op.complete(); }).wait(LONG);
+  recording.snapshot(path + "-so-far");
   recording.end();
-  std::FILE *file = std::fopen(path.c_str(), "rb");
-  CHECK(file && std::fgetc(file) != EOF);
-  std::fclose(file);
-  std::remove(path.c_str());
+  for (const std::string &file : {path + "-so-far", path}) {
+    std::FILE *written = std::fopen(file.c_str(), "rb");
+    CHECK(written && std::fgetc(written) != EOF);
+    std::fclose(written);
+    std::remove(file.c_str());
+  }
   try {
     Recording nowhere("/no/such/folder/x.pftrace");
     CHECK(!"there is no such folder");
@@ -447,12 +514,46 @@ static void coroutines_go_on_where_an_executor_takes_them() {
   gate.complete();
   while (!done) std::this_thread::yield();
   CHECK(where == worker);
-  // A copy of an engine that takes nothing more resumes at once.
-  Engine ended(1);
+  engine.wait_all(LONG);
+}
+
+static Task wait_in_between(Tensor ready, Tensor pending, Executor executor, std::atomic<int> &status) {
+  co_await ready.ready(std::move(executor));
+  try {
+    pending.wait(1000000);
+  } catch (const Error &error) {
+    status = error.status();
+  }
+}
+
+// An engine that has no room, or takes nothing more, resumes them too: where they may block.
+static void coroutines_may_block_where_their_executor_has_no_room() {
+  EngineOptions limits;
+  limits.workers = limits.in_flight_limit = 1;
+  Engine engine(1), full(limits), ended(1);
+  std::promise<Completion> taken, begun;
+  full.submit("takes the room", {}, {}, [&taken](Completion end) { taken.set_value(end); });
+  Completion end = taken.get_future().get();
   Executor executor = ended.executor();
   check(estafette_engine_shutdown(ended.get(), LONG));
-  executor(std::noop_coroutine());
+  Tensor x = engine.zeros({1}, F32), y = engine.zeros({1}, F32);
+  Promise last("last");
+  Fence over = last.fence();
+  engine.submit("slow", {}, {x}, [&begun](Completion end) { begun.set_value(end); });
+  engine.submit("slower", {}, {y}, [over](Completion op) { op.complete_after(over); });
+  std::atomic<int> no_room(0), shut_down(0);
+  wait_in_between(x, y, full.executor(), no_room);
+  wait_in_between(x, y, executor, shut_down);
+  // On this thread, which is in no operation: inside of one there is more room.
+  begun.get_future().get().complete();
+  while (!shut_down) std::this_thread::yield();
+  CHECK(shut_down == ESTAFETTE_TIMEOUT && no_room == 0);
+  end.complete();
+  while (!no_room) std::this_thread::yield();
+  CHECK(no_room == ESTAFETTE_TIMEOUT);
+  last.complete();
   engine.wait_all(LONG);
+  full.wait_all(LONG);
 }
 
 // A coroutine that its owner may destroy.
@@ -519,11 +620,14 @@ static void coroutines_await_tensors() {
 int main() {
   operations_run_in_order();
   structs_of_before_dlpack_1_pass_both_ways();
-  a_function_that_cannot_be_copied_fails_its_operation();
+  a_function_is_called_and_not_copied();
   exceptions_become_failures_and_failures_exceptions();
   promises_and_fences_are_shared();
   a_fence_that_was_moved_from_is_done();
   programs_are_recorded_once_and_replayed();
+  a_function_of_a_node_keeps_its_state();
+  handles_and_structs_from_elsewhere_are_taken_over();
+  an_operation_is_called_off_before_it_begins();
   submissions_have_options();
   operations_produce_tensors();
   operators_are_called_by_name();
@@ -534,6 +638,7 @@ int main() {
   coroutines_await_tensors();
   a_coroutine_that_is_destroyed_while_it_waits_is_not_resumed();
   coroutines_go_on_where_an_executor_takes_them();
+  coroutines_may_block_where_their_executor_has_no_room();
   std::puts("with coroutines");
 #endif
   std::puts("done");

@@ -48,6 +48,7 @@ class Fence(ctypes.Structure):
         ("native", ctypes.CFUNCTYPE(_pointer, _pointer, Device)),
         ("retain", ctypes.CFUNCTYPE(None, _pointer)),
         ("release", ctypes.CFUNCTYPE(None, _pointer)),
+        ("reserved", _pointer * 3),
     ]
 
     def state(self):

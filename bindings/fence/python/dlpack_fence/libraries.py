@@ -69,7 +69,10 @@ def cuda_event(device, stream):
         return None
 
     def is_done():
+        mode = ctypes.c_int(2)  # relaxed: a capture, of any thread, would forbid the query and be spoiled by it
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         code = driver.cuEventQuery(handle.value)
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         if code not in (0, 600):
             raise RuntimeError(f"cuEventQuery: {code}")
         return code == 0

@@ -78,6 +78,7 @@ fn export_with(
         native: Some(native),
         retain: Some(retain),
         release: Some(release),
+        reserved: [None; 3],
     }
 }
 
@@ -98,6 +99,7 @@ pub fn done(device: DLDevice) -> RawFence {
         native: None,
         retain: None,
         release: None,
+        reserved: [None; 3],
     }
 }
 
@@ -197,7 +199,12 @@ unsafe extern "C" fn order_on(context: *mut c_void, device: DLDevice, stream: *m
     guarded(known, || {
         // SAFETY: a stream of that device, says the contract of this function; it is used in this call only.
         let queue = unsafe { own.foreign_queue(stream.expose_provenance()) };
-        match queue.and_then(|queue| queue.order_after(&exported.fence)) {
+        // A capture stays as it is: rule R13.
+        let order = queue.and_then(|queue| match queue.is_capturing()? {
+            true => Ok(Order::Host),
+            false => queue.order_after(&exported.fence),
+        });
+        match order {
             Ok(Order::Nothing | Order::Device) => OK,
             Ok(Order::Host) => known,
             // A consumer that knows the stream can use the native event for the rest.

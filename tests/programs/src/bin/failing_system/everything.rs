@@ -460,6 +460,7 @@ fn silent_fence() -> RawFence {
         native: None,
         retain: Some(count),
         release: Some(count),
+        reserved: [None; 3],
     }
 }
 
