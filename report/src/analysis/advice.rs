@@ -46,7 +46,7 @@ pub(crate) fn advice(trace: &Trace, steps: &[Step], with_graph: &WithGraph) -> V
     by_change.extend(overlaps);
     let idle = idle(trace, steps);
     // A program that is only observed submits nothing.
-    if idle > 0 && !is_observed {
+    if idle > 0 && !is_observed && !trace.operations.is_empty() {
         let change = "submit earlier: nothing was under way while the program did something else";
         by_change.insert(change.to_owned(), idle);
     }

@@ -24,8 +24,8 @@ mod tiling;
 use crate::Trace;
 use crate::model::source::{Source, operations};
 use crate::model::{
-    Blocker, Cause, Edge, Hazard, Mode, Nanos, Operation, OperationId, OperationKind, Stall, TrackId,
-    TrackKind,
+    Blocker, Cause, Edge, Hazard, Mode, Nanos, Operation, OperationId, OperationKind, Outcome, Stall,
+    TrackId, TrackKind,
 };
 
 use self::counters::counters;
@@ -358,11 +358,10 @@ impl Waits {
                 (operation.ready, operation.began.or(operation.issued))
             }
             OperationKind::Wait | OperationKind::Await => {
-                let named = operation.waits_for.is_some();
-                (
-                    if named { operation.resumed } else { operation.observed.or(operation.resumed) },
-                    operation.resumed,
-                )
+                // A future that was dropped resumes nobody.
+                let given_up = operation.done.filter(|_| operation.outcome == Outcome::Cancelled);
+                let end = operation.resumed.or(given_up);
+                (if operation.waits_for.is_some() { end } else { operation.observed.or(end) }, end)
             }
             OperationKind::Export => (
                 operation.began.or(operation.issued),
