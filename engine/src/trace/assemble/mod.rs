@@ -161,12 +161,13 @@ impl<'a> EventIndex<'a> {
     /// Begins with the events of another thread.
     pub(super) fn begin(&mut self, thread: Thread) {
         let track = self.about.tracks.len();
+        let describes = thread.name == BEFORE;
         self.about.tracks.push(Track { name: thread.name, kind: thread.kind });
         if thread.lost > 0 {
             self.about.losses.records.push(LostRecords { track, count: thread.lost });
         }
         self.running.extend(thread.running.map(|(id, ticks)| (id, (ticks, track))));
-        self.threads.push(ThreadTable { track, texts: thread.texts, sites: RefCell::default() });
+        self.threads.push(ThreadTable { track, describes, texts: thread.texts, sites: RefCell::default() });
     }
 
     /// Adds whole events of that thread, at most as many words as a buffer has.
