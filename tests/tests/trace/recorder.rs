@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, mpsc};
 use tests::ops::exclusive;
 
+use estafette::bindings::wait_any;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Trace;
@@ -229,4 +230,48 @@ fn what_is_given_up_has_an_end() {
         assert_eq!(given_up.outcome, Outcome::Cancelled, "{name}");
     }
     assert!(trace.operations.iter().all(|operation| operation.outcome != Outcome::Unfinished));
+}
+
+#[test]
+fn a_callback_ends_the_wait_that_it_was_asked_for() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(10);
+    let (called, is_called) = mpsc::channel();
+    x.on_done(move || called.send(()).unwrap());
+    clock.set(50);
+    drop(reader);
+    write.wait().unwrap();
+    is_called.recv().unwrap();
+    clock.set(90);
+    let trace = recorder.finish();
+    let wait = operation(&trace, "ready");
+    assert_eq!((wait.submitted, wait.resumed), (10, Some(50)));
+}
+
+#[test]
+fn a_wait_for_one_of_several_ends_with_the_first() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let [first, second] = [(); 2].map(|()| engine.zeros(&[1], DType::F32).unwrap());
+    let reader = second.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    let its = clock.clone();
+    let op = engine.op("first").writes([&first]).run(move |[], [_]| {
+        its.set(50);
+        Ok(())
+    });
+    let late = engine.op("second").writes([&second]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(10);
+    wait_any(&[], &[first.clone(), second.clone()], None).unwrap();
+    clock.set(90);
+    drop(reader);
+    op.unwrap().wait().unwrap();
+    late.wait().unwrap();
+    let trace = recorder.finish();
+    let waits = trace.operations.iter().filter(|operation| operation.name == "ready");
+    let told: Vec<_> = waits.map(|wait| (wait.submitted, wait.resumed, wait.outcome.clone())).collect();
+    assert_eq!(told, [(10, Some(50), Outcome::Ok), (10, Some(50), Outcome::Cancelled)]);
 }
