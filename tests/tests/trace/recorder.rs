@@ -3,13 +3,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, mpsc};
+use std::time::Duration;
 use tests::ops::exclusive;
 
 use estafette::bindings::wait_any;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Trace;
-use estafette_report::model::{Mode, Nanos, Operation, Outcome};
+use estafette_report::model::{Blocker, Mode, Nanos, Operation, Outcome};
 use futures::FutureExt;
 
 #[derive(Clone)]
@@ -230,6 +231,43 @@ fn what_is_given_up_has_an_end() {
         assert_eq!(given_up.outcome, Outcome::Cancelled, "{name}");
     }
     assert!(trace.operations.iter().all(|operation| operation.outcome != Outcome::Unfinished));
+}
+
+#[test]
+fn a_wait_that_is_given_up_was_for_its_writer() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    clock.set(10);
+    let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(20);
+    let ready = x.ready();
+    clock.set(60);
+    drop(ready);
+    clock.set(70);
+    x.wait_timeout(Duration::from_millis(1)).unwrap_err();
+    clock.set(90);
+    drop(reader);
+    write.wait().unwrap();
+    // After the waits in the queue, and granted before the end of the trace.
+    engine.op("later").writes([&x]).run(|[], [_]| Ok(())).unwrap().wait().unwrap();
+    clock.set(200);
+    let trace = recorder.finish();
+    let write = operation(&trace, "write").id;
+    let waits: Vec<_> = trace.operations.iter().filter(|operation| operation.name == "ready").collect();
+    let stalls = |wait: &Operation| -> Vec<_> {
+        let own = trace.stalls.iter().filter(|stall| stall.waiter == wait.id);
+        own.map(|stall| (stall.from, stall.to, stall.blocker)).collect()
+    };
+    assert_eq!(stalls(waits[0]), [(20, 60, Blocker::Operation(write))]);
+    let [dropped, late] = [0, 1].map(|at| (waits[at].resumed, waits[at].granted, waits[at].outcome.clone()));
+    assert_eq!(dropped, (None, None, Outcome::Cancelled));
+    assert_eq!(late, (Some(70), None, Outcome::Cancelled));
+    let before = |wait: &Operation| {
+        trace.edges.iter().filter(|edge| edge.to == wait.id).map(|edge| edge.from).collect::<Vec<_>>()
+    };
+    assert_eq!(waits.into_iter().map(before).collect::<Vec<_>>(), [[write], [write]]);
 }
 
 #[test]

@@ -236,11 +236,14 @@ impl AssembledOp {
         }
         if what == UseKind::Wait {
             // A query leaves the graph as soon as it is granted, or when it is given up.
-            operation.granted = operation.issued.take();
-            let given_up = operation.outcome == Outcome::Cancelled;
-            operation.done = if given_up { operation.granted } else { operation.observed };
-            if operation.resumed.is_some() {
-                operation.outcome = Outcome::Ok;
+            let left = operation.issued.take();
+            if operation.outcome == Outcome::Cancelled {
+                operation.done = left;
+            } else {
+                (operation.granted, operation.done) = (left, operation.observed);
+                if operation.resumed.is_some() {
+                    operation.outcome = Outcome::Ok;
+                }
             }
         }
         if what == UseKind::Body && operation.ready.is_none() {
