@@ -5,6 +5,9 @@ use crate::analysis::roots::Root;
 use crate::model::shown::shown;
 use crate::model::{Blocker, Cause, Elsewhere, Nanos, OperationId, OperationKind, Site};
 
+/// What an engine calls a wait of a submission for room.
+const IN_FLIGHT_LIMIT: &str = "in-flight limit";
+
 /// A duration for people: three digits and a unit.
 pub fn duration(nanos: Nanos) -> String {
     let (value, unit) = match nanos {
@@ -36,14 +39,21 @@ pub fn name(trace: &Trace, id: OperationId) -> String {
             Some(lease) if !lease.owner.is_empty() => format!("a lease of {}", shown(&lease.owner)),
             _ => "a lease".into(),
         },
-        (OperationKind::Wait, _) => match submitter(trace, id) {
-            Some(thread) => format!("a wait of thread `{}`", shown(thread)),
-            None => "a wait".into(),
-        },
-        (OperationKind::Await, _) => match submitter(trace, id) {
-            Some(thread) => format!("an await on thread `{}`", shown(thread)),
-            None => "an await".into(),
-        },
+        (OperationKind::Wait | OperationKind::Await, _) => {
+            let (wait, of) = match operation.kind {
+                OperationKind::Wait => ("a wait", "of"),
+                _ => ("an await", "on"),
+            };
+            let wait = match submitter(trace, id) {
+                Some(thread) => format!("{wait} {of} thread `{}`", shown(thread)),
+                None => wait.to_owned(),
+            };
+            if operation.name == IN_FLIGHT_LIMIT {
+                format!("{wait} for room below the in-flight limit")
+            } else {
+                wait
+            }
+        }
         (_, _) => format!("`{}`", shown(&operation.name)),
     }
 }

@@ -10,8 +10,9 @@ use estafette::bindings::wait_any;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Trace;
-use estafette_report::model::{Blocker, Mode, Nanos, Operation, Outcome};
+use estafette_report::model::{Blocker, Mode, Nanos, Operation, OperationKind, Outcome};
 use futures::FutureExt;
+use futures::executor::block_on;
 
 #[derive(Clone)]
 struct Clock(Arc<AtomicU64>);
@@ -312,4 +313,37 @@ fn a_wait_for_one_of_several_ends_with_the_first() {
     let waits = trace.operations.iter().filter(|operation| operation.name == "ready");
     let told: Vec<_> = waits.map(|wait| (wait.submitted, wait.resumed, wait.outcome.clone())).collect();
     assert_eq!(told, [(10, Some(50), Outcome::Ok), (10, Some(50), Outcome::Cancelled)]);
+}
+
+#[test]
+fn a_wait_for_room_is_for_what_makes_room() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    clock.set(10);
+    engine.op("early").writes([&x]).run(|[], [_]| Ok(())).unwrap().wait().unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    clock.set(15);
+    let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(20);
+    let mut given_up = Box::pin(engine.op("refused").reads([&x]).permit());
+    assert!((&mut given_up).now_or_never().is_none());
+    clock.set(30);
+    let mut late = Box::pin(engine.op("late").reads([&x]).permit());
+    assert!((&mut late).now_or_never().is_none());
+    clock.set(40);
+    drop(given_up);
+    clock.set(50);
+    drop(reader);
+    write.wait().unwrap();
+    clock.set(60);
+    let late = block_on(late).unwrap();
+    clock.set(70);
+    late.run(|[_], []| Ok(())).unwrap().wait().unwrap();
+    let trace = recorder.finish();
+    let write = operation(&trace, "write").id;
+    let waits = trace.operations.iter().filter(|operation| operation.name == "in-flight limit");
+    let told: Vec<_> = waits.map(|wait| (wait.kind, wait.submitted, wait.resumed, wait.waits_for)).collect();
+    let row = |from, to| (OperationKind::Await, from, Some(to), Some(write));
+    assert_eq!(told, [row(20, 40), row(30, 60)]);
 }

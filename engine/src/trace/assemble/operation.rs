@@ -140,10 +140,11 @@ impl AssembledOp {
                 }
             }
             EventKind::WaitsFor => {
-                operation.kind = OperationKind::Wait;
+                let (name, awaits) = halves(words[1]);
+                operation.kind = if awaits == 0 { OperationKind::Wait } else { OperationKind::Await };
                 operation.waits_for = (words[0] != 0).then_some(words[0]);
                 self.waits_for_any = words[0] == 0;
-                self.submitted(events, table, at, halves(words[1]).0, UseKind::Wait);
+                self.submitted(events, table, at, name, UseKind::Wait);
             }
             EventKind::LeaseOwner => self.owner = Some(events.owner(table, words)),
             EventKind::LeasePinned => {
