@@ -155,6 +155,7 @@ fn change(trace: &Trace, what: What) -> Option<String> {
             format!("give back sooner: {}", sentences::lease(trace, id))
         }
         What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
+        What::Stall(Cause::NoWorker, Blocker::None) => return None,
         // How long a function held the lock is not recorded.
         What::Stall(Cause::NoWorker, _) if needs_lock(trace) => {
             "use more workers, if what they run lets go of the Python lock".into()

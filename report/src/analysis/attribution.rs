@@ -273,10 +273,10 @@ impl<S: Source> Attribution<'_, S> {
             let worker = operation.track.filter(|track| self.pool.has(*track));
             // No record says which worker sends a body to its event loop. A thread that waited took the operation, if it was no worker.
             let late = if on_loop { Blocker::None } else { worker.map_or(Blocker::Pool, Blocker::Thread) };
-            for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
+            for (from, to, blocker) in self.pool.full_between(worker, tiling.at(), waits.awake) {
                 // Before that another worker was free, and asleep.
                 tiling.until(from, Cause::NotResumed, None, late);
-                tiling.until(to, Cause::NoWorker, None, Blocker::Pool);
+                tiling.until(to, Cause::NoWorker, None, blocker);
             }
             tiling.until(waits.awake, Cause::NotResumed, None, late);
         }
