@@ -10,7 +10,7 @@ use estafette::bindings::wait_any;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Trace;
-use estafette_report::model::{Blocker, Mode, Nanos, Operation, OperationKind, Outcome};
+use estafette_report::model::{Blocker, Cause, Mode, Nanos, Operation, OperationKind, Outcome};
 use futures::FutureExt;
 use futures::executor::block_on;
 
@@ -346,4 +346,30 @@ fn a_wait_for_room_is_for_what_makes_room() {
     let told: Vec<_> = waits.map(|wait| (wait.kind, wait.submitted, wait.resumed, wait.waits_for)).collect();
     let row = |from, to| (OperationKind::Await, from, Some(to), Some(write));
     assert_eq!(told, [row(20, 40), row(30, 60)]);
+}
+
+#[test]
+fn a_worker_that_runs_something_older_is_not_one_that_sleeps() {
+    let alone = exclusive();
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let [x, y] = [(); 2].map(|()| engine.zeros(&[1], DType::F32).unwrap());
+    let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+    let older = engine.op("older").writes([&x]).run(move |[], [_]| {
+        begun.send(()).unwrap();
+        let _ = may_go_on.recv();
+        Ok(())
+    });
+    has_begun.recv().unwrap();
+    drop(alone);
+    let (clock, recorder, _alone) = open();
+    let op = engine.op("behind").worker_only().writes([&y]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(50_000_000);
+    drop(go_on);
+    older.unwrap().wait().unwrap();
+    op.wait().unwrap();
+    let trace = recorder.finish();
+    let behind = operation(&trace, "behind").id;
+    let stalls = trace.stalls.iter().filter(|stall| stall.waiter == behind);
+    let told: Vec<_> = stalls.map(|stall| (stall.from, stall.to, stall.cause, stall.blocker)).collect();
+    assert_eq!(told, [(0, 50_000_000, Cause::Queued, Blocker::None)]);
 }

@@ -29,7 +29,7 @@ use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
 
 pub(super) use self::blocks::BLOCKS_MAX;
-pub(super) use self::in_flight::{BEFORE, InFlight};
+pub(super) use self::in_flight::{BEFORE, InFlight, is_any_running};
 
 /// A thread of the trace.
 pub(super) struct Thread {
@@ -82,9 +82,15 @@ impl EventIndex<'static> {
     pub(super) fn of(session: &Session) -> Self {
         let program = session.program.as_str().into();
         let processes = vec![session.process.clone()];
-        let about =
-            Trace { program, started_unix_ns: session.started_unix_ns, processes, ..Trace::default() };
         let scale = session.scale();
+        let about = Trace {
+            program,
+            started_unix_ns: session.started_unix_ns,
+            processes,
+            // What ran then may have been over long before the part that is kept.
+            began_amid_bodies: session.began_amid_bodies && !scale.is_cut(),
+            ..Trace::default()
+        };
         // Before the events are looked at: the end of what is in flight then is among them, if it has come.
         let in_flight = scale.is_cut().then(|| InFlight::now(scale.first()));
         let mut events = Self::new(scale, about, Box::new(names::get));

@@ -16,6 +16,8 @@ const PARTS_MAX: usize = 8;
 /// When the workers of an operation were busy.
 pub(super) struct Pool {
     workers: HashSet<TrackId>,
+    /// When each of them is first known to have been busy.
+    first: HashMap<TrackId, Nanos>,
     full: Full,
 }
 
@@ -40,13 +42,14 @@ impl Pool {
         let workers: HashSet<TrackId> = (0..tracks.len()).filter(is_worker).collect();
         let names: HashSet<&str> = workers.iter().map(|track| tracks[*track].name.as_str()).collect();
         if workers.is_empty() {
-            return Self { workers, full: Full::Always };
+            return Self { workers, first: HashMap::new(), full: Full::Always };
         }
         let busy = busy(source, &workers);
+        let first = busy.iter().filter_map(|(track, busy)| Some((*track, busy.first()?.0))).collect();
         // Workers of the same name belong to several engines.
         if names.len() < workers.len() {
             let of_each = busy.into_iter().map(|(track, busy)| (track, Stretches::of(busy)));
-            return Self { full: Full::Apart(of_each.collect()), workers };
+            return Self { full: Full::Apart(of_each.collect()), first, workers };
         }
         let mut changes: Vec<(Nanos, i32)> =
             Vec::with_capacity(2 * busy.values().map(Vec::len).sum::<usize>());
@@ -66,11 +69,16 @@ impl Pool {
                 _ => {}
             }
         }
-        Self { workers, full: Full::Together(Stretches::of(full)) }
+        Self { workers, first, full: Full::Together(Stretches::of(full)) }
     }
 
     pub(super) fn has(&self, track: TrackId) -> bool {
         self.workers.contains(&track)
+    }
+
+    /// When a worker is first known to have been busy.
+    pub(super) fn first(&self, worker: TrackId) -> Option<Nanos> {
+        self.first.get(&worker).copied()
     }
 
     /// The parts of a time in which an operation that `worker` ran, if one did, lacked a worker: in order, at most [`PARTS_MAX`].
