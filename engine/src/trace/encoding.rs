@@ -40,7 +40,7 @@ pub(super) enum EventKind {
     Locked,
     /// The waiter resumes; whether a thread waited.
     Resumed,
-    /// A wait for an operation by name begins: which one.
+    /// A wait for an operation by name begins: which one; the name of the wait, and whether a task awaits.
     WaitsFor,
     /// Bytes, name and library of a variable.
     Variable,

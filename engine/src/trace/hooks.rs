@@ -425,36 +425,42 @@ pub(crate) fn lends(id: u64, library: &'static str) {
 /// A wait for something that is no access of a variable, until dropped.
 pub(crate) struct WaitNoted {
     id: u64,
+    blocking: bool,
 }
 
 impl WaitNoted {
     /// Waits for the end of an operation by name.
     pub(crate) fn for_op(op: OpId) -> Option<Self> {
-        super::is_open().then(|| Self::begin("wait", op.get()))
+        super::is_open().then(|| Self::begin("wait", op.get(), true))
     }
 
     /// Waits for all operations in flight; `what` names the wait.
     pub(crate) fn for_any(what: &'static str) -> Option<Self> {
-        super::is_open().then(|| Self::begin(what, ANY))
+        super::is_open().then(|| Self::begin(what, ANY, true))
+    }
+
+    /// As [`for_any`](Self::for_any), of a task that awaits.
+    pub(crate) fn task_for_any(what: &'static str) -> Option<Self> {
+        super::is_open().then(|| Self::begin(what, ANY, false))
     }
 
     #[cold]
-    fn begin(what: &'static str, target: u64) -> Self {
+    fn begin(what: &'static str, target: u64, blocking: bool) -> Self {
         // An id allocator outside of every protocol.
         static NEXT: AtomicU64 = AtomicU64::new(WAITS);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         emit!(target: "estafette::stall", id, what, operation = target, "waits");
         writer::with(|writer| {
             let (now, name) = (writer.now(), writer.fixed_text(what));
-            writer.write(EventKind::WaitsFor, now, id, [target, pair(name, 0)]);
+            writer.write(EventKind::WaitsFor, now, id, [target, pair(name, u32::from(!blocking))]);
         });
-        Self { id }
+        Self { id, blocking }
     }
 }
 
 impl Drop for WaitNoted {
     fn drop(&mut self) {
-        resumed(self.id, true);
+        resumed(self.id, self.blocking);
     }
 }
 

@@ -11,6 +11,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::thread_local;
 
+use super::assemble::is_any_running;
 use super::buffer::{TraceBuffer, WORDS};
 use super::chain::{Chain, Link};
 use super::encoding::{EventKind, NONE, WORDS_MAX, head, narrow, pair};
@@ -44,6 +45,8 @@ pub(super) struct Session {
     pub(super) program: String,
     pub(super) started_unix_ns: u64,
     pub(super) process: Process,
+    /// Whether bodies ran when it began.
+    pub(super) began_amid_bodies: bool,
     pub(super) ticks: Ticks,
     /// How much of the end is kept, if not everything is.
     pub(super) last: Option<Duration>,
@@ -68,7 +71,19 @@ impl Session {
         let [trimmed, gone] = [(); 2].map(|()| AtomicU64::new(0));
         let threads = Mutex::new(Vec::new());
         let started_unix_ns = ticks.began_unix_ns;
-        Self { program, started_unix_ns, process, ticks, last, budget, free_list, trimmed, gone, threads }
+        Self {
+            program,
+            started_unix_ns,
+            process,
+            began_amid_bodies: is_any_running(),
+            ticks,
+            last,
+            budget,
+            free_list,
+            trimmed,
+            gone,
+            threads,
+        }
     }
 
     /// Nothing more is expected to be written.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use estafette_devices::{Fence, host, log_panic};
+use estafette_graph::OpId;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
@@ -24,6 +25,7 @@ use crate::exchange::foreign_fence::{self, RawFence};
 use crate::operation::cancellation;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
+use crate::trace::hooks;
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
 use crate::wait::fence;
@@ -135,7 +137,13 @@ impl Tensor {
     {
         let ended = Ended::new(&self.inner);
         let query = ended.handle();
-        notify_end(ended, query.as_ref(), callback);
+        let noted = query.clone().filter(|query| query.payload().noted);
+        notify_end(ended, query.as_ref(), move || {
+            if let Some(query) = noted {
+                hooks::resumed(query.id().get(), false);
+            }
+            callback();
+        });
     }
 
     /// How the current version failed, if it did. The failure stays unretrieved.
@@ -233,6 +241,8 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     let mut cx = Context::from_waker(&waker);
     let mut ends: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
     let mut waiting: Vec<(&CoreRef, OpHandle)> = Vec::new();
+    // In a trace each of them is a wait, which is over when this one is, whichever ends it. Dropped before the queries.
+    let mut noted: Vec<QueryNoted> = Vec::new();
     for op in ops {
         ends.push(Box::pin(OpEnded(op.clone())));
         waiting.push((&op.handle.payload().core, op.handle.clone()));
@@ -240,6 +250,7 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     for tensor in tensors {
         let ended = Ended::new(&tensor.inner);
         let Some(query) = ended.handle() else { return Ok(tensor.inner.core.generation.check()?) };
+        noted.extend(QueryNoted::of(&query));
         ends.push(Box::pin(ended));
         waiting.push((&tensor.inner.core, query));
     }
@@ -260,6 +271,21 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
         }
     }
     outcome
+}
+
+/// A readiness query in a trace. The wait for it ends when this is dropped.
+struct QueryNoted(OpId);
+
+impl QueryNoted {
+    fn of(query: &OpHandle) -> Option<Self> {
+        query.payload().noted.then(|| Self(query.id()))
+    }
+}
+
+impl Drop for QueryNoted {
+    fn drop(&mut self) {
+        hooks::resumed(self.0.get(), true);
+    }
 }
 
 /// A thread that waits for a wake-up.

@@ -25,6 +25,9 @@ use crate::wait::stand_in::{StandInSet, others_without_workers};
 /// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
 const PATIENCE: u32 = 64;
 
+/// The name of a wait for room. Reports know it.
+const IN_FLIGHT_LIMIT: &str = "in-flight limit";
+
 impl CoreRef {
     /// Acquires a permit where none was acquired in advance.
     #[cold]
@@ -84,7 +87,7 @@ impl CoreRef {
                 return Ok(());
             }
         }
-        let _noted = WaitNoted::for_any("in-flight limit");
+        let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT);
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
         if checks.are_new() {
@@ -246,6 +249,7 @@ impl CoreRef {
     pub(crate) async fn acquire_permit_async(&self) -> Result<(), Error> {
         let mut listening = self.notifier.listen_async();
         let mut pending = Pending::default();
+        let mut noted = None;
         std::future::poll_fn(|cx| {
             for _ in 0..2 {
                 match self.try_acquire_permit() {
@@ -254,6 +258,9 @@ impl CoreRef {
                     Err(Error::InFlightLimit { .. }) => listening.register_waker(cx.waker()),
                     other => return Poll::Ready(other),
                 }
+            }
+            if noted.is_none() {
+                noted = WaitNoted::task_for_any(IN_FLIGHT_LIMIT);
             }
             coalesced::wake_held_back();
             // Leases do not end this wait, so the poll returns no error.

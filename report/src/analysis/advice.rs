@@ -46,7 +46,7 @@ pub(crate) fn advice(trace: &Trace, steps: &[Step], with_graph: &WithGraph) -> V
     by_change.extend(overlaps);
     let idle = idle(trace, steps);
     // A program that is only observed submits nothing.
-    if idle > 0 && !is_observed {
+    if idle > 0 && !is_observed && !trace.operations.is_empty() {
         let change = "submit earlier: nothing was under way while the program did something else";
         by_change.insert(change.to_owned(), idle);
     }
@@ -155,6 +155,7 @@ fn change(trace: &Trace, what: What) -> Option<String> {
             format!("give back sooner: {}", sentences::lease(trace, id))
         }
         What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
+        What::Stall(Cause::NoWorker, Blocker::None) => return None,
         // How long a function held the lock is not recorded.
         What::Stall(Cause::NoWorker, _) if needs_lock(trace) => {
             "use more workers, if what they run lets go of the Python lock".into()

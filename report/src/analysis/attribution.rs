@@ -24,8 +24,8 @@ mod tiling;
 use crate::Trace;
 use crate::model::source::{Source, operations};
 use crate::model::{
-    Blocker, Cause, Edge, Hazard, Mode, Nanos, Operation, OperationId, OperationKind, Stall, TrackId,
-    TrackKind,
+    Blocker, Cause, Edge, Hazard, Mode, Nanos, Operation, OperationId, OperationKind, Outcome, Stall,
+    TrackId, TrackKind,
 };
 
 use self::counters::counters;
@@ -273,10 +273,19 @@ impl<S: Source> Attribution<'_, S> {
             let worker = operation.track.filter(|track| self.pool.has(*track));
             // No record says which worker sends a body to its event loop. A thread that waited took the operation, if it was no worker.
             let late = if on_loop { Blocker::None } else { worker.map_or(Blocker::Pool, Blocker::Thread) };
-            for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
+            // A worker that is not known to have done anything before ran something that the trace does not have.
+            let is_first = |worker: TrackId| self.pool.first(worker).is_none_or(|first| first >= waits.awake);
+            let waited = waits.awake.saturating_sub(tiling.at());
+            if self.source.about().began_amid_bodies
+                && worker.is_some_and(is_first)
+                && waited > HANDING_ON_MAX
+            {
+                tiling.until(waits.awake, Cause::Queued, None, Blocker::None);
+            }
+            for (from, to, blocker) in self.pool.full_between(worker, tiling.at(), waits.awake) {
                 // Before that another worker was free, and asleep.
                 tiling.until(from, Cause::NotResumed, None, late);
-                tiling.until(to, Cause::NoWorker, None, Blocker::Pool);
+                tiling.until(to, Cause::NoWorker, None, blocker);
             }
             tiling.until(waits.awake, Cause::NotResumed, None, late);
         }
@@ -358,11 +367,10 @@ impl Waits {
                 (operation.ready, operation.began.or(operation.issued))
             }
             OperationKind::Wait | OperationKind::Await => {
-                let named = operation.waits_for.is_some();
-                (
-                    if named { operation.resumed } else { operation.observed.or(operation.resumed) },
-                    operation.resumed,
-                )
+                // A future that was dropped does not resume.
+                let given_up = operation.done.filter(|_| operation.outcome == Outcome::Cancelled);
+                let end = operation.resumed.or(given_up);
+                (if operation.waits_for.is_some() { end } else { operation.observed.or(end) }, end)
             }
             OperationKind::Export => (
                 operation.began.or(operation.issued),

@@ -3,7 +3,10 @@
 use crate::Trace;
 use crate::analysis::roots::Root;
 use crate::model::shown::shown;
-use crate::model::{Blocker, Cause, Elsewhere, Nanos, OperationId, OperationKind, Site};
+use crate::model::{Blocker, Cause, Elsewhere, Nanos, OperationId, OperationKind, Site, TrackKind};
+
+/// What an engine calls a wait of a submission for room.
+const IN_FLIGHT_LIMIT: &str = "in-flight limit";
 
 /// A duration for people: three digits and a unit.
 pub fn duration(nanos: Nanos) -> String {
@@ -36,14 +39,21 @@ pub fn name(trace: &Trace, id: OperationId) -> String {
             Some(lease) if !lease.owner.is_empty() => format!("a lease of {}", shown(&lease.owner)),
             _ => "a lease".into(),
         },
-        (OperationKind::Wait, _) => match submitter(trace, id) {
-            Some(thread) => format!("a wait of thread `{}`", shown(thread)),
-            None => "a wait".into(),
-        },
-        (OperationKind::Await, _) => match submitter(trace, id) {
-            Some(thread) => format!("an await on thread `{}`", shown(thread)),
-            None => "an await".into(),
-        },
+        (OperationKind::Wait | OperationKind::Await, _) => {
+            let (wait, of) = match operation.kind {
+                OperationKind::Wait => ("a wait", "of"),
+                _ => ("an await", "on"),
+            };
+            let wait = match submitter(trace, id) {
+                Some(thread) => format!("{wait} {of} thread `{}`", shown(thread)),
+                None => wait.to_owned(),
+            };
+            if operation.name == IN_FLIGHT_LIMIT {
+                format!("{wait} for room below the in-flight limit")
+            } else {
+                wait
+            }
+        }
         (_, _) => format!("`{}`", shown(&operation.name)),
     }
 }
@@ -101,8 +111,12 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
             let track = trace.tracks.get(track).map_or("a queue", |track| track.name.as_str());
             format!("{} of the device was busy", shown(track))
         }
+        (Cause::NoWorker, Blocker::None) => {
+            "nothing is known of the workers of its engine, which is one of several".into()
+        }
         (Cause::NoWorker, _) if trace.processes.len() > 1 => "no worker was free".into(),
         (Cause::NoWorker, _) => match busy_workers(trace) {
+            _ if has_several_pools(trace) => "no worker of its engine was free, as far as is known".into(),
             0 => "no worker was free".into(),
             1 => "no worker was free (one ran everything)".into(),
             workers => format!("no worker was free (all {workers} were busy)"),
@@ -131,6 +145,16 @@ fn elsewhere(trace: &Trace, id: OperationId) -> Option<&Elsewhere> {
     trace.operation(id)?.elsewhere.as_deref()
 }
 
+/// Whether workers are of several engines: those of one have names of their own.
+fn has_several_pools(trace: &Trace) -> bool {
+    let workers = trace.tracks.iter().filter(|track| track.kind == TrackKind::Worker);
+    let mut names: Vec<&str> = workers.map(|track| track.name.as_str()).collect();
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    names.len() < all
+}
+
 /// Threads of pools that have run something.
 fn busy_workers(trace: &Trace) -> usize {
     let mut tracks: Vec<usize> = trace
@@ -138,9 +162,7 @@ fn busy_workers(trace: &Trace) -> usize {
         .iter()
         .filter(|operation| operation.began.is_some() && operation.kind == OperationKind::Operation)
         .filter_map(|operation| operation.track)
-        .filter(|track| {
-            trace.tracks.get(*track).is_some_and(|track| track.kind == crate::model::TrackKind::Worker)
-        })
+        .filter(|track| trace.tracks.get(*track).is_some_and(|track| track.kind == TrackKind::Worker))
         .collect();
     tracks.sort_unstable();
     tracks.dedup();

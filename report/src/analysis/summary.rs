@@ -429,8 +429,9 @@ fn headline(trace: &Trace, steps: &[Step], waits: &[Wait]) -> String {
     };
     // Of what waited itself and what it waited for, the latter is the reason.
     let most = groups.into_iter().max_by(|(a, x), (b, y)| x.cmp(y).then_with(|| b.cmp(a)));
-    let (Some(((cause, blocker), time)), false) = (most, waits.is_empty()) else {
-        return "Nothing waited.".into();
+    let Some(longest) = waits.first() else { return "Nothing waited.".into() };
+    let Some(((cause, blocker), time)) = most else {
+        return format!("No wait held up the end.{}", example(Some(longest)));
     };
     let whole = walked(steps);
     let matching = |wait: &&Wait| wait.main.cause == cause && blamed(trace, wait.main.blocker) == blocker;

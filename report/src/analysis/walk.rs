@@ -4,6 +4,7 @@
 //! Unlike the critical path, which knows work alone, this covers the whole time: work, waiting of every cause, and the time
 //! that the program itself let pass. Its stretches follow each other without gap, so they sum up to the run time.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use crate::Trace;
@@ -39,20 +40,39 @@ pub fn walk(trace: &Trace) -> Vec<Step> {
 
 fn walked(trace: &Trace) -> Walker<'_> {
     let mut walker = Walker::new(trace);
+    walker.at = trace.duration;
     let last = trace
         .operations
         .iter()
-        .filter(|operation| operation.began.is_some() || operation.resumed.is_some())
-        .max_by_key(|operation| end(operation, trace.end_of(operation.id)));
+        .filter(|operation| {
+            operation.began.is_some() || operation.resumed.is_some() || is_unfinished(operation)
+        })
+        .max_by_key(|operation| {
+            // Of those that last until the end of the trace a wait of the program says more than what it waits for, and the longest says most.
+            let longest =
+                is_unfinished(operation).then_some((waits(operation), Reverse(operation.submitted)));
+            (end(operation, trace.end_of(operation.id)), longest)
+        });
     if let Some(last) = last {
         // What came after the last of it was the program's own.
         let end = end(last, trace.end_of(last.id));
         walker.at = trace.duration.max(end);
         walker.step(end, What::Program);
         walker.go(last);
+    } else {
+        walker.step(0, What::Program);
     }
     walker.steps.reverse();
     walker
+}
+
+/// Whether it goes on at the end of the trace. A future that was dropped is done.
+fn is_unfinished(operation: &Operation) -> bool {
+    operation.issued.is_none() && operation.done.is_none() && operation.resumed.is_none()
+}
+
+fn waits(operation: &Operation) -> bool {
+    matches!(operation.kind, OperationKind::Wait | OperationKind::Await)
 }
 
 fn end(operation: &Operation, duration: Nanos) -> Nanos {
@@ -170,9 +190,8 @@ impl<'a> Walker<'a> {
                         current = wait;
                         continue;
                     }
-                    let waited = matches!(current.kind, OperationKind::Wait | OperationKind::Await);
-                    let what =
-                        if waited || current.began.is_none() { What::Program } else { What::Run(current.id) };
+                    let has_not_run = waits(current) || current.began.is_none();
+                    let what = if has_not_run { What::Program } else { What::Run(current.id) };
                     self.step(began, what);
                     continue;
                 }

@@ -50,6 +50,9 @@ pub struct Trace {
     pub ends: Vec<Nanos>,
     /// What is missing.
     pub losses: Losses,
+    /// Whether bodies ran when it began, which are not in it. Only attribution needs it: no file has it.
+    #[doc(hidden)]
+    pub began_amid_bodies: bool,
 }
 
 /// A process that was recorded.

@@ -244,3 +244,16 @@ fn what_the_engine_does_for_the_program_is_not_among_its_operations() {
     assert!(own.contains("`train`") && !own.contains("wait`") && !own.contains("lease"), "{own}");
     assert!(others.contains("`wait` at program.py:50") && others.contains("a lease"), "{others}");
 }
+
+#[test]
+fn a_wait_for_room_says_so() {
+    // work |-10-|      main |-wait for room-|
+    let mut program = Program::new(&["a"]);
+    program.ran("work", 0, 0, (0, 10 * MS), &[(1, Mode::Write)]);
+    program.waited_for(0, 10 * MS, 1);
+    program.0.operations.last_mut().unwrap().name = "in-flight limit".into();
+    let told = program.report(10 * MS);
+    let sentence = "a wait of thread `main` for room below the in-flight limit waited 10.0 ms for `work`, \
+                    because `work` was still computing";
+    assert!(told.worst.iter().any(|row| row.sentence == sentence), "{:?}", told.worst);
+}

@@ -13,4 +13,5 @@ mod processes;
 mod programs;
 mod strategies;
 mod tiling;
+mod unfinished;
 mod with_graph;

@@ -254,6 +254,7 @@ pub fn trace() -> BoxedStrategy<Trace> {
                 clocks,
                 ends: Vec::new(),
                 losses,
+                began_amid_bodies: false,
             }
         })
         .boxed()

@@ -172,6 +172,38 @@ fn what_a_waiting_thread_runs_lacked_a_worker_only_while_all_were_busy() {
 }
 
 #[test]
+fn a_worker_of_another_engine_that_is_busy_is_no_reason() {
+    // Two engines, whose workers have the same name, with one worker each.
+    let worker = || Track { name: "worker 0".into(), kind: TrackKind::Worker };
+    let mut trace = Trace {
+        duration: 10_000_000,
+        tracks: vec![worker(), worker(), Track { name: "main".into(), kind: TrackKind::Thread }],
+        operations: vec![
+            ran(1, [0, 0, 0, 5_000_000, 0]),
+            // Its own worker is idle until it begins.
+            ran(2, [1_000_000, 1_000_000, 1_400_000, 3_000_000, 1]),
+            // Its own worker is busy with the one before it.
+            ran(3, [2_000_000, 2_000_000, 3_000_000, 3_500_000, 1]),
+            // A waiting thread runs it.
+            ran(4, [6_000_000, 6_000_000, 6_500_000, 7_000_000, 2]),
+        ],
+        ..Trace::default()
+    };
+    attribute(&mut trace);
+    let stalls = |waiter: u64| -> Vec<_> {
+        let of_it = trace.stalls.iter().filter(|stall| stall.waiter == waiter);
+        of_it.map(|stall| (stall.cause, stall.blocker, stall.duration())).collect()
+    };
+    assert_eq!(stalls(2), [(Cause::NotResumed, Blocker::Thread(1), 400_000)]);
+    assert_eq!(stalls(3), [(Cause::NoWorker, Blocker::Pool, 1_000_000)]);
+    assert_eq!(stalls(4), [(Cause::NoWorker, Blocker::None, 500_000)]);
+    let sentences: Vec<String> =
+        estafette_report::report(&trace).worst.into_iter().map(|row| row.sentence).collect();
+    assert!(sentences.iter().all(|sentence| !sentence.contains("all 2")), "{sentences:?}");
+    assert!(sentences.iter().any(|it| it.ends_with("no worker of its engine was free, as far as is known")));
+}
+
+#[test]
 fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_stalls_of_the_exact_sums() {
     const FILLS: u64 = 5_000;
     // Longer than what counts as a pause, and of lengths of their own.

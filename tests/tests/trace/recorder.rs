@@ -3,13 +3,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, mpsc};
+use std::time::Duration;
 use tests::ops::exclusive;
 
+use estafette::bindings::wait_any;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Trace;
-use estafette_report::model::{Mode, Nanos, Operation, Outcome};
+use estafette_report::model::{Blocker, Cause, Mode, Nanos, Operation, OperationKind, Outcome};
 use futures::FutureExt;
+use futures::executor::block_on;
 
 #[derive(Clone)]
 struct Clock(Arc<AtomicU64>);
@@ -229,4 +232,144 @@ fn what_is_given_up_has_an_end() {
         assert_eq!(given_up.outcome, Outcome::Cancelled, "{name}");
     }
     assert!(trace.operations.iter().all(|operation| operation.outcome != Outcome::Unfinished));
+}
+
+#[test]
+fn a_wait_that_is_given_up_was_for_its_writer() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    clock.set(10);
+    let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(20);
+    let ready = x.ready();
+    clock.set(60);
+    drop(ready);
+    clock.set(70);
+    x.wait_timeout(Duration::from_millis(1)).unwrap_err();
+    clock.set(90);
+    drop(reader);
+    write.wait().unwrap();
+    // After the waits in the queue, and granted before the end of the trace.
+    engine.op("later").writes([&x]).run(|[], [_]| Ok(())).unwrap().wait().unwrap();
+    clock.set(200);
+    let trace = recorder.finish();
+    let write = operation(&trace, "write").id;
+    let waits: Vec<_> = trace.operations.iter().filter(|operation| operation.name == "ready").collect();
+    let stalls = |wait: &Operation| -> Vec<_> {
+        let own = trace.stalls.iter().filter(|stall| stall.waiter == wait.id);
+        own.map(|stall| (stall.from, stall.to, stall.blocker)).collect()
+    };
+    assert_eq!(stalls(waits[0]), [(20, 60, Blocker::Operation(write))]);
+    let [dropped, late] = [0, 1].map(|at| (waits[at].resumed, waits[at].granted, waits[at].outcome.clone()));
+    assert_eq!(dropped, (None, None, Outcome::Cancelled));
+    assert_eq!(late, (Some(70), None, Outcome::Cancelled));
+    let before = |wait: &Operation| {
+        trace.edges.iter().filter(|edge| edge.to == wait.id).map(|edge| edge.from).collect::<Vec<_>>()
+    };
+    assert_eq!(waits.into_iter().map(before).collect::<Vec<_>>(), [[write], [write]]);
+}
+
+#[test]
+fn a_callback_ends_the_wait_that_it_was_asked_for() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(10);
+    let (called, is_called) = mpsc::channel();
+    x.on_done(move || called.send(()).unwrap());
+    clock.set(50);
+    drop(reader);
+    write.wait().unwrap();
+    is_called.recv().unwrap();
+    clock.set(90);
+    let trace = recorder.finish();
+    let wait = operation(&trace, "ready");
+    assert_eq!((wait.submitted, wait.resumed), (10, Some(50)));
+}
+
+#[test]
+fn a_wait_for_one_of_several_ends_with_the_first() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let [first, second] = [(); 2].map(|()| engine.zeros(&[1], DType::F32).unwrap());
+    let reader = second.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    let its = clock.clone();
+    let op = engine.op("first").writes([&first]).run(move |[], [_]| {
+        its.set(50);
+        Ok(())
+    });
+    let late = engine.op("second").writes([&second]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(10);
+    wait_any(&[], &[first.clone(), second.clone()], None).unwrap();
+    clock.set(90);
+    drop(reader);
+    op.unwrap().wait().unwrap();
+    late.wait().unwrap();
+    let trace = recorder.finish();
+    let waits = trace.operations.iter().filter(|operation| operation.name == "ready");
+    let told: Vec<_> = waits.map(|wait| (wait.submitted, wait.resumed, wait.outcome.clone())).collect();
+    assert_eq!(told, [(10, Some(50), Outcome::Ok), (10, Some(50), Outcome::Cancelled)]);
+}
+
+#[test]
+fn a_wait_for_room_is_for_what_makes_room() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    clock.set(10);
+    engine.op("early").writes([&x]).run(|[], [_]| Ok(())).unwrap().wait().unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    clock.set(15);
+    let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(20);
+    let mut given_up = Box::pin(engine.op("refused").reads([&x]).permit());
+    assert!((&mut given_up).now_or_never().is_none());
+    clock.set(30);
+    let mut late = Box::pin(engine.op("late").reads([&x]).permit());
+    assert!((&mut late).now_or_never().is_none());
+    clock.set(40);
+    drop(given_up);
+    clock.set(50);
+    drop(reader);
+    write.wait().unwrap();
+    clock.set(60);
+    let late = block_on(late).unwrap();
+    clock.set(70);
+    late.run(|[_], []| Ok(())).unwrap().wait().unwrap();
+    let trace = recorder.finish();
+    let write = operation(&trace, "write").id;
+    let waits = trace.operations.iter().filter(|operation| operation.name == "in-flight limit");
+    let told: Vec<_> = waits.map(|wait| (wait.kind, wait.submitted, wait.resumed, wait.waits_for)).collect();
+    let row = |from, to| (OperationKind::Await, from, Some(to), Some(write));
+    assert_eq!(told, [row(20, 40), row(30, 60)]);
+}
+
+#[test]
+fn a_worker_that_runs_something_older_is_not_one_that_sleeps() {
+    let alone = exclusive();
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let [x, y] = [(); 2].map(|()| engine.zeros(&[1], DType::F32).unwrap());
+    let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+    let older = engine.op("older").writes([&x]).run(move |[], [_]| {
+        begun.send(()).unwrap();
+        let _ = may_go_on.recv();
+        Ok(())
+    });
+    has_begun.recv().unwrap();
+    drop(alone);
+    let (clock, recorder, _alone) = open();
+    let op = engine.op("behind").worker_only().writes([&y]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(50_000_000);
+    drop(go_on);
+    older.unwrap().wait().unwrap();
+    op.wait().unwrap();
+    let trace = recorder.finish();
+    let behind = operation(&trace, "behind").id;
+    let stalls = trace.stalls.iter().filter(|stall| stall.waiter == behind);
+    let told: Vec<_> = stalls.map(|stall| (stall.from, stall.to, stall.cause, stall.blocker)).collect();
+    assert_eq!(told, [(0, 50_000_000, Cause::Queued, Blocker::None)]);
 }

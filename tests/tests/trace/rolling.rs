@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{Access, DType, Engine};
-use estafette_report::Trace;
+use estafette_report::model::Blocker;
+use estafette_report::{Trace, report};
 use tests::ops::exclusive;
 
 use crate::files::Folder;
@@ -109,6 +110,39 @@ fn the_end_has_what_happened_in_it_and_what_went_on() {
     late.wait().unwrap();
     clock.fetch_add(500, Ordering::Relaxed);
     assert!(recorder.finish().operations.is_empty(), "all of it was over long before the end");
+}
+
+#[test]
+fn what_is_in_flight_and_was_submitted_in_the_part_that_is_kept_has_its_own_times() {
+    let folder = Folder::new("own-times");
+    let (clock, recorder) = rolling(4 << 20);
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let x = engine.zeros(&[4], DType::F32).unwrap();
+    clock.store(960, Ordering::Relaxed);
+    engine.op("before").writes([&x]).run(|[], [_]| Ok(())).unwrap().wait().unwrap();
+    clock.store(970, Ordering::Relaxed);
+    let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+    let stuck = engine.op("stuck").writes([&x]).run(move |[], [_]| {
+        begun.send(()).unwrap();
+        let _ = may_go_on.recv();
+        Ok(())
+    });
+    has_begun.recv().unwrap();
+    clock.store(980, Ordering::Relaxed);
+    let ready = x.ready();
+    clock.store(1_000, Ordering::Relaxed);
+    let trace = snapshot(&recorder, &folder);
+    drop(go_on);
+    let operation = |name: &str| trace.operations.iter().find(|operation| operation.name == name).unwrap();
+    let (stuck_then, wait) = (operation("stuck"), operation("ready"));
+    assert_eq!((stuck_then.submitted, stuck_then.granted, stuck_then.ready), (70, Some(70), Some(70)));
+    let stalls: Vec<_> = trace.stalls.iter().filter(|stall| stall.waiter == wait.id).collect();
+    let blockers: Vec<_> = stalls.iter().map(|stall| (stall.from, stall.to, stall.blocker)).collect();
+    assert_eq!(blockers, [(80, 100, Blocker::Operation(stuck_then.id))]);
+    let headline = report(&trace).headline;
+    assert!(headline.contains("computing (`stuck`)"), "{headline}");
+    drop(ready);
+    stuck.unwrap().wait().unwrap();
 }
 
 #[test]

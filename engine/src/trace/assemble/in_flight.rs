@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use estafette_graph::{Mode, OpId, VarId};
 
 use super::super::buffer::WORDS;
-use super::super::encoding::{EventKind, NONE, access, head, pair};
+use super::super::encoding::{EventKind, NONE, UseKind, access, head, pair};
 use super::super::hooks::{ACCESSES_MAX, use_of};
 use crate::core::engine_core::graph;
 use crate::core::lease_info::LeaseInfo;
@@ -23,6 +23,12 @@ pub(in super::super) struct InFlight {
     pub(in super::super) words: Vec<Vec<u64>>,
     numbers: HashMap<String, u32>,
     at: u64,
+}
+
+/// Whether the body of any operation runs.
+pub(in super::super) fn is_any_running() -> bool {
+    let runs = |state: &OpState| use_of(state.kind) == UseKind::Body && state.phase() == Phase::Begun;
+    graph().snapshot_with(runs, |_, _| {}).ops.iter().any(|op| op.label)
 }
 
 /// An operation, or a lease without one.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use estafette_report::Trace;
 use estafette_report::model::{
-    LibraryId, LostRecords, Nanos, OperationKind, Text, Track, TrackId, TrackKind,
+    LibraryId, LostRecords, Nanos, Operation, OperationKind, Text, Track, TrackId, TrackKind,
 };
 use estafette_report::source::{Merging, Source};
 use estafette_sync::sync::atomic::Ordering;
@@ -29,7 +29,7 @@ use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
 
 pub(super) use self::blocks::BLOCKS_MAX;
-pub(super) use self::in_flight::{BEFORE, InFlight};
+pub(super) use self::in_flight::{BEFORE, InFlight, is_any_running};
 
 /// A thread of the trace.
 pub(super) struct Thread {
@@ -82,9 +82,15 @@ impl EventIndex<'static> {
     pub(super) fn of(session: &Session) -> Self {
         let program = session.program.as_str().into();
         let processes = vec![session.process.clone()];
-        let about =
-            Trace { program, started_unix_ns: session.started_unix_ns, processes, ..Trace::default() };
         let scale = session.scale();
+        let about = Trace {
+            program,
+            started_unix_ns: session.started_unix_ns,
+            processes,
+            // What ran then may have been over long before the part that is kept.
+            began_amid_bodies: session.began_amid_bodies && !scale.is_cut(),
+            ..Trace::default()
+        };
         // Before the events are looked at: the end of what is in flight then is among them, if it has come.
         let in_flight = scale.is_cut().then(|| InFlight::now(scale.first()));
         let mut events = Self::new(scale, about, Box::new(names::get));
@@ -161,12 +167,13 @@ impl<'a> EventIndex<'a> {
     /// Begins with the events of another thread.
     pub(super) fn begin(&mut self, thread: Thread) {
         let track = self.about.tracks.len();
+        let describes = thread.name == BEFORE;
         self.about.tracks.push(Track { name: thread.name, kind: thread.kind });
         if thread.lost > 0 {
             self.about.losses.records.push(LostRecords { track, count: thread.lost });
         }
         self.running.extend(thread.running.map(|(id, ticks)| (id, (ticks, track))));
-        self.threads.push(ThreadTable { track, texts: thread.texts, sites: RefCell::default() });
+        self.threads.push(ThreadTable { track, describes, texts: thread.texts, sites: RefCell::default() });
     }
 
     /// Adds whole events of that thread, at most as many words as a buffer has.
@@ -312,8 +319,10 @@ impl<'a> EventIndex<'a> {
     fn is_under_way(&self, places: &[u32]) -> bool {
         let Some((first, last)) = places.first().zip(places.last()) else { return false };
         let (id, (newest, _)) = (self.kind_and_id(*first).1, self.kind_and_id(*last));
-        // A wait notes both of its ends on one thread. What else is in flight is known where the process is still there.
-        newest == Some(EventKind::WaitsFor)
+        // A wait notes both of its ends, a task's maybe on two threads. What else is in flight is known where the process is still there.
+        let has_resumed =
+            || places.iter().any(|place| self.kind_and_id(*place).0 == Some(EventKind::Resumed));
+        (newest == Some(EventKind::WaitsFor) && !has_resumed())
             || self.running.contains_key(&id)
             || self.in_flight.as_ref().is_none_or(|all| all.contains(&id))
     }
@@ -325,15 +334,19 @@ impl<'a> EventIndex<'a> {
             variables.dedup();
         });
         self.descriptions.iter().for_each(|place| variables.push(self.kind_and_id(*place).1));
-        // When each such wait was over, and its position; beside it what ended last until then, and when.
-        let mut waits: Vec<(Nanos, u32)> = Vec::new();
+        let mut waits: Vec<WaitForAny> = Vec::new();
         let mut leases = 0;
         for at in 0..self.operations() {
             let assembled = self.assemble(at);
             assembled.operation.accesses.iter().for_each(|access| variables.push(access.variable));
             leases += usize::from(assembled.lease().is_some());
             if assembled.waits_for_any {
-                waits.push((assembled.operation.resumed.unwrap_or(Nanos::MAX), at as u32));
+                let Operation { submitted, resumed, .. } = assembled.operation;
+                waits.push(WaitForAny {
+                    until: resumed.unwrap_or(Nanos::MAX),
+                    at: at as u32,
+                    since: submitted,
+                });
             }
         }
         (self.variables, self.leases) = (variables.finish(), leases);
@@ -341,20 +354,44 @@ impl<'a> EventIndex<'a> {
             return;
         }
         waits.sort_unstable();
+        // What ends between the end of one such wait and that of the next: the last of it, and the first.
         let mut lasts: Vec<Option<(Nanos, u64)>> = vec![None; waits.len()];
+        let mut firsts: Vec<Option<(Nanos, u64, Nanos)>> = vec![None; waits.len() + 1];
         for at in 0..self.operations() {
             let operation = self.operation(at);
+            if operation.kind != OperationKind::Operation {
+                continue;
+            }
             let end = operation.issued.unwrap_or(Nanos::MAX);
-            let first = waits.partition_point(|(until, _)| *until < end);
-            if let (OperationKind::Operation, Some(last)) = (operation.kind, lasts.get_mut(first)) {
+            let wait = waits.partition_point(|wait| wait.until < end);
+            if let Some(last) = lasts.get_mut(wait) {
                 *last = (*last).max(Some((end, operation.id)));
             }
+            let own = (end, operation.id, operation.submitted);
+            firsts[wait] = Some(firsts[wait].map_or(own, |first| first.min(own)));
+        }
+        let mut next = None;
+        for first in firsts.iter_mut().rev() {
+            next = first.or(next);
+            *first = next;
         }
         let mut latest = None;
-        for ((_, wait), last) in waits.into_iter().zip(lasts) {
+        for (number, (wait, last)) in waits.into_iter().zip(lasts).enumerate() {
             latest = latest.max(last);
-            self.waits_for_any.extend(latest.map(|(_, id)| (wait, id)));
+            let ended = latest.filter(|(end, _)| *end >= wait.since);
+            // A wait that looks after a while, and waits again, was for what ends later.
+            let ends = || firsts[number + 1].filter(|(_, _, submitted)| *submitted <= wait.until);
+            let target = ended.map(|(_, id)| id).or_else(|| ends().map(|(_, id, _)| id));
+            self.waits_for_any.extend(target.map(|id| (wait.at, id)));
         }
         self.waits_for_any.sort_unstable();
     }
+}
+
+/// A wait for whatever ends.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct WaitForAny {
+    until: Nanos,
+    at: u32,
+    since: Nanos,
 }

@@ -24,6 +24,8 @@ pub(super) struct AssembledOp {
     /// When a thread asked for the lock that its body needs, for the last time.
     pub(super) last_awake: Option<Nanos>,
     pub(super) ended: bool,
+    /// Granted before the part that is kept, as the description of what is in flight says.
+    pub(super) granted_before: Option<Nanos>,
     /// A wait for whatever ends last.
     pub(super) waits_for_any: bool,
 }
@@ -91,6 +93,7 @@ impl AssembledOp {
                 self.ended(at, Outcome::Ok, false);
             }
             EventKind::Accesses => operation.accesses.extend(all.iter().filter_map(|word| access_in(*word))),
+            EventKind::Ready if table.describes => self.granted_before = Some(at),
             EventKind::Ready => {
                 operation.granted = Some(operation.granted.map_or(at, |known| known.min(at)));
                 operation.ready = Some(operation.ready.map_or(at, |known| known.max(at)));
@@ -137,10 +140,11 @@ impl AssembledOp {
                 }
             }
             EventKind::WaitsFor => {
-                operation.kind = OperationKind::Wait;
+                let (name, awaits) = halves(words[1]);
+                operation.kind = if awaits == 0 { OperationKind::Wait } else { OperationKind::Await };
                 operation.waits_for = (words[0] != 0).then_some(words[0]);
                 self.waits_for_any = words[0] == 0;
-                self.submitted(events, table, at, halves(words[1]).0, UseKind::Wait);
+                self.submitted(events, table, at, name, UseKind::Wait);
             }
             EventKind::LeaseOwner => self.owner = Some(events.owner(table, words)),
             EventKind::LeasePinned => {
@@ -177,6 +181,12 @@ impl AssembledOp {
     pub(super) fn settle(&mut self) {
         let Some(what) = self.submitted else { return };
         let operation = &mut self.operation;
+        if let Some(before) = self.granted_before {
+            // What was submitted in the part that is kept was granted in it too, and its own events say when.
+            let known = operation.granted.filter(|_| operation.submitted > before);
+            operation.granted = known.or(Some(before.max(operation.submitted)));
+            operation.ready = operation.ready.or(operation.granted);
+        }
         // A thread takes an operation, finds that fences are pending, and parks it until they have settled.
         if operation.awake.is_some_and(|awake| Some(awake) < operation.ready) {
             operation.awake = self.last_awake.filter(|last| Some(*last) >= operation.ready);
@@ -227,11 +237,14 @@ impl AssembledOp {
         }
         if what == UseKind::Wait {
             // A query leaves the graph as soon as it is granted, or when it is given up.
-            operation.granted = operation.issued.take();
-            let given_up = operation.outcome == Outcome::Cancelled;
-            operation.done = if given_up { operation.granted } else { operation.observed };
-            if operation.resumed.is_some() {
-                operation.outcome = Outcome::Ok;
+            let left = operation.issued.take();
+            if operation.outcome == Outcome::Cancelled {
+                operation.done = left;
+            } else {
+                (operation.granted, operation.done) = (left, operation.observed);
+                if operation.resumed.is_some() {
+                    operation.outcome = Outcome::Ok;
+                }
             }
         }
         if what == UseKind::Body && operation.ready.is_none() {
@@ -273,6 +286,8 @@ impl AssembledOp {
 /// A thread whose events are read.
 pub(super) struct ThreadTable {
     pub(super) track: TrackId,
+    /// No thread, but the description of what is in flight where the beginning of the trace is left out.
+    pub(super) describes: bool,
     pub(super) texts: Vec<Text>,
     /// Lines of programs, by the numbers of their texts.
     pub(super) sites: RefCell<HashMap<u32, Option<Site>>>,

@@ -28,6 +28,7 @@ impl EventIndex<'_> {
             event_loop: None,
             last_awake: None,
             ended: false,
+            granted_before: None,
             waits_for_any: false,
         };
         if let Some((ticks, track)) = self.running.get(&id) {

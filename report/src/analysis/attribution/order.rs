@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 
 use crate::model::source::{Merging, Source, operations};
-use crate::model::{Hazard, Mode, Nanos, Operation, OperationKind};
+use crate::model::{Hazard, Mode, Nanos, Operation, OperationKind, Outcome};
 
 use super::hazard;
 
@@ -35,6 +35,8 @@ pub(crate) struct Order {
     turns: Vec<u32>,
     /// Places of waits until a variable may be written.
     write_waits: Vec<u32>,
+    /// Accesses of what was given up before it was granted, sorted. Few.
+    given_up: Vec<u32>,
 }
 
 /// A use of a variable. Waits only look: they are in the way of nothing.
@@ -85,6 +87,7 @@ impl Order {
             queues,
             turns: Vec::new(),
             write_waits: Vec::new(),
+            given_up: Vec::new(),
         };
         order.uses = vec![Used { mode: Mode::Read, waits: false }; count];
         order.fill(source, queue_of);
@@ -108,7 +111,11 @@ impl Order {
         let mut number = 0;
         for operation in operations(source) {
             let waits = matches!(operation.kind, OperationKind::Wait | OperationKind::Await);
+            let given_up = is_given_up(&operation);
             for access in &operation.accesses {
+                if given_up {
+                    self.given_up.push(number);
+                }
                 let place = &mut next[queue_of(access.variable)];
                 self.operations[*place as usize] = number;
                 self.uses[*place as usize] = Used { mode: access.mode, waits };
@@ -128,6 +135,14 @@ impl Order {
             a.0.cmp(&b.0).then_with(at_once)
         };
         let own = &self.operations[places.clone()];
+        let is_given_up = |access: &u32| self.given_up.binary_search(access).is_ok();
+        let given_up: Vec<u32> = match &self.given_up[..] {
+            [] => Vec::new(),
+            _ => own.iter().copied().filter(is_given_up).collect(),
+        };
+        if !given_up.is_empty() {
+            return self.sort_with(source, places, &given_up);
+        }
         if own
             .iter()
             .map(|&access| (granted(access), access))
@@ -140,6 +155,36 @@ impl Order {
             own.iter().zip(uses).map(|(&access, &used)| (granted(access), access, used)).collect();
         sorted.sort_unstable_by(|a, b| compare((a.0, a.1), (b.0, b.1)));
         for (place, (_, access, used)) in places.zip(sorted) {
+            self.operations[place] = access;
+            self.uses[place] = used;
+        }
+    }
+
+    /// As [`sort`](Self::sort), with accesses that were never granted: each is behind what was submitted before it, which it waited
+    /// for, however much later that was granted.
+    fn sort_with(&mut self, source: &impl Source, places: Range<usize>, given_up: &[u32]) {
+        let mut all: Vec<(Nanos, u32, Used, Nanos)> = places
+            .clone()
+            .map(|place| {
+                let (access, used) = (self.operations[place], self.uses[place]);
+                let operation = source.operation(self.operation_of(access) as usize);
+                (operation.submitted, access, used, granted(&operation))
+            })
+            .collect();
+        all.sort_unstable_by_key(|(submitted, access, ..)| (*submitted, *access));
+        // When the last was granted of those so far that are in a reader's way, and in a writer's.
+        let (mut writers, mut all_uses) = (0, 0);
+        for (_, access, used, granted) in &mut all {
+            if given_up.binary_search(access).is_ok() {
+                *granted = if used.mode == Mode::Read { writers } else { all_uses };
+            }
+            if !used.waits {
+                all_uses = all_uses.max(*granted);
+                writers = if used.writes() { writers.max(*granted) } else { writers };
+            }
+        }
+        all.sort_unstable_by_key(|(submitted, access, _, granted)| (*granted, *submitted, *access));
+        for (place, (_, access, used, _)) in places.zip(all) {
             self.operations[place] = access;
             self.uses[place] = used;
         }
@@ -250,6 +295,12 @@ impl Order {
     }
 }
 
+/// Whether it has left its queues without having been granted.
+fn is_given_up(operation: &Operation) -> bool {
+    let was_granted = operation.granted.or(operation.ready).or(operation.began).is_some();
+    operation.outcome == Outcome::Cancelled && !was_granted
+}
+
 /// Conflicting accesses are granted in the order of their queue.
 fn granted(operation: &Operation) -> Nanos {
     let granted = operation.granted.or(operation.ready).or(operation.awake).or(operation.began);
@@ -262,7 +313,7 @@ mod tests {
 
     use super::*;
     use crate::Trace;
-    use crate::model::{Access, Outcome};
+    use crate::model::Access;
 
     /// The same by definition: each queue is walked, with all that was met before.
     fn by_definition(trace: &Trace) -> Vec<(usize, usize, usize, Hazard)> {
@@ -318,6 +369,31 @@ mod tests {
             outcome: Outcome::Ok,
             accesses,
             ..Operation::default()
+        }
+    }
+
+    /// A reader that was given up, and two writers around it, each granted at its time.
+    fn around_a_given_up_reader(first: Option<u64>, second: Option<u64>) -> Trace {
+        let all = [(1, first, 1), (2, None, 0), (3, second, 1)].map(|(id, granted, mode)| {
+            let submitted = 10 * id;
+            let operation = operation(id, 0, mode == 0, vec![(1, mode)]);
+            Operation { submitted, granted, ..operation }
+        });
+        let mut trace = Trace { operations: all.to_vec(), ..Trace::default() };
+        let reader = &mut trace.operations[1];
+        (reader.resumed, reader.done, reader.outcome) = (Some(25), Some(24), Outcome::Cancelled);
+        trace
+    }
+
+    #[test]
+    fn what_was_given_up_waited_for_what_was_submitted_before_it() {
+        for (first, second) in [(Some(10), Some(30)), (Some(50), Some(60)), (Some(50), None), (None, None)] {
+            let trace = around_a_given_up_reader(first, second);
+            let order = Order::of(&trace);
+            let before: Vec<usize> = order.predecessors(1, 0).iter().map(|before| before.at).collect();
+            assert_eq!(before, [0], "{first:?} {second:?}");
+            let before: Vec<usize> = order.predecessors(2, 0).iter().map(|before| before.at).collect();
+            assert_eq!(before, [0], "{first:?} {second:?}: a wait is in the way of nothing");
         }
     }
 
