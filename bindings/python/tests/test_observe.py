@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import os
+import pathlib
 import queue
 import subprocess
 import sys
@@ -197,6 +198,46 @@ def test_the_first_turn_of_a_thread_from_before_begins_with_the_observation():
         thread.join()
     (turn,) = [row for row in seen.report().data["operations"] if "consume before Queue.get" in row["name"]]
     assert turn["running_ns"] >= 20_000_000
+
+
+def test_a_turn_in_a_function_of_an_executor_begins_with_the_function():
+    items, idle = queue.Queue(1), 30_000_000
+    with est.observe() as seen, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        began = time.perf_counter_ns()
+        until(lambda: time.perf_counter_ns() - began > idle)
+        items.put(1)
+        began = time.perf_counter_ns()
+        pool.submit(lambda: (until(lambda: items.not_full._waiters), time.sleep(0.001), items.get()))
+        items.put(2)
+        took = time.perf_counter_ns() - began
+    (turn,) = [row for row in seen.report().data["operations"] if "before Queue.get" in row["name"]]
+    assert 1_000_000 <= turn["running_ns"] <= took
+
+
+@pytest.fixture
+def one_thread_at_a_time():
+    """A thread goes on until it waits."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(10)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_a_wait_at_a_queue_is_for_the_call_that_ended_it(one_thread_at_a_time):
+    items = queue.Queue()
+    consumer = threading.Thread(target=lambda: items.get())
+    with est.observe() as seen:
+        consumer.start()
+        until(lambda: items.not_empty._waiters)
+        time.sleep(0.02)
+        items.put(1)  # ends the wait
+        items.put(2)  # comes before the consumer runs again
+        consumer.join()
+    (row,) = [row for row in seen.report().data["worst"] if "Queue.get" in row["sentence"]]
+    first = line_of(pathlib.Path(__file__).read_text(), "items.put(1)  # ends")
+    assert row["blocker"].endswith(f"before Queue.put at test_observe.py:{first}`"), row["sentence"]
+    assert row["waited_ns"] >= 20_000_000
 
 
 # --- What Estafette would change --------------------------------------------------------------------------------------
