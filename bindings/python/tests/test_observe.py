@@ -874,9 +874,32 @@ def test_the_command_runs_modules_and_says_what_is_wrong_with_its_arguments(caps
     assert command(["--html"]) == 2
     assert command(["--unknown", "x"]) == 2
     assert "usage:" in capsys.readouterr().err
+    for option in ("--html", "--trace"):
+        assert command([option, "-", "x"]) == 2
+        assert capsys.readouterr().err == f"estafette observe: {option} writes a file and not to the standard output\n"
     # Before the program runs.
     assert command(["--trace", "/nowhere/x", "--html", "/nowhere/y", "nothing.py"]) == 2
     assert capsys.readouterr().err == "estafette observe: cannot write /nowhere/x, cannot write /nowhere/y, cannot read nothing.py\n"
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert command(["--help"]) == 0
     assert "usage:" in out.getvalue()
+
+
+@pytest.mark.parametrize(("program", "why"), [(["."], "__main__"), (["-m", "nope"], "nope"), (["-m", "json"], "json.__main__")])
+def test_a_program_that_is_not_there_is_an_error_without_a_report(tmp_path, program, why):
+    done = subprocess.run(
+        [sys.executable, "-m", "estafette", "observe", *program], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("estafette observe: ") and why in line, line
+
+
+def test_an_error_of_the_program_itself_has_its_traceback_and_a_report(tmp_path):
+    (tmp_path / "mine.py").write_text("import nope\n")
+    for program in (["mine.py"], ["-m", "mine"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "estafette", "observe", *program], capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr and "Worst waits" in done.stderr

@@ -660,3 +660,26 @@ class TestNames:
         assert self.obeyed(str(caught.value)) == [] and "\\u{1b}]0;title" in str(caught.value)
         assert caught.value.operation == self.HOSTILE
         assert self.obeyed(str(est.OperationError(self.HOSTILE, 1, "broke"))) == []
+
+
+def test_what_no_recording_can_be_made_with_is_named(tmp_path):
+    for options, words in [({"memory_max": -1}, "memory_max.*-1"), ({"memory_max": 1 << 70}, "memory_max"), ({"signal": 100}, "signal.*100")]:
+        with pytest.raises(ValueError, match=words):
+            est.record(tmp_path / "run.pftrace", **options).start()
+    with pytest.raises(ValueError, match="NUL"):
+        est.record(f"{tmp_path}/a\0b").start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_is_printed_where_its_characters_cannot_be(tmp_path):
+    path = tmp_path / "run.pftrace"
+    program = f"""
+        import estafette as est
+        with est.record({os.fspath(path)!r}):
+            est.default_engine().call(lambda: None, name="naïve → 漢").wait()
+        print(est.report({os.fspath(path)!r}))
+    """
+    printed, _ = run_program(program, env={"PYTHONIOENCODING": "ascii"})
+    assert "na?ve > ?" in printed
+    # Its text is what it is.
+    assert "naïve → 漢" in est.report(path).text
