@@ -240,6 +240,69 @@ def test_a_wait_at_a_queue_is_for_the_call_that_ended_it(one_thread_at_a_time):
     assert row["waited_ns"] >= 20_000_000
 
 
+EXECUTOR = """
+    import concurrent.futures
+    import json
+    import time
+
+    def slow(seconds):
+        began = time.perf_counter_ns()
+        time.sleep(seconds)
+        return time.perf_counter_ns() - began
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        futures = [pool.submit(slow, 0.05) for _ in range(3)]
+        planted = [future.result() for future in futures]
+        began = time.perf_counter_ns()
+        time.sleep(0.05)
+        planted.append(time.perf_counter_ns() - began)
+    print(json.dumps(planted))
+"""
+
+
+def spent(report, what):
+    return sum(row["time_ns"] for row in report.data["run_time"] if row["what"] == what)
+
+
+def test_the_time_of_a_program_with_an_executor_is_that_of_its_functions(observed):
+    report, (first, second, third, own) = observed(EXECUTOR)
+    assert spent(report, "`slow` ran") >= third
+    assert spent(report, "no worker was free") >= first + second
+    # The executor's thread has nothing to do then.
+    assert own <= spent(report, "the program did something else") < own + first
+    (cause,) = [row for row in report.data["causes"] if row["cause"] == "no worker"]
+    assert cause["waited_ns"] >= 2 * first + second
+
+
+SLOW_STEPS = """
+    import asyncio
+    import json
+    import time
+
+    planted = []
+
+    def blocks(seconds):
+        began = time.perf_counter_ns()
+        time.sleep(seconds)
+        planted.append(time.perf_counter_ns() - began)
+
+    async def main():
+        asyncio.get_running_loop().call_soon(blocks, 0.05)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        blocks(0.03)
+
+    asyncio.run(main())
+    print(json.dumps(planted))
+"""
+
+
+def test_slow_steps_of_a_loop_are_in_the_run_time(observed):
+    report, (callback, step) = observed(SLOW_STEPS)
+    assert spent(report, "`a step of blocks` ran") >= callback
+    assert spent(report, "`a step of main` ran") >= step
+
+
 # --- What Estafette would change --------------------------------------------------------------------------------------
 
 AWAITED_ONE_BY_ONE = """
@@ -372,6 +435,13 @@ def test_a_step_that_blocks_its_event_loop_is_found():
     (row,) = [row for row in data["worst"] if "asyncio's loop" in row["sentence"]]
     assert "a step of" in row["blocker"] and "blocks" in row["blocker"]
     assert row["waited_ns"] >= 50_000_000
+
+
+def test_a_function_that_asyncio_gives_a_thread_has_its_own_name():
+    with est.observe() as seen:
+        asyncio.run(asyncio.to_thread(time.sleep, 0.001))
+    names = [row["name"] for row in seen.report().data["operations"]]
+    assert "`sleep`" in names and not any("Context" in name for name in names)
 
 
 def test_a_library_that_is_not_in_the_table_is_seen_by_those_that_are(np, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import os
 import sys
@@ -366,7 +367,9 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _described(what: Any, line: int | None = None) -> tuple[str, Site | None]:
     """The name of a function or a coroutine, and the `line` of it, or the first."""
     while isinstance(what, functools.partial):
-        what = what.func
+        # What `asyncio.to_thread` runs, in the context of its caller.
+        is_in_context = bool(what.args) and isinstance(getattr(what.func, "__self__", None), contextvars.Context)
+        what = what.args[0] if is_in_context else what.func
     code = getattr(what, "cr_code", None) or getattr(what, "__code__", None)
     name = getattr(what, "__qualname__", type(what).__qualname__)
     return name, None if code is None else (code.co_filename, line or code.co_firstlineno, code.co_qualname)
@@ -376,7 +379,8 @@ def _note_work(notes: Notes, work: _Work, function: Any, began: int, ended: int)
     name, place = _described(function)
     submitted = began if work.submitted is None else min(work.submitted, began)
     track = notes.track()
-    notes.lane().since = ended
+    # Until its next function, or its end, the thread has nothing to do.
+    notes.lane().since = None
     submitter = track if work.submitter is None else work.submitter
     notes.add(
         "operation",
