@@ -6,12 +6,15 @@ import ctypes
 import functools
 import math
 import os
+import pathlib
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 from conftest import run_program, until
@@ -683,3 +686,16 @@ def test_a_report_is_printed_where_its_characters_cannot_be(tmp_path):
     assert "na?ve > ?" in printed
     # Its text is what it is.
     assert "naïve → 漢" in est.report(path).text
+
+
+def test_a_ticket_has_the_line_of_the_program_that_took_it(tmp_path):
+    with est.record(tmp_path / "run.pftrace"), est.Engine(workers=1, shared=True) as eng:
+        t = eng.zeros(2, "float64")
+        ticket = t.ticket()  # for anyone
+        packed = ForkingPickler.dumps(t)  # for a queue
+        leases = [op.lease for op in eng.diagnose().operations if op.lease is not None]
+        ticket.revoke()
+        pickle.loads(bytes(packed)).wait()
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    lines = [at for at, line in enumerate(lines, 1) if line.endswith(("# for anyone", "# for a queue"))]
+    assert [(lease.file, lease.line) for lease in leases] == [(__file__, line) for line in lines]
