@@ -699,3 +699,26 @@ def test_a_ticket_has_the_line_of_the_program_that_took_it(tmp_path):
     lines = pathlib.Path(__file__).read_text().splitlines()
     lines = [at for at, line in enumerate(lines, 1) if line.endswith(("# for anyone", "# for a queue"))]
     assert [(lease.file, lease.line) for lease in leases] == [(__file__, line) for line in lines]
+
+
+def test_a_thread_has_the_name_that_the_program_gave_it(tmp_path):
+    path = tmp_path / "run.pftrace"
+    with est.record(path), est.Engine(workers=1) as eng:
+        loader = threading.Thread(target=lambda: eng.submit(lambda: time.sleep(0.01)).wait(), name="loader")
+        loader.start()
+        loader.join()
+    assert "thread `loader`" in est.report(path).text
+
+
+def test_a_copy_that_a_library_makes_for_an_import_is_in_the_trace(tmp_path, np):
+    path = tmp_path / "run.pftrace"
+    with est.record(path), est.Engine(workers=1) as eng:
+        eng.from_dlpack(np.ones(1 << 16, "float32"), copy=True).wait()
+        eng.from_dlpack(np.ones(4, "float32")).wait()
+    data = est.report(path).data
+    (row,) = [row for row in data["operations"] if row["name"] == "`copy by numpy`"]
+    assert row["count"] == 1
+    (ran,) = [row for row in data["run_time"] if row["what"] == "`copy by numpy` ran"]
+    assert ran["time_ns"] > 0
+    (exchange,) = [row for row in data["exchanges"] if row["producer"] == "numpy"]
+    assert (exchange["copies"], exchange["copied_bytes"]) == (1, 4 << 16)
