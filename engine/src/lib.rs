@@ -152,8 +152,10 @@ pub mod bindings {
     pub use crate::tensor::alias_map::Origin;
     pub use crate::trace::events::events_asked_for;
     pub use crate::trace::hooks::{
-        body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
+        Copying, body_has_lock, body_uses, body_wants_lock, copy_begins, imported_from, on_event_loop,
+        wait_has_lock,
     };
+    pub use crate::trace::names::call_this_thread;
     pub use crate::trace::process::this_process;
     pub use crate::trace::receiver::{EventReceiver, receive_events};
     pub use crate::wait::inspect::inspected;

@@ -49,6 +49,10 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+    // Other commands take it for the standard output, which has the report.
+    if request.html.iter().chain(&request.chrome).any(|path| path == Path::new("-")) {
+        return Err("--html and --chrome write to files, not to the standard output: name one".into());
+    }
     let traces = request.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
     let text = match (&traces[..], request.diff) {
         ([before, after], true) => {

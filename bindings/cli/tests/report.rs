@@ -151,4 +151,14 @@ fn what_is_not_asked_for_rightly_is_refused_with_how_to_ask() {
         let refused = refusal(&estafette(&[option, &["--diff", "a", "b"]].concat()));
         assert!(refused.contains(option[0]) && refused.contains("cannot be used with"), "{refused}");
     }
+    for option in ["--html", "--chrome"] {
+        let refused = refusal(&estafette(&["/dev/null", option, "-"]));
+        assert!(refused.contains("not to the standard output"), "{refused}");
+    }
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let refused = refusal(&estafette(&[text.to_str().unwrap()]));
+    assert!(
+        refused.contains("it does not begin as a recording does") && !refused.contains("truncated"),
+        "{refused}"
+    );
 }

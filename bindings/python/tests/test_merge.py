@@ -232,4 +232,4 @@ def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):
     assert not (tmp_path / "merged.json").exists()
     command = [sys.executable, "-m", "estafette", "merge", tmp_path / "absent", "-o", tmp_path / "merged.json"]
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 1 and ended.stderr.startswith("estafette merge: ") and "absent" in ended.stderr
+    assert ended.returncode == 2 and ended.stderr.startswith("estafette merge: ") and "absent" in ended.stderr

@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import os
+import pathlib
 import queue
 import subprocess
 import sys
@@ -199,6 +200,114 @@ def test_the_first_turn_of_a_thread_from_before_begins_with_the_observation():
     assert turn["running_ns"] >= 20_000_000
 
 
+def test_a_turn_in_a_function_of_an_executor_begins_with_the_function():
+    items, idle = queue.Queue(1), 30_000_000
+    with est.observe() as seen, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        began = time.perf_counter_ns()
+        until(lambda: time.perf_counter_ns() - began > idle)
+        items.put(1)
+        began = time.perf_counter_ns()
+        pool.submit(lambda: (until(lambda: items.not_full._waiters), time.sleep(0.001), items.get()))
+        items.put(2)
+        took = time.perf_counter_ns() - began
+    (turn,) = [row for row in seen.report().data["operations"] if "before Queue.get" in row["name"]]
+    assert 1_000_000 <= turn["running_ns"] <= took
+
+
+@pytest.fixture
+def one_thread_at_a_time():
+    """A thread goes on until it waits."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(10)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_a_wait_at_a_queue_is_for_the_call_that_ended_it(one_thread_at_a_time):
+    items = queue.Queue()
+    consumer = threading.Thread(target=lambda: items.get())
+    with est.observe() as seen:
+        consumer.start()
+        until(lambda: items.not_empty._waiters)
+        time.sleep(0.02)
+        items.put(1)  # ends the wait
+        items.put(2)  # comes before the consumer runs again
+        consumer.join()
+    (row,) = [row for row in seen.report().data["worst"] if "Queue.get" in row["sentence"]]
+    first = line_of(pathlib.Path(__file__).read_text(), "items.put(1)  # ends")
+    assert row["blocker"].endswith(f"before Queue.put at test_observe.py:{first}`"), row["sentence"]
+    assert row["waited_ns"] >= 20_000_000
+
+
+EXECUTOR = """
+    import concurrent.futures
+    import json
+    import threading
+    import time
+
+    all_are_submitted = threading.Event()
+
+    def slow(seconds):
+        all_are_submitted.wait()
+        began = time.perf_counter_ns()
+        time.sleep(seconds)
+        return time.perf_counter_ns() - began
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        futures = [pool.submit(slow, 0.05) for _ in range(3)]
+        all_are_submitted.set()
+        planted = [future.result() for future in futures]
+        began = time.perf_counter_ns()
+        time.sleep(0.05)
+        planted.append(time.perf_counter_ns() - began)
+    print(json.dumps(planted))
+"""
+
+
+def spent(report, what):
+    return sum(row["time_ns"] for row in report.data["run_time"] if row["what"] == what)
+
+
+def test_the_time_of_a_program_with_an_executor_is_that_of_its_functions(observed):
+    report, (first, second, third, own) = observed(EXECUTOR)
+    assert spent(report, "`slow` ran") >= third
+    assert spent(report, "no worker was free") >= first + second
+    # The executor's thread has nothing to do then.
+    assert spent(report, "the program did something else") >= own
+    (cause,) = [row for row in report.data["causes"] if row["cause"] == "no worker"]
+    assert cause["waited_ns"] >= 2 * first + second
+
+
+SLOW_STEPS = """
+    import asyncio
+    import json
+    import time
+
+    planted = []
+
+    def blocks(seconds):
+        began = time.perf_counter_ns()
+        time.sleep(seconds)
+        planted.append(time.perf_counter_ns() - began)
+
+    async def main():
+        asyncio.get_running_loop().call_soon(blocks, 0.05)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        blocks(0.03)
+
+    asyncio.run(main())
+    print(json.dumps(planted))
+"""
+
+
+def test_slow_steps_of_a_loop_are_in_the_run_time(observed):
+    report, (callback, step) = observed(SLOW_STEPS)
+    assert spent(report, "`a step of blocks` ran") >= callback
+    assert spent(report, "`a step of main` ran") >= step
+
+
 # --- What Estafette would change --------------------------------------------------------------------------------------
 
 AWAITED_ONE_BY_ONE = """
@@ -331,6 +440,13 @@ def test_a_step_that_blocks_its_event_loop_is_found():
     (row,) = [row for row in data["worst"] if "asyncio's loop" in row["sentence"]]
     assert "a step of" in row["blocker"] and "blocks" in row["blocker"]
     assert row["waited_ns"] >= 50_000_000
+
+
+def test_a_function_that_asyncio_gives_a_thread_has_its_own_name():
+    with est.observe() as seen:
+        asyncio.run(asyncio.to_thread(time.sleep, 0.001))
+    names = [row["name"] for row in seen.report().data["operations"]]
+    assert "`sleep`" in names and not any("Context" in name for name in names)
 
 
 def test_a_library_that_is_not_in_the_table_is_seen_by_those_that_are(np, tmp_path, monkeypatch):
@@ -844,9 +960,32 @@ def test_the_command_runs_modules_and_says_what_is_wrong_with_its_arguments(caps
     assert command(["--html"]) == 2
     assert command(["--unknown", "x"]) == 2
     assert "usage:" in capsys.readouterr().err
+    for option in ("--html", "--trace"):
+        assert command([option, "-", "x"]) == 2
+        assert capsys.readouterr().err == f"estafette observe: {option} writes a file and not to the standard output\n"
     # Before the program runs.
     assert command(["--trace", "/nowhere/x", "--html", "/nowhere/y", "nothing.py"]) == 2
     assert capsys.readouterr().err == "estafette observe: cannot write /nowhere/x, cannot write /nowhere/y, cannot read nothing.py\n"
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert command(["--help"]) == 0
     assert "usage:" in out.getvalue()
+
+
+@pytest.mark.parametrize(("program", "why"), [(["."], "__main__"), (["-m", "nope"], "nope"), (["-m", "json"], "json.__main__")])
+def test_a_program_that_is_not_there_is_an_error_without_a_report(tmp_path, program, why):
+    done = subprocess.run(
+        [sys.executable, "-m", "estafette", "observe", *program], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("estafette observe: ") and why in line, line
+
+
+def test_an_error_of_the_program_itself_has_its_traceback_and_a_report(tmp_path):
+    (tmp_path / "mine.py").write_text("import nope\n")
+    for program in (["mine.py"], ["-m", "mine"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "estafette", "observe", *program], capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr and "Worst waits" in done.stderr

@@ -6,12 +6,15 @@ import ctypes
 import functools
 import math
 import os
+import pathlib
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 from conftest import run_program, until
@@ -675,3 +678,62 @@ class TestNames:
         assert self.obeyed(str(caught.value)) == [] and "\\u{1b}]0;title" in str(caught.value)
         assert caught.value.operation == self.HOSTILE
         assert self.obeyed(str(est.OperationError(self.HOSTILE, 1, "broke"))) == []
+
+
+def test_what_no_recording_can_be_made_with_is_named(tmp_path):
+    for options, words in [({"memory_max": -1}, "memory_max.*-1"), ({"memory_max": 1 << 70}, "memory_max"), ({"signal": 100}, "signal.*100")]:
+        with pytest.raises(ValueError, match=words):
+            est.record(tmp_path / "run.pftrace", **options).start()
+    with pytest.raises(ValueError, match="NUL"):
+        est.record(f"{tmp_path}/a\0b").start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_is_printed_where_its_characters_cannot_be(tmp_path):
+    path = tmp_path / "run.pftrace"
+    program = f"""
+        import estafette as est
+        with est.record({os.fspath(path)!r}):
+            est.default_engine().call(lambda: None, name="naïve → 漢").wait()
+        print(est.report({os.fspath(path)!r}))
+    """
+    printed, _ = run_program(program, env={"PYTHONIOENCODING": "ascii"})
+    assert "na?ve > ?" in printed
+    # Its text is what it is.
+    assert "naïve → 漢" in est.report(path).text
+
+
+def test_a_ticket_has_the_line_of_the_program_that_took_it(tmp_path):
+    with est.record(tmp_path / "run.pftrace"), est.Engine(workers=1, shared=True) as eng:
+        t = eng.zeros(2, "float64")
+        ticket = t.ticket()  # for anyone
+        packed = ForkingPickler.dumps(t)  # for a queue
+        leases = [op.lease for op in eng.diagnose().operations if op.lease is not None]
+        ticket.revoke()
+        pickle.loads(bytes(packed)).wait()
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    lines = [at for at, line in enumerate(lines, 1) if line.endswith(("# for anyone", "# for a queue"))]
+    assert [(lease.file, lease.line) for lease in leases] == [(__file__, line) for line in lines]
+
+
+def test_a_thread_has_the_name_that_the_program_gave_it(tmp_path):
+    path = tmp_path / "run.pftrace"
+    with est.record(path), est.Engine(workers=1) as eng:
+        loader = threading.Thread(target=lambda: eng.submit(lambda: time.sleep(0.01)).wait(), name="loader")
+        loader.start()
+        loader.join()
+    assert "thread `loader`" in est.report(path).text
+
+
+def test_a_copy_that_a_library_makes_for_an_import_is_in_the_trace(tmp_path, np):
+    path = tmp_path / "run.pftrace"
+    with est.record(path), est.Engine(workers=1) as eng:
+        eng.from_dlpack(np.ones(1 << 16, "float32"), copy=True).wait()
+        eng.from_dlpack(np.ones(4, "float32")).wait()
+    data = est.report(path).data
+    (row,) = [row for row in data["operations"] if row["name"] == "`copy by numpy`"]
+    assert row["count"] == 1
+    (ran,) = [row for row in data["run_time"] if row["what"] == "`copy by numpy` ran"]
+    assert ran["time_ns"] > 0
+    (exchange,) = [row for row in data["exchanges"] if row["producer"] == "numpy"]
+    assert (exchange["copies"], exchange["copied_bytes"]) == (1, 4 << 16)

@@ -89,13 +89,21 @@ impl Tensor {
     /// [`Error::NotShared`] as [`Link::send`](super::Link::send). With [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if
     /// NIXL is missing or the address is none of this machine.
     pub fn ticket(&self, options: &ShareOptions) -> Result<Ticket, Error> {
+        self.ticket_at(options, None)
+    }
+
+    /// As [`ticket`](Self::ticket), taken at a line that its lease names. For bindings.
+    #[doc(hidden)]
+    pub fn ticket_at(&self, options: &ShareOptions, site: Option<CallSite>) -> Result<Ticket, Error> {
         self.inner.core.check_usable()?;
         let listen = |at: &String| network::listen(at, options.deadline);
         let reach = options.reach.as_ref().map(listen).transpose()?.unwrap_or_default();
         // Another machine can be given host memory of this process alone.
         let copied = (!reach.is_empty() && export::is_elsewhere(self)).then_some(true);
         let owner = if options.once { "a ticket for one use" } else { "a ticket" };
-        let export = Export::new(self, LeaseOwner::from(owner), options.copy.or(copied))?;
+        let owner = LeaseOwner::from(owner);
+        let owner = site.into_iter().fold(owner, LeaseOwner::at);
+        let export = Export::new(self, owner, options.copy.or(copied))?;
         Ticket::new(export, options.once, reach)
     }
 }

@@ -21,7 +21,6 @@ use super::events::{self, emit};
 use super::names;
 use super::nvtx::{self, Range};
 use super::writer::{self, Writer};
-#[cfg(feature = "links")]
 use crate::core::engine_core::graph;
 use crate::core::error::FailureKind;
 #[cfg(feature = "links")]
@@ -146,6 +145,40 @@ pub fn imported_from(tensor: &Tensor, library: &'static str) {
             emit!(target: "estafette::exchange", variable = var.id().get(), library, "imported");
         }
         writer::with(|writer| describe(writer, &tensor.inner, Some(library)));
+    }
+}
+
+/// A copy that a library makes on this thread, for a tensor that is imported. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Copying(u64);
+
+/// `library`, a package name, begins to copy what is imported. For bindings; `None` while tracing is off.
+pub fn copy_begins(library: &str) -> Option<Copying> {
+    if !super::is_open() {
+        return None;
+    }
+    let id = graph().next_id().get();
+    let library = if library.is_empty() { "another library" } else { library };
+    writer::with(|writer| {
+        let (now, name) = (writer.now(), writer.text(&format!("copy by {library}")));
+        writer.write(EventKind::Submitted, now, id, [pair(name, UseKind::Copy as u32)]);
+        writer.write(EventKind::Began, now, id, [0]);
+    });
+    Some(Copying(id))
+}
+
+impl Copying {
+    /// The copy became the memory of `tensor`.
+    pub fn made(self, tensor: &Tensor) {
+        if let Some(var) = tensor.inner.vars.first() {
+            write(EventKind::Accesses, self.0, [access(var.id().get(), Mode::Write)]);
+        }
+    }
+}
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        write(EventKind::Ended, self.0, [ended(OutcomeCode::Well, false, NONE)]);
     }
 }
 

@@ -34,7 +34,7 @@ mod environment;
 pub(crate) mod events;
 mod free_list;
 pub(crate) mod hooks;
-mod names;
+pub(crate) mod names;
 #[cfg(feature = "nvtx")]
 mod nvtx;
 pub(crate) mod process;

@@ -1,6 +1,7 @@
 //! The names that programs give their tensors for the report. They are kept whether tracing is on or not: programs name a
 //! tensor when they make it, and begin to record later.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +16,21 @@ estafette_sync::per_process! {
     static NAMES: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
     /// For each [`Watch`], by its number: the variables that were named since it was asked.
     static FRESH: Mutex<BTreeMap<u64, Vec<u64>>> = Mutex::new(BTreeMap::new());
+}
+
+thread_local! {
+    /// What this thread is called by those who started it, where that was not Rust.
+    static THREAD: RefCell<Option<Box<str>>> = const { RefCell::new(None) };
+}
+
+/// Names this thread in traces that it has not written to yet, unless Rust has started it. For bindings.
+pub fn call_this_thread(name: &str) {
+    // A thread that ends writes no more.
+    let _ = THREAD.try_with(|own| own.replace(Some(name.into())));
+}
+
+pub(super) fn of_this_thread() -> Option<String> {
+    THREAD.try_with(|own| own.borrow().as_deref().map(str::to_owned)).ok().flatten()
 }
 
 pub(super) fn note(var: u64, name: &str) {

@@ -16,6 +16,7 @@ use super::buffer::{TraceBuffer, WORDS};
 use super::chain::{Chain, Link};
 use super::encoding::{EventKind, NONE, WORDS_MAX, head, narrow, pair};
 use super::free_list::FreeListHandle;
+use super::names;
 use super::process::this_process;
 use super::ticks::{Scale, Ticks};
 use super::{Opened, TraceOptions, program_name, session_set};
@@ -223,13 +224,13 @@ impl Body {
 impl ThreadLog {
     fn of_this_thread() -> Self {
         let current = std::thread::current();
-        let name = current.name().map_or_else(unnamed, str::to_owned);
-        let kind = match name.as_str() {
-            "estafette-reactor" => TrackKind::Reactor,
-            "estafette-reaper" => TrackKind::Reaper,
-            name if name.starts_with("estafette-") => TrackKind::Worker,
+        let kind = match current.name() {
+            Some("estafette-reactor") => TrackKind::Reactor,
+            Some("estafette-reaper") => TrackKind::Reaper,
+            Some(name) if name.starts_with("estafette-") => TrackKind::Worker,
             _ => TrackKind::Thread,
         };
+        let name = current.name().map(str::to_owned).or_else(names::of_this_thread).unwrap_or_else(unnamed);
         Self {
             name,
             kind,

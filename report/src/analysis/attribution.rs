@@ -73,12 +73,15 @@ pub(crate) struct Attribution<'a, S> {
     /// The operations on device queues, in the order of their issue: queue, time, position.
     on_queues: Vec<(TrackId, Nanos, u32)>,
     pool: Pool,
+    /// When threads of executors ended the functions that they ran; sorted.
+    executors: Vec<(TrackId, Nanos)>,
 }
 
 impl<'a, S: Source> Attribution<'a, S> {
     pub(crate) fn of(source: &'a S) -> Self {
-        let (mut by_name, mut on_queues) = (Vec::new(), Vec::new());
+        let (mut by_name, mut on_queues, mut executors) = (Vec::new(), Vec::new(), Vec::new());
         for (at, operation) in operations(source).enumerate() {
+            executors.extend(executor(&operation).zip(operation.done));
             by_name.extend(operation.waits_for.map(|target| (target, at as u32)));
             if let (Some(track), Some(issued)) = (queue_of(source.about(), &operation), operation.issued) {
                 on_queues.push((track, issued, at as u32));
@@ -86,7 +89,8 @@ impl<'a, S: Source> Attribution<'a, S> {
         }
         by_name.sort_unstable();
         on_queues.sort_unstable();
-        Self { source, order: Order::of(source), by_name, on_queues, pool: Pool::of(source) }
+        executors.sort_unstable();
+        Self { source, order: Order::of(source), by_name, on_queues, pool: Pool::of(source), executors }
     }
 
     /// Why the operation at `at` waited, in order of time.
@@ -154,6 +158,15 @@ fn by_name(waiter: usize) -> u64 {
 pub(crate) fn queue_of(trace: &Trace, operation: &Operation) -> Option<TrackId> {
     let track = operation.track?;
     (trace.tracks.get(track)?.kind == TrackKind::Queue).then_some(track)
+}
+
+/// The thread of an executor that ran a function of an observed program. An engine notes when an operation was ready, observe mode only
+/// when a function began.
+fn executor(operation: &Operation) -> Option<TrackId> {
+    let is_observed = operation.awake.is_none() && operation.ready == operation.began;
+    let is_function = operation.kind == OperationKind::Operation && operation.library.is_none();
+    let track = operation.track.filter(|_| is_observed && is_function && operation.accesses.is_empty());
+    track.filter(|track| operation.began.is_some() && operation.submitter.is_some_and(|its| its != *track))
 }
 
 /// How a blocker's time divides, as others see it.
@@ -259,6 +272,10 @@ impl<S: Source> Attribution<'_, S> {
 
     /// What comes after all blockers have ended.
     fn rest(&self, tiling: &mut Tiling<'_>, operation: &Operation, waits: &Waits, hazard: Option<Hazard>) {
+        if let Some(track) = executor(operation) {
+            tiling.until(self.free_since(track, waits.ready), Cause::NoWorker, None, Blocker::Pool);
+            tiling.until(waits.end, Cause::NotResumed, None, Blocker::Thread(track));
+        }
         let late = waits.ready.saturating_sub(tiling.at()) > HANDING_ON_MAX;
         if late && (hazard.is_none() || !self.source.about().losses.is_empty()) {
             tiling.until(waits.ready, Cause::Queued, None, Blocker::None);
@@ -291,6 +308,14 @@ impl<S: Source> Attribution<'_, S> {
         }
         let resumer = if on_loop { sleeper } else { Blocker::Interpreter };
         tiling.until(waits.end, Cause::NotResumed, None, resumer);
+    }
+
+    /// When a thread of an executor had ended what it ran before `began`. An executor hands on in the order of submission, to whichever
+    /// thread is free first: until then none was free.
+    fn free_since(&self, track: TrackId, began: Nanos) -> Nanos {
+        let before = self.executors.partition_point(|known| *known <= (track, began));
+        let last = before.checked_sub(1).map(|last| self.executors[last]);
+        last.filter(|(its_track, _)| *its_track == track).map_or(0, |(_, end)| end)
     }
 
     /// The thread or event loop that resumed late.

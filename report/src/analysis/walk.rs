@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use crate::Trace;
+use crate::analysis::attribution::queue_of;
 use crate::analysis::what_if::SAME_MOMENT_MAX;
 use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId};
 
@@ -100,8 +101,10 @@ struct Walker<'a> {
     trace: &'a Trace,
     /// The critical stalls of each operation, in order of time.
     stalls: HashMap<OperationId, Own<'a>>,
-    /// When each thread came back from a wait, or from a stretch of its own, and from which.
-    waits: HashMap<TrackId, Vec<(Nanos, OperationId)>>,
+    /// When each thread came back from a wait, or from an operation that it ran, and from which.
+    backs: HashMap<TrackId, Vec<(Nanos, OperationId)>>,
+    /// When each thread began an operation, and which.
+    begins: HashMap<TrackId, Vec<(Nanos, OperationId)>>,
     at: Nanos,
     steps: Vec<Step>,
     /// Stalls that were looked at: what the walk costs.
@@ -143,21 +146,20 @@ impl<'a> Walker<'a> {
             stalls.entry(stall.waiter).or_default().stalls.push(stall);
         }
         stalls.values_mut().for_each(|own| own.stalls.sort_by_key(|stall| stall.from));
-        let mut waits: HashMap<TrackId, Vec<(Nanos, OperationId)>> = HashMap::new();
+        let (mut backs, mut begins) = (HashMap::<_, Vec<_>>::new(), HashMap::<_, Vec<_>>::new());
         for operation in &trace.operations {
             if let (Some(track), Some(resumed)) = (operation.submitter, operation.resumed)
                 && resumed > operation.submitted
             {
-                waits.entry(track).or_default().push((resumed, operation.id));
+                backs.entry(track).or_default().push((resumed, operation.id));
             }
-            if let (Some(track), Some(done)) =
-                (operation.track.filter(|_| is_own_time(operation)), operation.done)
-            {
-                waits.entry(track).or_default().push((done, operation.id));
+            if let Some((track, began, end)) = on_thread(trace, operation) {
+                begins.entry(track).or_default().push((began, operation.id));
+                backs.entry(track).or_default().push((end, operation.id));
             }
         }
-        waits.values_mut().for_each(|waits| waits.sort_unstable());
-        Self { trace, stalls, waits, at: 0, steps: Vec::new(), looked_at: 0 }
+        backs.values_mut().chain(begins.values_mut()).for_each(|times| times.sort_unstable());
+        Self { trace, stalls, backs, begins, at: 0, steps: Vec::new(), looked_at: 0 }
     }
 
     fn step(&mut self, from: Nanos, what: What) {
@@ -213,19 +215,41 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// What a thread came back from last in a stretch of its time that was only observed: what that is called stands for all that it did.
+    /// What a thread came back from last while it ran `current`. A wait for `current` itself is not a part of it.
     fn inside(&self, current: &Operation) -> Option<(Nanos, &'a Operation)> {
-        let track = current.track.filter(|_| is_own_time(current))?;
-        self.last(track, self.at, |earlier| earlier.id != current.id)
-            .filter(|(back, _)| *back > current.submitted)
+        let (track, began, _) = on_thread(self.trace, current)?;
+        let is_part = |it: &Operation| it.id != current.id && it.waits_for != Some(current.id);
+        // What came back at this moment is no progress: two operations might take turns for ever.
+        self.last(track, self.at.checked_sub(1)?, is_part).filter(|(back, _)| *back > began)
     }
 
-    /// What its thread did before it submitted `current`: what it had come back from.
+    /// What its thread did before it submitted `current`: what it had come back from, or what it was running.
     fn before(&mut self, current: &Operation) -> Option<&'a Operation> {
-        let (back, earlier) = self
-            .last(current.submitter?, current.submitted, |earlier| earlier.submitted < current.submitted)?;
-        self.step(back, What::Program);
-        Some(earlier)
+        let (track, at) = (current.submitter?, current.submitted.min(self.at));
+        let is_earlier = |it: &Operation| it.submitted < current.submitted;
+        let running = self.running(track, at, is_earlier);
+        let since = running.and_then(|running| running.began).unwrap_or(0);
+        match self.last(track, at, is_earlier).filter(|(back, _)| *back > since) {
+            Some((back, earlier)) => {
+                self.step(back, running.map_or(What::Program, |running| What::Run(running.id)));
+                Some(earlier)
+            }
+            None => running,
+        }
+    }
+
+    /// The operation that a thread ran at `at`, of several the innermost.
+    fn running(
+        &self,
+        track: TrackId,
+        at: Nanos,
+        is_it: impl Fn(&Operation) -> bool,
+    ) -> Option<&'a Operation> {
+        let begins = self.begins.get(&track)?;
+        let begun = begins.partition_point(|(began, _)| *began < at);
+        let candidates = begins[..begun].iter().rev().take(SAME_MOMENT_MAX);
+        let mut found = candidates.filter_map(|(_, id)| self.trace.operation(*id));
+        found.find(|it| on_thread(self.trace, it).is_some_and(|(_, _, end)| at < end) && is_it(it))
     }
 
     /// What a thread came back from last, until `at`.
@@ -235,13 +259,21 @@ impl<'a> Walker<'a> {
         at: Nanos,
         is_it: impl Fn(&Operation) -> bool,
     ) -> Option<(Nanos, &'a Operation)> {
-        let waits = self.waits.get(&track)?;
-        let last = waits.partition_point(|(back, _)| *back <= at);
+        let backs = self.backs.get(&track)?;
+        let last = backs.partition_point(|(back, _)| *back <= at);
         // A few may have come back at one moment.
-        let candidates = waits[..last].iter().rev().take(SAME_MOMENT_MAX);
+        let candidates = backs[..last].iter().rev().take(SAME_MOMENT_MAX);
         let mut found = candidates.filter_map(|(back, id)| Some((*back, self.trace.operation(*id)?)));
         found.find(|(_, earlier)| is_it(earlier))
     }
+}
+
+/// The thread that ran an operation, and from when to when that took the thread.
+fn on_thread(trace: &Trace, operation: &Operation) -> Option<(TrackId, Nanos, Nanos)> {
+    let runs = matches!(operation.kind, OperationKind::Operation | OperationKind::Copy);
+    let track = operation.track.filter(|_| runs && queue_of(trace, operation).is_none())?;
+    let end = operation.issued.or(operation.done).unwrap_or(trace.duration);
+    Some((track, operation.began?, end))
 }
 
 #[cfg(test)]

@@ -287,6 +287,49 @@ def test_a_narrow_window_needs_no_sideways_scrolling(page):
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_the_overview_lies_above_the_same_times_of_the_timeline(page):
+    page.press("0")
+    wanted, x = page.run("""
+        const { timeline } = report;
+        const time = timeline.data.duration / 4;
+        return [time, timeline.painter.x(time)];""")
+    left, top = page.run("const { left, top } = report.timeline.overview.getBoundingClientRect(); return [left, top];")
+    page.press("+", "+", "+")
+    actions = ActionBuilder(page.browser)
+    actions.pointer_action.move_to_location(round(left + x), round(top + 20)).click()
+    actions.perform()
+    page.settle()
+    begin, end = page.view()
+    duration = page.run("return report.data.duration")
+    assert abs((begin + end) / 2 - wanted) < duration / 200
+
+
+def test_a_counter_of_one_process_has_its_number_in_a_line_of_its_own(page):
+    row = page.run("""
+        const counter = { name: "operations in flight @4711", unit: "operations", time: [0, 5], value: [0, 1] };
+        const { label, notes } = makeRows({ ...report.data, counters: [counter] }).rows.at(-1);
+        return [label, ...notes];""")
+    assert row == ["operations in flight", "up to 1 operation", "process 4711"]
+
+
+def test_a_name_of_thousands_of_characters_is_cut_and_its_title_has_the_whole(page):
+    name = "x" * 5_000
+    shown, title = page.run("""
+        const [, name] = prose("`" + arguments[0] + "` ran");
+        return [name.textContent, name.title];""", name)
+    assert title == name and len(shown) == 120 and shown.endswith("…")
+    text, title = page.run("const made = element('p', {}, arguments[0]); return [made.textContent, made.title];", name)
+    assert title == name and len(text) == 400
+    assert page.run("const short = named('b', 'decode'); return [short.textContent, short.title];") == ["decode", ""]
+
+
+def test_headings_keep_their_distance_from_what_is_above(page):
+    gaps = page.run("""
+        return [...document.querySelectorAll(".tables h2")].filter((it) => it.previousElementSibling)
+          .map((it) => it.getBoundingClientRect().top - it.previousElementSibling.getBoundingClientRect().bottom);""")
+    assert len(gaps) == 2 and min(gaps) >= 12
+
+
 def test_names_that_look_like_markup_are_only_names(browser):
     page = Page(browser, "hostile.html")
     page.press("]")

@@ -8,6 +8,7 @@ mod html;
 #[path = "../made_up/mod.rs"]
 mod made_up;
 mod names;
+mod observed;
 mod perfetto;
 mod processes;
 mod programs;

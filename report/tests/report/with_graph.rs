@@ -8,16 +8,16 @@ use estafette_report::{Report, report};
 
 use crate::programs::{MAIN, MS};
 
-const CONSUMER: TrackId = 1;
+pub(crate) const CONSUMER: TrackId = 1;
 
 const JAX: LibraryId = 0;
 const NUMPY: LibraryId = 1;
 
 /// Writes down what was seen of a program; its one variable is memory of JAX.
-struct Seen(Trace);
+pub(crate) struct Seen(pub(crate) Trace);
 
 impl Seen {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let track = |name: &str| Track { name: name.into(), kind: TrackKind::Thread };
         let memory =
             Variable { id: 1, name: "float32[4] of jax".into(), bytes: Some(16), library: Some(JAX) };
@@ -37,7 +37,13 @@ impl Seen {
     }
 
     /// Something that a thread did at once, or waited for.
-    fn did(&mut self, name: &str, track: TrackId, (from, to): (u64, u64), about: Operation) -> OperationId {
+    pub(crate) fn did(
+        &mut self,
+        name: &str,
+        track: TrackId,
+        (from, to): (u64, u64),
+        about: Operation,
+    ) -> OperationId {
         let (from, to) = (from * MS, to * MS);
         let (began, done) = (Some(from), Some(to));
         self.add(Operation {
@@ -55,7 +61,7 @@ impl Seen {
         })
     }
 
-    fn waited(
+    pub(crate) fn waited(
         &mut self,
         name: &str,
         line: u32,
@@ -94,7 +100,7 @@ impl Seen {
         )
     }
 
-    fn report(mut self, milliseconds: u64) -> Report {
+    pub(crate) fn report(mut self, milliseconds: u64) -> Report {
         self.0.duration = milliseconds * MS;
         attribute(&mut self.0);
         report(&self.0)
@@ -215,8 +221,8 @@ fn what_a_thread_waited_for_until_its_end_is_not_hidden_by_the_wait_for_its_end(
     seen.0.operations.last_mut().unwrap().submitter = Some(CONSUMER);
     let told = seen.report(60);
     let spent: Vec<_> = told.run_time.iter().map(|row| (row.what.as_str(), row.time_ns / MS)).collect();
-    let rest = ("`consumer until its end` ran", 10);
-    assert_eq!(spent, [("`work of jax` ran", 40), rest, ("the program did something else", 10)]);
+    let rest = ("`consumer until its end` ran", 15);
+    assert_eq!(spent, [("`work of jax` ran", 40), rest, ("the program did something else", 5)]);
     assert!(
         told.headline.starts_with("67 % of the run time of 60.0 ms: computing (`work of jax`)"),
         "{}",

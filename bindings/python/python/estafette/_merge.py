@@ -191,7 +191,7 @@ def _began_by_xplane(path: pathlib.Path) -> int | None:
 
 
 def command(arguments: list[str]) -> int:
-    """Merge what the arguments name, and return the exit code: 2 for wrong arguments, 1 for what cannot be read or written."""
+    """Merge what the arguments name, and return the exit code: 2 for wrong arguments, and for what cannot be read or written, as `report` has it."""
     parser = argparse.ArgumentParser(
         prog="estafette merge",
         description="Writes recordings and traces of torch.profiler and jax.profiler to one file on one time axis, for https://ui.perfetto.dev.",
@@ -202,5 +202,5 @@ def command(arguments: list[str]) -> int:
     try:
         merge_traces(*wanted.paths, to=wanted.to)
     except (OSError, ValueError) as error:
-        parser.exit(1, f"estafette merge: {error}\n")
+        parser.exit(2, f"estafette merge: {error}\n")
     return 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import threading
 from dataclasses import dataclass, field
+from signal import valid_signals
 from typing import TYPE_CHECKING, Any
 
 from ._estafette import _begin_recording, _end_recording, _read_report, _snapshot_recording, record_call_sites
@@ -34,12 +37,22 @@ class Report:
     """The files of the recordings."""
 
     def __str__(self) -> str:
+        """The text; without what a standard output of few characters cannot show, as `print` would fail."""
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        try:
+            self.text.encode(encoding, getattr(sys.stdout, "errors", None) or "strict")
+        except UnicodeEncodeError:
+            return self.text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
         return self.text
 
     def _repr_html_(self) -> str:
         from . import _html
 
         return _html.report(self)
+
+
+_PLAIN = str.maketrans("█µ→…×·−", "#u>.x.-")
+"""Characters of the same width for those of reports."""
 
 
 def report(
@@ -150,6 +163,11 @@ class record:  # noqa: N801 - used like a function
         if self._process is not None:
             raise RuntimeError("this recording was started already")
         self._path = _numbered(self._pattern)
+        memory_max, _, signal = self._options
+        if memory_max is not None and not 0 <= memory_max < 1 << 63:
+            raise ValueError(f"memory_max must be a number of bytes from 0, below 2**63, not {memory_max}")
+        if signal is not None and signal not in valid_signals():
+            raise ValueError(f"signal must be a signal of this system, not {signal}")
         self._number = _begin_recording(self._path, *self._options)
         self._process = os.getpid()
         _sites.want()
@@ -194,8 +212,9 @@ class record:  # noqa: N801 - used like a function
 
 def _numbered(pattern: str) -> str:
     """The path that a pattern stands for in this process."""
-    # No path has a NUL in it.
-    return pattern.replace("%%", "\0").replace("%p", str(os.getpid())).replace("\0", "%")
+    if "\0" in pattern:
+        raise ValueError(f"a path has no NUL in it, unlike {pattern!r}")
+    return re.sub("%[%p]", lambda found: "%" if found[0] == "%%" else str(os.getpid()), pattern)
 
 
 for _class in (Report, record):

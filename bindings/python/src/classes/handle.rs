@@ -44,6 +44,7 @@ impl Drop for Shared {
 
 impl EngineHandle {
     pub fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
+        guard::name_thread(py);
         self.shared.engine.get().or_raise(py)
     }
 

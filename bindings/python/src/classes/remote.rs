@@ -402,7 +402,8 @@ impl PyTicket {
         if options.reach.is_some() {
             suggest(py)?;
         }
-        let ticket = guard::detach(py, || tensor.ticket(options)).or_raise(py)?;
+        let site = traced_line(py);
+        let ticket = guard::detach(py, || tensor.ticket_at(options, site)).or_raise(py)?;
         let (bytes, process) = (ticket.to_bytes(), ticket.process());
         Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
     }

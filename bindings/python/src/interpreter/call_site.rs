@@ -107,15 +107,16 @@ fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> 
         let module = frame.getattr(intern!(py, "f_globals"))?.get_item(intern!(py, "__name__")).ok();
         let module = module.as_ref().and_then(|module| module.cast::<PyString>().ok()?.to_str().ok());
         let is_body = module == Some("estafette._body");
+        let is_ours = !is_body && module.is_some_and(is_between);
         let peer = module.and_then(peers::of_module);
         let next = frame.getattr(intern!(py, "f_back"))?;
         let below = if next.is_none() { ptr::null_mut() } else { next.as_ptr().cast() };
         if peer.is_some() && CONVERTING.get() == Some(below) {
             return Ok(body(library.or(peer)));
         }
-        if peer.is_none() || next.is_none() {
+        if next.is_none() || peer.is_none() && !is_ours {
             let place = text(&frame, &code)?;
-            if peer.is_none() {
+            if peer.is_none() && !is_ours {
                 keep(py, Site { code: code.unbind(), position, place: place.clone(), is_body });
             }
             return Ok(Caller { place, is_body, library });
@@ -125,6 +126,11 @@ fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> 
     }
     let place = text(&frame, &code_of(&frame))?;
     Ok(Caller { place, is_body: false, library })
+}
+
+/// Whether a module only stands between a program and this package: its own files, and what pickles tensors for other processes.
+fn is_between(module: &str) -> bool {
+    matches!(module.split('.').next(), Some("estafette" | "multiprocessing"))
 }
 
 fn code_of<'py>(frame: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {

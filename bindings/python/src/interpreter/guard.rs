@@ -21,13 +21,14 @@ use std::cell::Cell;
 use std::ptr;
 use std::time::Duration;
 
+use estafette::{bindings, trace};
 use estafette_sync::process::Generation;
 use estafette_sync::rundown::Rundown;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::interpreter::once::imported;
+use crate::interpreter::once::{imported, intern, loaded};
 use crate::interpreter::{fastcall, thread_state};
 
 estafette_sync::per_process! {
@@ -42,6 +43,8 @@ thread_local! {
     static MAIN: Cell<Option<bool>> = const { Cell::new(None) };
     /// Python's name for this thread, once it was asked for. A fork keeps it.
     static IDENT: Cell<Option<u64>> = const { Cell::new(None) };
+    /// Whether traces know what `threading` calls this thread.
+    static IS_NAMED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Being inside; dropping it steps out.
@@ -85,6 +88,7 @@ pub fn inside(f: impl FnOnce()) {
 
 /// Runs `f` without the Python lock, on this thread.
 pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
+    name_thread(py);
     let (main, process) = (is_main(py), Generation::current());
     let (value, inside) = py.detach(|| {
         let value = f();
@@ -170,6 +174,32 @@ pub fn ident(py: Python<'_>) -> PyResult<u64> {
     let ident = imported!(py, "threading", "get_ident")?.call0()?.extract()?;
     IDENT.set(Some(ident));
     Ok(ident)
+}
+
+/// Has traces call this thread what `threading` calls it. To be called where a thread may be about to write its first event.
+#[inline]
+pub fn name_thread(py: Python<'_>) {
+    if trace::is_open() && !IS_NAMED.get() && !PyErr::occurred(py) {
+        IS_NAMED.set(true);
+        name_thread_now(py);
+    }
+}
+
+#[cold]
+fn name_thread_now(py: Python<'_>) {
+    let name = || -> PyResult<Option<String>> {
+        let Some(threading) = loaded(py, intern!(py, "threading"))? else { return Ok(None) };
+        // `current_thread` would make an object for a thread that is none of Python's.
+        let threads = threading.getattr(intern!(py, "_active"))?;
+        let thread = threads.call_method1(intern!(py, "get"), (ident(py)?,))?;
+        if thread.is_none() { Ok(None) } else { thread.getattr(intern!(py, "name"))?.extract().map(Some) }
+    };
+    // The main thread has a name of its own in traces. A name that is no text leaves the thread its number.
+    if !is_main(py)
+        && let Ok(Some(name)) = name()
+    {
+        bindings::call_this_thread(&name);
+    }
 }
 
 /// Closes the guard and waits until no thread is inside, for at most `timeout`. Returns whether that was so.

@@ -70,10 +70,13 @@ impl<'a> Iterator for Pieces<'a> {
                 let (_, rest) = self.frame().unwrap_or_default();
                 self.at = self.bytes.len();
                 let end = self.at;
-                Piece::Cut(
-                    format!("truncated at byte {at} of packet {count}: the file ends at byte {end}"),
-                    rest,
-                )
+                let is_other = at == 0 && self.bytes.first() != Some(&PACKET_TAG);
+                let words = if is_other {
+                    "it does not begin as a recording does".into()
+                } else {
+                    format!("truncated at byte {at} of packet {count}: the file ends at byte {end}")
+                };
+                Piece::Cut(words, rest)
             }
         })
     }

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import traceback
 import types
 import weakref
 import zipfile
@@ -87,16 +88,8 @@ class observe:  # noqa: N801 - used like a function
 
     def stop(self) -> None:
         """Ends the observation and writes the file. In a forked child it writes nothing: the observation is its parent's."""
-        notes, patches = self._notes, self._patches
-        if patches is None or notes is None:
-            raise RuntimeError("nothing is being observed by this object")
         ended = clock()
-        self._notes = self._patches = None
-        with _opening:
-            patches.remove()
-            if roles.open_notes is notes:
-                roles.open_notes = None
-                roles.libraries.clear()
+        notes = self._end()
         if self._process == os.getpid():
             program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
             times = (notes.started_unix_ns, notes.started, ended)
@@ -105,6 +98,19 @@ class observe:  # noqa: N801 - used like a function
                 _write_observation(self.path, *about)
             except UnicodeEncodeError:
                 _write_observation(self.path, *_encodable(about))
+
+    def _end(self) -> Notes:
+        """Ends the observation; what it noted."""
+        notes, patches = self._notes, self._patches
+        if patches is None or notes is None:
+            raise RuntimeError("nothing is being observed by this object")
+        self._notes = self._patches = None
+        with _opening:
+            patches.remove()
+            if roles.open_notes is notes:
+                roles.open_notes = None
+                roles.libraries.clear()
+        return notes
 
     def report(self, **options: Any) -> Report:
         """The report of what was seen; options as those of `est.report`."""
@@ -160,6 +166,9 @@ def command(arguments: list[str]) -> int:
         if len(arguments) < 2:
             print(f"{arguments[0]} needs a file\n{USAGE}", file=sys.stderr)
             return 2
+        if arguments[1] == "-":
+            print(f"estafette observe: {arguments[0]} writes a file and not to the standard output", file=sys.stderr)
+            return 2
         outputs[arguments[0]] = os.path.abspath(arguments[1])
         arguments = arguments[2:]
     is_module = arguments[:1] == ["-m"]
@@ -182,9 +191,16 @@ def command(arguments: list[str]) -> int:
     # Lines of the command itself are none of the program.
     sys.modules["__main__"].__name__ = "estafette.__main__"
     seen.start()
+    never_began = False
     try:
         try:
             _run_module(program) if is_module else _run_script(program)
+        except ImportError as error:
+            never_began = _is_of_runpy(error)
+            if not never_began:
+                raise
+            print(f"estafette observe: {error}", file=sys.stderr)
+            return 2
         finally:
             # What the interpreter would wait for is part of the program: it first has executors end their threads.
             ends = getattr(threading, "_threading_atexits", [])
@@ -196,8 +212,17 @@ def command(arguments: list[str]) -> int:
     finally:
         # A failure here would take the place of the program's exit code, or of its exception.
         with contextlib.suppress(Exception):
-            _conclude(seen, outputs.get("--html"), is_child=os.getpid() != process)
+            if never_began:
+                seen._end()
+            else:
+                _conclude(seen, outputs.get("--html"), is_child=os.getpid() != process)
     return 0
+
+
+def _is_of_runpy(error: BaseException) -> bool:
+    """Whether it is about the program that was to run: nothing of it has run."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return all(name == "runpy" or name.partition(".")[0] == "estafette" for name in frames)
 
 
 def _wrong_outputs(outputs: dict[str, str], script: str | None) -> Iterator[str]:

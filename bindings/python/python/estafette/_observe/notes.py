@@ -65,7 +65,7 @@ class Lane:
         self.began = began
         """When the thread began, or the observation."""
         self.since: int | None = None
-        """When its last call of a queue, or its last function of an executor, ended."""
+        """When its last call of a queue ended, or the function of an executor began that it runs; `None` before these, and after the function."""
         self.track: int | None = None
 
 
@@ -271,7 +271,7 @@ SITES_MAX = 10_000
 _sites: dict[tuple[int, int], tuple[Any, Site]] = {}
 
 OUTSIDE = frozenset(
-    "asyncio concurrent cuda cupy cupyx estafette importlib jax jaxlib numba numba_cuda numpy queue tensorflow threading torch".split()
+    "asyncio concurrent cuda cupy cupyx estafette importlib jax jaxlib numba numba_cuda numpy queue runpy tensorflow threading torch".split()
 )
 """Modules whose lines are none of the program."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .notes import SHORT_NS, Lane, Notes, Site, clock, site
 from .order import LEGACY, Act, Order, hand_over, is_on_device, pointer_of
@@ -25,7 +27,10 @@ BLOCKED_NS = 10_000_000
 LIBRARIES = ("numpy", "jax", "torch", "tensorflow", "cupy", "numba", "cuda.core")
 NAMES = {"jaxlib": "jax", "cuda": "cuda.core"}
 QUEUES_MAX = 10_000
-"""Queues of which the last call is remembered."""
+"""Queues of which calls are remembered."""
+
+TURNS_MAX = 256
+"""Calls of one side of a queue that are remembered until a call of the other side has taken each."""
 
 NO_ARRAY = ""
 """The library of what is no array."""
@@ -346,6 +351,8 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if notes is None:
         return observed._original(*args, **kwargs)
     item = args[0]
+    # What the function does until it calls a queue begins with it.
+    notes.lane().since = clock()
     # The item lets go of them when it is done.
     future, function = getattr(item, "future", None), getattr(item, "fn", None) or getattr(item, "task", (None,))[0]
     work = _noted(notes, _work_for, notes, future)
@@ -360,7 +367,9 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _described(what: Any, line: int | None = None) -> tuple[str, Site | None]:
     """The name of a function or a coroutine, and the `line` of it, or the first."""
     while isinstance(what, functools.partial):
-        what = what.func
+        # What `asyncio.to_thread` runs, in the context of its caller.
+        is_in_context = bool(what.args) and isinstance(getattr(what.func, "__self__", None), contextvars.Context)
+        what = what.args[0] if is_in_context else what.func
     code = getattr(what, "cr_code", None) or getattr(what, "__code__", None)
     name = getattr(what, "__qualname__", type(what).__qualname__)
     return name, None if code is None else (code.co_filename, line or code.co_firstlineno, code.co_qualname)
@@ -370,7 +379,8 @@ def _note_work(notes: Notes, work: _Work, function: Any, began: int, ended: int)
     name, place = _described(function)
     submitted = began if work.submitted is None else min(work.submitted, began)
     track = notes.track()
-    notes.lane().since = ended
+    # Until its next function, or its end, the thread has nothing to do.
+    notes.lane().since = None
     submitter = track if work.submitter is None else work.submitter
     notes.add(
         "operation",
@@ -409,14 +419,30 @@ def put(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return _queue_call(observed, args, kwargs, "put", "get")
 
 
+_Turns: TypeAlias = "dict[tuple[int, str], deque[_Turn]]"
+"""By the identity of a queue and the name of the call: the calls that none of the other side has taken yet, oldest first."""
+
+
+def _take(turns: deque[_Turn] | None, since: int) -> _Turn | None:
+    """The oldest turn that ended at `since` or later. It belongs to the caller alone: of two who wait each has one."""
+    for turn in () if turns is None else list(turns):
+        if turn.until >= since:
+            try:
+                turns.remove(turn)  # type: ignore[union-attr]
+            except ValueError:
+                continue  # Another thread has taken it.
+            return turn
+    return None
+
+
 def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], own: str, other: str) -> Any:
     notes = open_notes
     if notes is None or not args or notes.lane().inside:
         return observed._original(*args, **kwargs)
-    turns: dict[tuple[int, str], _Turn] = notes.__dict__.setdefault("turns", {})
+    turns: _Turns = notes.__dict__.setdefault("turns", {})
     key = id(args[0])
 
-    def begin() -> Site | None:
+    def begin() -> tuple[Site | None, _Turn]:
         place = site()
         began = clock()
         before = f"Queue.{own}"
@@ -427,17 +453,23 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
         turn = _Turn(before, notes.track(), place, min(since, began), began)
         if len(turns) >= QUEUES_MAX:
             turns.clear()
-        turns[key, own] = turn
-        return place
+        turns.setdefault((key, own), deque(maxlen=TURNS_MAX)).append(turn)
+        return place, turn
 
-    place = _noted(notes, begin)
+    begun = _noted(notes, begin)
+    place, turn = (None, None) if begun is None else begun
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
         notes.lane().since = ended
-        if ended - began >= SHORT_NS:
-            turn = turns.get((key, other))
-            # An earlier call of the other side did not end this wait.
-            blocker = turn.noted(notes) if turn is not None and turn.until >= began else None
+        has_waited, taken = ended - began >= SHORT_NS, None
+        if failed is None:
+            # An earlier call of the other side did not end a wait. By the end of the wait there may have been later ones.
+            taken = _take(turns.get((key, other)), began if has_waited else 0)
+        elif turn is not None and turn in turns.get((key, own), ()):
+            # Nothing was delivered.
+            turns[key, own].remove(turn)
+        if has_waited:
+            blocker = None if taken is None else taken.noted(notes)
             notes.wait(observed._name, place, notes.track(), began, ended, blocker, failed=failed)
 
     return _timed(notes, observed, args, kwargs, note)

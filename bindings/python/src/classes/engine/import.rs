@@ -91,6 +91,8 @@ impl PyEngine {
             let copies = wanted.device.is_some() || copy == Some(true);
             return Bound::new(py, self.wrap(self.copied_if(py, copies, tensor, &wanted)?));
         }
+        // A library that is asked for a copy mostly makes it here and now.
+        let copying = if copy == Some(true) { bindings::copy_begins(peers::of(x).peer().root) } else { None };
         let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
         let made_a_copy = managed.flags().is_copied;
         let home = freed_on.map(|stream| kinds::release_stream(managed.device(), stream)).transpose()?;
@@ -106,6 +108,9 @@ impl PyEngine {
         imported(py);
         if trace::is_open() {
             bindings::imported_from(&tensor, peers::of(x).peer().root);
+        }
+        if let Some(copying) = copying.filter(|_| made_a_copy) {
+            copying.made(&tensor);
         }
         if let Some(lease) = tensor.imported_under() {
             lease_sites::note_object(&lease, x);

@@ -16,7 +16,8 @@ function fillDetails(data, state, actions) {
 }
 
 function link(words, action) {
-  return element("button", { type: "button", className: "link", onclick: action }, words);
+  const short = cut(words, NAME_MAX);
+  return element("button", { type: "button", className: "link", onclick: action, title: short === words ? "" : words }, short);
 }
 
 function stallDetails(data, state, actions) {
@@ -36,7 +37,7 @@ function nodeDetails(data, node, actions) {
   const operation = node < operations.count;
   const facts = element("dl");
   const fact = (name, value) => value && facts.append(element("dt", {}, name), element("dd", {}, value));
-  const parts = [element("h2", {}, nodeName(data, node))];
+  const parts = [named("h2", nodeName(data, node))];
   fact("library", libraryName(data, libraryOfNode(data, node)));
   fact("line", siteOf(data, node));
   if (operation) {

@@ -141,12 +141,18 @@ class Painter {
     const { context, data, colors, view } = this;
     const left = Math.max(x, view.gutter) + 5;
     const room = Math.min(end, view.width) - left - 4;
-    const name = data.names[data.operations.name[item]];
-    const fits = Math.floor((name.length * room) / this.widthOf(name));
-    if (fits < Math.min(5, name.length)) return;
+    const shown = this.fitted(data.names[data.operations.name[item]], room);
+    if (!shown) return;
     context.globalAlpha = dim ? 0.7 : 1;
     context.fillStyle = dim ? colors.text : colors.onSlice;
-    context.fillText(fits >= name.length ? name : `${name.slice(0, fits - 1)}…`, left, top + height / 2 + 0.5);
+    context.fillText(shown, left, top + height / 2 + 0.5);
+  }
+
+  // As much of a name as there is room for; nothing where that is next to nothing.
+  fitted(name, room) {
+    const fits = Math.floor((name.length * room) / this.widthOf(name));
+    if (fits < Math.min(5, name.length)) return "";
+    return fits >= name.length ? name : `${name.slice(0, fits - 1)}…`;
   }
 
   // Measuring is slow, and names are few.
@@ -314,9 +320,9 @@ class Painter {
       }
       context.fillStyle = colors.text;
       const middle = top + Math.min(row.height, 22) / 2 + (row.height < 14 ? 1 : 0.5);
-      context.fillText(row.label, 12, middle);
+      context.fillText(this.fitted(row.label, view.gutter - 20), 12, middle);
       context.fillStyle = colors.faint;
-      if (row.height > 30 && row.note) context.fillText(row.note, 12, middle + 14);
+      if (row.height > 30) row.notes.forEach((note, at) => context.fillText(this.fitted(note, view.gutter - 20), 12, middle + (at + 1) * NOTE_HEIGHT));
     }
     context.restore();
   }

@@ -6,14 +6,24 @@ function element(tag, properties = {}, ...children) {
     if (name in made) made[name] = value;
     else made.setAttribute(name, value);
   }
-  made.append(...children);
+  for (const child of children) {
+    const isLong = typeof child === "string" && child.length > TEXT_MAX;
+    if (isLong) made.title ||= child;
+    made.append(isLong ? cut(child, TEXT_MAX) : child);
+  }
   return made;
+}
+
+// A name, of which the whole is shown when the mouse is over it.
+function named(tag, name) {
+  const short = cut(name, NAME_MAX);
+  return element(tag, short === name ? {} : { title: name }, short);
 }
 
 // The report's sentences put names between backquotes; here they get a style of their own.
 function prose(sentence) {
   const parts = sentence.split("`");
-  return parts.map((part, at) => (at % 2 && at < parts.length - 1 ? element("code", {}, part) : part));
+  return parts.map((part, at) => (at % 2 && at < parts.length - 1 ? named("code", part) : part));
 }
 
 // A coloured square for a legend.
@@ -38,7 +48,7 @@ function bar(shares, label) {
 
 function fillHead(data) {
   document.title = `${data.program}: where the time went`;
-  document.getElementById("program").textContent = data.program;
+  document.getElementById("program").append(named("span", data.program));
   const started = data.started > 0 ? `recorded ${new Date(data.started).toISOString().replace("T", " ").slice(0, 19)} UTC` : "";
   document.getElementById("started").textContent = started;
   const { headline, totals, critical_path: path, clocks, missing } = data.report;
@@ -241,7 +251,7 @@ function fillNames(data, search) {
   const body = document.getElementById("names").tBodies[0];
   for (const name of order.slice(0, NAMES_MAX)) {
     const { count: times, ran, waited, causes } = sums[name];
-    const button = element("button", { type: "button", title: "Search for this name" }, data.names[name]);
+    const button = element("button", { type: "button", title: `Search for this name: ${data.names[name]}` }, cut(data.names[name], NAME_MAX));
     button.onclick = () => search(data.names[name]);
     const shares = causes.map((part, cause) => [`cause-${cause}`, part / longest]);
     const titles = CAUSES.map((cause, at) => `${cause.name} ${duration(causes[at])}`).join(", ");

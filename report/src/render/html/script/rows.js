@@ -4,6 +4,7 @@ const TRACK_HEIGHT = 19;
 const WAIT_HEIGHT = 8;
 const LEASE_HEIGHT = 9;
 const COUNTER_HEIGHT = 38;
+const NOTE_HEIGHT = 14;
 const HEADING_HEIGHT = 24;
 const ROW_GAP = 5;
 // What overlaps more than this often shares its last shelf.
@@ -39,8 +40,11 @@ function makeRows(data) {
   for (const counter of data.counters) {
     if (!counter.time.length) continue;
     const highest = counter.value.reduce((high, value) => Math.max(high, value), 1);
-    rows.push({ kind: "counter", label: counter.name, note: `up to ${amount(highest, counter.unit)}`, counter, highest,
-      height: COUNTER_HEIGHT });
+    const notes = [`up to ${amount(highest, counter.unit)}`];
+    // Of several processes each counter has the number of its own behind its name, for which a line has no room.
+    const [, name, process] = /^(.*) @(\d+)$/s.exec(counter.name) ?? [null, counter.name, null];
+    if (process) notes.push(`process ${process}`);
+    rows.push({ kind: "counter", label: name, notes, counter, highest, height: COUNTER_HEIGHT + (notes.length - 1) * NOTE_HEIGHT });
   }
 
   let top = 0;
@@ -86,7 +90,7 @@ function row(kind, label, note, items, columns, height) {
     // The latest end so far: what is in order even on a shared shelf.
     reach: reach(shelf, to),
   }));
-  return { kind, label, note, shelves: packed, shelfHeight: height, height: height * packed.length, count: items.length };
+  return { kind, label, notes: [note], shelves: packed, shelfHeight: height, height: height * packed.length, count: items.length };
 }
 
 function reach(shelf, to) {

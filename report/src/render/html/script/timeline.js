@@ -35,7 +35,8 @@ class Timeline {
     canvas.addEventListener("pointerleave", () => this.leave());
     canvas.addEventListener("dblclick", (event) => this.zoom(0.2, this.timeAt(event.offsetX)));
     const jump = (event) => {
-      const share = event.offsetX / overview.clientWidth;
+      const { gutter, width } = this.view;
+      const share = Math.max(0, (event.offsetX - gutter) / (width - gutter));
       this.centre(this.whole.from + share * (this.whole.to - this.whole.from));
     };
     overview.addEventListener("pointerdown", (event) => {
@@ -80,14 +81,20 @@ class Timeline {
   drawOverview() {
     const { overview, view, whole } = this;
     const { colors } = this.painter;
-    const [width, height] = [overview.clientWidth, 46];
+    // Above the ruler: what is below each other is at the same time.
+    const [width, height] = [view.width - view.gutter, 46];
     if (!this.background) {
       this.background = document.createElement("canvas");
       fit(this.background, width, height);
       paintOverview(scaled(this.background), this.data, whole, width, height, colors);
     }
     const context = scaled(overview);
-    context.clearRect(0, 0, width, height);
+    context.clearRect(0, 0, overview.clientWidth, height);
+    context.fillStyle = colors.faint;
+    context.font = colors.font;
+    context.textBaseline = "middle";
+    context.fillText("waiting", 12, height / 2);
+    context.translate(view.gutter, 0);
     context.drawImage(this.background, 0, 0, width, height);
     const scale = width / (whole.to - whole.from);
     const [left, right] = [(view.from - whole.from) * scale, (view.to - whole.from) * scale];

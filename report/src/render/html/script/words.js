@@ -40,7 +40,15 @@ function size(bytes) {
 }
 
 function amount(value, unit) {
-  return unit === "bytes" ? size(value) : `${value.toLocaleString("en")} ${unit}`;
+  return unit === "bytes" ? size(value) : count(value, unit.replace(/s$/, ""));
+}
+
+// A name may have thousands of characters.
+const NAME_MAX = 120;
+const TEXT_MAX = 400;
+
+function cut(words, most) {
+  return words.length > most ? `${words.slice(0, most - 1)}…` : words;
 }
 
 function percent(part, whole) {

@@ -1,0 +1,105 @@
+//! What the run time of programs is spent on that were only observed: the traces are as observe mode writes them.
+
+use estafette_report::Report;
+use estafette_report::model::*;
+
+use crate::programs::{MAIN, MS};
+use crate::with_graph::{CONSUMER, Seen};
+
+fn spent(report: &Report) -> Vec<(&str, u64)> {
+    report.run_time.iter().map(|row| (row.what.as_str(), row.time_ns / MS)).collect()
+}
+
+/// A function that an executor ran on the consumer's thread.
+fn executed(seen: &mut Seen, name: &str, submitted: u64, times: (u64, u64)) -> OperationId {
+    let id = seen.did(name, CONSUMER, times, Operation::default());
+    let function = seen.0.operations.last_mut().unwrap();
+    (function.submitter, function.submitted) = (Some(MAIN), submitted * MS);
+    function.granted = Some(submitted * MS);
+    id
+}
+
+/// As `waited`, on the consumer's thread.
+fn waited_there(seen: &mut Seen, name: &str, times: (u64, u64), waits_for: OperationId) {
+    seen.waited(name, 7, times, waits_for, None);
+    seen.0.operations.last_mut().unwrap().submitter = Some(CONSUMER);
+}
+
+#[test]
+fn an_executor_of_one_thread_takes_the_time_of_what_it_ran() {
+    // main  submits three at 1, waits for each     pool |-100-|-100-|-100-|
+    let mut seen = Seen::new();
+    for turn in 0..3 {
+        let times = (turn * 100 + 1, turn * 100 + 101);
+        let work = executed(&mut seen, "slow", 1, times);
+        seen.waited("Future.result", 5, times, work, None);
+    }
+    let rest = seen.did("pool until its end", CONSUMER, (301, 303), Operation::default());
+    seen.waited("Thread.join", 3, (301, 303), rest, None);
+    let told = seen.report(304);
+    let expected = [
+        ("no worker was free", 200),
+        ("`slow` ran", 100),
+        ("`pool until its end` ran", 2),
+        ("the program did something else", 2),
+    ];
+    assert_eq!(spent(&told), expected);
+    let waited =
+        |cause: &str| told.causes.iter().find(|row| row.cause == cause).map(|row| row.waited_ns / MS);
+    // The second function waited 100 ms for the thread, and the third 200.
+    assert_eq!((waited("no worker"), waited("queued")), (Some(300), Some(0)));
+}
+
+#[test]
+fn an_executor_whose_thread_was_free_has_begun_late() {
+    let mut seen = Seen::new();
+    executed(&mut seen, "first", 0, (0, 10));
+    let work = executed(&mut seen, "second", 20, (25, 40));
+    seen.waited("Future.result", 5, (20, 40), work, None);
+    let told = seen.report(40);
+    let late = ("thread `consumer` had been woken and did not run yet", 5);
+    // Before it was submitted nothing held the program up.
+    assert_eq!(spent(&told), [("the program did something else", 20), ("`second` ran", 15), late]);
+}
+
+#[test]
+fn a_function_of_an_executor_that_waits_has_not_run_meanwhile() {
+    let mut seen = Seen::new();
+    let work = executed(&mut seen, "fetch", 0, (0, 100));
+    let inner = seen.did("producer before Queue.put", MAIN, (5, 80), Operation::default());
+    waited_there(&mut seen, "Queue.get", (20, 80), inner);
+    seen.waited("Future.result", 5, (85, 100), work, None);
+    let told = seen.report(100);
+    assert_eq!(
+        spent(&told),
+        [("`producer before Queue.put` ran", 75), ("`fetch` ran", 20), ("the program did something else", 5)]
+    );
+}
+
+#[test]
+fn what_a_thread_ran_before_and_between_its_waits_is_its_own() {
+    // consumer |-20-|-wait 30-|-wait 30-|-20-|
+    let mut seen = Seen::new();
+    let own = seen.did("consumer until its end", CONSUMER, (0, 100), Operation::default());
+    for times in [(20, 50), (50, 80)] {
+        let work = Operation { library: Some(0), track: None, ..Operation::default() };
+        let work = seen.did("work of jax", CONSUMER, times, work);
+        seen.0.operations.last_mut().unwrap().track = None;
+        waited_there(&mut seen, "block_until_ready", times, work);
+    }
+    seen.waited("Thread.join", 9, (0, 100), own, None);
+    assert_eq!(spent(&seen.report(100)), [("`work of jax` ran", 60), ("`consumer until its end` ran", 40)]);
+}
+
+#[test]
+fn a_slow_step_of_an_event_loop_takes_its_time() {
+    let mut seen = Seen::new();
+    for (name, times) in [("a step of cb", (10, 210)), ("a step of main", (210, 360))] {
+        let step = seen.did(name, MAIN, times, Operation::default());
+        seen.waited("asyncio's loop", 4, times, step, None);
+        seen.0.operations.last_mut().unwrap().kind = OperationKind::Await;
+    }
+    let told = seen.report(370);
+    let program = ("the program did something else", 20);
+    assert_eq!(spent(&told), [("`a step of cb` ran", 200), ("`a step of main` ran", 150), program]);
+}
