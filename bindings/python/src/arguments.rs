@@ -5,9 +5,10 @@ use std::time::Duration;
 use estafette::{DType, Tensor};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyInt, PyIterator, PyString, PyType};
+use pyo3::types::{PyFloat, PyInt, PyIterator, PyString, PyTuple, PyType};
 
 use crate::classes::tensor::PyTensor;
+use crate::classes::variable::PyVariable;
 use crate::error::raise;
 
 /// An element type as people write it: its name, or an object of some library that carries it.
@@ -39,11 +40,19 @@ pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
     };
     let parsed =
         name.parse().ok().filter(|parsed| !dtype.is_exact_instance_of::<PyString>() || is_width(parsed));
-    parsed.ok_or_else(|| {
-        PyValueError::new_err(format!(
+    let Some(parsed) = parsed else {
+        // NumPy has more names, such as "f4" and "half".
+        if dtype.is_exact_instance_of::<PyString>()
+            && let Ok(known) =
+                dtype.py().import("numpy").and_then(|numpy| numpy.call_method1("dtype", (dtype,)))
+        {
+            return parse_dtype(&known);
+        }
+        return Err(PyValueError::new_err(format!(
             "`{text}` is not an element type; the names are NumPy's: \"float32\", \"int64\", \"bool\", and \"bfloat16\", \"float8_e5m2\""
-        ))
-    })
+        )));
+    };
+    Ok(parsed)
 }
 
 fn dtype_name(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
@@ -110,14 +119,14 @@ pub fn count(name: &str, least: usize, number: Option<&Bound<'_, PyAny>>) -> PyR
     }
 }
 
-/// The items of the argument `name`, a list or another iterable.
-/// Raises `TypeError` that says how a list is written, for a single tensor too.
+/// The items of the argument `name`: a list or another iterable, or a tensor or variable, which stands for a list of it alone.
+/// Raises `TypeError` that says how a list is written.
 pub fn list<'py>(name: &str, items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let no_list =
         || PyTypeError::new_err(format!("`{name}` is a list, not {}: write `{name}=[x]`", kind_of(items)));
-    if items.is_instance_of::<PyTensor>() {
-        // It could be iterated over, but gives numbers.
-        return Err(no_list());
+    if items.is_instance_of::<PyTensor>() || items.is_instance_of::<PyVariable>() {
+        // A tensor could be iterated over, but gives numbers.
+        return PyTuple::new(items.py(), [items])?.try_iter();
     }
     items.try_iter().map_err(
         |error| {

@@ -76,6 +76,7 @@ def submissions(eng: est.Engine, x: est.Tensor, z: est.Tensor) -> None:
     eng.submit(lambda z: z.fill(1), writes=[z])
     eng.submit(lambda: None, writes=[eng.var()])
     eng.submit(step, reads=[x], writes=[z], using=np.from_dlpack)
+    eng.submit(step, reads=x, writes=eng.var(), using=np.from_dlpack)
     assert_type(op, est.Operation)
     assert_type(op.result(), None)
     with eng.program("count") as count:

@@ -1,6 +1,7 @@
 """What the processes of `test_queues.py` and `test_processes_staging.py` run that `multiprocessing` starts: they import it by its name."""
 
 import os
+import signal
 
 import numpy as np
 
@@ -30,3 +31,8 @@ def double_all(tensors, results):
 def ends(x):
     x.wait(60)
     os._exit(1)
+
+
+def takes_and_dies(tensors):
+    tensors.get()
+    os.kill(os.getpid(), signal.SIGKILL)

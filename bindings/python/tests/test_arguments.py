@@ -239,6 +239,11 @@ class TestUsing:
         assert value(np, eng.call(torch.add, ones, ones)) == [2.0] * 3
         assert value(np, eng.call(torch.nn.functional.relu, ones)) == [1.0] * 3
 
+    def test_methods_of_the_classes_of_a_library(self, eng, np, torch, ones):
+        for method in (np.ndarray.sum, torch.Tensor.sum, torch.Tensor.sum_to_size):
+            arguments = (3,) if method is torch.Tensor.sum_to_size else ()
+            assert np.sum(np.from_dlpack(eng.call(method, ones, *arguments))) == 3.0, method
+
     def test_what_a_library_compiles_and_objects_of_its_classes_get_its_arrays(self, eng, np, jax, torch, ones):
         class Net(torch.nn.Module):
             def forward(self, x):
@@ -396,6 +401,23 @@ class TestWrapped:
 
     def test_the_library_of_a_wrapped_function_makes_the_arrays_with_keyword_arguments_too(self, eng, np, ones):
         assert value(np, eng.wrap(np.sum)(ones, axis=0)) == 3.0
+
+    def test_a_tensor_to_write_to_is_refused_by_a_call(self, eng, np, torch, ones):
+        """PyTorch would write to it, while others read it."""
+        out = eng.zeros(3, "float64")
+        for given in (out, (out,), [out]):
+            for submits in (eng.call, eng.call_async, lambda fn, *a, **k: eng.wrap(fn)(*a, **k), lambda fn, *a, **k: eng.op(fn)(*a, **k)):
+                for function in (torch.add, np.add):
+                    with pytest.raises(TypeError, match=r"only reads its arguments.*eng\.submit\(.*writes=\[out\]"):
+                        submits(function, ones, 1, out=given)
+        assert value(np, out) == [0.0] * 3
+        # What is no tensor is the function's own.
+        array = np.zeros(3)
+        eng.call(np.add, ones, 1, out=array).wait()
+        assert array.tolist() == [2.0] * 3
+        # So is what is declared.
+        eng.op(lambda x, out: torch.add(x, 1, out=out), writes=["out"], using=torch.from_dlpack)(ones, out=out).wait()
+        assert value(np, out) == [2.0] * 3
 
     def test_wrong_names_are_refused(self, eng, ones):
         with pytest.raises(TypeError, match="has no parameter 'z'"):

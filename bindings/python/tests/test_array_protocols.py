@@ -76,10 +76,17 @@ class TestPython:
         with pytest.raises(TypeError, match="no length"):
             len(eng.zeros((), "int8"))
 
-    def test_a_tensor_in_place_of_a_list_of_tensors_is_still_named(self, eng):
-        t = eng.zeros(3, "int8")
-        with pytest.raises(TypeError, match=r"`reads` is a list, not estafette.Tensor: write `reads=\[x\]`"):
-            eng.submit(lambda x: None, reads=t)
+    def test_a_tensor_in_place_of_a_list_of_tensors_is_the_only_one(self, eng, np):
+        a, b, order = eng.zeros(3, "int8"), eng.zeros(3, "int8"), eng.var()
+        eng.submit(lambda b: b.fill(2), writes=b, using=np.from_dlpack)
+        eng.submit(lambda x, y: np.add(x, y, out=y), reads=(a,), writes=b, using=np.from_dlpack)
+        eng.submit(lambda b, a: np.copyto(a, b), reads=b, writes=a, using=np.from_dlpack)
+        eng.submit(lambda: None, reads=order, writes=order).wait()
+        with eng.access(reads=a, using=np.from_dlpack) as (x,):
+            assert x.tolist() == [2] * 3
+            del x
+        with pytest.raises(TypeError, match=r"`reads` is a list, not int: write `reads=\[x\]`"):
+            eng.submit(lambda x: None, reads=3)
 
     def test_what_is_no_tensor_is_passed_on(self, eng, np):
         for other in (2, np.full(3, 2.0)):

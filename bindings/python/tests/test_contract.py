@@ -8,7 +8,7 @@ import time
 import pytest
 
 import estafette as est
-from conftest import until
+from conftest import run_program, until
 
 
 def test_every_public_name_has_a_docstring():
@@ -39,6 +39,29 @@ def test_the_default_engine_is_one_for_the_process(np):
     assert est.default_engine().call(lambda x: x + 1, t, using=np.from_dlpack).wait() is None
 
 
+def test_a_default_engine_that_was_shut_down_is_followed_by_another():
+    run_program(
+        """
+        import multiprocessing
+        import numpy as np
+        import estafette as est
+
+        with est.default_engine() as first:
+            x = first.zeros(3, "int64", shared=True)
+            inside = []
+            first.submit(lambda: inside.append(est.default_engine() is first)).wait()
+            assert inside == [True]
+        assert est.default_engine() is not first
+        assert est.default_engine() is est.default_engine()
+        assert np.from_dlpack(est.from_dlpack(np.arange(3))).tolist() == [0, 1, 2]
+        receiving, sending = multiprocessing.Pipe()
+        with est.Engine(workers=1) as eng:
+            sending.send(eng.zeros(3, "int64", shared=True))
+            assert np.from_dlpack(receiving.recv()).tolist() == [0, 0, 0]
+        """
+    )
+
+
 def test_a_tensor_tells_what_it_is(eng, np):
     t = eng.from_dlpack(np.zeros((2, 3), "int16"))
     assert (t.shape, t.ndim, t.dtype) == ((2, 3), 2, "int16")
@@ -62,6 +85,14 @@ def test_dtypes_are_taken_as_people_write_them(eng, np):
         assert eng.empty(1, dtype).dtype == "float32"
     for name in ("bool", "uint8", "int64", "float16", "bfloat16", "float64", "complex64", "complex128"):
         assert eng.empty(1, name).dtype == name
+    numpys = ("f2", "f4", "f8", "<f8", "half", "single", "double", "i1", "short", "intc", "i8", "u2", "ubyte", "b1", "?", "c8", "cdouble")
+    for name in numpys:
+        assert eng.empty(1, name).dtype == np.dtype(name).name
+    for name in ("f3", "S3", "O", "M8[s]", "f4,f4"):
+        with pytest.raises(ValueError, match="is not an element type"):
+            eng.empty(1, name)
+    with pytest.raises(ValueError, match="byte order"):
+        eng.empty(1, ">f4")
     with pytest.raises(ValueError, match="no-such"):
         eng.empty(1, "no-such")
     with pytest.raises(TypeError, match="shape"):
@@ -282,7 +313,7 @@ def test_wrong_arguments_are_type_errors(eng, np):
     with pytest.raises(TypeError, match=r"numpy\.ndarray.*from_dlpack"):
         eng.submit(lambda x: None, reads=[np.zeros(1)])
     with pytest.raises(TypeError, match=r"reads=\[x\]"):
-        eng.submit(lambda x: None, reads=x)
+        eng.submit(lambda x: None, reads=3)
     with pytest.raises(TypeError, match="Variable has no data"):
         eng.call(lambda x: None, eng.var())
     with pytest.raises(ValueError, match="timeout"):

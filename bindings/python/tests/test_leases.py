@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import pickle
 import threading
 import time
 
@@ -63,6 +64,17 @@ class TestHeldByTheWaiterItself:
         del array
         t.wait()
         assert np.from_dlpack(t).tolist() == [1] * 4
+
+    def test_the_refusal_says_what_ends_the_lease(self, patient, np):
+        t = patient.zeros(4, "float32")
+        with t.read(using=np.from_dlpack) as array:
+            assert array.sum() == 0
+        op = patient.submit(fill(1), writes=[t], using=np.from_dlpack)
+        with pytest.raises(est.LeaseHeldError, match=r"test_leases.py.*\. An array .*after its `with` block too: `del`") as caught:
+            op.wait()
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        del array
+        op.wait()
 
     def test_a_wait_with_a_timeout_is_refused_as_well(self, patient, np):
         t = patient.zeros(4, "float32")

@@ -81,6 +81,30 @@ def test_a_process_that_ends_leaves_the_tensor_to_its_owner(eng, np):
     eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
 
 
+def test_a_process_that_dies_right_after_it_has_taken_a_tensor_leaves_it_to_its_owner(eng, np):
+    context = multiprocessing.get_context("spawn")
+    x, tensors = eng.zeros(4, "float64", shared=True), context.SimpleQueue()
+    process = context.Process(target=process_functions.takes_and_dies, args=(tensors,))
+    process.start()
+    tensors.put(x)
+    process.join(60)
+    assert process.exitcode == -9
+    eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
+
+
+def test_a_ticket_for_one_use_that_nothing_has_used_can_be_revoked(np):
+    with est.Engine(workers=1, lease_timeout=0.05) as eng:
+        x = eng.zeros(4, "float64", shared=True)
+        with x.ticket(once=True) as ticket:
+            write = eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack)
+            with pytest.raises(est.LeaseHeldError, match=r"taken out of its queue.*ticket\.revoke\(\)"):
+                write.wait()
+        write.wait(60)
+        again = eng.from_ticket(bytes(ticket))
+        with pytest.raises(est.OperationError, match="not valid any more"):
+            again.wait(60)
+
+
 def test_a_ticket_for_one_use_is_used_once(eng, np):
     x = eng.zeros(4, "float64", shared=True)
     ticket = bytes(x.ticket(once=True))

@@ -284,6 +284,10 @@ class TestDeclared:
         t = eng.call(lambda x: {"b": x + 1, "a": x}, x, using=np.from_dlpack, outputs=["a", "b"])
         assert list(t) == ["a", "b"] and value(np, t["b"]) == [1.0, 2.0, 3.0]
 
+    def test_a_number_of_numpy(self, eng, np, x):
+        (only,) = eng.call(lambda x: [x + 1], x, using=np.from_dlpack, outputs=np.int64(1))
+        assert value(np, only) == value(np, eng.call(np.add, x, 1))
+
     def test_nothing(self, eng, x):
         seen = []
         op = eng.call(lambda x: seen.append(1), x, outputs=0)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import socket
 import threading
 
@@ -9,6 +10,7 @@ import pytest
 
 import estafette as est
 from conftest import until
+from estafette._estafette import _from_tickets
 from test_processes import fill, other, peer_died, pytestmark  # noqa: F401
 
 
@@ -96,6 +98,37 @@ def test_the_tickets_of_a_dead_process_fail(eng, other):
         return peer_died(caught.value).process == peer.process.pid
 
     until(died)
+    assert bytes(x) == bytes(24)
+
+
+def test_a_ticket_of_a_process_that_has_ended_in_good_order_says_so(eng, other):
+    peer = other(eng, 'print(bytes(eng.zeros(3, "int64").ticket(once=True)).hex(), flush=True)')
+    ticket = peer.read()
+    assert peer.ended_well()
+    x = eng.from_ticket(bytes.fromhex(ticket))
+    with pytest.raises(est.OperationError, match="died or ended before the tensor was taken") as caught:
+        x.wait(60)
+    assert peer_died(caught.value).process == peer.process.pid
+
+
+def test_a_process_that_stands_still_answers_later(eng, other):
+    """`_from_tickets` gives up its wait, and the tensor comes all the same."""
+    peer = other(
+        eng,
+        """
+        x = eng.zeros(3, "int64")
+        print(bytes(x.ticket(once=True)).hex(), flush=True)
+        sys.stdin.readline()
+        """,
+    )
+    ticket = bytes.fromhex(peer.read())
+    peer.process.send_signal(signal.SIGSTOP)
+    try:
+        [x] = _from_tickets(eng, [ticket], 0.01)
+        assert not x.is_ready()
+    finally:
+        peer.process.send_signal(signal.SIGCONT)
+    x.wait(60)
     assert bytes(x) == bytes(24)
 
 

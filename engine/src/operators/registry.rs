@@ -73,8 +73,9 @@ impl Operators {
             }
             Entry::Occupied(taken) => {
                 let by = &taken.get().origin;
+                let (name, by) = (shown(&operator.name), shown(by));
                 let text =
-                    format!("operator `{}` is registered already, by {}", shown(&operator.name), shown(by));
+                    format!("operator `{name}` is registered already, by {by}; `unregister` takes it out");
                 Err(Box::new(Refused { error: Error::Conflict(text), operator }))
             }
         }

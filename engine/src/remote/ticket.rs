@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use estafette_devices::{DeviceErrorKind, Fence, FenceState, Reactor, host};
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, Reactor, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, Seen, secret};
 use estafette_report::model;
 use estafette_sync::per_process;
@@ -125,6 +125,12 @@ impl Ticket {
         let Self { address, process, secret, reach, .. } = self;
         let (address, reach) = (address.clone(), reach.clone());
         Self { address, process: *process, secret: *secret, reach, is_owner: false }
+    }
+
+    /// Nothing new can be made with the ticket, also if it is for one use, which its drop leaves valid.
+    #[doc(hidden)]
+    pub fn revoke(mut self) {
+        self.is_owner = true;
     }
 
     /// The same name, which is good on other machines too, as with [`ShareOptions::reach`], and holds nothing.
@@ -589,12 +595,13 @@ impl Owner {
             }
         }
         let error = match link {
-            Ok(link) => self.take_answers(Arc::new(link), address).await,
-            // The door of a process that lives stays open.
+            Ok(link) => self.take_answers(Arc::new(link), address).await.into(),
+            // The door of a process that lives stays open. How it ended is not known where there was no link.
             Err(LinkError::System { error, .. }) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                LinkError::PeerDied { process }
+                let text = format!("process {process} died or ended before the tensor was taken from it");
+                DeviceError::new(DeviceErrorKind::PeerDied, text).with_process(process).into()
             }
-            Err(error) => error,
+            Err(error) => Error::from(error),
         };
         let mut owners = OWNERS.lock();
         owners.remove(address.as_bytes());
@@ -603,7 +610,6 @@ impl Owner {
         drop(state);
         drop(owners);
         drop(link);
-        let error = Error::from(error);
         for Asked { deliver, until_held, .. } in asked.into_values() {
             let _ = deliver.send((Err(error.clone()), until_held));
         }

@@ -130,7 +130,10 @@ fn a_name_is_taken_once() {
     let again = operators()
         .register_closure("taken.into", 1, 1, Closure::Destination(Box::new(|_, _, _| Ok(()))))
         .unwrap_err();
-    assert_eq!(again.to_string(), "conflict: operator `taken.into` is registered already, by Rust");
+    assert_eq!(
+        again.to_string(),
+        "conflict: operator `taken.into` is registered already, by Rust; `unregister` takes it out"
+    );
     let unnamed =
         operators().register_closure("", 1, 1, Closure::Destination(Box::new(|_, _, _| Ok(())))).unwrap_err();
     assert!(unnamed.to_string().contains("name of an operator is empty"));

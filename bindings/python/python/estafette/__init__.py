@@ -230,13 +230,15 @@ _default_lock = _threading.Lock()
 
 
 def default_engine() -> Engine:
-    """The engine for those who need no options; made at the first call, for the whole process."""
+    """The engine for those who need no options; made at the first call, for the whole process, and anew after its shutdown."""
     global _default
-    if _default is None:
-        with _default_lock:
-            if _default is None:
-                _default = Engine()
-    return _default
+    engine = _default
+    if engine is not None and engine._is_usable():
+        return engine
+    with _default_lock:
+        if _default is None or not _default._is_usable():
+            _default = Engine()
+        return _default
 
 
 def from_dlpack(

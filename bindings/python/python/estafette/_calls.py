@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import numbers
 import operator
 import sys
 
@@ -34,8 +35,20 @@ class Call(functools.partial):
 
 def bind(function, args, keywords):
     """The tensors among the arguments, and the function that is to be called with their arrays."""
+    _refuse_out(keywords)
     tensors = []
     return _call(function, args, keywords, tensors), tuple(tensors)
+
+
+def _refuse_out(keywords):
+    """The arrays of a call are lent for reading, and PyTorch would write to them all the same, while others read."""
+    tensors = []
+    if _filler(keywords.get("out"), tensors, _is_tensor) is not None:
+        raise TypeError(
+            "a tensor in `out` would be written to, and a call only reads its arguments: write "
+            "`eng.submit(lambda x, out: fn(x, out=out), reads=[x], writes=[out])`, or decorate a function of your own with "
+            "`@eng.op(writes=\"out\")`; one that only reads what it calls `out` gets it by its position"
+        )
 
 
 def _call(function, args, keywords, tensors):
@@ -224,8 +237,9 @@ def declared(outputs, like):
 
 
 def _outputs(outputs):
-    if isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 0:
-        return outputs
+    # NumPy's integers are none of Python's.
+    if isinstance(outputs, numbers.Integral) and not isinstance(outputs, bool) and outputs >= 0:
+        return operator.index(outputs)
     if isinstance(outputs, (list, tuple)):
         names = list(outputs)
         if names and all(isinstance(name, str) for name in names) and len(set(names)) == len(names):

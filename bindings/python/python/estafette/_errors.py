@@ -99,8 +99,25 @@ class ConflictError(EstafetteError):
     """The memory is used in a way that excludes this use; the message says by whom."""
 
 
+_UNUSED_TICKET = "a ticket for one use"
+_TAKE_OR_REVOKE = (
+    "The lease of a ticket for one use ends when the tensor is taken out of its queue and let go of; what may never be taken goes "
+    "into a queue as `ticket = x.ticket(once=True)`, for `ticket.revoke()`"
+)
+_LET_GO = "An array or a view keeps its lease until it is gone, after its `with` block too: `del` its last name"
+
+
+def _cures(held: tuple[Lease, ...]) -> list[str]:
+    owners = [lease.owner for lease in held]
+    cures = [_TAKE_OR_REVOKE] if _UNUSED_TICKET in owners else []
+    # Other processes let go by themselves, or die.
+    if any(not owner.startswith(("a ticket", "process ")) for owner in owners):
+        cures.append(_LET_GO)
+    return cures
+
+
 class LeaseHeldError(EstafetteError):
-    """Only leases that nobody has returned hold this up."""
+    """Only leases that nobody has returned hold this up; the message says what ends them."""
 
     leases: list[str]
     """Each of them in words: access, owner, age."""
@@ -115,7 +132,7 @@ class LeaseHeldError(EstafetteError):
         self.held = tuple(held or ())
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return ". ".join([str(self.args[0]), *_cures(self.held)])
 
 
 class WouldDeadlockError(EstafetteError):

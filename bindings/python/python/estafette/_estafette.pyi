@@ -35,7 +35,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _P = ParamSpec("_P")
 _T_co = TypeVar("_T_co", covariant=True)
 _Names: TypeAlias = str | Iterable[str]
-_Tensors: TypeAlias = Iterable[Tensor]
+_Tensors: TypeAlias = Tensor | Iterable[Tensor]
+_Operands: TypeAlias = Tensor | Variable | Iterable[Tensor | Variable]
 
 @final
 class Engine:
@@ -138,7 +139,7 @@ class Engine:
         future: FutureLike,
         /,
         *,
-        alias_of: Iterable[Tensor] | None = None,
+        alias_of: _Tensors | None = None,
         like: Like | None = None,
         copy: bool | None = None,
         name: str | None = None,
@@ -237,8 +238,8 @@ class Engine:
     def submit(
         self,
         fn: Body,
-        reads: Iterable[Tensor | Variable] | None = None,
-        writes: Iterable[Tensor | Variable] | None = None,
+        reads: _Operands | None = None,
+        writes: _Operands | None = None,
         using: Using | None = None,
         name: str | None = None,
         on: DeviceLike | object | None = None,
@@ -297,8 +298,8 @@ class Engine:
     def submit_async(
         self,
         fn: Body,
-        reads: Iterable[Tensor | Variable] | None = None,
-        writes: Iterable[Tensor | Variable] | None = None,
+        reads: _Operands | None = None,
+        writes: _Operands | None = None,
         using: Using | None = None,
         name: str | None = None,
         on: DeviceLike | object | None = None,
@@ -610,6 +611,7 @@ class Engine:
         Raises unretrieved failures: one failure as itself, several as an ``ExceptionGroup``. The argument
         `failures` of the class selects other ways.
         """
+    def _is_usable(self) -> bool: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -1064,8 +1066,8 @@ class Program:
     def submit(
         self,
         fn: Body,
-        reads: Iterable[Tensor | Variable] | None = None,
-        writes: Iterable[Tensor | Variable] | None = None,
+        reads: _Operands | None = None,
+        writes: _Operands | None = None,
         using: Using | None = None,
         name: str | None = None,
         on: DeviceLike | object | None = None,
@@ -1292,7 +1294,9 @@ class Ticket:
     def process(self) -> int:
         """The number of the process that has the tensor."""
     def revoke(self) -> None:
-        """Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay."""
+        """Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay. A ticket for one
+        use that was not used gives its version free by that.
+        """
     def _reaching(self, reach: str) -> Ticket: ...
     def __bytes__(self) -> bytes: ...
     def __enter__(self) -> Self: ...
@@ -1370,7 +1374,7 @@ def record_call_sites(on: bool = True, /) -> bool:
         >>> est.record_call_sites(before)
         True
     """
-def _from_tickets(engine: Engine, tickets: list[Ticket | bytes], /) -> list[Tensor]: ...
+def _from_tickets(engine: Engine, tickets: list[Ticket | bytes], /, timeout: float | None = None) -> list[Tensor]: ...
 def _engine_states() -> list[tuple[Stats, Diagnosis]]: ...
 def _read_chrome(path: str, /) -> bytes: ...
 def _check_output(path: str, is_page: bool, /) -> None: ...

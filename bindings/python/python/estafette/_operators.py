@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import numbers
+import operator
 
 # Sequences in one another: far less than the recursion limit, which the function of the operator may be near.
 DEPTH_MAX = 64
@@ -14,7 +16,7 @@ def encode(attributes):
 
 
 def _text(key, value):
-    _check(key, value, DEPTH_MAX)
+    value = _plain(key, value, DEPTH_MAX)
     try:
         if isinstance(value, str):
             value.encode()  # Half a surrogate pair is no UTF-8.
@@ -24,17 +26,20 @@ def _text(key, value):
         raise ValueError(f"attribute `{key}` has no text: {error}") from error
 
 
-def _check(key, value, depth):
+def _plain(key, value, depth):
     if isinstance(value, (list, tuple)):
         if depth == 0:
             raise ValueError(f"attribute `{key}` has more than {DEPTH_MAX} sequences in one another, or contains itself")
-        for item in value:
-            _check(key, item, depth - 1)
-    elif not (value is None or isinstance(value, (bool, int, float, str))):
-        raise TypeError(
-            f"attribute `{key}` is or contains {type(value).__qualname__}: attributes are None, booleans, numbers, text, and lists "
-            "and tuples of these"
-        )
+        return [_plain(key, item, depth - 1) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        # NumPy's integers, unlike its `float64`, are none of Python's.
+        return operator.index(value)
+    raise TypeError(
+        f"attribute `{key}` is or contains {type(value).__qualname__}: attributes are None, booleans, numbers, text, and lists "
+        "and tuples of these"
+    )
 
 
 def decode(attributes):

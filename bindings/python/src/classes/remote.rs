@@ -467,10 +467,14 @@ impl PyTicket {
         Ok(Self { bytes: ticket.to_bytes(), process: ticket.process(), held: Mutex::new(None) })
     }
 
-    /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay.
+    /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay. A ticket for one
+    /// use that was not used gives its version free by that.
     fn revoke(&self, py: Python<'_>) {
         let held = self.held.lock().take();
-        guard::detach(py, || drop(held));
+        // A forked child's is its parent's.
+        if let Some(Ok(ticket)) = held.map(ProcessBound::into_inner) {
+            guard::detach(py, || ticket.revoke());
+        }
     }
 
     /// The same name, which processes on other machines can use as well; it keeps nothing.

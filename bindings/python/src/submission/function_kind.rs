@@ -36,7 +36,7 @@ pub enum FunctionKind {
 pub struct Known<'py> {
     pub kind: FunctionKind,
     /// See [`innermost`].
-    innermost: Bound<'py, PyAny>,
+    pub innermost: Bound<'py, PyAny>,
     /// Of a function of Python.
     module: Option<Bound<'py, PyAny>>,
     /// Of a function of Python.

@@ -1,10 +1,11 @@
 //! What makes arrays of an operation's tensors: the function that is given, the engine's, or that of the function's own library.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyString, PyType};
 
 use crate::error::import_module;
 use crate::exchange::peers;
+use crate::interpreter::fastcall;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::{PyOnce, intern};
 use crate::submission::function_kind::Known;
@@ -53,7 +54,12 @@ fn of_library<'py>(py: Python<'py>, function: &Known<'py>) -> PyResult<Option<Bo
     // What a library compiles, such as `jax.jit`, says the module of the function that it was made of; an object may be of a
     // program's class that inherits from a library's, such as `torch.nn.Module`.
     let Some(class) = function.class() else { return Ok(None) };
-    for base in class.mro() {
+    // A method in C, such as `torch.Tensor.sum`, has no module, but its class has one.
+    let described = match fastcall::attribute(&function.innermost, intern!(py, "__objclass__"))? {
+        Some(owner) => owner.cast_into::<PyType>().ok(),
+        None => None,
+    };
+    for base in described.iter().flat_map(|owner| owner.mro()).chain(class.mro()) {
         if let Some(module) = base.getattr_opt(intern!(py, "__module__"))?
             && let Some(using) = of_module(py, &module)?
         {

@@ -281,6 +281,11 @@ impl PyEngine {
         report::shutdown(py, &ended)
     }
 
+    /// Whether the engine takes operations: not after its shutdown, nor in a forked child.
+    fn _is_usable(&self) -> bool {
+        self.handle.shared.engine.get().is_ok_and(|engine| engine.check_usable().is_ok())
+    }
+
     /// As `shutdown(0)`, without reports of failures.
     fn _cancel_held(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         report::shutdown(py, &self.drain(py, Some(Duration::ZERO))?)

@@ -1,8 +1,10 @@
 //! Tensors of other processes: `door`, `connect`, `from_ticket`.
 
+use estafette::Error;
 use pyo3::prelude::*;
 
 use super::PyEngine;
+use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
 use crate::classes::remote::{PyDoor, PyLink, parse_ticket};
 use crate::classes::tensor::PyTensor;
@@ -43,13 +45,16 @@ impl PyEngine {
     }
 }
 
-/// The tensors of tickets. Returns once their processes keep the versions for this one, ready or not: then the tickets may be revoked.
-#[pyfunction(name = "_from_tickets", signature = (engine, tickets, /))]
+/// The tensors of tickets. Returns once their processes keep the versions for this one, ready or not, or after `timeout` seconds: then the
+/// tickets may be revoked, and the death of this process ends what it has of them.
+#[pyfunction(name = "_from_tickets", signature = (engine, tickets, /, timeout = None))]
 pub fn from_tickets(
     py: Python<'_>,
     engine: &PyEngine,
     tickets: Vec<Bound<'_, PyAny>>,
+    timeout: Option<f64>,
 ) -> PyResult<Vec<PyTensor>> {
+    let timeout = seconds("timeout", timeout)?;
     let mut tensors = Vec::with_capacity(tickets.len());
     let mut held = Vec::with_capacity(tickets.len());
     for ticket in tickets {
@@ -69,6 +74,10 @@ pub fn from_tickets(
         Ok(())
     };
     let waiting = engine.engine(py)?;
-    guard::detach(py, || waiting.block_on(all, None)).or_raise(py)?;
+    match guard::detach(py, || waiting.block_on(all, timeout)) {
+        // A process that stands still answers later.
+        Err(Error::Timeout(_)) => {}
+        waited => waited.or_raise(py)?,
+    }
     Ok(tensors.into_iter().map(|tensor| engine.wrap(tensor)).collect())
 }
