@@ -256,20 +256,22 @@ class TestImports:
             del again
             later.wait(30)
 
-    def test_what_else_is_imported_meanwhile_waits_for_the_writer(self, eng, np, gate):
+    @pytest.mark.parametrize("fenced", [False, True], ids=["without a fence", "with a fence"])
+    def test_what_else_is_imported_meanwhile_waits_for_the_writer(self, eng, np, gate, fenced):
         values = np.zeros(3)
         t = eng.from_dlpack(values)
         write = eng.submit(lambda x: (gate(), x.fill(1)), writes=[t], using=np.from_dlpack)
         taken = take(t)
         theirs = Array(values)
-        again = eng.from_dlpack(values)
+        again = eng.from_dlpack(theirs if fenced else values)
+        theirs.ready.settle()
         assert not again.is_ready() and taken.ready.state() == PENDING
         gate.open()
         write.wait(30)
         again.wait(30)
+        assert np.from_dlpack(again).tolist() == [1, 1, 1]
         taken.wait()
         taken.close()
-        del theirs
 
     def test_a_library_may_refuse_and_is_asked_for_plain_memory(self, eng, np):
         class Refuses(Array):

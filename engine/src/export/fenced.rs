@@ -108,21 +108,21 @@ impl Tensor {
             export.state.lock().held = Some(held);
             return Ok(exported.owned());
         }
+        let (completer, ready) = host::promise("a lease of an exported tensor");
         let mut pending = None;
         let described = match self.inner.definition() {
             Err(_) => None,
             Ok(definition) => {
                 let read_only = options.access == Access::Read || definition.read_only;
-                let keeper = LeaseState::pending(self, options.access, options.owner_text());
+                let keeper = LeaseState::pending(self, options.access, options.owner_text(), ready.clone());
                 if let Some(placed) = &definition.placed {
-                    placed.region.add_lease(&keeper);
+                    placed.region.add_pending(&keeper);
                     pending = Some((Arc::clone(&placed.region), Arc::clone(&keeper)));
                 }
                 let flags = ExportFlags { read_only, is_copied: false };
                 Some(export_alias(keeper, definition, flags, options))
             }
         };
-        let (completer, ready) = host::promise("a lease of an exported tensor");
         let export = Arc::new(FencedExport { tensor: self.clone(), state: Mutex::default() });
         let exported = ExportedFenced::new(export.clone(), self.export_fence(ready), described.as_ref());
         {
@@ -134,6 +134,7 @@ impl Tensor {
         let request = self.lease(options.access, options.owner_text()).for_later_consumers();
         let options = options.clone();
         notify(request, move |granted| {
+            export.end_pending(granted.as_ref().ok());
             let outcome = granted.and_then(|lease| export.granted(lease, &options));
             completer.settle(outcome.map_err(device_error));
         });
@@ -154,7 +155,8 @@ struct State {
     /// The description of a tensor that was defined at the call.
     described: Option<ManagedTensor>,
     lease: Option<Lease>,
-    /// What imports of the description are derived from until the lease is granted.
+    /// What imports of the description are derived from, until the lease is granted. It outlasts the consumer's release: what these
+    /// imports have left is the granted lease's to report.
     pending: Option<(Arc<Region>, Arc<LeaseState>)>,
     /// The leased tensor, by which its memory is recognized in imports.
     held: Option<ManagedTensor>,
@@ -164,11 +166,15 @@ struct State {
 }
 
 impl FencedExport {
-    fn granted(&self, lease: Lease, options: &ExportOptions) -> Result<(), Error> {
+    /// Imports find the granted lease from here on, if there is one.
+    fn end_pending(&self, granted: Option<&Lease>) {
         let pending = self.state.lock().pending.take();
         if let Some((region, pending)) = pending {
-            region.grant(&pending, &lease.inner);
+            region.end_pending(&pending, granted.map(|lease| &lease.inner));
         }
+    }
+
+    fn granted(&self, lease: Lease, options: &ExportOptions) -> Result<(), Error> {
         let held = export_held(Arc::clone(&lease.inner), options)?;
         let mut state = self.state.lock();
         let done = std::mem::take(&mut state.done);

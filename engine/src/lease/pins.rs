@@ -138,7 +138,9 @@ impl LeaseState {
         match &self.order {
             LeaseOrder::Pin(pin) => pin,
             // SAFETY: by contract. A checked branch would cost each export of a tensor some instructions.
-            LeaseOrder::Operation { .. } | LeaseOrder::Alias(_) => unsafe { unreachable_unchecked() },
+            LeaseOrder::Operation { .. } | LeaseOrder::Alias(_) | LeaseOrder::Pending(_) => unsafe {
+                unreachable_unchecked()
+            },
         }
     }
 }

@@ -34,8 +34,8 @@ pub(crate) struct LeaseState {
     pub(super) order: LeaseOrder,
     /// See [`scope`](Self::scope), and the place of the first tensor. Made at first use: few leases are imported from.
     scope: OnceLock<(OpVar, Range<usize>)>,
-    /// True for an alias, and for a view or a [`pending`](LeaseState::pending) lease that became one: nothing waits for the lease, and
-    /// nothing is derived from it.
+    /// True for an alias, and for a view that became one: nothing waits for the lease, and nothing is derived
+    /// from it.
     untracked: AtomicBool,
     /// Work at the end of the lease; most leases have none.
     at_end: Mutex<Option<Box<AtEnd>>>,
@@ -56,6 +56,17 @@ pub(super) enum LeaseOrder {
     Pin(Pin),
     /// Not at all.
     Alias(LeaseDetails),
+    /// By another lease, which is requested and not granted yet.
+    Pending(Pending),
+}
+
+/// What is known of a lease that was handed out before it is granted.
+pub(super) struct Pending {
+    details: LeaseDetails,
+    /// Done when the lease is granted.
+    ready: Fence,
+    /// The granted lease, which lasts as long as what is derived from this one.
+    granted: OnceLock<Arc<LeaseState>>,
 }
 
 /// Work at the end of a lease.
@@ -91,13 +102,12 @@ impl LeaseState {
         Arc::new(Self::new(tensor.clone(), LeaseOrder::Alias(details)))
     }
 
-    /// A lease that is handed out before it is granted. Tensors that are ready after it are derived from it; the lease that is
-    /// granted [adopts](Self::adopt_scope) what they leave.
-    pub(crate) fn pending(tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
-        let order = LeaseOrder::Alias(LeaseDetails::new(access, owner));
-        let mut lease = Self::new(tensor.clone(), order);
-        lease.untracked = AtomicBool::new(false);
-        Arc::new(lease)
+    /// A lease that is handed out before it is granted, which is when `ready` is done. Tensors that are imported meanwhile with a fence
+    /// are derived from it, and wait for `ready` too.
+    pub(crate) fn pending(tensor: &Tensor, access: Access, owner: LeaseOwner, ready: Fence) -> Arc<Self> {
+        let details = LeaseDetails::new(access, owner);
+        let order = LeaseOrder::Pending(Pending { details, ready, granted: OnceLock::new() });
+        Arc::new(Self::new(tensor.clone(), order))
     }
 
     /// A view of an operand of `running`. The operation itself orders the view until
@@ -157,7 +167,7 @@ impl LeaseState {
         match &self.order {
             LeaseOrder::Operation { op, .. } => &op.details,
             LeaseOrder::Pin(pin) => &pin.details,
-            LeaseOrder::Alias(details) => details,
+            LeaseOrder::Alias(details) | LeaseOrder::Pending(Pending { details, .. }) => details,
         }
     }
 
@@ -175,7 +185,7 @@ impl LeaseState {
         match &self.order {
             LeaseOrder::Operation { op, .. } => op.info(),
             LeaseOrder::Pin(pin) => pin.details.info(true),
-            LeaseOrder::Alias(details) => details.info(false),
+            LeaseOrder::Alias(details) | LeaseOrder::Pending(Pending { details, .. }) => details.info(false),
         }
     }
 
@@ -201,16 +211,23 @@ impl LeaseState {
         scope
     }
 
-    /// Whether this is [`pending`](Self::pending).
-    pub(crate) fn is_pending(&self) -> bool {
-        matches!(self.order, LeaseOrder::Alias(_)) && self.protects()
+    /// The fence of the grant, of a lease that was handed out [before](Self::pending).
+    pub(crate) fn granted_after(&self) -> Option<&Fence> {
+        match &self.order {
+            LeaseOrder::Pending(pending) => Some(&pending.ready),
+            _ => None,
+        }
     }
 
-    /// Takes what was derived from `pending` over. Nothing was derived from this lease yet, unless both are for reading: then what is
-    /// derived from either is in no need of an order.
-    pub(crate) fn adopt_scope(&self, pending: &Self) {
-        if let Some(scope) = pending.scope.get() {
-            let _ = self.scope.set(scope.clone());
+    /// Makes `lease` the granted lease of this pending one: the granted lease lasts as long, and reports at its end what the tensors
+    /// have left that were derived from the pending one. A tensor may have been derived from `lease` only where both leases are for
+    /// reading. Readers need no order among each other.
+    pub(crate) fn become_granted(&self, lease: &Arc<Self>) {
+        if let LeaseOrder::Pending(pending) = &self.order {
+            if let Some(scope) = self.scope.get() {
+                let _ = lease.scope.set(scope.clone());
+            }
+            let _ = pending.granted.set(Arc::clone(lease));
         }
     }
 
@@ -267,7 +284,7 @@ impl LeaseState {
         match &self.order {
             LeaseOrder::Operation { op, .. } => op.id(),
             LeaseOrder::Pin(pin) => pin.traced_id(),
-            LeaseOrder::Alias(_) => None,
+            LeaseOrder::Alias(_) | LeaseOrder::Pending(_) => None,
         }
     }
 
@@ -354,7 +371,7 @@ impl Drop for LeaseState {
             // A forked child: threads that do not exist here may hold the graph's locks.
             let op = match &self.order {
                 LeaseOrder::Operation { op, .. } => Some(Arc::clone(op)),
-                LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
+                LeaseOrder::Pin(_) | LeaseOrder::Alias(_) | LeaseOrder::Pending(_) => None,
             };
             let at_end = self.at_end.get_mut().take();
             std::mem::forget((self.tensor.clone(), op, self.scope.take(), at_end));
@@ -377,7 +394,7 @@ impl LeaseState {
         let granted = match &self.order {
             LeaseOrder::Pin(pin) if pin.is_listed() => return self.unpin(pin, done),
             LeaseOrder::Operation { op, .. } => op.abandon(),
-            LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
+            LeaseOrder::Pin(_) | LeaseOrder::Alias(_) | LeaseOrder::Pending(_) => None,
         };
         if let Some(granted) = granted {
             match derived {

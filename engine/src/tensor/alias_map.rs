@@ -20,7 +20,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::graph;
 use crate::core::lease_info::{Access, LeaseOwner};
 use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
-use crate::core::var_state::{Ending, Replaced, VarState, thin_out};
+use crate::core::var_state::{Ending, Replaced, VarState, has, thin_out};
 use crate::exchange::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 use crate::lease::LeaseState;
 use crate::operation::run::{self, ReadyList};
@@ -39,12 +39,17 @@ const LEASES_MIN: usize = 8;
 struct Leases {
     known: Vec<Weak<LeaseState>>,
     sweep_at: usize,
+    /// Leases that are handed out and not granted yet, newest last.
+    pending: Vec<Weak<LeaseState>>,
     /// Views of running functions that are no leases.
     lent: Vec<LentView>,
 }
 
 impl Leases {
     fn add(&mut self, lease: &Arc<LeaseState>) {
+        if self.known.last().is_some_and(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(lease))) {
+            return;
+        }
         while self.known.last().is_some_and(|known| known.strong_count() == 0) {
             self.known.pop();
         }
@@ -136,73 +141,72 @@ impl Region {
         Some(lent.swap_remove(at))
     }
 
-    /// The newest open lease under which all of `range` was handed out, where `origin` permits that the
-    /// memory comes from it; where the memory `is_ready_later`, one that is not granted yet goes first. Clones may be the last: they go to
-    /// `keep`, to be dropped where no lock is held.
+    /// The open lease under which all of `range` was handed out, where `origin` permits that the memory comes from it: the pending lease
+    /// that one of the fences `ready` is of; else the newest lease; else, with any fence, the newest pending lease. `None` as the origin
+    /// permits every lease, and nothing is derived yet. Clones may be the last: they go to `keep`, to be dropped where no lock is held.
     fn covering(
         &self,
         range: &Range<usize>,
-        origin: Origin,
-        is_ready_later: bool,
+        origin: Option<Origin>,
+        ready: &FenceSet,
         keep: &mut SmallVec<[Arc<LeaseState>; 2]>,
     ) -> Option<Arc<LeaseState>> {
         if self.range.start > range.start || self.range.end < range.end {
             return None;
         }
-        if is_ready_later && let Some(lease) = self.newest_pending(range, keep) {
-            return Some(lease);
-        }
-        if let Some(lease) = self.newest_pin() {
-            keep.push(Arc::clone(&lease));
-            return Some(lease);
-        }
+        let is_lent = origin.is_none_or(|origin| origin == Origin::Lent);
+        let pin = self.newest_pin();
+        keep.extend(pin.clone());
         let mut leases = self.leases.lock();
-        for at in 0..leases.lent.len() {
-            let view = &mut leases.lent[at];
-            if view.lease.is_none() && (origin == Origin::Lent || context::current() == Some(view.op)) {
-                let lease = view.to_lease();
-                view.lease = Some(Arc::clone(&lease));
-                leases.add(&lease);
+        let mut pending: SmallVec<[Arc<LeaseState>; 2]> = SmallVec::new();
+        if !ready.is_empty() {
+            pending.extend(leases.pending.iter().rev().filter_map(Weak::upgrade));
+            keep.extend(pending.iter().cloned());
+        }
+        let is_of = |lease: &&Arc<LeaseState>| lease.granted_after().is_some_and(|fence| has(ready, fence));
+        let mut found = pending.iter().find(is_of).cloned().or(pin);
+        if found.is_none() {
+            for at in 0..leases.lent.len() {
+                let view = &mut leases.lent[at];
+                if view.lease.is_none() && (is_lent || context::current() == Some(view.op)) {
+                    let lease = view.to_lease();
+                    view.lease = Some(Arc::clone(&lease));
+                    leases.add(&lease);
+                }
+            }
+            for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
+                keep.push(Arc::clone(&lease));
+                if lease.protects() && (is_lent || lease.can_be_imported_from_here()) {
+                    found = Some(lease);
+                    break;
+                }
             }
         }
-        for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
-            keep.push(Arc::clone(&lease));
-            let is_open = lease.protects() && !lease.is_pending();
-            if is_open && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
-                // Made under the lock: what is derived from the lease relies on it from here on.
-                lease.scope(range);
-                return Some(lease);
-            }
+        let found = found.or_else(|| pending.first().cloned())?;
+        if origin.is_some() {
+            // Made under the lock: what is derived from the lease relies on it from here on.
+            found.scope(range);
         }
-        None
+        Some(found)
     }
 
-    /// The newest lease that is handed out and not granted. From here on something may be derived from it.
-    fn newest_pending(
-        &self,
-        range: &Range<usize>,
-        keep: &mut SmallVec<[Arc<LeaseState>; 2]>,
-    ) -> Option<Arc<LeaseState>> {
-        let leases = self.leases.lock();
-        for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
-            keep.push(Arc::clone(&lease));
-            if lease.is_pending() {
-                lease.scope(range);
-                return Some(lease);
-            }
-        }
-        None
+    /// Makes imports with a fence find `lease`, which is handed out and not granted yet.
+    pub(crate) fn add_pending(&self, lease: &Arc<LeaseState>) {
+        let mut leases = self.leases.lock();
+        leases.pending.retain(|known| known.strong_count() > 0);
+        leases.pending.push(Arc::downgrade(lease));
     }
 
-    /// Makes imports from inside this memory find `lease`, for which `pending` was handed out.
-    pub(crate) fn grant(&self, pending: &LeaseState, lease: &Arc<LeaseState>) {
+    /// Makes imports find `lease`, which was granted, instead of the `pending` lease. `None` where the lease is refused.
+    pub(crate) fn end_pending(&self, pending: &LeaseState, lease: Option<&Arc<LeaseState>>) {
         let mut leases = self.leases.lock();
-        if pending.has_scope() {
-            lease.adopt_scope(pending);
-        } else {
-            pending.untrack();
+        leases.pending.retain(|known| !std::ptr::eq(known.as_ptr(), pending));
+        if let Some(lease) = lease {
+            pending.become_granted(lease);
+            if !lease.is_pin() {
+                leases.add(lease);
+            }
         }
-        leases.add(lease);
     }
 
     /// Makes a lease of this memory an alias, unless a tensor was derived from the lease: the lease is the
@@ -300,14 +304,13 @@ fn try_place(
     let (key, placed) = regions().resolve(space, range.clone(), |found| {
         let mut lent = |origin| {
             found.iter().find_map(|region| {
-                let lease = region.covering(&range, origin, !ready.is_empty(), &mut keep);
-                lease.map(|lease| (region, lease))
+                region.covering(&range, origin, ready, &mut keep).map(|lease| (region, lease))
             })
         };
         let lent = match origin {
-            None if lent(Origin::Lent).is_some() => return (Resolution::Nothing, None),
+            None if lent(None).is_some() => return (Resolution::Nothing, None),
             None | Some(Origin::Owner) => None,
-            Some(origin) => lent(origin),
+            origin => lent(origin),
         };
         if let Some((region, lease)) = lent {
             let vars = VarSet::from_iter([lease.scope(&range).clone()]);
@@ -360,6 +363,9 @@ fn try_place(
     }
     if !ready.is_empty() {
         carry(&vars[vars.len() - 1], ready);
+    }
+    if let Some(granted) = lease.as_ref().and_then(|lease| lease.granted_after()) {
+        carry(&vars[0], &granted.clone().into());
     }
     Some(Placement { vars, placed: Placed { region, key }, lease })
 }
