@@ -129,6 +129,7 @@ def start_coroutine(coroutine, loop, context, done):
 
 def _report(task, loop, context, done):
     task.add_done_callback(done, context=context)
+    done.runs_in(task)
     _loops.on_close(loop, done)
 
 

@@ -988,6 +988,10 @@ class Operation:
         """Cancels the operation if it has not begun; says whether it was. Its outputs then raise `CancelledError`; memory
         that it would have changed is untouched.
 
+        An ``async def`` function that has begun is cancelled as asyncio cancels a task: ``CancelledError`` of asyncio is raised where it
+        awaits, from any thread, and True says that this was asked for. The operation is cancelled if the task ends so; the function
+        may have changed memory before. A plain function that runs is not interrupted.
+
             >>> t = eng.zeros(1, "int8")
             >>> held = np.from_dlpack(t)
             >>> op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack, name="late")
