@@ -98,6 +98,21 @@ class TestUnpacked:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize(
+        ("value", "dtype"), [(7, "int64"), (-0.5, "float64"), (True, "bool"), (1 - 2j, "complex128")]
+    )
+    def test_a_number_that_was_declared_is_an_array_without_dimensions(self, eng, np, x, value, dtype):
+        like = eng.call(lambda x: value, x, like=((), dtype))
+        single, array = eng.call(lambda x: (value, x + 1), x, using=np.from_dlpack, outputs=2)
+        for t in (like, single):
+            result = np.from_dlpack(t)
+            assert (result.shape, result.dtype.name, result.tolist()) == ((), dtype, value)
+        assert np.from_dlpack(array).tolist() == [1.0, 2.0, 3.0]
+
+    def test_an_integer_of_more_than_64_bits_is_no_array(self, eng):
+        with pytest.raises(est.OperationError, match="OverflowError"):
+            eng.call(lambda: 1 << 64, like=((), "int64")).wait()
+
     @pytest.mark.parametrize("pending", [False, True])
     def test_several_results_are_no_array(self, eng, np, x, pending):
         release = threading.Event()

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
-use estafette::{Access, BodyError, BodyResult, Completion, ExportOptions, Produced, Scope};
+use estafette::devices::{DLDevice, DeviceError, Fence, FenceSet, Order, Queue};
+use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use estafette::{Access, BodyError, BodyResult, Completion, DType, ExportOptions, Layout, Produced, Scope};
 use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::Ordering;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
-use pyo3::types::PyWeakrefReference;
+use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyWeakrefReference};
 
 use crate::asyncio::stopped_loop::{self, Begun};
 use crate::classes::tensor::PyTensor;
@@ -93,6 +94,10 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
         return Ok((produced, FenceSet::default()));
     }
+    if let Some(number) = number(value)? {
+        IMPORTED.fetch_add(1, Ordering::Relaxed);
+        return Ok((Produced::from(number), FenceSet::default()));
+    }
     let array = if is_numpy_scalar(value)? {
         Some(value.call_method0(intern!(value.py(), "__array__"))?)
     } else {
@@ -111,6 +116,29 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
     IMPORTED.fetch_add(1, Ordering::Relaxed);
     let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
     Ok((produced, ready))
+}
+
+/// A number of Python as an array without dimensions, of the type that NumPy makes of it.
+/// Raises `OverflowError` for an integer of more than 64 bits.
+fn number(value: &Bound<'_, PyAny>) -> PyResult<Option<ManagedTensor>> {
+    // Exactly these classes: NumPy's numbers are instances of them, and arrays of their own types.
+    let (dtype, parts) = if value.is_exact_instance_of::<PyFloat>() {
+        (DType::F64, [value.extract::<f64>()?.to_bits(), 0])
+    } else if value.is_exact_instance_of::<PyInt>() {
+        (DType::I64, [value.extract::<i64>()? as u64, 0])
+    } else if value.is_exact_instance_of::<PyBool>() {
+        (DType::BOOL, [u64::from_ne_bytes([u8::from(value.extract::<bool>()?), 0, 0, 0, 0, 0, 0, 0]), 0])
+    } else if let Ok(value) = value.cast_exact::<PyComplex>() {
+        (DType::C128, [value.real().to_bits(), value.imag().to_bits()])
+    } else {
+        return Ok(None);
+    };
+    let layout = Layout::contiguous(dtype, DLDevice::CPU, &[]).or_raise(value.py())?;
+    // Atomic, as operations write it by the pointer.
+    let memory = Arc::new(parts.map(AtomicU64::new));
+    let (data, flags) = (Arc::as_ptr(&memory), ExportFlags::default());
+    // SAFETY: the memory has room for any of these types, and stays until the deleter.
+    Ok(Some(unsafe { export(&layout, data.cast_mut().cast(), flags, Abi::Versioned, move || drop(memory)) }))
 }
 
 /// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
