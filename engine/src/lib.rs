@@ -150,12 +150,14 @@ pub mod bindings {
     #[cfg(feature = "operators")]
     pub use crate::operators::{invocation::Invocation, operator::Implementation};
     pub use crate::tensor::alias_map::Origin;
+    pub use crate::tensor::handle::producer;
     pub use crate::trace::events::events_asked_for;
     pub use crate::trace::hooks::{
         body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
     };
     pub use crate::trace::process::this_process;
     pub use crate::trace::receiver::{EventReceiver, receive_events};
+    pub use crate::wait::diagnose::{op_waits_for, tensor_waits_for};
     pub use crate::wait::inspect::inspected;
     pub use crate::wait::notify::wait_any;
 }

@@ -139,11 +139,14 @@ class TestUnpacked:
 
     def test_an_operation_does_not_get_several_results_as_an_array(self, eng, np, x):
         release = threading.Event()
-        t = eng.call(lambda x: (release.wait(), x), x, using=np.from_dlpack)
-        after = eng.call(np.negative, t)
+        t = eng.call(lambda x: (release.wait(), x), x, using=np.from_dlpack, name="step")
+        after = eng.call(np.add, x, t)
         release.set()
-        with pytest.raises(est.OperationError, match="no single array"):
+        names_both = "tensor 1 among the arguments is the promise of operation `step`, which has returned no single array"
+        with pytest.raises(est.OperationError, match=names_both):
             after.wait()
+        with pytest.raises(TypeError, match=names_both):
+            eng.call(np.add, x, t)
 
     def test_the_failure_of_the_function_is_raised_when_unpacking(self, eng, np, x):
         def fails(x):

@@ -626,13 +626,18 @@ class Tensor:
     Code can query whether the tensor is ready, ``await`` it, pass it to operations, and pass it to any
     library that speaks DLPack: ``np.from_dlpack(t)`` waits until the tensor is ready and reads its memory
     without a copy, under a *read lease*: engine writes wait until the array is gone.
+
+    A tensor is always true, whatever its value, and ``int(t)`` and ``float(t)`` raise: in ``if`` and ``while`` take the value with a
+    library, ``if np.from_dlpack(t).any()``.
     """
 
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
     def call_in_report(self, name: str) -> None:
         """Names the tensor in reports of recordings, including recordings that begin later."""
     def is_ready(self) -> bool:
-        """Returns True if the current version is finished, with or without a failure. Never waits."""
+        """Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits. A version that
+        was cancelled has failed at once, while earlier operations may still use the memory.
+        """
     def is_defined(self) -> bool:
         """Returns True if the tensor has its memory and shape. Never waits."""
     def wait(self, timeout: float | None = None) -> None:
@@ -659,7 +664,7 @@ class Tensor:
         """
     def __await__(self) -> Generator[Any, None, Any]: ...
     def done(self) -> bool:
-        """Returns True if the promise is done, with or without a failure. Never waits."""
+        """Returns True if it is known how the promise ends, with or without a failure. Never waits."""
     def cancelled(self) -> bool:
         """Returns True if the operation was cancelled. Never waits."""
     def result(self, timeout: float | None = None) -> Any:
@@ -849,7 +854,8 @@ class Tensor:
         """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises
-        `ConflictError` while writes are unfinished.
+        `ConflictError` while a write is unfinished, which a cancelled one is until its turn: ``await t.writable()`` first, or wait for the
+        operation that the error names.
         """
 
 @final
@@ -1007,7 +1013,7 @@ class Operation:
         """
     def __await__(self) -> Generator[Any, None, None]: ...
     def done(self) -> bool:
-        """Returns True if the promise is done, with or without a failure. Never waits."""
+        """Returns True if it is known how the promise ends, with or without a failure. Never waits."""
     def cancelled(self) -> bool:
         """Returns True if the operation was cancelled. Never waits."""
     def result(self, timeout: float | None = None) -> None:

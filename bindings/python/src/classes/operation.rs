@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use estafette::Op;
+use estafette::{Op, bindings};
 use estafette_report::shown::shown;
 use estafette_sync::process::ProcessBound;
 use pyo3::prelude::*;
@@ -11,7 +11,7 @@ use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
-use crate::error::OrRaise;
+use crate::error::{self, OrRaise};
 use crate::interpreter::guard;
 
 /// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
@@ -92,7 +92,8 @@ impl PyOperation {
             return op.wait_timeout(Some(Duration::ZERO)).or_raise(py);
         }
         stopped_loop::check(py, format_args!("operation `{}`", shown(op.name())))?;
-        guard::detach(py, || op.wait_timeout(timeout)).or_raise(py)
+        let waited = guard::detach(py, || op.wait_timeout(timeout));
+        error::or_say_why(py, waited, || bindings::op_waits_for(op))
     }
 
     /// ``await op`` waits until the operation has ended. Raises `OperationError` when it failed.
