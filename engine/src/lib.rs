@@ -150,6 +150,7 @@ pub mod bindings {
     #[cfg(feature = "operators")]
     pub use crate::operators::{invocation::Invocation, operator::Implementation};
     pub use crate::tensor::alias_map::Origin;
+    pub use crate::tensor::handle::producer;
     pub use crate::trace::events::events_asked_for;
     pub use crate::trace::hooks::{
         Copying, body_has_lock, body_uses, body_wants_lock, copy_begins, imported_from, on_event_loop,
@@ -158,6 +159,7 @@ pub mod bindings {
     pub use crate::trace::names::call_this_thread;
     pub use crate::trace::process::this_process;
     pub use crate::trace::receiver::{EventReceiver, receive_events};
+    pub use crate::wait::diagnose::{op_waits_for, tensor_waits_for};
     pub use crate::wait::inspect::inspected;
     pub use crate::wait::notify::wait_any;
 }

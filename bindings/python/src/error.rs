@@ -193,6 +193,25 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     raise(py, name, error.to_string())
 }
 
+/// As [`OrRaise::or_raise`]. The error of a wait whose time is up also has what `blocker` says, which is called without the Python lock.
+pub fn or_say_why(
+    py: Python<'_>,
+    waited: Result<(), Error>,
+    blocker: impl FnOnce() -> Option<String> + Send,
+) -> PyResult<()> {
+    let error = match waited {
+        Err(error @ Error::Timeout(_)) => error,
+        waited => return waited.or_raise(py),
+    };
+    if let Some(raised) = interrupt::take() {
+        return Err(raised);
+    }
+    let blocker = guard::detach(py, blocker);
+    Err(PyTimeoutError::new_err(
+        blocker.map_or_else(|| error.to_string(), |blocker| format!("{error}: {blocker}")),
+    ))
+}
+
 fn lease_held(py: Python<'_>, error: &Error, held: &LeaseHeld) -> PyResult<PyErr> {
     let leases = held.held.iter().map(|lease| report::lease(py, lease)).collect::<PyResult<Vec<_>>>()?;
     let arguments = (error.to_string(), held.leases.clone(), PyTuple::new(py, leases)?.unbind());

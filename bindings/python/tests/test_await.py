@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import estafette as est
-from conftest import until
+from conftest import run_program, until
 
 
 def run(main):
@@ -354,11 +354,117 @@ def test_asynchronous_functions_raise_to_whoever_waits(eng):
             asyncio.current_task().cancel()
             await asyncio.sleep(1)
 
-        with pytest.raises(est.OperationError) as caught:
-            await eng.submit(cancel_myself)
+        op = eng.submit(cancel_myself)
+        with pytest.raises(est.CancelledError) as caught:
+            await op
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        assert op.cancelled()
 
     run(main())
+
+
+@pytest.mark.parametrize("by_another_thread", [False, True])
+def test_an_asynchronous_function_that_runs_is_cancelled_with_its_operation(eng, by_another_thread):
+    async def main():
+        began, seen = asyncio.Event(), []
+
+        async def poll():
+            began.set()
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+        op = eng.submit(poll, name="poll")
+        await began.wait()
+        assert await asyncio.to_thread(op.cancel) if by_another_thread else op.cancel()
+        with pytest.raises(est.CancelledError, match="`poll`.*was cancelled"):
+            await op
+        assert op.cancelled() and seen == ["cancelled"]
+        assert not op.cancel()
+
+    run(main())
+
+
+def test_the_coroutine_of_a_plain_function_is_cancelled_with_its_operation(eng):
+    async def main():
+        began = asyncio.Event()
+
+        async def poll():
+            began.set()
+            await asyncio.sleep(5)
+
+        op = eng.submit(lambda: poll())
+        await began.wait()
+        assert op.cancel()
+        with pytest.raises(est.CancelledError):
+            await op
+
+    run(main())
+
+
+def test_an_asynchronous_function_that_its_loop_has_not_reached_is_cancelled_without_being_called(eng):
+    called = []
+
+    async def main():
+        async def function():
+            called.append(1)
+
+        op = eng.submit(function)
+        # The loop stands still here.
+        until(lambda: "is running" in str(eng.diagnose()))
+        assert op.cancel()
+        with pytest.raises(est.CancelledError):
+            await op
+        assert op.cancelled() and called == []
+
+    run(main())
+
+
+def test_an_asynchronous_function_may_refuse_to_be_cancelled(eng):
+    async def main():
+        began, out = asyncio.Event(), eng.zeros(1, "int8")
+
+        async def stubborn(_):
+            began.set()
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                pass
+
+        op = eng.submit(stubborn, writes=[out])
+        await began.wait()
+        assert op.cancel()
+        await op
+        assert not op.cancelled() and out.version == 1
+
+    run(main())
+
+
+def test_tasks_that_the_end_of_their_loop_cancels_are_no_failures():
+    _, errors = run_program(
+        """
+        import asyncio
+        import estafette as est
+
+        async def main(eng):
+            began = asyncio.Event()
+
+            async def fetch():
+                began.set()
+                await asyncio.sleep(5)
+
+            promise = eng.call(fetch, name="background")
+            await began.wait()
+            return promise
+
+        with est.Engine(workers=1) as eng:
+            promise = asyncio.run(main(eng))
+            assert promise.done() and promise.cancelled()
+        """
+    )
+    assert errors == ""
 
 
 def test_asynchronous_functions_need_a_loop(eng):

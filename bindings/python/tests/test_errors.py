@@ -94,6 +94,22 @@ def test_a_cancelled_operation_is_an_error_of_that_kind(eng, gate):
     x.wait()
 
 
+def test_a_version_that_was_cancelled_behind_a_write_is_done_and_cleared_after_that_write(eng, gate):
+    x = eng.zeros(1, "int8")
+    first = eng.submit(gate, writes=[x], name="first")
+    assert gate.entered.wait(30)
+    assert eng.submit(lambda x: None, writes=[x], name="second").cancel()
+    assert x.done() and x.is_ready() and x.cancelled()
+    with pytest.raises(est.CancelledError, match="`second`"):
+        x.wait(30)
+    with pytest.raises(est.ConflictError, match=rf"operation {first.id} `first` has not ended.*`writable\(\)`"):
+        x.clear_error()
+    gate.open()
+    eng.wait_all()
+    x.clear_error()
+    x.wait(30)
+
+
 def test_what_runs_cannot_be_cancelled(eng, gate):
     op = eng.submit(gate)
     until(gate.entered.is_set)
@@ -224,6 +240,27 @@ def test_timeouts_are_the_builtin_error(eng, gate):
         with pytest.raises(TimeoutError):
             wait(timeout=0)
     gate.open()
+
+
+def test_a_timeout_names_what_holds_the_wait_up(eng, gate):
+    x = eng.zeros(1, "int8")
+    first = eng.submit(gate, writes=[x], name="first")
+    assert gate.entered.wait(30)
+    second = eng.submit(lambda x: None, writes=[x], name="second")
+    for wait in (x.wait, first.wait, second.wait, second.result, eng.wait_all):
+        with pytest.raises(TimeoutError, match=rf"not ready within 10ms: operation {first.id} `first` is running"):
+            wait(0.01)
+    with pytest.raises(TimeoutError, match="not ready within 0ns$"):
+        x.wait(0)
+    gate.open()
+    x.wait(30)
+
+
+def test_an_array_type_that_a_library_lacks_is_named(eng, np):
+    b = eng.zeros(2, "bfloat16")
+    with pytest.raises(est.OperationError, match="RuntimeError: Unsupported dtype.*bfloat16.*`using=np.asarray`") as caught:
+        eng.call(np.add, b, b).wait()
+    assert type(caught.value.__cause__) is RuntimeError
 
 
 def test_failures_nobody_asks_for_disturb_nobody():

@@ -69,6 +69,13 @@ class TestOfThreadsAndProcesses:
         copy.wait()
         assert copy.data_ptr != array.ctypes.data
 
+    def test_a_number_is_an_array_without_dimensions(self, eng, np):
+        future = concurrent.futures.Future()
+        t = eng.from_future(future)
+        future.set_result(0.5)
+        eng.submit(lambda x: x.__iadd__(1), writes=[t], using=np.from_dlpack)
+        assert np.from_dlpack(t).tolist() == 1.5
+
     def test_one_that_is_done_already_is_ready_at_once(self, eng, np):
         future = concurrent.futures.Future()
         future.set_result(np.ones(2))
@@ -137,7 +144,7 @@ class TestFailures:
             t.wait()
         assert isinstance(caught.value.__cause__, concurrent.futures.CancelledError)
 
-    @pytest.mark.parametrize("result", [None, 7, "text", object()])
+    @pytest.mark.parametrize("result", [None, "text", object()])
     def test_a_result_that_is_no_array_fails_it(self, eng, result):
         future = concurrent.futures.Future()
         t = eng.from_future(future)

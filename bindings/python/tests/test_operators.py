@@ -26,6 +26,15 @@ def values(np, tensor):
 
 
 class TestRegistry:
+    def test_an_array_is_not_taken_for_several_results(self, operators, np, eng):
+        operators.register("two", lambda x: x * 2, using=np.from_dlpack, inputs=1, outputs=2)
+        results = operators["two"](eng.from_dlpack(np.arange(2.0)))
+        with pytest.raises(est.OperationError, match="returned ndarray, and outputs=2 was declared"):
+            results[0].wait()
+        operators.register("pair", lambda x: [x * 2, 0.5], using=np.from_dlpack, inputs=1, outputs=2)
+        results = operators["pair"](eng.from_dlpack(np.arange(2.0)))
+        assert [values(np, result) for result in results] == [[0.0, 2.0], 0.5]
+
     def test_it_is_a_mapping_of_names(self, operators, np):
         def double(x):
             return x * 2

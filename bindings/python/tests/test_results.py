@@ -98,6 +98,21 @@ class TestUnpacked:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize(
+        ("value", "dtype"), [(7, "int64"), (-0.5, "float64"), (True, "bool"), (1 - 2j, "complex128")]
+    )
+    def test_a_number_that_was_declared_is_an_array_without_dimensions(self, eng, np, x, value, dtype):
+        like = eng.call(lambda x: value, x, like=((), dtype))
+        single, array = eng.call(lambda x: (value, x + 1), x, using=np.from_dlpack, outputs=2)
+        for t in (like, single):
+            result = np.from_dlpack(t)
+            assert (result.shape, result.dtype.name, result.tolist()) == ((), dtype, value)
+        assert np.from_dlpack(array).tolist() == [1.0, 2.0, 3.0]
+
+    def test_an_integer_of_more_than_64_bits_is_no_array(self, eng):
+        with pytest.raises(est.OperationError, match="OverflowError"):
+            eng.call(lambda: 1 << 64, like=((), "int64")).wait()
+
     @pytest.mark.parametrize("pending", [False, True])
     def test_several_results_are_no_array(self, eng, np, x, pending):
         release = threading.Event()
@@ -124,11 +139,14 @@ class TestUnpacked:
 
     def test_an_operation_does_not_get_several_results_as_an_array(self, eng, np, x):
         release = threading.Event()
-        t = eng.call(lambda x: (release.wait(), x), x, using=np.from_dlpack)
-        after = eng.call(np.negative, t)
+        t = eng.call(lambda x: (release.wait(), x), x, using=np.from_dlpack, name="step")
+        after = eng.call(np.add, x, t)
         release.set()
-        with pytest.raises(est.OperationError, match="no single array"):
+        names_both = "tensor 1 among the arguments is the promise of operation `step`, which has returned no single array"
+        with pytest.raises(est.OperationError, match=names_both):
             after.wait()
+        with pytest.raises(TypeError, match=names_both):
+            eng.call(np.add, x, t)
 
     def test_the_failure_of_the_function_is_raised_when_unpacking(self, eng, np, x):
         def fails(x):

@@ -302,7 +302,7 @@ class TestInsideOperations:
         gate = threading.Event()
         with est.Engine(workers=2) as eng:
             y = eng.call(lambda: eng.call(lambda: (gate.wait(20), np.zeros(1))[1]))
-            with pytest.raises(est.OperationError, match="not ready; await it in the body"):
+            with pytest.raises(est.OperationError, match=r"not ready: wait for it in the body.*t\.wait\(\)"):
                 y.wait(30)
             gate.set()
 

@@ -31,7 +31,7 @@ pub enum Error {
     /// `source` is the error that the body returned.
     #[error(transparent)]
     Failed(OperationError),
-    /// The operation was cancelled before it began.
+    /// The operation was cancelled before it began, or what it waited for was cancelled.
     #[error(transparent)]
     Cancelled(OperationError),
     /// Other processes cannot be shown the memory of this tensor; the message says why.

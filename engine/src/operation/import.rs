@@ -449,7 +449,7 @@ fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
     tensor
         .lease_within(Access::Read, RETURNS_IT)
         .try_now()?
-        .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))
+        .ok_or_else(|| Error::invalid("the produced tensor is not ready: wait for it in the body, before it is returned (`t.wait()`, or `await`)"))
 }
 
 /// Keeps writers out from now on, but for those that have begun or wait already: an operation that says nothing of its use comes after none

@@ -11,7 +11,7 @@ use crate::core::core_ref::CoreRef;
 #[cfg(feature = "links")]
 use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::{Name, OpTag, OpVar};
+use crate::core::operation::{Kind, Name, OpTag, OpVar};
 use crate::core::var_state::VarState;
 use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
 #[cfg(feature = "links")]
@@ -257,8 +257,8 @@ impl Tensor {
     /// [`Error::Conflict`] while writes are unfinished: no version is current yet; [`Error::Forked`].
     pub fn clear_error(&self) -> Result<(), Error> {
         self.inner.core.generation.check()?;
-        if self.inner.vars.iter().any(|var| var.has_unfinished_write()) {
-            return Err(Error::Conflict("clear_error while a write is unfinished".into()));
+        if let Some(var) = self.inner.vars.iter().find(|var| var.has_unfinished_write()) {
+            return Err(unfinished_write(var));
         }
         let mut replaced = Replaced::default();
         for var in &self.inner.vars {
@@ -269,6 +269,29 @@ impl Tensor {
         replaced.retrieve();
         Ok(())
     }
+}
+
+/// Why no version can be judged: a write of `var` that has not ended.
+#[cold]
+fn unfinished_write(var: &OpVar) -> Error {
+    let queued = var.queued();
+    let writer = queued.iter().find(|op| op.payload().kind != Kind::ReadinessQuery);
+    let writer = writer.map_or_else(
+        || "a write".into(),
+        |op| match op.payload().lease() {
+            Some(lease) => format!("a {}", lease.info()),
+            None => format!("operation {} `{}`", op.id().get(), shown(op.payload().name.as_str())),
+        },
+    );
+    Error::Conflict(format!(
+        "{writer} has not ended, and `clear_error` judges a version that no write changes any more: wait for it, or for `writable()`"
+    ))
+}
+
+/// The name of the operation that makes the tensor.
+#[doc(hidden)]
+pub fn producer(tensor: &Tensor) -> Option<&str> {
+    tensor.inner.producer.as_ref().map(Name::as_str)
 }
 
 impl std::fmt::Debug for Tensor {

@@ -3,15 +3,19 @@
 use std::fmt;
 use std::time::Duration;
 
-use estafette_graph::{Hazard, OpId};
+use estafette_graph::{Hazard, OpId, StepKind};
 use estafette_report::shown::shown;
 
 use crate::core::engine_core::Core;
 use crate::core::lease_info::LeaseInfo;
-use crate::core::operation::{Kind, Phase};
+use crate::core::operation::{Kind, Op, OpHandle, OpState, Phase};
+use crate::core::wait_for;
 use crate::exchange::{Release, reaper};
 use crate::operation::parked;
-use crate::wait::blocking::{OpSummary, take_snapshot};
+use crate::tensor::handle::Tensor;
+use crate::wait::blocking::{OpSummary, summarize, take_snapshot};
+use crate::wait::inspect::Inspection;
+use crate::wait::ready::Ended;
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
@@ -110,6 +114,37 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         .collect();
     operations.sort_by_key(|op| op.id);
     Diagnosis { operations, releases: reaper().slow() }
+}
+
+/// What holds up the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time is up. `None` where
+/// an inspection of what is near does not show it.
+#[doc(hidden)]
+pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {
+    // Leaves a failure unretrieved that has come meanwhile.
+    let ended = Ended::new(&tensor.inner);
+    holding_up(&ended.handle()?)
+}
+
+/// As [`tensor_waits_for`], of an operation.
+#[doc(hidden)]
+pub fn op_waits_for(op: &Op) -> Option<String> {
+    holding_up(&op.handle)
+}
+
+/// The oldest operation or lease near `op` that waits for no other one.
+fn holding_up(op: &OpHandle) -> Option<String> {
+    let look = Inspection::of(op, wait_for::NEAR);
+    let is_over = |op: &OpState| op.kind == Kind::ReadinessQuery || op.phase() == Phase::Done;
+    let left = look.granted().filter(|step| !matches!(step.what, StepKind::Op(op) if is_over(op)));
+    let first = left.min_by_key(|step| step.id)?;
+    let state = match first.what {
+        StepKind::Op(state) => state,
+        StepKind::Pin(lease) => return Some(format!("a {}", shown(&lease.to_string()))),
+    };
+    let seen = summarize(state);
+    let (id, name) = (first.id.get(), state.name.as_str().to_string());
+    let (status, age) = (status(first.id, &seen, true), state.since.elapsed());
+    Some(OpStatus { id, name, status, age, blocked_by: Vec::new(), lease: seen.lease }.to_string())
 }
 
 fn describe(seen: &OpSummary) -> String {

@@ -135,6 +135,11 @@ impl Inspection {
         })
     }
 
+    /// What was found that waits for nothing.
+    pub(crate) fn granted(&self) -> impl Iterator<Item = Step<'_, OpState, LeaseInfo>> {
+        self.walk.steps().filter(|step| step.granted)
+    }
+
     /// For each place, whether `such` holds for its operation, or for a granted operation that this operation
     /// waits for.
     pub(crate) fn reaches(&self, such: impl Fn(&OpState) -> bool) -> Vec<bool> {

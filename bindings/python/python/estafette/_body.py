@@ -25,7 +25,30 @@ _TENSORS = Tensor, Exporter
 
 
 def _with_arrays(arguments, using):
-    return [using(argument) if type(argument) in _TENSORS else argument for argument in arguments]
+    return [_with_array(argument, using) if type(argument) in _TENSORS else argument for argument in arguments]
+
+
+def _with_array(tensor, using):
+    try:
+        return using(tensor)
+    except Exception as error:
+        name_type(error, using, tensor)
+        raise
+
+
+def name_type(error, using, tensor):
+    """Adds the type of `tensor` to the text of an `error` of `using` that says a type is not supported, and not which."""
+    text = str(error)
+    if type(error) not in (BufferError, RuntimeError, TypeError, ValueError) or "dtype" not in text.lower():
+        return
+    dtype = str(getattr(tensor, "tensor", tensor).dtype)
+    if dtype not in text:
+        hint = "; `using=np.asarray` takes the types of the package ml_dtypes" if _is_numpys(using) else ""
+        error.args = (f"{text.rstrip('.')}: this one is {dtype}{hint}", *error.args[1:])
+
+
+def _is_numpys(using):
+    return using is getattr(sys.modules.get("numpy"), "from_dlpack", None)
 
 
 def end_child(error):
@@ -129,6 +152,7 @@ def start_coroutine(coroutine, loop, context, done):
 
 def _report(task, loop, context, done):
     task.add_done_callback(done, context=context)
+    done.runs_in(task)
     _loops.on_close(loop, done)
 
 

@@ -64,7 +64,10 @@ class OperationError(EstafetteError):
 
 
 class CancelledError(OperationError):
-    """The operation was cancelled before it began. (A cancelled *task* gets ``asyncio.CancelledError`` as usual.)"""
+    """The operation was cancelled before it began, or its ``async def`` function was, or the future that it waited for.
+
+    (A cancelled *task* gets ``asyncio.CancelledError`` as usual.)
+    """
 
 
 class DeviceError(EstafetteError):

@@ -630,13 +630,18 @@ class Tensor:
     Code can query whether the tensor is ready, ``await`` it, pass it to operations, and pass it to any
     library that speaks DLPack: ``np.from_dlpack(t)`` waits until the tensor is ready and reads its memory
     without a copy, under a *read lease*: engine writes wait until the array is gone.
+
+    A tensor is always true, whatever its value, and ``int(t)`` and ``float(t)`` raise: in ``if`` and ``while`` take the value with a
+    library, ``if np.from_dlpack(t).any()``.
     """
 
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
     def call_in_report(self, name: str) -> None:
         """Names the tensor in reports of recordings, including recordings that begin later."""
     def is_ready(self) -> bool:
-        """Returns True if the current version is finished, with or without a failure. Never waits."""
+        """Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits. A version that
+        was cancelled has failed at once, while earlier operations may still use the memory.
+        """
     def is_defined(self) -> bool:
         """Returns True if the tensor has its memory and shape. Never waits."""
     def wait(self, timeout: float | None = None) -> None:
@@ -663,7 +668,7 @@ class Tensor:
         """
     def __await__(self) -> Generator[Any, None, Any]: ...
     def done(self) -> bool:
-        """Returns True if the promise is done, with or without a failure. Never waits."""
+        """Returns True if it is known how the promise ends, with or without a failure. Never waits."""
     def cancelled(self) -> bool:
         """Returns True if the operation was cancelled. Never waits."""
     def result(self, timeout: float | None = None) -> Any:
@@ -853,7 +858,8 @@ class Tensor:
         """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises
-        `ConflictError` while writes are unfinished.
+        `ConflictError` while a write is unfinished, which a cancelled one is until its turn: ``await t.writable()`` first, or wait for the
+        operation that the error names.
         """
 
 @final
@@ -992,6 +998,10 @@ class Operation:
         """Cancels the operation if it has not begun; says whether it was. Its outputs then raise `CancelledError`; memory
         that it would have changed is untouched.
 
+        An ``async def`` function that has begun is cancelled as asyncio cancels a task: ``CancelledError`` of asyncio is raised where it
+        awaits, from any thread, and True says that this was asked for. The operation is cancelled if the task ends so; the function
+        may have changed memory before. A plain function that runs is not interrupted.
+
             >>> t = eng.zeros(1, "int8")
             >>> held = np.from_dlpack(t)
             >>> op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack, name="late")
@@ -1007,7 +1017,7 @@ class Operation:
         """
     def __await__(self) -> Generator[Any, None, None]: ...
     def done(self) -> bool:
-        """Returns True if the promise is done, with or without a failure. Never waits."""
+        """Returns True if it is known how the promise ends, with or without a failure. Never waits."""
     def cancelled(self) -> bool:
         """Returns True if the operation was cancelled. Never waits."""
     def result(self, timeout: float | None = None) -> None:
@@ -1154,7 +1164,7 @@ class Operators:
         any worker, perhaps several at once, with attributes as `Operator` says.
 
         inputs: how many; default any number.
-        outputs: how many, from 1 to 65,536. With more than one, the result is a sequence of them.
+        outputs: how many, from 1 to 65,536. With more than one, the function returns a list or a tuple of them, and a call gives as many promises.
         destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its caller passes.
         infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes them for a function
             that writes to them as with `destination`. It gets `Tensor` objects and gives a ``(shape, dtype)`` pair, or a

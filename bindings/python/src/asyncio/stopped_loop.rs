@@ -16,6 +16,7 @@ use std::sync::Arc;
 use estafette::Completion;
 use estafette::bindings::Current;
 use estafette_sync::sync::Mutex;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
@@ -28,6 +29,8 @@ use crate::interpreter::once::{intern, loaded};
 estafette_sync::per_process! {
     /// What event loops run for engines, the oldest first, and the last number.
     static BEGUN: Mutex<(BTreeMap<u64, OnLoop>, u64)> = Mutex::new((BTreeMap::new(), 0));
+    /// The operations that are [sent off](SentOff), each with whether it was cancelled.
+    static SENT_OFF: Mutex<BTreeMap<u64, bool>> = Mutex::new(BTreeMap::new());
 }
 
 thread_local! {
@@ -54,6 +57,8 @@ struct OnLoop {
     /// The thread that ran the loop, as Python calls it.
     thread: u64,
     completion: Arc<Mutex<Option<Completion>>>,
+    /// The operation of an asynchronous function, and a weak reference to what ends it.
+    function: Option<(u64, Py<PyAny>)>,
 }
 
 /// A function, or a future, that an event loop brings to its end for the engine.
@@ -67,13 +72,78 @@ impl Begun {
         completion: Arc<Mutex<Option<Completion>>>,
     ) -> Self {
         let weak = PyWeakrefReference::new(event_loop).ok().map(|weak| weak.into_any().unbind());
-        let new = OnLoop { address: event_loop.as_ptr().addr(), event_loop: weak, thread, completion };
+        let address = event_loop.as_ptr().addr();
+        let new = OnLoop { address, event_loop: weak, thread, completion, function: None };
         let mut begun = BEGUN.lock();
         begun.1 += 1;
         let number = begun.1;
         begun.0.insert(number, new);
         Self(number)
     }
+}
+
+impl Begun {
+    /// `done`, which ends the operation `op`, cancels the task of its function: see [`cancel`].
+    pub fn ends_by(&self, op: u64, done: &Bound<'_, PyAny>) -> PyResult<()> {
+        let weak = PyWeakrefReference::new(done)?.into_any().unbind();
+        if let Some(on_loop) = BEGUN.lock().0.get_mut(&self.0) {
+            on_loop.function = Some((op, weak));
+        }
+        Ok(())
+    }
+}
+
+/// Cancels the task of the asynchronous function of an operation that has begun; false where there is none. The event loop of the task
+/// cancels it, at once if the calling thread runs the loop, so the end of the operation says what has become of it.
+pub fn cancel(py: Python<'_>, op: u64) -> PyResult<bool> {
+    if let Some(is_cancelled) = SENT_OFF.lock().get_mut(&op) {
+        *is_cancelled = true;
+        return Ok(true);
+    }
+    let found = BEGUN.lock().0.values().find_map(|on_loop| {
+        let (_, done) = on_loop.function.as_ref().filter(|(id, _)| *id == op)?;
+        Some((on_loop.event_loop.as_ref()?.clone_ref(py), done.clone_ref(py)))
+    });
+    let Some((event_loop, done)) = found else { return Ok(false) };
+    let (event_loop, done) = (event_loop.bind(py).call0()?, done.bind(py).call0()?);
+    if event_loop.is_none() || done.is_none() {
+        return Ok(false);
+    }
+    let cancel = done.getattr(intern!(py, "cancel"))?;
+    if running_loop::get(py)?.is_some_and(|running| running.is(&event_loop)) {
+        return cancel.call0()?.is_truthy();
+    }
+    match event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (cancel,)) {
+        Err(error) if error.is_instance_of::<PyRuntimeError>(py) && is_closed(&event_loop)? => Ok(false),
+        scheduled => scheduled.map(|_| true),
+    }
+}
+
+fn is_closed(event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
+    event_loop.call_method0(intern!(event_loop.py(), "is_closed"))?.is_truthy()
+}
+
+/// An operation whose asynchronous function is on the way to its event loop: the thread that sends it off may wait for the Python lock,
+/// and is dropped when it has done that.
+pub struct SentOff(u64);
+
+impl SentOff {
+    pub fn new(op: u64) -> Self {
+        SENT_OFF.lock().insert(op, false);
+        Self(op)
+    }
+}
+
+impl Drop for SentOff {
+    fn drop(&mut self) {
+        SENT_OFF.lock().remove(&self.0);
+    }
+}
+
+/// Whether an operation that was [sent off](SentOff) was cancelled meanwhile. From now on [`cancel`] finds what ends it: called with the
+/// Python lock since [`Begun::ends_by`].
+pub fn was_cancelled(op: u64) -> bool {
+    SENT_OFF.lock().remove(&op).unwrap_or(false)
 }
 
 impl Drop for Begun {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use estafette::Op;
+use estafette::{Op, bindings};
 use estafette_report::shown::shown;
 use estafette_sync::process::ProcessBound;
 use pyo3::prelude::*;
@@ -11,7 +11,7 @@ use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
 use crate::classes::handle::EngineHandle;
-use crate::error::OrRaise;
+use crate::error::{self, OrRaise};
 use crate::interpreter::guard;
 
 /// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
@@ -62,6 +62,10 @@ impl PyOperation {
     /// Cancels the operation if it has not begun; says whether it was. Its outputs then raise `CancelledError`; memory
     /// that it would have changed is untouched.
     ///
+    /// An ``async def`` function that has begun is cancelled as asyncio cancels a task: ``CancelledError`` of asyncio is raised where it
+    /// awaits, from any thread, and True says that this was asked for. The operation is cancelled if the task ends so; the function
+    /// may have changed memory before. A plain function that runs is not interrupted.
+    ///
     ///     >>> t = eng.zeros(1, "int8")
     ///     >>> held = np.from_dlpack(t)
     ///     >>> op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack, name="late")
@@ -72,7 +76,10 @@ impl PyOperation {
     ///     estafette.CancelledError: operation `late` (op ...) was cancelled: cancelled before it began
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         let op = self.op.get().or_raise(py)?;
-        Ok(guard::detach(py, || op.cancel()))
+        if guard::detach(py, || op.cancel()) {
+            return Ok(true);
+        }
+        if op.is_done() { Ok(false) } else { stopped_loop::cancel(py, op.id()) }
     }
 
     /// Blocks until the operation has ended, at most `timeout` seconds. Raises `OperationError` when it failed, and `LeaseHeldError`
@@ -85,7 +92,8 @@ impl PyOperation {
             return op.wait_timeout(Some(Duration::ZERO)).or_raise(py);
         }
         stopped_loop::check(py, format_args!("operation `{}`", shown(op.name())))?;
-        guard::detach(py, || op.wait_timeout(timeout)).or_raise(py)
+        let waited = guard::detach(py, || op.wait_timeout(timeout));
+        error::or_say_why(py, waited, || bindings::op_waits_for(op))
     }
 
     /// ``await op`` waits until the operation has ended. Raises `OperationError` when it failed.

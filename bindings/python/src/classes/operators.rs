@@ -77,7 +77,7 @@ impl PyOperators {
     /// any worker, perhaps several at once, with attributes as `Operator` says.
     ///
     /// inputs: how many; default any number.
-    /// outputs: how many, from 1 to 65,536. With more than one, the result is a sequence of them.
+    /// outputs: how many, from 1 to 65,536. With more than one, the function returns a list or a tuple of them, and a call gives as many promises.
     /// destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its caller passes.
     /// infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes them for a function
     ///     that writes to them as with `destination`. It gets `Tensor` objects and gives a ``(shape, dtype)`` pair, or a

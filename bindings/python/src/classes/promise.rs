@@ -171,7 +171,7 @@ macro_rules! future_methods {
     ($class:ty) => {
         #[pymethods]
         impl $class {
-            /// Returns True if the promise is done, with or without a failure. Never waits.
+            /// Returns True if it is known how the promise ends, with or without a failure. Never waits.
             fn done(&self, py: Python<'_>) -> PyResult<bool> {
                 Ok(crate::classes::promise::Ends::is_done(self.ended(py)?, py))
             }

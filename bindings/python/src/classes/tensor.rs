@@ -20,6 +20,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
+use crate::classes::promise::Ends;
 use crate::classes::remote::PyTicket;
 use crate::error::{OrRaise, exchange_error, import_module};
 use crate::exchange::buffer;
@@ -37,6 +38,9 @@ use crate::submission::scope;
 /// Code can query whether the tensor is ready, ``await`` it, pass it to operations, and pass it to any
 /// library that speaks DLPack: ``np.from_dlpack(t)`` waits until the tensor is ready and reads its memory
 /// without a copy, under a *read lease*: engine writes wait until the array is gone.
+///
+/// A tensor is always true, whatever its value, and ``int(t)`` and ``float(t)`` raise: in ``if`` and ``while`` take the value with a
+/// library, ``if np.from_dlpack(t).any()``.
 #[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
 pub struct PyTensor {
     tensor: DroppedInline,
@@ -70,10 +74,17 @@ impl PyTensor {
 
     /// Raises `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no single array.
     pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
-        if self.structure().is_some() {
-            return Err(results::not_one_array());
-        }
-        self.ended(py)
+        self.array(py, None)
+    }
+
+    /// As [`tensor`](Self::tensor), of the tensor of this number among the arguments of an operation.
+    pub fn argument(&self, py: Python<'_>, at: usize) -> PyResult<&Tensor> {
+        self.array(py, Some(at))
+    }
+
+    fn array(&self, py: Python<'_>, argument: Option<usize>) -> PyResult<&Tensor> {
+        let tensor = self.ended(py)?;
+        if self.structure().is_some() { Err(results::not_one_array(tensor, argument)) } else { Ok(tensor) }
     }
 
     /// The promise, of one array or of several.
@@ -124,9 +135,10 @@ impl PyTensor {
         Ok(())
     }
 
-    /// Returns True if the current version is finished, with or without a failure. Never waits.
+    /// Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits. A version that
+    /// was cancelled has failed at once, while earlier operations may still use the memory.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(export::is_ready(py, self.ended(py)?))
+        Ok(Ends::is_done(self.ended(py)?, py))
     }
 
     /// Returns True if the tensor has its memory and shape. Never waits.
@@ -382,7 +394,8 @@ impl PyTensor {
     }
 
     /// Declares the current version good after a failure or cancellation that left the data intact. Raises
-    /// `ConflictError` while writes are unfinished.
+    /// `ConflictError` while a write is unfinished, which a cancelled one is until its turn: ``await t.writable()`` first, or wait for the
+    /// operation that the error names.
     fn clear_error(&self, py: Python<'_>) -> PyResult<()> {
         let tensor = self.tensor(py)?;
         guard::detach(py, || tensor.clear_error()).or_raise(py)

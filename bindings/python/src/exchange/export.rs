@@ -7,7 +7,7 @@ use std::time::Duration;
 use estafette::devices::{DLDevice, DeviceType};
 use estafette::exchange::{Abi, ManagedTensor};
 use estafette::lease::Consumer;
-use estafette::{Access, Error, ExportOptions, Lease, Tensor};
+use estafette::{Access, Error, ExportOptions, Lease, Tensor, bindings};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ use pyo3::types::PyCapsule;
 
 use crate::asyncio::{running_loop, stopped_loop};
 use crate::classes::handle::EngineHandle;
-use crate::error::{OrRaise, exchange_error, raise, to_py};
+use crate::error::{self, OrRaise, exchange_error, raise, to_py};
 use crate::exchange::capsule;
 use crate::exchange::copy::copied_now;
 use crate::exchange::unordered::{self, Reason};
@@ -345,11 +345,11 @@ pub fn until_ready(py: Python<'_>, tensor: &Tensor, timeout: Option<Duration>) -
         return tensor.wait_timeout(Duration::ZERO).or_raise(py);
     }
     stopped_loop::check(py, "the tensor")?;
-    guard::detach(py, || match timeout {
+    let waited = guard::detach(py, || match timeout {
         Some(timeout) => tensor.wait_timeout(timeout),
         None => tensor.wait(),
-    })
-    .or_raise(py)
+    });
+    error::or_say_why(py, waited, || bindings::tensor_waits_for(tensor))
 }
 
 /// Whether the tensor is ready for readers. A driver is asked without the Python lock.

@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::asyncio::running_loop;
+use crate::asyncio::stopped_loop::SentOff;
 use crate::error::{Raised, finalizing, import_module};
 use crate::exchange::peers;
 use crate::interpreter::fastcall;
@@ -140,6 +141,7 @@ impl Body {
     pub fn start(mut self, completion: Completion) {
         let Some(parts) = &self.parts else { return };
         let (result, on) = (parts.result.clone(), parts.on.clone());
+        let _sent_off = parts.is_async.then(|| SentOff::new(completion.scope().id()));
         start(completion, result, on, true, |_py| Ok(self.parts.take()));
     }
 }
@@ -288,8 +290,7 @@ impl Parts {
         let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());
         let event_loop = self.event_loop.as_ref().filter(|_| refused_on.is_none());
         let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, refused_on)) };
-        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py), self.submitter);
-        let done = Bound::new(py, done)?;
+        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py), self.submitter)?;
         let start = helper(py, "start_coroutine")?;
         let arguments = (start, value, event_loop, &self.context, done);
         event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments).inspect_err(|_| {
@@ -342,8 +343,7 @@ impl Parts {
         let event_loop =
             self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;
-        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py), self.submitter);
-        let done = Bound::new(py, done)?;
+        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py), self.submitter)?;
         let start = helper(py, "start_async")?;
         let arguments =
             (start, scope, &self.function, &self.using, &self.arguments, event_loop, &self.context, done);

@@ -8,7 +8,7 @@ use estafette::{Produced, Tensor};
 use estafette_sync::process::ProcessBound;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::tensor::PyTensor;
@@ -116,11 +116,12 @@ impl Parts {
         match call.operator().signature.kind {
             OperatorKind::Allocating if outputs == 1 => Ok(vec![take_result(&value)?]),
             OperatorKind::Allocating => {
-                let mut produced = Vec::new();
-                for item in value.try_iter()? {
-                    produced.push(take_result(&item?)?);
+                // An array is no sequence of results, though it can be iterated over. The engine counts them.
+                if !value.is_instance_of::<PyList>() && !value.is_instance_of::<PyTuple>() {
+                    let take = import_module(py, "estafette._calls")?.getattr("_take_sequence")?;
+                    take.call1((outputs, &value))?;
                 }
-                Ok(produced)
+                value.try_iter()?.map(|item| take_result(&item?)).collect()
             }
             OperatorKind::Destination | OperatorKind::Inferred => {
                 Ok(fresh.into_iter().map(Produced::from).collect())

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
-use estafette::{Access, BodyResult, Completion, ExportOptions, Produced, Scope};
+use estafette::devices::{DLDevice, DeviceError, Fence, FenceSet, Order, Queue};
+use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use estafette::{Access, BodyError, BodyResult, Completion, DType, ExportOptions, Layout, Produced, Scope};
 use estafette_sync::process::Generation;
 use estafette_sync::sync::Mutex;
-use estafette_sync::sync::atomic::Ordering;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyWeakrefReference};
 
-use crate::asyncio::stopped_loop::Begun;
+use crate::asyncio::stopped_loop::{self, Begun};
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, Raised, raise};
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
@@ -92,6 +94,10 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
         return Ok((produced, FenceSet::default()));
     }
+    if let Some(number) = number(value)? {
+        IMPORTED.fetch_add(1, Ordering::Relaxed);
+        return Ok((Produced::from(number), FenceSet::default()));
+    }
     let array = if is_numpy_scalar(value)? {
         Some(value.call_method0(intern!(value.py(), "__array__"))?)
     } else {
@@ -110,6 +116,29 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
     IMPORTED.fetch_add(1, Ordering::Relaxed);
     let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
     Ok((produced, ready))
+}
+
+/// A number of Python as an array without dimensions, of the type that NumPy makes of it.
+/// Raises `OverflowError` for an integer of more than 64 bits.
+fn number(value: &Bound<'_, PyAny>) -> PyResult<Option<ManagedTensor>> {
+    // Exactly these classes: NumPy's numbers are instances of them, and arrays of their own types.
+    let (dtype, parts) = if value.is_exact_instance_of::<PyFloat>() {
+        (DType::F64, [value.extract::<f64>()?.to_bits(), 0])
+    } else if value.is_exact_instance_of::<PyInt>() {
+        (DType::I64, [value.extract::<i64>()? as u64, 0])
+    } else if value.is_exact_instance_of::<PyBool>() {
+        (DType::BOOL, [u64::from_ne_bytes([u8::from(value.extract::<bool>()?), 0, 0, 0, 0, 0, 0, 0]), 0])
+    } else if let Ok(value) = value.cast_exact::<PyComplex>() {
+        (DType::C128, [value.real().to_bits(), value.imag().to_bits()])
+    } else {
+        return Ok(None);
+    };
+    let layout = Layout::contiguous(dtype, DLDevice::CPU, &[]).or_raise(value.py())?;
+    // Atomic, as operations write it by the pointer.
+    let memory = Arc::new(parts.map(AtomicU64::new));
+    let (data, flags) = (Arc::as_ptr(&memory), ExportFlags::default());
+    // SAFETY: the memory has room for any of these types, and stays until the deleter.
+    Ok(Some(unsafe { export(&layout, data.cast_mut().cast(), flags, Abi::Versioned, move || drop(memory)) }))
 }
 
 /// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
@@ -147,6 +176,19 @@ impl Pending {
             }
         }
         queue.record()
+    }
+
+    /// The operation, until its end.
+    fn op(&self) -> Option<u64> {
+        self.completion.lock().as_ref().map(|completion| completion.scope().id())
+    }
+
+    /// Ends the operation as cancelled. A function that was cancelled has returned nothing.
+    fn cancel(&self, why: BodyError) {
+        let taken = self.completion.lock().take();
+        if let Some(completion) = taken {
+            completion.cancel(why);
+        }
     }
 
     pub fn end(&self, outcome: BodyResult<Option<Late>>) {
@@ -190,14 +232,35 @@ impl Pending {
 pub struct TaskDone {
     completion: Pending,
     result: Use,
-    _begun: Begun,
+    begun: Begun,
+    task: Mutex<Task>,
     generation: Generation,
 }
 
+/// The task of an asynchronous body.
+#[derive(Default)]
+struct Task {
+    /// A weak reference: the task has its callbacks. `None` until the event loop has made it.
+    reference: Option<Py<PyAny>>,
+    is_cancelled: bool,
+}
+
 impl TaskDone {
-    pub fn new(completion: Pending, result: Use, event_loop: &Bound<'_, PyAny>, thread: u64) -> Self {
+    pub fn new<'py>(
+        completion: Pending,
+        result: Use,
+        event_loop: &Bound<'py, PyAny>,
+        thread: u64,
+    ) -> PyResult<Bound<'py, Self>> {
         let begun = Begun::on(event_loop, thread, Arc::clone(&completion.completion));
-        Self { completion, result, _begun: begun, generation: Generation::current() }
+        let (op, task, generation) = (completion.op(), Mutex::default(), Generation::current());
+        let done = Self { completion, result, begun, task, generation };
+        let done = Bound::new(event_loop.py(), done)?;
+        if let Some(op) = op {
+            done.get().begun.ends_by(op, done.as_any())?;
+            done.get().task.lock().is_cancelled = stopped_loop::was_cancelled(op);
+        }
+        Ok(done)
     }
 }
 
@@ -218,11 +281,43 @@ impl Drop for TaskDone {
 impl TaskDone {
     fn __call__(&self, task: &Bound<'_, PyAny>) {
         let py = task.py();
+        let cancelled =
+            task.call_method0(intern!(py, "cancelled")).and_then(|cancelled| cancelled.is_truthy());
         let outcome = task
             .call_method0(intern!(py, "result"))
             .and_then(|value| take_late(&value, &self.result, &self.completion));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
-        guard::detach(py, || self.completion.end(outcome));
+        guard::detach(py, || match outcome {
+            Err(why) if cancelled.unwrap_or(false) => self.completion.cancel(why),
+            outcome => self.completion.end(outcome),
+        });
+    }
+
+    /// `task` runs the function, on the event loop of the calling thread.
+    fn runs_in(&self, task: &Bound<'_, PyAny>) -> PyResult<()> {
+        // Without a reference the task ends by itself.
+        let reference = PyWeakrefReference::new(task).ok().map(|weak| weak.into_any().unbind());
+        let is_cancelled = {
+            let mut kept = self.task.lock();
+            kept.reference = reference;
+            kept.is_cancelled
+        };
+        if is_cancelled {
+            task.call_method0(intern!(task.py(), "cancel"))?;
+        }
+        Ok(())
+    }
+
+    /// Cancels the task, on the thread of its event loop. Returns whether the task, or the call that makes it, had not ended.
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        let reference = {
+            let mut kept = self.task.lock();
+            kept.is_cancelled = true;
+            kept.reference.as_ref().map(|reference| reference.clone_ref(py))
+        };
+        let Some(reference) = reference else { return Ok(!self.completion.is_told()) };
+        let task = reference.bind(py).call0()?;
+        if task.is_none() { Ok(false) } else { task.call_method0(intern!(py, "cancel"))?.is_truthy() }
     }
 
     /// The function has raised `error`, and the task may never call.

@@ -1,6 +1,6 @@
 //! The call of a plain function, in the context of its submitter.
 
-use std::ptr;
+use std::{mem, ptr, slice};
 
 use estafette::Scope;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -68,8 +68,9 @@ impl PlainCall {
             None => arguments.collect(),
             Some(using) => call_site::converting(py, || {
                 let (using, scope) = (using.bind(py), self.scope.get().scope());
+                let mut tensors = 0;
                 arguments
-                    .map(|argument| with_array(using, scope, argument, &mut lent))
+                    .map(|argument| with_array(using, scope, argument, &mut lent, &mut tensors))
                     .collect::<PyResult<_>>()
             })?,
         };
@@ -82,14 +83,18 @@ impl PlainCall {
     }
 }
 
-/// The array that a function gets in place of a tensor. Operators get an `Exporter` of their operands.
+/// The array that a function gets in place of a tensor, of which there were so many `tensors` before. Operators get an `Exporter` of their
+/// operands.
 fn with_array<'a, 'py>(
     using: &Bound<'py, PyAny>,
     scope: &'a Scope,
     argument: Bound<'py, PyAny>,
     lent: &mut Vec<Lent<'a, 'py>>,
+    tensors: &mut usize,
 ) -> PyResult<Bound<'py, PyAny>> {
     if let Ok(tensor) = argument.cast_exact::<PyTensor>() {
+        let at = mem::replace(tensors, *tensors + 1);
+        tensor.get().argument(tensor.py(), at)?;
         if let Some((array, view)) = numpy_array::lend(using, scope, tensor)? {
             lent.push(view);
             return Ok(array);
@@ -100,5 +105,16 @@ fn with_array<'a, 'py>(
     } else if !argument.is_exact_instance_of::<Exporter>() {
         return Ok(argument);
     }
-    fastcall::call(using, &[argument])
+    fastcall::call(using, slice::from_ref(&argument)).map_err(|error| name_type(error, using, &argument))
+}
+
+/// The error of a library that takes no tensors of this type, with the name of the type.
+#[cold]
+fn name_type(error: PyErr, using: &Bound<'_, PyAny>, argument: &Bound<'_, PyAny>) -> PyErr {
+    let py = using.py();
+    let named = helper(py, "name_type").and_then(|name| name.call1((error.value(py), using, argument)));
+    if let Err(failed) = named {
+        failed.write_unraisable(py, None);
+    }
+    error
 }

@@ -10,7 +10,8 @@ use std::sync::{Arc, Weak};
 
 use estafette::devices::{DLDevice, Fence};
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
-use estafette::{BodyError, BodyResult, Completion, DType, Layout, Produced, Tensor};
+use estafette::{BodyError, BodyResult, Completion, DType, Layout, Produced, Tensor, bindings};
+use estafette_report::shown::shown;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::PyTypeError;
@@ -228,12 +229,18 @@ const PLACEHOLDER: DType = DType::new(3, 8);
 
 /// Raises `TypeError` for the promise of a call whose function has returned no single array.
 pub fn refuse_placeholder(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if tensor.dtype().or_raise(py)? == PLACEHOLDER { Err(not_one_array()) } else { Ok(()) }
+    if tensor.dtype().or_raise(py)? == PLACEHOLDER { Err(not_one_array(tensor, None)) } else { Ok(()) }
 }
 
-/// The error for using several results as an array.
-pub fn not_one_array() -> PyErr {
-    PyTypeError::new_err(
-        "the function has returned no single array: unpack the promise (`a, b = t`, `t[\"name\"]`, `t.result()`), or declare `outputs=...`",
-    )
+/// The error for using the promise of several results as an array: as the argument that is the tensor of this number, if it is one.
+pub fn not_one_array(promise: &Tensor, argument: Option<usize>) -> PyErr {
+    let operation = format!("operation `{}`", shown(bindings::producer(promise).unwrap_or("?")));
+    let unpack = "unpack the promise (`a, b = t`, `t[\"name\"]`, `t.result()`)";
+    PyTypeError::new_err(match argument {
+        Some(at) => format!(
+            "tensor {at} among the arguments is the promise of {operation}, which has returned no single array: {unpack} and pass what \
+             is in it, or declare `outputs=...` or `like=...` for that operation"
+        ),
+        None => format!("{operation} has returned no single array: {unpack}, or declare `outputs=...`"),
+    })
 }

@@ -211,8 +211,9 @@ pub fn of_call(
         let kind = FunctionKind::of(&function)?;
         (function, kind, arguments)
     };
-    for tensor in arguments.iter_borrowed().filter_map(|item| item.cast::<PyTensor>().ok()) {
-        operands.reads.push(tensor.get().tensor(py)?.clone());
+    let tensors = arguments.iter_borrowed().filter_map(|item| item.cast::<PyTensor>().ok());
+    for (at, tensor) in tensors.enumerate() {
+        operands.reads.push(tensor.get().argument(py, at)?.clone());
     }
     let (args, wanted, outcome) = match declared(py, result)? {
         None => {

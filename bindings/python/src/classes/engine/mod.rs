@@ -15,7 +15,7 @@ use std::time::Duration;
 use estafette::bindings::reaper;
 use estafette::bindings::set_program_lock;
 use estafette::engine::ShutdownReport;
-use estafette::wait::Activity;
+use estafette::wait::{Activity, OpStatus, Status};
 use estafette::{Engine, Error, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ use crate::classes::operators::PyOperators;
 use crate::classes::remote::prepare_queues;
 use crate::classes::report;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, import_module, raise, shutting_down};
+use crate::error::{self, OrRaise, import_module, raise, shutting_down};
 use crate::exchange::export::{EXPORTED, poll_once};
 use crate::exchange::import::IMPORTED;
 use crate::interpreter::allocator;
@@ -252,7 +252,12 @@ impl PyEngine {
         if !stopped_loop::may_block(py)? {
             return Err(would_stop_the_loop(py));
         }
-        guard::detach(py, || engine.wait_all(timeout)).or_raise(py)
+        let waited = guard::detach(py, || engine.wait_all(timeout));
+        let blocker = || {
+            let waits = |op: &&OpStatus| !matches!(op.status, Status::Waiting | Status::Cancelled);
+            engine.diagnose().operations.iter().find(waits).map(ToString::to_string)
+        };
+        error::or_say_why(py, waited, blocker)
     }
 
     /// Returns which operation waits for which, and which deleter does not return, at this moment: print the
