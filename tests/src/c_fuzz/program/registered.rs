@@ -113,7 +113,7 @@ impl Program {
             infer,
         };
         let is_known = matches!(kind, OPERATOR_DESTINATION | OPERATOR_ALLOCATING | OPERATOR_INFERRED);
-        let valid = options.size as usize >= size_of::<OperatorOptions>()
+        let valid = options.size as usize == size_of::<OperatorOptions>()
             && is_known
             && options.flags & !OPERATOR_IN_PLACE == 0
             && options.n_inputs >= -1
