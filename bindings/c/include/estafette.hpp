@@ -18,7 +18,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -536,8 +535,6 @@ using Function = std::function<void(Completion)>;
 struct Work {
   Function function;
   std::function<void(const Error &)> on_skip;
-  // Of nodes. Recursive, as a function that waits may run another replay on its thread.
-  std::recursive_mutex turn;
   std::shared_ptr<Work> self;
 };
 
@@ -564,13 +561,6 @@ inline void call(void *context, estafette_op *op) {
   } catch (...) {
     estafette_op_complete(op, ESTAFETTE_FAILED, "an exception that is no std::exception");
   }
-}
-
-// A node's function may have state, so its calls take turns.
-inline void call_in_turn(void *context, estafette_op *op) {
-  std::shared_ptr<Work> work = static_cast<Work *>(context)->self;
-  std::lock_guard<std::recursive_mutex> turn(work->turn);
-  call(context, op);
 }
 
 inline void skip(void *context, estafette_status status, const char *message) {
@@ -617,14 +607,15 @@ class Program {
 
   estafette_program *get() const noexcept { return program_.get(); }
 
-  /// Records a node. Every replay calls this one `function`, which may keep state: a call begins when the one before has returned, though
-  /// its operation may have ended before. Nothing runs before the program is finished and replayed.
+  /// Records a node. Every replay calls this one `function`, which may keep state. Calls for replays that run at the same time may overlap, and
+  /// the function must allow that: replays overlap where all that the program does is to read, and in what a function does after it has
+  /// reported its end. Nothing runs before the program is finished and replayed.
   void add(const char *name, const std::vector<Tensor> &reads, const std::vector<Tensor> &writes, Function function,
            const SubmitOptions &how = {}) {
     estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
     detail::Body body = detail::body_of(std::move(function), how.on_skip);
-    check(estafette_program_add(get(), &options, &detail::call_in_turn, body.get(), &detail::drop, read.data(), read.size(),
+    check(estafette_program_add(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
                                 write.data(), write.size()));
     body.release();
   }

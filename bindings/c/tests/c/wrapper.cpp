@@ -196,22 +196,37 @@ static void programs_are_recorded_once_and_replayed() {
 }
 
 static void a_function_of_a_node_keeps_its_state() {
-  // A call may go on when its replay has ended.
-  static std::atomic<int> last(0), inside(0), most(0);
   Engine engine(2);
   Tensor x = engine.zeros({1}, F32);
+  int last = 0;
   Program program = engine.program("counts");
-  program.add("counts", {x}, {}, [calls = 0](Completion op) mutable {
-    if (++inside > 1) most = 2;
-    op.complete();
-    for (int i = 0; i < 100; i++) std::this_thread::yield();
+  program.add("counts", {x}, {x}, [&last, calls = 0](Completion op) mutable {
     last = ++calls;
-    inside--;
+    op.complete();
   });
   program.finish();
-  for (int round = 0; round < 100; round++) program.replay();
-  while (last < 100) std::this_thread::yield();
-  CHECK(most == 0);
+  for (int round = 0; round < 99; round++) program.replay();
+  program.replay().wait(LONG);
+  CHECK(last == 100);
+}
+
+static void calls_of_one_node_may_overlap() {
+  // The first call goes on when its replay has ended, and waits for the call of the next replay.
+  std::atomic<int> begun(0), over(0);
+  Engine engine(2);
+  Tensor x = engine.zeros({1}, F32);
+  Program program = engine.program("overlaps");
+  program.add("overlaps", {x}, {}, [&](Completion op) {
+    int call = ++begun;
+    op.complete();
+    while (call == 1 && begun == 1) std::this_thread::yield();
+    over++;
+  });
+  program.finish();
+  Operation first = program.replay(), second = program.replay();
+  first.wait(LONG);
+  second.wait(LONG);
+  while (over < 2) std::this_thread::yield();
 }
 
 static void handles_and_structs_from_elsewhere_are_taken_over() {
@@ -626,6 +641,7 @@ int main() {
   a_fence_that_was_moved_from_is_done();
   programs_are_recorded_once_and_replayed();
   a_function_of_a_node_keeps_its_state();
+  calls_of_one_node_may_overlap();
   handles_and_structs_from_elsewhere_are_taken_over();
   an_operation_is_called_off_before_it_begins();
   submissions_have_options();
