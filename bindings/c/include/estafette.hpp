@@ -22,7 +22,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -235,8 +234,9 @@ using Managed = std::unique_ptr<DLManagedTensorVersioned, DeleteManaged>;
 using ManagedLegacy = std::unique_ptr<DLManagedTensor, DeleteManaged>;
 
 #ifdef ESTAFETTE_HAS_COROUTINES
-/// Resumes a coroutine, now or later, on a thread of its choice; it must not throw. An empty one resumes at once.
-using Executor = std::function<void(std::coroutine_handle<>)>;
+/// Gets a function that resumes a coroutine, and calls it, now or later, on a thread of its choice. The first call counts, and does nothing
+/// where the coroutine was destroyed. If the executor throws, or is empty, the coroutine resumes on the thread that called the executor.
+using Executor = std::function<void(std::function<void()>)>;
 #endif
 
 /// A promise of an n-dimensional array. Copies share it.
@@ -335,8 +335,9 @@ class Tensor {
 
 #ifdef ESTAFETTE_HAS_COROUTINES
   class Ready;
-  /// `co_await tensor.ready()` goes on when the current version is finished, on this thread if it is, else where `executor` takes the
-  /// coroutine, by default on the thread that learns it; throws when the version is poisoned. `Engine::executor` is one.
+  /// `co_await tensor.ready()` goes on when the current version is finished: on this thread if it is already, else where `executor` resumes
+  /// the coroutine, by default on the thread that reports the version as finished, where nothing may block. Throws when the version is poisoned.
+  /// `Engine::executor` is an executor. What a coroutine throws to the function that resumes it is dropped.
   inline Ready ready(Executor executor = {}) const;
 #endif
 
@@ -365,7 +366,7 @@ class Tensor::Ready {
   Ready(const Ready &) = delete;
   Ready &operator=(const Ready &) = delete;
 
-  /// A coroutine may be destroyed while it waits: it is not resumed then.
+  /// A coroutine may be destroyed while it waits, for the tensor or in an executor: it is not resumed then. While it is resumed it must not be destroyed.
   ~Ready() { state_->is_over.store(true); }
 
   bool await_ready() const { return tensor_.is_ready(); }
@@ -393,11 +394,27 @@ class Tensor::Ready {
 
   static void call(void *context, estafette_status status, const char *message) {
     std::shared_ptr<State> state = *static_cast<std::shared_ptr<State> *>(context);
-    state->status = status;
-    if (message) state->message = message;
     if (state->is_over.load()) return;
-    if (state->executor) state->executor(state->waiting);
-    else state->waiting.resume();
+    state->status = status;
+    auto resume = [state] {
+      if (!state->is_over.exchange(true)) state->waiting.resume();
+    };
+    // No exception may leave a callback of C.
+    try {
+      if (message) state->message = message;
+    } catch (...) {
+      // Memory is short: the error has the text of its status.
+    }
+    try {
+      if (state->executor) return state->executor(resume);
+    } catch (...) {
+      // The executor did not take the coroutine.
+    }
+    try {
+      resume();
+    } catch (...) {
+      // Of the coroutine, which has ended by it.
+    }
   }
 
   static void drop(void *context) { delete static_cast<std::shared_ptr<State> *>(context); }
@@ -536,8 +553,6 @@ using Function = std::function<void(Completion)>;
 struct Work {
   Function function;
   std::function<void(const Error &)> on_skip;
-  // Of nodes. Recursive, as a function that waits may run another replay on its thread.
-  std::recursive_mutex turn;
   std::shared_ptr<Work> self;
 };
 
@@ -566,13 +581,6 @@ inline void call(void *context, estafette_op *op) {
   }
 }
 
-// A node's function may have state, so its calls take turns.
-inline void call_in_turn(void *context, estafette_op *op) {
-  std::shared_ptr<Work> work = static_cast<Work *>(context)->self;
-  std::lock_guard<std::recursive_mutex> turn(work->turn);
-  call(context, op);
-}
-
 inline void skip(void *context, estafette_status status, const char *message) {
   try {
     static_cast<Work *>(context)->on_skip(Error(status, message));
@@ -592,21 +600,72 @@ inline estafette_submit_options options_of(const char *name, const SubmitOptions
   return options;
 }
 
-#ifdef ESTAFETTE_HAS_COROUTINES
-// Submits the resumption of a coroutine. False if the engine does not take it.
-inline bool submit_resumption(estafette_engine *engine, std::coroutine_handle<> waiting, bool nonblocking) {
-  SubmitOptions how;
-  how.nonblocking = nonblocking;
-  estafette_submit_options options = options_of("a coroutine", how);
-  Body body = body_of([waiting](Completion op) {
-    op.complete();
-    waiting.resume();
-  });
-  if (estafette_submit_with(engine, &options, &call, body.get(), &drop, nullptr, 0, nullptr, 0, nullptr) != ESTAFETTE_OK) return false;
-  body.release();
-  return true;
+// A handle of an engine, and the coroutines that found no room in it. One thread at a time waits for room for them, in turn.
+struct EngineHandle {
+  EngineHandle() = default;
+  EngineHandle(const EngineHandle &) = delete;
+  EngineHandle &operator=(const EngineHandle &) = delete;
+  ~EngineHandle() { estafette_engine_destroy(engine); }
+
+  estafette_engine *engine = nullptr;
+  std::mutex mutex;
+  std::vector<std::function<void()>> waiting;
+  bool has_thread = false;
+};
+
+// False if the engine does not take the operation that calls `resume`, or memory is short.
+inline bool submit_resumption(estafette_engine *engine, const std::function<void()> &resume, bool nonblocking) noexcept {
+  try {
+    SubmitOptions how;
+    how.nonblocking = nonblocking;
+    estafette_submit_options options = options_of("a coroutine", how);
+    Body body = body_of([resume](Completion op) {
+      op.complete();
+      resume();
+    });
+    int status = estafette_submit_with(engine, &options, &call, body.get(), &drop, nullptr, 0, nullptr, 0, nullptr);
+    if (status == ESTAFETTE_OK) body.release();
+    return status == ESTAFETTE_OK;
+  } catch (...) {
+    return false;
+  }
 }
-#endif
+
+// Waits for room for each coroutine in `waiting`, until there is none.
+inline void resume_waiting(EngineHandle &handle) noexcept {
+  for (;;) {
+    std::vector<std::function<void()>> taken;
+    {
+      std::lock_guard<std::mutex> guard(handle.mutex);
+      handle.has_thread = !handle.waiting.empty();
+      if (!handle.has_thread) return;
+      taken.swap(handle.waiting);
+    }
+    for (const std::function<void()> &resume : taken) {
+      if (submit_resumption(handle.engine, resume, false)) continue;
+      try {
+        resume();
+      } catch (...) {
+        // Of the coroutine, which has ended by it.
+      }
+    }
+  }
+}
+
+// The caller must not block.
+inline void resume_when_there_is_room(const std::shared_ptr<EngineHandle> &handle, std::function<void()> resume) {
+  {
+    std::lock_guard<std::mutex> guard(handle->mutex);
+    handle->waiting.push_back(std::move(resume));
+    if (std::exchange(handle->has_thread, true)) return;
+  }
+  try {
+    // It keeps the engine, and ends when no coroutine waits.
+    std::thread([handle] { resume_waiting(*handle); }).detach();
+  } catch (...) {
+    resume_waiting(*handle);  // The system refuses threads. In a callback the engine refuses to wait, and the coroutines resume here.
+  }
+}
 
 }  // namespace detail
 
@@ -617,14 +676,15 @@ class Program {
 
   estafette_program *get() const noexcept { return program_.get(); }
 
-  /// Records a node. Every replay calls this one `function`, which may keep state: a call begins when the one before has returned, though
-  /// its operation may have ended before. Nothing runs before the program is finished and replayed.
+  /// Records a node. Every replay calls this one `function`, which may keep state. Calls for replays that run at the same time may overlap, and
+  /// the function must allow that: replays overlap where all that the program does is to read, and in what a function does after it has
+  /// reported its end. Nothing runs before the program is finished and replayed.
   void add(const char *name, const std::vector<Tensor> &reads, const std::vector<Tensor> &writes, Function function,
            const SubmitOptions &how = {}) {
     estafette_submit_options options = detail::options_of(name, how);
     std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
     detail::Body body = detail::body_of(std::move(function), how.on_skip);
-    check(estafette_program_add(get(), &options, &detail::call_in_turn, body.get(), &detail::drop, read.data(), read.size(),
+    check(estafette_program_add(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
                                 write.data(), write.size()));
     body.release();
   }
@@ -680,15 +740,13 @@ class Engine {
     options.lease_timeout_ns = from.lease_timeout_ns;
     options.stack_size = from.stack_size;
     options.shared = from.shared;
-    estafette_engine *engine;
-    check(estafette_engine_create(&options, &engine));
-    engine_.reset(engine, estafette_engine_destroy);
+    check(estafette_engine_create(&options, &handle_->engine));
   }
 
   /// Takes a handle over, such as Python's `eng.c_handle()`.
   static Engine adopt(estafette_engine *engine) { return Engine(engine); }
 
-  estafette_engine *get() const noexcept { return engine_.get(); }
+  estafette_engine *get() const noexcept { return handle_ ? handle_->engine : nullptr; }
 
   Tensor zeros(const std::vector<std::int64_t> &shape, DLDataType dtype) const {
     return zeros_by(estafette_zeros, shape, dtype);
@@ -787,18 +845,13 @@ class Engine {
   }
 
 #ifdef ESTAFETTE_HAS_COROUTINES
-  /// Resumes coroutines on the workers of this engine, which it keeps. While the in-flight limit is reached, each waits for room on a thread of
-  /// its own, and resumes there where the engine takes no more operations: the thread that learns of a tensor must not block.
+  /// Resumes coroutines on the workers of this engine, which it keeps. While the in-flight limit is reached, coroutines wait for room in turn,
+  /// on one thread that all executors of an engine share. Where the engine takes no more operations they resume on that thread, one
+  /// after the other. The thread ends when no coroutine waits; as workers do, it ends with the process where `main` returns before.
   Executor executor() const {
-    return [engine = engine_](std::coroutine_handle<> waiting) {
-      if (detail::submit_resumption(engine.get(), waiting, true)) return;
-      try {
-        std::thread([engine, waiting] {
-          if (!detail::submit_resumption(engine.get(), waiting, false)) waiting.resume();
-        }).detach();
-      } catch (const std::system_error &) {
-        waiting.resume();  // The system refuses threads.
-      }
+    return [handle = handle_](std::function<void()> resume) {
+      if (detail::submit_resumption(handle->engine, resume, true)) return;
+      detail::resume_when_there_is_room(handle, std::move(resume));
     };
   }
 #endif
@@ -820,7 +873,7 @@ class Engine {
   }
 
  private:
-  explicit Engine(estafette_engine *engine) : engine_(engine, estafette_engine_destroy) {}
+  explicit Engine(estafette_engine *engine) { handle_->engine = engine; }
 
   static EngineOptions of(int workers) {
     EngineOptions options;
@@ -845,7 +898,7 @@ class Engine {
   }
 
   // Shared with executors.
-  std::shared_ptr<estafette_engine> engine_;
+  std::shared_ptr<detail::EngineHandle> handle_ = std::make_shared<detail::EngineHandle>();
 };
 
 /// Says that a process on another machine is dead, or with 0 all processes on that machine; see `estafette_declare_dead`.

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <future>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -196,22 +198,37 @@ static void programs_are_recorded_once_and_replayed() {
 }
 
 static void a_function_of_a_node_keeps_its_state() {
-  // A call may go on when its replay has ended.
-  static std::atomic<int> last(0), inside(0), most(0);
   Engine engine(2);
   Tensor x = engine.zeros({1}, F32);
+  int last = 0;
   Program program = engine.program("counts");
-  program.add("counts", {x}, {}, [calls = 0](Completion op) mutable {
-    if (++inside > 1) most = 2;
-    op.complete();
-    for (int i = 0; i < 100; i++) std::this_thread::yield();
+  program.add("counts", {x}, {x}, [&last, calls = 0](Completion op) mutable {
     last = ++calls;
-    inside--;
+    op.complete();
   });
   program.finish();
-  for (int round = 0; round < 100; round++) program.replay();
-  while (last < 100) std::this_thread::yield();
-  CHECK(most == 0);
+  for (int round = 0; round < 99; round++) program.replay();
+  program.replay().wait(LONG);
+  CHECK(last == 100);
+}
+
+static void calls_of_one_node_may_overlap() {
+  // The first call goes on when its replay has ended, and waits for the call of the next replay.
+  std::atomic<int> begun(0), over(0);
+  Engine engine(2);
+  Tensor x = engine.zeros({1}, F32);
+  Program program = engine.program("overlaps");
+  program.add("overlaps", {x}, {}, [&](Completion op) {
+    int call = ++begun;
+    op.complete();
+    while (call == 1 && begun == 1) std::this_thread::yield();
+    over++;
+  });
+  program.finish();
+  Operation first = program.replay(), second = program.replay();
+  first.wait(LONG);
+  second.wait(LONG);
+  while (over < 2) std::this_thread::yield();
 }
 
 static void handles_and_structs_from_elsewhere_are_taken_over() {
@@ -481,9 +498,9 @@ struct Task {
   };
 };
 
-static Task await(Tensor tensor, std::atomic<int> &outcome, std::string &text) {
+static Task await(Tensor tensor, std::atomic<int> &outcome, std::string &text, Executor executor = {}) {
   try {
-    co_await tensor.ready();
+    co_await tensor.ready(std::move(executor));
     outcome = 1;
   } catch (const Error &error) {
     text = error.what();
@@ -556,14 +573,14 @@ static void coroutines_may_block_where_their_executor_has_no_room() {
   full.wait_all(LONG);
 }
 
-// A coroutine that its owner may destroy.
+// A coroutine that its owner destroys, and that its exceptions leave.
 struct Owned {
   struct promise_type {
     Owned get_return_object() { return {std::coroutine_handle<promise_type>::from_promise(*this)}; }
     std::suspend_never initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
     void return_void() {}
-    void unhandled_exception() { std::terminate(); }
+    void unhandled_exception() { throw; }
   };
 
   std::coroutine_handle<promise_type> handle;
@@ -581,14 +598,87 @@ static void a_coroutine_that_is_destroyed_while_it_waits_is_not_resumed() {
   engine.submit("slow", {}, {x}, [&begun](Completion end) { begun.set_value(end); });
   Completion end = begun.get_future().get();
   bool first = false, second = false;
-  std::promise<std::coroutine_handle<>> due;
+  std::promise<std::function<void()>> due;
   Owned destroyed = note(x, nullptr, first);
-  Owned resumed = note(x, [&due](std::coroutine_handle<> waiting) { due.set_value(waiting); }, second);
+  Owned resumed = note(x, [&due](std::function<void()> resume) { due.set_value(resume); }, second);
   destroyed.handle.destroy();
   end.complete();
-  due.get_future().get().resume();
+  std::function<void()> resume = due.get_future().get();
+  resume();
   CHECK(second && !first && resumed.handle.done());
   resumed.handle.destroy();
+  resume();
+}
+
+static std::ptrdiff_t threads_of_this_process() {
+  std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
+// At the in-flight limit, 64 coroutines wait for room on one thread; one of them is destroyed meanwhile.
+static void coroutines_that_wait_for_room_share_a_thread() {
+  EngineOptions limits;
+  limits.workers = limits.in_flight_limit = 1;
+  Engine engine(1), full(limits);
+  std::promise<Completion> taken, begun;
+  full.submit("takes the room", {}, {}, [&taken](Completion end) { taken.set_value(end); });
+  Completion room = taken.get_future().get();
+  Tensor x = engine.zeros({1}, F32);
+  engine.submit("slow", {}, {x}, [&begun](Completion end) { begun.set_value(end); });
+  Completion slow = begun.get_future().get();
+  std::atomic<int> refused(0);
+  bool noted = false;
+  auto executor = [&](auto waiting) {
+    full.executor()(waiting);
+    refused++;
+  };
+  std::string text;
+  std::atomic<int> outcomes[63] = {};
+  Owned destroyed = note(x, executor, noted);
+  for (std::atomic<int> &outcome : outcomes) await(x, outcome, text, executor);
+  std::ptrdiff_t before = threads_of_this_process();
+  slow.complete();
+  while (refused < 64) std::this_thread::yield();
+  // The library may start a few threads of its own.
+  CHECK(threads_of_this_process() < before + 8);
+  destroyed.handle.destroy();
+  room.complete();
+  for (std::atomic<int> &outcome : outcomes) {
+    while (!outcome) std::this_thread::yield();
+    CHECK(outcome == 1);
+  }
+  full.wait_all(LONG);
+  CHECK(!noted);
+}
+
+static Owned throw_after(Tensor tensor, Executor executor) {
+  co_await tensor.ready(std::move(executor));
+  throw 7;
+}
+
+// Neither may leave the callback.
+static void exceptions_of_executors_and_coroutines_end_in_the_callback() {
+  Engine engine(1);
+  Tensor x = engine.zeros({1}, F32);
+  std::promise<Completion> begun;
+  engine.submit("slow", {}, {x}, [&begun](Completion end) { begun.set_value(end); });
+  Completion end = begun.get_future().get();
+  std::atomic<int> refused(0), thrown(0), last(0);
+  std::string text;
+  await(x, refused, text, [](auto) { throw std::runtime_error("no memory"); });
+  Owned thrower = throw_after(x, [&thrown](auto waiting) {
+    try {
+      waiting();
+    } catch (int number) {
+      thrown = number;
+      throw;
+    }
+  });
+  await(x, last, text);
+  end.complete();
+  while (!refused || !thrown || !last) std::this_thread::yield();
+  CHECK(refused == 1 && thrown == 7 && last == 1);
+  thrower.handle.destroy();
 }
 
 static void coroutines_await_tensors() {
@@ -626,6 +716,7 @@ int main() {
   a_fence_that_was_moved_from_is_done();
   programs_are_recorded_once_and_replayed();
   a_function_of_a_node_keeps_its_state();
+  calls_of_one_node_may_overlap();
   handles_and_structs_from_elsewhere_are_taken_over();
   an_operation_is_called_off_before_it_begins();
   submissions_have_options();
@@ -639,6 +730,8 @@ int main() {
   a_coroutine_that_is_destroyed_while_it_waits_is_not_resumed();
   coroutines_go_on_where_an_executor_takes_them();
   coroutines_may_block_where_their_executor_has_no_room();
+  coroutines_that_wait_for_room_share_a_thread();
+  exceptions_of_executors_and_coroutines_end_in_the_callback();
   std::puts("with coroutines");
 #endif
   std::puts("done");
