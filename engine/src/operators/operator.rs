@@ -267,3 +267,27 @@ impl fmt::Debug for Operator {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use estafette_devices::{DeviceError, DeviceErrorKind, host};
+
+    use super::*;
+
+    #[test]
+    fn settled_fences_leave_and_one_that_has_failed_stays_for_the_release() {
+        let left: Arc<Mutex<LeftWork>> = Arc::default();
+        for number in 0..8 {
+            let (completer, fence) = host::promise("work of a call");
+            left.lock().fences.insert(fence);
+            match number % 2 {
+                0 => completer.complete(),
+                _ => completer.fail(DeviceError::new(DeviceErrorKind::Other, "it broke")),
+            }
+        }
+        sweep(&left);
+        let left = left.lock();
+        assert!(left.fences.is_empty() && !left.is_watched);
+        assert_eq!(left.broken.len(), 1);
+    }
+}
