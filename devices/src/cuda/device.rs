@@ -265,7 +265,8 @@ impl Device for CudaDevice {
             }
             match Event::record_context(&self.context) {
                 Some(Ok(event)) => {
-                    return Ok(Fence::event(Arc::new(EventFence::of(event, None, FenceSet::default()))));
+                    return Ok(Fence::event(Arc::new(EventFence::of(event, None, FenceSet::default())))
+                        .of_this_crate());
                 }
                 Some(Err(error)) if error.code() != Some(driver::NOT_SUPPORTED.into()) => return Err(error),
                 Some(Err(_)) | None => {}
@@ -277,7 +278,7 @@ impl Device for CudaDevice {
         // SAFETY: waits for the context that was entered.
         let code = unsafe { (self.context.api.context_synchronize)() };
         self.context.check(code, "cannot wait for the context")?;
-        Ok(Fence::event(Arc::new(EventFence::done(&self.context))))
+        Ok(Fence::event(Arc::new(EventFence::done(&self.context))).of_this_crate())
     }
 
     /// Device memory, from the pool where there is one.
@@ -343,7 +344,7 @@ impl Device for CudaDevice {
             return Err(DeviceError::invalid("the CUDA event is null"));
         }
         // SAFETY: by contract it is alive until the fence has settled.
-        Ok(Fence::event(Arc::new(unsafe { EventFence::foreign(&self.context, event) })))
+        Ok(Fence::event(Arc::new(unsafe { EventFence::foreign(&self.context, event) })).of_this_crate())
     }
 
     fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {

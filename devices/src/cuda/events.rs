@@ -304,7 +304,7 @@ fn without_waits(fence: Fence) -> Option<Fence> {
     };
     event.core.records.as_ref()?;
     let core = Arc::clone(&event.core) as Arc<dyn source::Event>;
-    Some(Fence::recorded_event(core, fence.sequence()?, Clock::default()))
+    Some(Fence::recorded_event(core, fence.sequence()?, Clock::default()).of_this_crate())
 }
 
 impl source::Event for EventFence {

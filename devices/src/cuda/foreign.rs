@@ -193,7 +193,8 @@ impl Foreign {
             *newest
         });
         drop(newest);
-        Ok(Fence::recorded_event(Arc::new(EventFence::of(event, records, depends)), sequence, seen))
+        Ok(Fence::recorded_event(Arc::new(EventFence::of(event, records, depends)), sequence, seen)
+            .of_this_crate())
     }
 }
 

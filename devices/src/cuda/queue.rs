@@ -342,7 +342,7 @@ impl Queue for CudaQueue {
                 (foreign.raw(), unsafe { Event::record(&self.context, foreign.raw()) }?)
             }
         };
-        Ok(Fence::event(Arc::new(Captured::new(event, capture_id(&self.context, stream)?))))
+        Ok(Fence::event(Arc::new(Captured::new(event, capture_id(&self.context, stream)?))).of_this_crate())
     }
 
     fn make_current(&self) -> Result<bool, DeviceError> {

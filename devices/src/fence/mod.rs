@@ -60,6 +60,8 @@ pub struct Fence {
     /// What the queue had seen of other queues when this was recorded.
     seen: Clock,
     peeks_under_locks: bool,
+    /// The source neither panics nor notifies a subscriber twice.
+    notifies_once: bool,
     /// The process that it settles in.
     generation: Generation,
 }
@@ -143,7 +145,12 @@ impl Fence {
     /// As [`point`](Self::point), of a timeline whose `peek` loads and calls nothing, and so may be called under locks.
     #[cfg(feature = "cuda")]
     pub(crate) fn own_point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
-        Self { peeks_under_locks: true, ..Self::point(timeline, sequence, seen) }
+        Self { peeks_under_locks: true, ..Self::point(timeline, sequence, seen).of_this_crate() }
+    }
+
+    /// The same fence, whose source is of this crate: subscribers need no guard against a source that panics or notifies twice.
+    pub(crate) fn of_this_crate(self) -> Self {
+        Self { notifies_once: true, ..self }
     }
 
     /// A stand-alone fence.
@@ -160,7 +167,8 @@ impl Fence {
     }
 
     fn new(source: Source, queue: Option<QueueId>, sequence: u64, seen: Clock) -> Self {
-        Self { source, queue, sequence, seen, peeks_under_locks: false, generation: Generation::current() }
+        let generation = Generation::current();
+        Self { source, queue, sequence, seen, peeks_under_locks: false, notifies_once: false, generation }
     }
 
     /// Whether it was made in a process that this one was forked from, and settles there.
@@ -343,10 +351,9 @@ impl Fence {
         }
     }
 
-    /// A backend that panics has failed. It may have kept the subscriber before, and call that later.
+    /// A backend that panics has failed. A user's backend may have kept the subscriber before the panic, and notify it later.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
-        let once: Arc<dyn Subscriber> = match self.peeks_under_locks {
-            // A timeline of this crate.
+        let once: Arc<dyn Subscriber> = match self.notifies_once {
             true => Arc::clone(subscriber),
             false => Arc::new(Once::new(subscriber)),
         };

@@ -123,7 +123,7 @@ impl Queue for HostQueue {
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
-        Ok(Fence::point(self.0.clone(), 0, Clock::default()))
+        Ok(Fence::point(self.0.clone(), 0, Clock::default()).of_this_crate())
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -22,7 +22,7 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
 /// ```
 pub fn promise(name: impl Into<Cow<'static, str>>) -> (Completer, Fence) {
     let promise = Arc::new(Promise { name: name.into(), signal: HostEvent::new() });
-    (Completer { promise: Some(ProcessBound::new(promise.clone())) }, Fence::event(promise))
+    (Completer { promise: Some(ProcessBound::new(promise.clone())) }, Fence::event(promise).of_this_crate())
 }
 
 /// Settles the fence of a [`promise`], exactly once, from any thread. Dropped without a word, it fails the

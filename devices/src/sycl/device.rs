@@ -354,7 +354,7 @@ impl Device for SyclDevice {
         // SAFETY: by contract a live event; the copy is ours.
         let copy = unsafe { Handle::own((api.event_copy)(event.as_ptr()), api.event_delete) };
         let copy = copy.ok_or_else(|| refused("a copy of the event"))?;
-        Ok(Fence::event(Arc::new(Single(Event::new(&self.shared, copy, true)))))
+        Ok(Fence::event(Arc::new(Single(Event::new(&self.shared, copy, true)))).of_this_crate())
     }
 
     fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {

@@ -178,7 +178,7 @@ impl Queue for SyclQueue {
         self.check()?;
         let mut state = self.state.lock();
         let Some(progress) = &self.progress else {
-            return Ok(Fence::event(Arc::new(Single(state.record_all()?))));
+            return Ok(Fence::event(Arc::new(Single(state.record_all()?))).of_this_crate());
         };
         let event = state.record()?;
         let (sequence, seen) = (state.sequence, state.clock.snapshot());
@@ -188,7 +188,7 @@ impl Queue for SyclQueue {
         if tidy {
             progress.tidy();
         }
-        Ok(Fence::point(Arc::clone(progress) as Arc<dyn Timeline>, sequence, seen))
+        Ok(Fence::point(Arc::clone(progress) as Arc<dyn Timeline>, sequence, seen).of_this_crate())
     }
 
     /// dpctl drops arrays in host tasks of the runtime. Enqueueing in such a task waits for a lock of the

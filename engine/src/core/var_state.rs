@@ -54,9 +54,10 @@ struct Carried {
     writer: Option<OpTag>,
     /// How many fences were left when they were looked through last.
     kept: usize,
-    /// The first failure that a good write has replaced, of a variable [of several tensors](SHARED): the write may have been of another one.
+    /// The first failure that a good write has replaced, of a variable [of several tensors](SHARED): the good write may have been of another
+    /// tensor than the failed write.
     hidden: Option<OperationError>,
-    /// `failure` is that of a view of the operation that writes now.
+    /// `failure` was left by a view of the operation that is writing the version. The end of that operation takes the mark away.
     is_of_view: bool,
 }
 
@@ -244,10 +245,11 @@ impl VarState {
         }
     }
 
-    /// Adds what a view has left that ends before its operation, which writes the version.
+    /// Adds what a view leaves to the version that the operation of the view is writing: fences, of which `writer` is the root cause should
+    /// they fail, and a failure. The view ends while the operation is granted.
     pub(crate) fn add_view(
         &mut self,
-        (fences, writer): (&[Fence], &OpTag),
+        (fences, writer): (&[Fence], OpTag),
         failure: Option<&OperationError>,
         flags: &mut u32,
         replaced: &mut Replaced,
@@ -255,7 +257,9 @@ impl VarState {
         let carried = self.carried();
         for fence in fences {
             replaced.extend(carried.writers.insert_replacing(fence.clone()));
-            carried.writer = Some(writer.clone());
+        }
+        if !fences.is_empty() {
+            carried.writer = Some(writer);
         }
         if let Some(failure) = failure {
             replaced.failure(carried.failure.replace(failure.clone()));

@@ -401,30 +401,43 @@ impl LeaseState {
                 None => end(granted, done),
                 Some(Derived { writer, failure, .. }) => end_as(granted, done, writer, failure.as_ref()),
             }
-        } else if self.access() == Access::Write
-            && let Some(running) = self.running()
+        } else if done.is_empty() && derived.as_ref().is_none_or(|derived| derived.failure.is_none()) {
+            // The lease leaves nothing.
+        } else if let LeaseOrder::Operation { view_of: Some(running), .. } = &self.order
+            && self.access() == Access::Write
         {
-            let (writer, failure) = derived.map_or((None, None), |derived| (derived.writer, derived.failure));
-            let writer = writer.unwrap_or(OpTag { name: Name::Static("lease"), id: running });
-            let mut replaced = Replaced::default();
-            for var in &self.tensor.inner.vars {
-                var.with_ordering_state(|state, flags| {
-                    state.add_view((done, &writer), failure.as_ref(), flags, &mut replaced);
-                });
-            }
+            self.end_view(*running, done, derived);
         } else {
-            // No queue knows the lease, but its memory must stay until the work is done.
-            for done in done {
-                let _ = self.tensor.used_until(done);
-            }
+            self.keep_memory_until(done);
         }
     }
 
-    /// The operation that the lease is a view of, while it runs.
-    fn running(&self) -> Option<OpId> {
-        let LeaseOrder::Operation { view_of: Some(running), .. } = &self.order else { return None };
-        let mut vars = self.tensor.inner.vars.iter();
-        vars.any(|var| var.queued().iter().any(|op| op.id() == *running)).then_some(*running)
+    /// Ends a view that became no lease. While `running`, the operation that the view belongs to, writes, what the view leaves decides about
+    /// the version that the operation makes. After the end of the operation another version may be the current one, and only the
+    /// memory waits.
+    #[cold]
+    fn end_view(&self, running: OpId, done: &[Fence], derived: Option<Derived>) {
+        let (writer, failure) = derived.map_or((None, None), |derived| (derived.writer, derived.failure));
+        let mut replaced = Replaced::default();
+        let mut is_added = true;
+        for var in &self.tensor.inner.vars {
+            let added = var.with_state_of_writer(running, |op, state, flags| {
+                let of_operation = || OpTag { name: op.name.clone(), id: running };
+                let writer = writer.clone().unwrap_or_else(of_operation);
+                state.add_view((done, writer), failure.as_ref(), flags, &mut replaced);
+            });
+            is_added &= added.is_some();
+        }
+        if !is_added {
+            self.keep_memory_until(done);
+        }
+    }
+
+    /// Keeps the memory until `done`, where no queue knows the lease.
+    fn keep_memory_until(&self, done: &[Fence]) {
+        for fence in done {
+            let _ = self.tensor.used_until(fence);
+        }
     }
 
     #[cold]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use estafette_devices::{Fence, FenceSet, Queue, Reactor};
+use estafette_devices::{DLDevice, Fence, FenceSet, FenceState, Queue, Reactor};
 use estafette_report::shown::shown;
 use estafette_sync::process::{Generation, count_leak};
 use estafette_sync::sync::Mutex;
@@ -120,12 +120,14 @@ struct Held {
 #[derive(Default)]
 struct LeftWork {
     fences: FenceSet,
-    /// The reactor watches one of them.
+    /// A failed fence of each device that has one: its work may go on. They are not queried again.
+    broken: SmallVec<[(DLDevice, Fence); 1]>,
+    /// The reactor watches a fence of `fences`, or a sweep runs.
     is_watched: bool,
 }
 
-/// When `fence`, one of those of `left`, has settled, those that are done go, and with them the queues that they keep. Then the next one is
-/// watched, so that each operator has one fence at the reactor.
+/// When `fence`, which is in `left`, has settled, the settled fences of `left` go, and with them the queues that they keep. Then a pending fence
+/// is watched, so that each operator has one fence at the reactor.
 fn sweep_after(left: &Arc<Mutex<LeftWork>>, fence: &Fence) {
     let left = Arc::downgrade(left);
     Reactor::global().when_settled([fence], move |_| {
@@ -138,13 +140,25 @@ fn sweep_after(left: &Arc<Mutex<LeftWork>>, fence: &Fence) {
 fn sweep(left: &Arc<Mutex<LeftWork>>) {
     loop {
         let known = left.lock().fences.clone();
-        // Fences may be a user's: they are asked and dropped under no lock.
-        let (mut done, mut others) = (known.clone(), FenceSet::default());
-        done.take_out(|fence| !fence.is_done(), &mut others);
-        let next = others.iter().find(|fence| fence.state().is_pending());
+        // Fences may be a user's: they are queried and dropped under no lock.
+        let [mut pending, mut settled] = <[FenceSet; 2]>::default();
+        let mut failed: SmallVec<[(DLDevice, Fence); 1]> = SmallVec::new();
+        for fence in &known {
+            let state = fence.state();
+            let of_state = if state.is_pending() { &mut pending } else { &mut settled };
+            of_state.insert(fence.clone());
+            if let FenceState::Failed(_) = state {
+                failed.push((fence.device(), fence.clone()));
+            }
+        }
+        let next = pending.iter().next();
         let mut gone: SmallVec<[Fence; 2]> = SmallVec::new();
         let mut work = left.lock();
-        work.fences.take_out(|fence| has(&done, fence), &mut gone);
+        work.fences.take_out(|fence| has(&settled, fence), &mut gone);
+        for (device, fence) in failed {
+            let is_known = work.broken.iter().any(|(known, _)| *known == device);
+            if is_known { gone.push(fence) } else { work.broken.push((device, fence)) }
+        }
         let is_new = work.fences.iter().any(|fence| !has(&known, fence));
         work.is_watched = next.is_some() || is_new;
         drop(work);
@@ -227,14 +241,16 @@ impl Drop for Held {
         // The reactor shares the lock: in a forked child it may be held for ever.
         let is_inherited = self.generation.is_inherited();
         let left = if is_inherited { self.left.try_lock() } else { Some(self.left.lock()) };
-        let fences = left.map(|mut left| std::mem::take(&mut left.fences));
-        if is_inherited && fences.as_ref().is_none_or(|fences| !fences.is_empty()) {
-            // The work and its fences are the parent's.
+        let left = left.map(|mut left| std::mem::take(&mut *left));
+        if is_inherited && left.as_ref().is_none_or(|left| !left.fences.is_empty() || !left.broken.is_empty())
+        {
+            // The work and its fences are the parent's. A set whose lock is held may be half changed.
             count_leak();
-            return std::mem::forget((fences, self.implementation.take()));
+            return std::mem::forget((left, Arc::clone(&self.left), self.implementation.take()));
         }
-        let mut fences = fences.unwrap_or_default();
+        let LeftWork { mut fences, broken, .. } = left.unwrap_or_default();
         fences.prune();
+        fences.extend(broken.into_iter().map(|(_, fence)| fence));
         if !fences.is_empty() {
             let implementation = Storage::owned(Box::new(self.implementation.take()), std::ptr::null_mut());
             reaper().release(fences, implementation);
@@ -249,5 +265,29 @@ impl fmt::Debug for Operator {
             .field("signature", &self.signature)
             .field("origin", &self.origin)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use estafette_devices::{DeviceError, DeviceErrorKind, host};
+
+    use super::*;
+
+    #[test]
+    fn settled_fences_leave_and_one_that_has_failed_stays_for_the_release() {
+        let left: Arc<Mutex<LeftWork>> = Arc::default();
+        for number in 0..8 {
+            let (completer, fence) = host::promise("work of a call");
+            left.lock().fences.insert(fence);
+            match number % 2 {
+                0 => completer.complete(),
+                _ => completer.fail(DeviceError::new(DeviceErrorKind::Other, "it broke")),
+            }
+        }
+        sweep(&left);
+        let left = left.lock();
+        assert!(left.fences.is_empty() && !left.is_watched);
+        assert_eq!(left.broken.len(), 1);
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct NodeFences {
 struct Left {
     /// The fences that were not known to be done.
     fences: FenceSet,
-    /// The one of its own work; the others it has passed on.
+    /// The fence of the node's own work. The node has passed the other fences on from its predecessors.
     own: Option<Fence>,
 }
 

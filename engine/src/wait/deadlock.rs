@@ -142,6 +142,7 @@ impl<'a> Checks<'a> {
     pub(crate) fn start_over(&mut self) {
         self.pause = CHECK_FIRST;
         self.held_since = None;
+        self.stand_ins.start_over();
     }
 
     /// Makes another thread check, if this one checks for all. The caller may be away for any time.

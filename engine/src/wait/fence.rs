@@ -33,6 +33,7 @@ pub(crate) fn wait_on_host(
     let helps = may_help && context::current().is_none();
     let mut stand_ins = StandInSet::default();
     for fence in fences {
+        stand_ins.start_over();
         while fence.state().is_pending() {
             callback::check()?;
             // Only this thread may be able to run the operation that completes a host promise.
@@ -40,7 +41,8 @@ pub(crate) fn wait_on_host(
                 core.check_raised()?;
                 continue;
             }
-            if may_help && !helps {
+            // A queue of a device settles its fences whatever waits here.
+            if may_help && !helps && fence.queue().is_none() {
                 stand_ins.rely_on(core, "a fence")?;
             } else if core.has_no_workers() && !helps {
                 stand_ins.want(core);

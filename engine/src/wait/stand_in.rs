@@ -46,7 +46,7 @@ const NAP: Duration = Duration::from_millis(100);
 estafette_sync::per_process! {
     /// Number of engines without workers.
     static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
-    /// Those that have a handle.
+    /// Engines without workers of which the program has a handle. [`WORKERLESS`] also counts engines that run on without a handle.
     static HANDLES: Mutex<Vec<Weak<CoreRef>>> = Mutex::new(Vec::new());
 }
 
@@ -159,6 +159,11 @@ impl StandInSet {
             core.end_caller_runs();
             self.want(core);
         }
+    }
+
+    /// Something has moved: what was ready before may have run.
+    pub(crate) fn start_over(&mut self) {
+        self.hopeless = false;
     }
 
     /// As [`want`](Self::want), for a wait inside of an operation, which cannot know what is safe to run on its own thread: what is ready

@@ -12,7 +12,7 @@ use crate::addresses::Set;
 use crate::biased_lock::CriticalSection;
 use crate::graph::GraphState;
 use crate::graph_ref::GraphRef;
-use crate::id::VarId;
+use crate::id::{OpId, VarId};
 use crate::operation::access::{Access, Mode};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
@@ -193,6 +193,37 @@ impl<V, T> Var<V, T> {
                 }
             }
         }
+    }
+
+    /// As [`with_state`](Self::with_state), of the variable, this one or one that orders it, on which the operation `op` is granted a
+    /// write or an update; `f` also gets the operation's payload. Returns `None`, and does not call `f`, if `op` has no such access or has
+    /// completed it. Operations that wait in the queue cost no time here.
+    ///
+    /// # Panics
+    /// As [`with_state`](Self::with_state).
+    pub fn with_state_of_writer<R>(&self, op: OpId, f: impl FnOnce(&T, &mut V, &mut u32) -> R) -> Option<R> {
+        let mut next = Some(self.node);
+        while let Some(node) = next {
+            // SAFETY: our handle keeps the node and everything it forwards to. Under the lock, which keeps the node, a queued operation
+            // stays in flight, and so does its payload.
+            unsafe {
+                let mut guard = VarNode::lock(node);
+                let writer = guard.queue(|queue| {
+                    // A granted write is the first access, or was split off the first one.
+                    let granted = queue.iter().take_while(|(access, granted)| {
+                        *granted && access.as_ref().target().mode().is_exclusive()
+                    });
+                    granted.map(|(access, _)| Access::op(access)).find(|writer| writer.as_ref().id() == op)
+                });
+                if let Some(writer) = writer {
+                    let payload = writer.as_ref().payload();
+                    return Some(guard.lend(|state, flags| f(payload, state, flags)));
+                }
+                drop(guard);
+                next = VarNode::forwarded_to(node);
+            }
+        }
+        None
     }
 
     /// References to the operations that are queued here, granted ones included, in order; after a collapse

@@ -36,6 +36,40 @@ fn a_collapse_waits_for_what_its_members_have_queued() {
 }
 
 #[test]
+fn the_state_that_a_writer_ends_on_is_found_also_after_a_collapse() {
+    let mut driver = Driver::new(3);
+    driver.submit("w0", &[w(0)]);
+    driver.submit("waits", &[w(0)]);
+    driver.collapse("collapse", &[0, 1], 2);
+    driver.submit("after", &[w(1)]);
+    let id = |name: &str| {
+        let queued = driver.vars[0].queued();
+        queued.iter().find(|op| op.payload().name == name).map(|op| op.id()).expect("queued")
+    };
+    let (w0, waits, after) = (id("w0"), id("waits"), id("after"));
+    let number = |driver: &Driver, op, number| {
+        driver.vars[0].with_state_of_writer(op, |payload, state, _| {
+            state.number = number;
+            payload.name.clone()
+        })
+    };
+    assert_eq!(number(&driver, w0, 7).as_deref(), Some("w0"));
+    assert_eq!(driver.vars[0].with_state(|state, _| state.number), 7, "the writer ends on the member");
+    assert_eq!(number(&driver, waits, 8), None, "it is not granted");
+    driver.complete("w0");
+    assert_eq!(number(&driver, w0, 8), None, "it is over");
+    driver.complete("waits");
+    driver.complete("collapse");
+    let before = driver.vars[2].with_state(|state, _| state.number);
+    assert_eq!(number(&driver, after, before + 9).as_deref(), Some("after"));
+    assert_eq!(
+        driver.vars[2].with_state(|state, _| state.number),
+        before + 9,
+        "the writer ends on the group"
+    );
+}
+
+#[test]
 fn order_questions_of_a_member_are_answered_by_the_group() {
     let mut driver = Driver::new(3);
     driver.collapse("collapse", &[0, 1], 2);

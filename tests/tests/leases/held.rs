@@ -573,7 +573,42 @@ fn a_view_that_ends_before_its_operation_leaves_what_was_derived_from_it() {
     let mut ready = t.ready();
     assert!((&mut ready).now_or_never().is_none());
     completer.fail(DeviceError::new(DeviceErrorKind::Other, "a writer"));
-    assert!(block_on(ready).unwrap_err().to_string().contains("a writer"));
+    let error = block_on(ready).unwrap_err();
+    assert!(error.to_string().contains("a writer"));
+    assert_eq!(error.operation().unwrap().operation(), "outer");
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn the_failure_of_a_view_whose_tensor_is_collapsed_meanwhile_ends_with_the_next_good_write() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    for looks in [true, false] {
+        let memory = foreign::Memory::of(&[0.0; 48]);
+        // SAFETY: the memory is as described, and the tensors keep it.
+        let t = unsafe { engine.import(memory.tensor(0, 4, &Deleted::default())) }.unwrap();
+        in_an_operation(&engine, &t, move |engine, derived| {
+            let torn = fail(engine, &derived, "torn");
+            // Of so many parts and the whole, all get one variable.
+            let import = |start, len| {
+                let options = ImportOptions { origin: Some(&|| Origin::Owner), ..ImportOptions::default() };
+                // SAFETY: as above.
+                unsafe { engine.import_with(memory.tensor(start, len, &Deleted::default()), options) }
+                    .unwrap()
+            };
+            let parts: Vec<_> = (2..24).map(|at| import(2 * at, 2)).collect();
+            let whole = import(0, 48);
+            drop(derived);
+            wait_any(&[torn], &[], None).unwrap();
+            drop((parts, whole));
+        });
+        if looks {
+            assert_eq!(block_on(t.ready()).unwrap_err().operation().unwrap().message(), "torn");
+        }
+        set(&engine, &t, 2.0).wait().unwrap();
+        // The good write replaces the failure, seen or not.
+        block_on(t.ready()).unwrap();
+    }
     assert!(watchdog.still_watches());
 }
 

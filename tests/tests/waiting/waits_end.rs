@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use estafette::devices::{Fence, host};
+use estafette::devices::{DLDevice, Event, Fence, FenceState, QueueId, Subscriber, Watch, host};
 use estafette::exchange::foreign_fence::{OK, RawFence, export};
 use estafette::wait::without_helping;
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Op, Produced, Tensor};
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
+use tests::gate::Gate;
 use tests::nothing_left::assert_nothing_left;
 use tests::ops::{add, engine, get, look, set, tensor};
 use tests::watchdog::Watchdog;
@@ -562,6 +563,65 @@ fn without_workers_waits_for_a_fence_that_are_nested_deeper_than_there_are_threa
         Err(error) => assert!(error.to_string().contains("nest fewer waits"), "{error}"),
     }
     engine.wait_all(None).unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+/// Work of a queue, which is over once it was queried `queries_left` times. Only waits query it.
+#[derive(Debug)]
+struct OverAfterQueries {
+    queue: QueueId,
+    queries_left: AtomicUsize,
+}
+
+impl Event for OverAfterQueries {
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn queue(&self) -> Option<QueueId> {
+        Some(self.queue)
+    }
+
+    fn state(&self) -> FenceState {
+        let left =
+            self.queries_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if left.is_ok() { FenceState::Pending } else { FenceState::Done }
+    }
+
+    fn observed_done(&self) -> bool {
+        self.queries_left.load(Ordering::SeqCst) == 0
+    }
+
+    fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        // A wait sleeps for as long as it means to, and queries again.
+        Watch::Subscribed
+    }
+}
+
+#[test]
+fn without_workers_more_waits_for_device_work_than_there_are_threads_for_them_end_with_the_work() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    // Some ten times as many as the first sleeps of all waits take.
+    let queries_left = AtomicUsize::new(5_000);
+    let fence = Fence::event(Arc::new(OverAfterQueries { queue: QueueId::next(), queries_left }));
+    let over = engine.op("over").run(|[], []| Ok(())).unwrap();
+    over.wait().unwrap();
+    let over = Arc::new(over);
+    // All become ready at once: no submission runs one.
+    let x = tensor(&engine, 0.0);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x)).begun();
+    let waits = (0..80).map(|_| {
+        let (over, fence) = (Arc::clone(&over), fence.clone());
+        let op = engine.op("waits for a device").reads([&x]);
+        op.run(move |[_x], []| Ok(over.wait_for_fence(&fence, None)?)).unwrap()
+    });
+    let waits: Vec<Op> = waits.collect();
+    gate.complete(Ok(()));
+    for wait in waits {
+        wait.wait().unwrap();
+    }
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
