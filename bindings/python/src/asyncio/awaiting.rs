@@ -4,8 +4,8 @@
 //! the loop. Otherwise:
 //!
 //! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is a [`Waiter`].
-//! 2. The awaiter makes a suspension (`estafette/_loops.py`), leaves it with the loop's [`Wakeups`] under a number, leaves that
-//!    number in the waiter, and suspends the task on it.
+//! 2. The awaiter makes a [`Suspension`], leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
+//!    waiter, and suspends the task on it.
 //! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
 //!    loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
 //! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again.
@@ -33,9 +33,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
+use crate::asyncio::asyncio_future::Suspension;
 use crate::asyncio::running_loop;
 use crate::interpreter::guard;
-use crate::interpreter::once::{imported, intern};
+use crate::interpreter::once::intern;
 use crate::submission::scope;
 
 /// Turns the outcome of a future into Python, with the Python lock.
@@ -48,7 +49,7 @@ pub struct Awaiter {
     state: State,
     waiter: Option<Arc<Waiter>>,
     /// What the task is suspended on.
-    suspended: Option<Py<PyAny>>,
+    suspended: Option<Py<Suspension>>,
     /// Who keeps that, and under which number.
     left: Option<(Py<Wakeups>, u64)>,
     /// The operation that it is polled as.
@@ -109,15 +110,12 @@ impl Awaiter {
         // Polls again at most once when the wake-up comes before the task is suspended; if that happens again, the loop gets
         // a turn first, as it would after a bare `yield`.
         for _ in 0..2 {
-            let suspended = match self.suspended.take() {
-                Some(suspended) if !is_over(suspended.bind(py))? => Some(suspended),
-                _ => None,
-            };
+            let suspended = self.suspended.take().filter(|suspended| !suspended.get().is_over());
             if let (Some(suspended), Some(waiter)) = (&suspended, &self.waiter)
                 && waiter.is_expecting()
             {
                 // Resumed without a wake-up.
-                return self.suspend_again(py, suspended.clone_ref(py));
+                return Ok(self.suspend_again(py, suspended.clone_ref(py)));
             }
             let outcome = match &mut self.state {
                 State::Done(outcome) => Poll::Ready(outcome.take()),
@@ -148,11 +146,11 @@ impl Awaiter {
                 Poll::Pending => {
                     if let Some(suspended) = suspended {
                         // The loop has its number and is about to finish it.
-                        return self.suspend_again(py, suspended);
+                        return Ok(self.suspend_again(py, suspended));
                     }
                     self.suspend(py)?;
                     if let Some(suspended) = &self.suspended {
-                        return Ok(suspended.bind(py).clone());
+                        return Ok(suspended.bind(py).clone().into_any());
                     }
                 }
             }
@@ -168,7 +166,7 @@ impl Awaiter {
                      `await trio.to_thread.run_sync(t.wait)`"))?;
         let Some(waiter) = &self.waiter else { return Ok(()) };
         estafette::bindings::on_event_loop();
-        let suspension = imported!(py, "estafette._loops", "_Suspension")?.call1((&running,))?.unbind();
+        let suspension = Suspension::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
         let number = wakeups.get().leave(suspension.clone_ref(py));
         let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
@@ -181,9 +179,9 @@ impl Awaiter {
     }
 
     /// Yields a suspension that is not over once more.
-    fn suspend_again<'py>(&mut self, py: Python<'py>, suspended: Py<PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        suspended.setattr(py, intern!(py, "_asyncio_future_blocking"), true)?;
-        Ok(self.suspended.insert(suspended).bind(py).clone())
+    fn suspend_again<'py>(&mut self, py: Python<'py>, suspended: Py<Suspension>) -> Bound<'py, PyAny> {
+        suspended.get().block();
+        self.suspended.insert(suspended).bind(py).clone().into_any()
     }
 
     /// Ends the waiting, not the work.
@@ -229,11 +227,6 @@ fn forget(left: Option<(Py<Wakeups>, u64)>) {
     if let Some((wakeups, number)) = left {
         drop(wakeups.get().take_back(number));
     }
-}
-
-/// Whether no task waits for a suspension any more.
-fn is_over(suspended: &Bound<'_, PyAny>) -> PyResult<bool> {
-    suspended.call_method0(intern!(suspended.py(), "done"))?.is_truthy()
 }
 
 #[pymethods]
@@ -401,7 +394,7 @@ pub struct Wakeups {
 #[derive(Default)]
 struct Numbered {
     next: u64,
-    suspended: HashMap<u64, Py<PyAny>>,
+    suspended: HashMap<u64, Py<Suspension>>,
 }
 
 impl Wakeups {
@@ -427,7 +420,7 @@ impl Wakeups {
     }
 
     /// Keeps a suspension; gives its number.
-    fn leave(&self, on: Py<PyAny>) -> u64 {
+    fn leave(&self, on: Py<Suspension>) -> u64 {
         let mut numbered = self.numbered.lock();
         let number = numbered.next;
         numbered.next += 1;
@@ -436,7 +429,7 @@ impl Wakeups {
     }
 
     /// A suspension, if it is still there. To be dropped where no lock is held.
-    fn take_back(&self, number: u64) -> Option<Py<PyAny>> {
+    fn take_back(&self, number: u64) -> Option<Py<Suspension>> {
         self.numbered.lock().suspended.remove(&number)
     }
 }
@@ -449,7 +442,7 @@ impl Wakeups {
         let mut outcome = Ok(());
         for number in woken {
             let Some(suspended) = self.take_back(number) else { continue };
-            outcome = outcome.and(suspended.call_method0(py, intern!(py, "finish")).map(drop));
+            outcome = outcome.and(Suspension::finish(suspended.bind(py)));
         }
         outcome
     }
