@@ -89,7 +89,7 @@ mod _estafette {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // PyO3 asks once, in a thread without the lock, whether there is an interpreter. Finalizers run when the answer would be no.
         module.py().detach(|| Python::attach(|_| ()));
-        super::interpreter::fastcall::install();
+        super::interpreter::fastcall::install()?;
         super::log::install(module.py())?;
         super::interpreter::guard::install(module.py())?;
         super::interpreter::dlpack_method::install(module.py())?;

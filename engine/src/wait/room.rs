@@ -228,9 +228,9 @@ impl CoreRef {
             other => return other,
         }
         let deadline = clock::deadline(timeout);
-        let _noted = WaitNoted::for_any("in-flight limit");
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
+        // It notes the wait in a trace.
         let mut acquired = pin!(self.acquire_permit_async());
         while !clock::is_over(deadline) {
             let woken = Arc::new(Woken::default());

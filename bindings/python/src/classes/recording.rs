@@ -39,7 +39,7 @@ pub fn begin_recording(
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let last = seconds("last", last)?;
     let options = TraceOptions { memory_max, last, signal, ..TraceOptions::default() };
-    let recorder = Recorder::open(options).or_raise(py)?;
+    let recorder = guard::detach(py, || Recorder::open(options)).or_raise(py)?;
     let recorder = recorder.to_file(&path).map_err(|error| of_file(&path, error))?;
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     OPEN.lock().insert(number, Arc::new(Mutex::new(Some(recorder))));

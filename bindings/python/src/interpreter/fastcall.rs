@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use estafette_sync::platform::library::symbol;
-use pyo3::exceptions::PySystemError;
+use pyo3::exceptions::{PyImportError, PySystemError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple, PyType, PyTypeMethods};
@@ -72,9 +72,10 @@ functions! {
         [c"PyThreadState_GetUnchecked", c"_PyThreadState_UncheckedGet"];
 }
 
-/// Looks the functions up, for an import that fails where one is missing.
-pub fn install() {
-    found();
+/// Looks the functions up. Raises `ImportError` for one that this Python does not have.
+pub fn install() -> PyResult<()> {
+    let looked_up = std::panic::catch_unwind(|| _ = found());
+    looked_up.map_err(|_| PyImportError::new_err("this Python lacks a function that the package calls"))
 }
 
 /// # Safety

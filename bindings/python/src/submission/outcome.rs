@@ -288,7 +288,10 @@ impl TaskDone {
             .and_then(|value| take_late(&value, &self.result, &self.completion));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         guard::detach(py, || match outcome {
-            Err(why) if cancelled.unwrap_or(false) => self.completion.cancel(why),
+            // What was enqueued on a queue runs on, so the end waits for it.
+            Err(why) if cancelled.unwrap_or(false) && self.completion.queue.is_none() => {
+                self.completion.cancel(why);
+            }
             outcome => self.completion.end(outcome),
         });
     }

@@ -45,6 +45,9 @@ use crate::log;
 use crate::submission::{body, using};
 use crate::unretrieved::{self, Failures};
 
+/// A wait with a shorter timeout than this is one of a program that polls.
+const POLL_MAX: Duration = Duration::from_millis(10);
+
 /// Schedules operations in the order that their data demands.
 ///
 /// The results are the same as if the operations had run one by one in the order of submission. As a context manager, it
@@ -254,6 +257,8 @@ impl PyEngine {
         }
         let waited = guard::detach(py, || engine.wait_all(timeout));
         let blocker = || {
+            // A diagnosis looks at everything in flight: too much for a program that polls.
+            timeout.filter(|timeout| *timeout >= POLL_MAX)?;
             let waits = |op: &&OpStatus| !matches!(op.status, Status::Waiting | Status::Cancelled);
             engine.diagnose().operations.iter().find(waits).map(ToString::to_string)
         };
