@@ -196,6 +196,11 @@ impl AssembledOp {
         // Where `on_skip` was called, that ran in place of the body.
         if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) && self.locked.is_none() {
             operation.began = None;
+            if what == UseKind::Copy && operation.accesses.is_empty() {
+                // A library was asked for a copy, and made none. Nothing waited meanwhile.
+                operation.issued = Some(operation.submitted);
+                operation.done = operation.issued;
+            }
         }
         if let (Some((from, to)), Some(began), Some(observed)) =
             (operation.ran, operation.began, operation.observed)
