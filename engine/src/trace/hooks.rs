@@ -148,9 +148,13 @@ pub fn imported_from(tensor: &Tensor, library: &'static str) {
     }
 }
 
-/// A copy that a library makes on this thread, for a tensor that is imported. It ends when this is dropped.
+/// A copy that a library makes on this thread, for a tensor that is imported. It ends when this is dropped: cancelled, unless a copy
+/// was made.
 #[derive(Debug)]
-pub struct Copying(u64);
+pub struct Copying {
+    id: u64,
+    is_made: bool,
+}
 
 /// `library`, a package name, begins to copy what is imported. For bindings; `None` while tracing is off.
 pub fn copy_begins(library: &str) -> Option<Copying> {
@@ -164,21 +168,23 @@ pub fn copy_begins(library: &str) -> Option<Copying> {
         writer.write(EventKind::Submitted, now, id, [pair(name, UseKind::Copy as u32)]);
         writer.write(EventKind::Began, now, id, [0]);
     });
-    Some(Copying(id))
+    Some(Copying { id, is_made: false })
 }
 
 impl Copying {
     /// The copy became the memory of `tensor`.
-    pub fn made(self, tensor: &Tensor) {
+    pub fn made(mut self, tensor: &Tensor) {
+        self.is_made = true;
         if let Some(var) = tensor.inner.vars.first() {
-            write(EventKind::Accesses, self.0, [access(var.id().get(), Mode::Write)]);
+            write(EventKind::Accesses, self.id, [access(var.id().get(), Mode::Write)]);
         }
     }
 }
 
 impl Drop for Copying {
     fn drop(&mut self) {
-        write(EventKind::Ended, self.0, [ended(OutcomeCode::Well, false, NONE)]);
+        let how = if self.is_made { OutcomeCode::Well } else { OutcomeCode::Cancelled };
+        write(EventKind::Ended, self.id, [ended(how, false, NONE)]);
     }
 }
 

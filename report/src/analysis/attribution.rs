@@ -22,6 +22,7 @@ mod pool;
 mod tiling;
 
 use crate::Trace;
+use crate::analysis::walk::is_own_time;
 use crate::model::source::{Source, operations};
 use crate::model::{
     Blocker, Cause, Edge, Hazard, Mode, Nanos, Operation, OperationId, OperationKind, Outcome, Stall,
@@ -166,7 +167,10 @@ fn executor(operation: &Operation) -> Option<TrackId> {
     let is_observed = operation.awake.is_none() && operation.ready == operation.began;
     let is_function = operation.kind == OperationKind::Operation && operation.library.is_none();
     let track = operation.track.filter(|_| is_observed && is_function && operation.accesses.is_empty());
-    track.filter(|track| operation.began.is_some() && operation.submitter.is_some_and(|its| its != *track))
+    // A thread may run what it has submitted to its own pool.
+    let is_handed_over =
+        operation.began.is_some() && operation.submitter.is_some() && !is_own_time(operation);
+    track.filter(|_| is_handed_over)
 }
 
 /// How a blocker's time divides, as others see it.

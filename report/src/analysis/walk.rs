@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use crate::Trace;
 use crate::analysis::attribution::queue_of;
 use crate::analysis::what_if::SAME_MOMENT_MAX;
-use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId};
+use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId, TrackKind};
 
 /// A stretch of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,8 @@ fn walked(trace: &Trace) -> Walker<'_> {
             operation.began.is_some() || operation.resumed.is_some() || is_unfinished(operation)
         })
         .max_by_key(|operation| {
-            // Of those that last until the end of the trace a wait of the program says more than what it waits for, and the longest says most.
+            // Several may last until the end of the trace. A wait of the program says more than what it waits for. Of several waits,
+            // the longest says most.
             let longest =
                 is_unfinished(operation).then_some((waits(operation), Reverse(operation.submitted)));
             (end(operation, trace.end_of(operation.id)), longest)
@@ -101,10 +102,7 @@ struct Walker<'a> {
     trace: &'a Trace,
     /// The critical stalls of each operation, in order of time.
     stalls: HashMap<OperationId, Own<'a>>,
-    /// When each thread came back from a wait, or from an operation that it ran, and from which.
-    backs: HashMap<TrackId, Vec<(Nanos, OperationId)>>,
-    /// When each thread began an operation, and which.
-    begins: HashMap<TrackId, Vec<(Nanos, OperationId)>>,
+    threads: Threads,
     at: Nanos,
     steps: Vec<Step>,
     /// Stalls that were looked at: what the walk costs.
@@ -146,20 +144,7 @@ impl<'a> Walker<'a> {
             stalls.entry(stall.waiter).or_default().stalls.push(stall);
         }
         stalls.values_mut().for_each(|own| own.stalls.sort_by_key(|stall| stall.from));
-        let (mut backs, mut begins) = (HashMap::<_, Vec<_>>::new(), HashMap::<_, Vec<_>>::new());
-        for operation in &trace.operations {
-            if let (Some(track), Some(resumed)) = (operation.submitter, operation.resumed)
-                && resumed > operation.submitted
-            {
-                backs.entry(track).or_default().push((resumed, operation.id));
-            }
-            if let Some((track, began, end)) = on_thread(trace, operation) {
-                begins.entry(track).or_default().push((began, operation.id));
-                backs.entry(track).or_default().push((end, operation.id));
-            }
-        }
-        backs.values_mut().chain(begins.values_mut()).for_each(|times| times.sort_unstable());
-        Self { trace, stalls, backs, begins, at: 0, steps: Vec::new(), looked_at: 0 }
+        Self { trace, stalls, threads: Threads::of(trace), at: 0, steps: Vec::new(), looked_at: 0 }
     }
 
     fn step(&mut self, from: Nanos, what: What) {
@@ -218,18 +203,20 @@ impl<'a> Walker<'a> {
     /// What a thread came back from last while it ran `current`. A wait for `current` itself is not a part of it.
     fn inside(&self, current: &Operation) -> Option<(Nanos, &'a Operation)> {
         let (track, began, _) = on_thread(self.trace, current)?;
-        let is_part = |it: &Operation| it.id != current.id && it.waits_for != Some(current.id);
+        let is_part = |it: &Operation| it.waits_for != Some(current.id);
         // What came back at this moment is no progress: two operations might take turns for ever.
-        self.last(track, self.at.checked_sub(1)?, is_part).filter(|(back, _)| *back > began)
+        let last = self.last((track, Some(current.id)), self.at.checked_sub(1)?, is_part);
+        last.filter(|(back, _)| *back > began)
     }
 
     /// What its thread did before it submitted `current`: what it had come back from, or what it was running.
     fn before(&mut self, current: &Operation) -> Option<&'a Operation> {
         let (track, at) = (current.submitter?, current.submitted.min(self.at));
         let is_earlier = |it: &Operation| it.submitted < current.submitted;
-        let running = self.running(track, at, is_earlier);
+        let runner = self.threads.runners.get(&current.id).copied();
+        let running = runner.and_then(|runner| self.trace.operation(runner)).filter(|it| is_earlier(it));
         let since = running.and_then(|running| running.began).unwrap_or(0);
-        match self.last(track, at, is_earlier).filter(|(back, _)| *back > since) {
+        match self.last((track, runner), at, is_earlier).filter(|(back, _)| *back > since) {
             Some((back, earlier)) => {
                 self.step(back, running.map_or(What::Program, |running| What::Run(running.id)));
                 Some(earlier)
@@ -238,28 +225,14 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// The operation that a thread ran at `at`, of several the innermost.
-    fn running(
-        &self,
-        track: TrackId,
-        at: Nanos,
-        is_it: impl Fn(&Operation) -> bool,
-    ) -> Option<&'a Operation> {
-        let begins = self.begins.get(&track)?;
-        let begun = begins.partition_point(|(began, _)| *began < at);
-        let candidates = begins[..begun].iter().rev().take(SAME_MOMENT_MAX);
-        let mut found = candidates.filter_map(|(_, id)| self.trace.operation(*id));
-        found.find(|it| on_thread(self.trace, it).is_some_and(|(_, _, end)| at < end) && is_it(it))
-    }
-
     /// What a thread came back from last, until `at`.
     fn last(
         &self,
-        track: TrackId,
+        within: Within,
         at: Nanos,
         is_it: impl Fn(&Operation) -> bool,
     ) -> Option<(Nanos, &'a Operation)> {
-        let backs = self.backs.get(&track)?;
+        let backs = self.threads.backs.get(&within)?;
         let last = backs.partition_point(|(back, _)| *back <= at);
         // A few may have come back at one moment.
         let candidates = backs[..last].iter().rev().take(SAME_MOMENT_MAX);
@@ -268,10 +241,74 @@ impl<'a> Walker<'a> {
     }
 }
 
-/// The thread that ran an operation, and from when to when that took the thread.
+/// A thread, and the operation that it runs, of several the innermost.
+type Within = (TrackId, Option<OperationId>);
+
+/// What the threads of a trace ran.
+#[derive(Default)]
+struct Threads {
+    /// What the submitter of each operation ran when it submitted that.
+    runners: HashMap<OperationId, OperationId>,
+    /// When each thread came back from a wait or from its own time, and from which. Outside of everything else also from an
+    /// operation that it ran: a body that began while another one ran is no part of that one, which may be asynchronous.
+    backs: HashMap<Within, Vec<(Nanos, OperationId)>>,
+}
+
+impl Threads {
+    fn of(trace: &Trace) -> Self {
+        // What is submitted, and what begins and until when, by thread and time. Of what begins at once the longest is the outermost,
+        // and nothing is submitted from within what begins at that moment.
+        let mut moments = Vec::new();
+        for (at, operation) in trace.operations.iter().enumerate() {
+            if let Some((track, began, end)) = on_thread(trace, operation) {
+                moments.push((track, began, Some(Reverse(end)), at));
+            }
+            if let Some(track) = operation.submitter.filter(|_| !is_own_time(operation)) {
+                moments.push((track, operation.submitted, None, at));
+            }
+        }
+        moments.sort_unstable();
+        let mut threads = Self::default();
+        // What the thread runs, the innermost last. What is over is removed as soon as it comes last.
+        let mut running: Vec<(Nanos, OperationId)> = Vec::new();
+        let mut thread = None;
+        for (track, time, ends, at) in moments {
+            if thread != Some(track) {
+                running.clear();
+                thread = Some(track);
+            }
+            while running.pop_if(|(end, _)| *end <= time).is_some() {}
+            let operation = &trace.operations[at];
+            let runner = running.last().map(|(_, runner)| *runner);
+            let is_own = is_own_time(operation);
+            if let Some(runner) = runner.filter(|_| is_own || ends.is_none()) {
+                threads.runners.insert(operation.id, runner);
+            }
+            let back = match ends {
+                Some(Reverse(end)) => {
+                    running.push((end, operation.id));
+                    (is_own || runner.is_none()).then_some(end)
+                }
+                None => operation.resumed.filter(|resumed| *resumed > time),
+            };
+            if let Some(back) = back {
+                threads.backs.entry((track, runner)).or_default().push((back, operation.id));
+            }
+        }
+        threads.backs.values_mut().for_each(|backs| backs.sort_unstable());
+        threads
+    }
+}
+
+/// The thread that ran an operation, and from when to when that took the thread. The bodies on an event loop are asynchronous: until
+/// its end one takes only a part of the loop's time, and nothing says which.
 fn on_thread(trace: &Trace, operation: &Operation) -> Option<(TrackId, Nanos, Nanos)> {
     let runs = matches!(operation.kind, OperationKind::Operation | OperationKind::Copy);
     let track = operation.track.filter(|_| runs && queue_of(trace, operation).is_none())?;
+    let on_loop = trace.tracks.get(track).is_some_and(|track| track.kind == TrackKind::EventLoop);
+    if on_loop && !is_own_time(operation) {
+        return None;
+    }
     let end = operation.issued.or(operation.done).unwrap_or(trace.duration);
     Some((track, operation.began?, end))
 }

@@ -98,12 +98,15 @@ impl<'a> TaskGraph<'a> {
         let tasks = trace.operations.iter().enumerate().map(|(at, operation)| {
             let place = match (operation.kind, queue_of(trace, operation)) {
                 _ if is_observed => observed_place(trace, operation),
+                // A library copies what is imported on the thread that imports it.
+                (OperationKind::Copy, None) if at_once(operation) => Place::Program,
                 (OperationKind::Operation | OperationKind::Copy, Some(queue)) => Place::Queue(queue),
                 (OperationKind::Operation | OperationKind::Copy, None) => Place::Worker,
                 _ => Place::Program,
             };
-            // What an observed thread does itself is over when the thread has come so far.
-            let own = place == Place::Program && operation.kind == OperationKind::Operation;
+            // What a thread of the program does itself is over when the thread has come so far.
+            let runs = matches!(operation.kind, OperationKind::Operation | OperationKind::Copy);
+            let own = place == Place::Program && runs;
             let (time, takes) = match operation.done {
                 Some(done) if own => (done, 0),
                 _ => (operation.submitted, own_time(trace, operation.id)),
@@ -170,6 +173,13 @@ pub(crate) fn is_observed(trace: &Trace) -> bool {
     let works = |it: &&Operation| matches!(it.kind, OperationKind::Operation | OperationKind::Copy);
     let at_once = |it: &Operation| it.track != it.submitter || it.began == Some(it.submitted);
     trace.tracks.iter().all(|track| program(track.kind)) && trace.operations.iter().filter(works).all(at_once)
+}
+
+/// Whether its submitter did it itself, and at once.
+fn at_once(operation: &Operation) -> bool {
+    operation.track.is_some()
+        && operation.track == operation.submitter
+        && operation.began == Some(operation.submitted)
 }
 
 fn observed_place(trace: &Trace, operation: &Operation) -> Place {

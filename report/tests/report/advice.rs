@@ -137,6 +137,24 @@ fn a_wait_for_an_operation_by_name_is_played_too() {
 }
 
 #[test]
+fn the_copy_of_an_import_makes_no_worker_of_the_programs_thread() {
+    let mut program = Program::new(&["a", "b", "c", "d", "imported"]);
+    for turn in 0..4 {
+        let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
+        program.ran("work", turn as usize % 2, times.0, times, &[(1 + turn, Mode::Write)]);
+    }
+    program.ran("copy by numpy", 0, 0, (0, 0), &[(5, Mode::Write)]);
+    let copy = program.0.operations.last_mut().unwrap();
+    (copy.kind, copy.track) = (OperationKind::Copy, copy.submitter);
+    for turn in 0..4 {
+        program.waited_for(turn * 10 * MS, (turn + 1) * 10 * MS, 1 + turn);
+    }
+    let told = program.report(40 * MS);
+    // Three workers take two rounds, and four would take one.
+    assert_eq!(saves(&told, "go on without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
+}
+
+#[test]
 fn a_plain_variable_is_not_to_be_had_twice() {
     let program = |name: &str| {
         let mut program = Program::new(&[name, "left", "right"]);

@@ -3,7 +3,7 @@
 use estafette_report::Report;
 use estafette_report::model::*;
 
-use crate::programs::{MAIN, MS};
+use crate::programs::{MAIN, MS, Program};
 use crate::with_graph::{CONSUMER, Seen};
 
 fn spent(report: &Report) -> Vec<(&str, u64)> {
@@ -102,4 +102,64 @@ fn a_slow_step_of_an_event_loop_takes_its_time() {
     let told = seen.report(370);
     let program = ("the program did something else", 20);
     assert_eq!(spent(&told), [("`a step of cb` ran", 200), ("`a step of main` ran", 150), program]);
+}
+
+#[test]
+fn asynchronous_bodies_of_one_event_loop_are_no_part_of_each_other() {
+    // loop |-a-------100-|      main waits for a
+    //        |-b-40-|
+    let mut program = Program::new(&["x", "y"]);
+    program.0.tracks[1].kind = TrackKind::EventLoop;
+    program.ran("a", 0, 0, (0, 100 * MS), &[(1, Mode::Write)]);
+    program.ran("b", 0, 0, (10 * MS, 50 * MS), &[(2, Mode::Write)]);
+    program.waited(0, 100 * MS, 1, 5);
+    assert_eq!(spent(&program.report(100 * MS)), [("`a` ran", 100)]);
+}
+
+#[test]
+fn an_asynchronous_body_does_not_have_what_its_worker_ran_meanwhile() {
+    let mut program = Program::new(&["x", "y", "z"]);
+    program.ran("a", 0, 0, (0, 100 * MS), &[(1, Mode::Write)]);
+    program.ran("b", 0, 0, (10 * MS, 50 * MS), &[(2, Mode::Write)]);
+    // `b` waits for what another worker runs.
+    program.ran("c", 1, 0, (10 * MS, 40 * MS), &[(3, Mode::Write)]);
+    program.waited(20 * MS, 40 * MS, 3, 6);
+    program.0.operations.last_mut().unwrap().submitter = Some(1);
+    program.waited(0, 100 * MS, 1, 5);
+    assert_eq!(spent(&program.report(100 * MS)), [("`a` ran", 100)]);
+}
+
+#[test]
+fn a_function_of_many_turns_has_run_between_them() {
+    let mut seen = Seen::new();
+    let work = executed(&mut seen, "long", 0, (0, 1000));
+    for turn in 1..=5 {
+        let times = (turn * 100, turn * 100 + 10);
+        seen.did("long before Queue.put", CONSUMER, times, Operation::default());
+    }
+    let work_there = Operation { library: Some(0), ..Operation::default() };
+    let work_there = seen.did("work of jax", CONSUMER, (900, 950), work_there);
+    seen.0.operations.last_mut().unwrap().track = None;
+    waited_there(&mut seen, "block_until_ready", (900, 950), work_there);
+    seen.waited("Future.result", 5, (960, 1000), work, None);
+    let expected = [("`long before Queue.put` ran", 50), ("`long` ran", 900), ("`work of jax` ran", 50)];
+    let told = seen.report(1000);
+    let mut spent = spent(&told);
+    spent.sort_unstable();
+    assert_eq!(spent, expected);
+}
+
+#[test]
+fn a_function_may_be_run_by_the_thread_that_submitted_it() {
+    // pool |-outer 10-|-inner 10-|
+    let mut seen = Seen::new();
+    executed(&mut seen, "outer", 0, (0, 10));
+    let inner = executed(&mut seen, "inner", 5, (10, 20));
+    seen.0.operations.last_mut().unwrap().submitter = Some(CONSUMER);
+    seen.waited("Future.result", 5, (5, 20), inner, None);
+    let told = seen.report(20);
+    let waited =
+        |cause: &str| told.causes.iter().find(|row| row.cause == cause).map(|row| row.waited_ns / MS);
+    // The function itself, and who waits for it.
+    assert_eq!((waited("no worker"), waited("queued")), (Some(10), Some(0)), "{:?}", told.causes);
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, mpsc};
 use std::time::Duration;
 use tests::ops::exclusive;
 
-use estafette::bindings::wait_any;
+use estafette::bindings::{copy_begins, wait_any};
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Trace;
@@ -313,6 +313,28 @@ fn a_wait_for_one_of_several_ends_with_the_first() {
     let waits = trace.operations.iter().filter(|operation| operation.name == "ready");
     let told: Vec<_> = waits.map(|wait| (wait.submitted, wait.resumed, wait.outcome.clone())).collect();
     assert_eq!(told, [(10, Some(50), Outcome::Ok), (10, Some(50), Outcome::Cancelled)]);
+}
+
+#[test]
+fn a_copy_that_a_library_was_asked_for_and_did_not_make_took_no_time() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    for (from, library) in [(10, "one"), (30, "another")] {
+        clock.set(from);
+        let copying = copy_begins(library).unwrap();
+        clock.set(from + 10);
+        if library == "one" {
+            copying.made(&x);
+        }
+    }
+    let trace = recorder.finish();
+    let told = ["copy by one", "copy by another"].map(|name| {
+        let copy = operation(&trace, name);
+        (copy.began, copy.done, copy.outcome.clone())
+    });
+    assert_eq!(told, [(Some(10), Some(20), Outcome::Ok), (None, Some(30), Outcome::Cancelled)]);
+    assert!(trace.stalls.is_empty(), "{:?}", trace.stalls);
 }
 
 #[test]

@@ -146,6 +146,41 @@ fn what_is_in_flight_and_was_submitted_in_the_part_that_is_kept_has_its_own_time
 }
 
 #[test]
+fn a_successor_that_runs_at_once_was_granted_when_it_began() {
+    let folder = Folder::new("at-once");
+    let (clock, recorder) = rolling(4 << 20);
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let x = engine.zeros(&[4], DType::F32).unwrap();
+    let gated = |name: &'static str| {
+        let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+        let op = engine.op(name).writes([&x]).run(move |[], [_]| {
+            begun.send(()).unwrap();
+            let _ = may_go_on.recv();
+            Ok(())
+        });
+        (op.unwrap(), has_begun, go_on)
+    };
+    // Submitted before the part that is kept, or in it.
+    for (now, submitted) in [(1_000, 970), (2_000, 1_870)] {
+        clock.store(submitted - 10, Ordering::Relaxed);
+        let (_first, first_begun, first_goes_on) = gated("first");
+        first_begun.recv().unwrap();
+        clock.store(submitted, Ordering::Relaxed);
+        let (second, second_begun, second_goes_on) = gated("second");
+        clock.store(now - 15, Ordering::Relaxed);
+        drop(first_goes_on);
+        second_begun.recv().unwrap();
+        clock.store(now, Ordering::Relaxed);
+        let trace = snapshot(&recorder, &folder);
+        drop(second_goes_on);
+        second.wait().unwrap();
+        let operation = trace.operations.iter().find(|operation| operation.name == "second").unwrap();
+        let times = (operation.granted, operation.ready, operation.began);
+        assert_eq!(times, (Some(85), Some(85), Some(85)), "at {now}");
+    }
+}
+
+#[test]
 fn memory_is_bounded_and_the_newest_is_there() {
     let _alone = exclusive();
     // Four buffers; the clock stands still, so nothing is too old.

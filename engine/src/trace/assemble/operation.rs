@@ -182,9 +182,11 @@ impl AssembledOp {
         let Some(what) = self.submitted else { return };
         let operation = &mut self.operation;
         if let Some(before) = self.granted_before {
-            // What was submitted in the part that is kept was granted in it too, and its own events say when.
-            let known = operation.granted.filter(|_| operation.submitted > before);
-            operation.granted = known.or(Some(before.max(operation.submitted)));
+            // It says what is granted now. An own event says when; what the thread that granted it ran at once has none but its beginning.
+            let began_since = what == UseKind::Body && operation.began.is_some_and(|began| began > before);
+            if operation.granted.is_none() && !began_since {
+                operation.granted = Some(before.max(operation.submitted));
+            }
             operation.ready = operation.ready.or(operation.granted);
         }
         // A thread takes an operation, finds that fences are pending, and parks it until they have settled.
@@ -194,6 +196,11 @@ impl AssembledOp {
         // Where `on_skip` was called, that ran in place of the body.
         if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) && self.locked.is_none() {
             operation.began = None;
+            if what == UseKind::Copy && operation.accesses.is_empty() {
+                // A library was asked for a copy, and made none. Nothing waited meanwhile.
+                operation.issued = Some(operation.submitted);
+                operation.done = operation.issued;
+            }
         }
         if let (Some((from, to)), Some(began), Some(observed)) =
             (operation.ran, operation.began, operation.observed)

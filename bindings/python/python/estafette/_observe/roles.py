@@ -424,7 +424,7 @@ _Turns: TypeAlias = "dict[tuple[int, str], deque[_Turn]]"
 
 
 def _take(turns: deque[_Turn] | None, since: int) -> _Turn | None:
-    """The oldest turn that ended at `since` or later. It belongs to the caller alone: of two who wait each has one."""
+    """The oldest turn that ended at `since` or later. No two callers have the same one."""
     for turn in () if turns is None else list(turns):
         if turn.until >= since:
             try:
