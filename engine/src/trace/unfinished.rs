@@ -256,10 +256,8 @@ pub(super) fn is_recorded_by_another(target: &Path, own: &Path) -> bool {
             number.split('-').next()?.parse().ok()
         });
         // A process of another container may have the same number. The lock outlives a process in what it has forked.
-        let of_another = |process: u32| {
-            Some(entry_name.as_os_str()) != own.file_name()
-                && (Path::new(&format!("/proc/{process}")).exists() || !Path::new("/proc/self").exists())
-        };
+        let of_another =
+            |process: u32| Some(entry_name.as_os_str()) != own.file_name() && signals::reaches(process);
         process.is_some_and(of_another)
             && File::open(entry.path())
                 .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))

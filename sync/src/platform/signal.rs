@@ -71,6 +71,21 @@ pub fn count(number: i32) -> io::Result<()> {
     }
 }
 
+/// Whether a process exists: a signal could be sent to it, or the system forbids that.
+#[cfg(unix)]
+pub fn reaches(process: u32) -> bool {
+    let Ok(process) = i32::try_from(process) else { return false };
+    // SAFETY: number 0 sends no signal.
+    let is_there = unsafe { libc::kill(process, 0) } == 0;
+    is_there || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
+/// Not known without signals.
+#[cfg(not(unix))]
+pub fn reaches(_process: u32) -> bool {
+    true
+}
+
 /// Refuses: signals are not known here.
 ///
 /// # Errors
@@ -83,6 +98,11 @@ pub fn count(_number: i32) -> io::Result<()> {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_exists_is_reached() {
+        assert!(reaches(std::process::id()) && !reaches(u32::MAX) && !reaches(i32::MAX as u32));
+    }
 
     #[test]
     fn a_signal_is_counted_and_what_cannot_be_is_refused() {

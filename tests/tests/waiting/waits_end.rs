@@ -557,7 +557,7 @@ fn without_workers_waits_for_a_fence_that_are_nested_deeper_than_there_are_threa
     let engine = engine(0);
     let watchdog = Watchdog::of(&engine);
     let (completer, fence) = host::promise("settled by an operation");
-    // Some may be told that no thread was left for what they may wait for.
+    // Some waits may fail, as no thread was left for what may settle their fences.
     match wait_inside(&engine, &fence, 100, completer).wait() {
         Ok(()) => {}
         Err(error) => assert!(error.to_string().contains("nest fewer waits"), "{error}"),
