@@ -369,7 +369,14 @@ class Tensor::Ready {
   /// A coroutine may be destroyed while it waits, for the tensor or in an executor: it is not resumed then. While it is resumed it must not be destroyed.
   ~Ready() { state_->is_over.store(true); }
 
-  bool await_ready() const { return tensor_.is_ready(); }
+  bool await_ready() {
+    if (state_->waiting) {  // Awaited before.
+      auto fresh = std::make_shared<State>();
+      fresh->executor = state_->executor;
+      state_ = std::move(fresh);
+    }
+    return tensor_.is_ready();
+  }
 
   void await_suspend(std::coroutine_handle<> waiting) {
     state_->waiting = waiting;

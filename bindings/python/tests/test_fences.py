@@ -273,6 +273,24 @@ class TestImports:
         taken.wait()
         taken.close()
 
+    def test_an_import_outlasts_the_consumer_whose_lease_it_is_derived_from(self, eng, np, gate):
+        values = np.zeros(3)
+        t = eng.from_dlpack(values)
+        write = eng.submit(lambda x: (gate(), x.fill(1)), writes=[t], using=np.from_dlpack)
+        taken = take(t)
+        theirs = Array(values)
+        again = eng.from_dlpack(theirs)
+        theirs.ready.settle()
+        taken.close()
+        gate.open()
+        write.wait(30)
+        later = eng.submit(lambda x: x.fill(2), writes=[t], using=np.from_dlpack)
+        with pytest.raises(est.LeaseHeldError):
+            later.wait(30)
+        assert np.from_dlpack(again).tolist() == [1, 1, 1]
+        del again
+        later.wait(30)
+
     def test_a_library_may_refuse_and_is_asked_for_plain_memory(self, eng, np):
         class Refuses(Array):
             def __dlpack_fence__(self, **_):

@@ -123,6 +123,7 @@ def test_a_process_that_stands_still_answers_later(eng, other):
     )
     ticket = bytes.fromhex(peer.read())
     peer.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, peer.process.pid, os.WSTOPPED | os.WNOWAIT)
     try:
         [x] = _from_tickets(eng, [ticket], 0.01)
         assert not x.is_ready()

@@ -216,7 +216,7 @@ impl FencedOwner for FencedExport {
         let mut state = self.state.lock();
         state.is_released = true;
         state.late = None;
-        let dropped = (state.held.take(), state.lease.take(), state.described.take(), state.pending.take());
+        let dropped = (state.held.take(), state.lease.take(), state.described.take());
         drop(state);
         drop(dropped);
     }

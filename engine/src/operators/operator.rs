@@ -129,9 +129,13 @@ struct LeftWork {
 /// When `fence`, which is in `left`, has settled, the settled fences of `left` go, and with them the queues that they keep. Then a pending fence
 /// is watched, so that each operator has one fence at the reactor.
 fn sweep_after(left: &Arc<Mutex<LeftWork>>, fence: &Fence) {
-    let left = Arc::downgrade(left);
-    Reactor::global().when_settled([fence], move |_| {
-        if let Some(left) = left.upgrade() {
+    let (left, watched) = (Arc::downgrade(left), fence.clone());
+    Reactor::global().when_settled([fence], move |outcome| {
+        let Some(left) = left.upgrade() else { return };
+        if outcome.is_err() && watched.state().is_pending() {
+            // The reactor cannot watch the fence: the next call tries again.
+            left.lock().is_watched = false;
+        } else {
             sweep(&left);
         }
     });

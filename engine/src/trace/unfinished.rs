@@ -255,9 +255,15 @@ pub(super) fn is_recorded_by_another(target: &Path, own: &Path) -> bool {
             let number = entry.strip_prefix(&*name)?.strip_prefix('.')?.strip_suffix(".unfinished")?;
             number.split('-').next()?.parse().ok()
         });
-        // A process of another container may have the same number. The lock outlives a process in what it has forked.
-        let of_another =
-            |process: u32| Some(entry_name.as_os_str()) != own.file_name() && signals::reaches(process);
+        // The lock outlives a process in what it has forked. A process of another container may have any number, but its file is written
+        // several times a second.
+        let is_fresh = || {
+            let written = entry.metadata().and_then(|file| file.modified()).ok();
+            written.and_then(|at| at.elapsed().ok()).is_some_and(|ago| ago < 10 * PERIOD)
+        };
+        let of_another = |process: u32| {
+            Some(entry_name.as_os_str()) != own.file_name() && (signals::reaches(process) || is_fresh())
+        };
         process.is_some_and(of_another)
             && File::open(entry.path())
                 .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))

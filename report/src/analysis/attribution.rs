@@ -22,7 +22,6 @@ mod pool;
 mod tiling;
 
 use crate::Trace;
-use crate::analysis::walk::is_own_time;
 use crate::model::source::{Source, operations};
 use crate::model::{
     Blocker, Cause, Edge, Hazard, Mode, Nanos, Operation, OperationId, OperationKind, Outcome, Stall,
@@ -421,4 +420,13 @@ pub(crate) fn hazard(earlier: Mode, later: Mode) -> Option<Hazard> {
         (Mode::Write | Mode::Update, Mode::Write) => Some(Hazard::Waw),
         (Mode::Write | Mode::Update, Mode::Read | Mode::Update) => Some(Hazard::Raw),
     }
+}
+
+/// Whether it is the time of a thread between two of its calls, as observe mode notes it.
+pub(crate) fn is_own_time(operation: &Operation) -> bool {
+    operation.kind == OperationKind::Operation
+        && operation.library.is_none()
+        && operation.track.is_some()
+        && operation.track == operation.submitter
+        && operation.began == Some(operation.submitted)
 }

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use crate::Trace;
-use crate::analysis::attribution::queue_of;
+use crate::analysis::attribution::{is_own_time, queue_of};
 use crate::analysis::what_if::SAME_MOMENT_MAX;
 use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId, TrackKind};
 
@@ -87,15 +87,6 @@ fn end(operation: &Operation, duration: Nanos) -> Nanos {
         }
     };
     end.unwrap_or(duration)
-}
-
-/// Whether it is the time of a thread between two of its calls, as observe mode notes it.
-pub(crate) fn is_own_time(operation: &Operation) -> bool {
-    operation.kind == OperationKind::Operation
-        && operation.library.is_none()
-        && operation.track.is_some()
-        && operation.track == operation.submitter
-        && operation.began == Some(operation.submitted)
 }
 
 struct Walker<'a> {

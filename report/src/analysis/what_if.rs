@@ -12,9 +12,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use crate::Trace;
-use crate::analysis::attribution::queue_of;
+use crate::analysis::attribution::{is_own_time, queue_of};
 use crate::analysis::critical_path::own_time;
-use crate::analysis::walk::is_own_time;
 use crate::model::{
     Blocker, Cause, Edge, Hazard, LibraryId, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
     TrackId, TrackKind,

@@ -681,6 +681,31 @@ static void exceptions_of_executors_and_coroutines_end_in_the_callback() {
   thrower.handle.destroy();
 }
 
+static Task await_twice(Engine &engine, Tensor tensor, Fence second, std::atomic<int> &outcome) {
+  Tensor::Ready ready = tensor.ready();
+  co_await ready;
+  outcome = 1;
+  engine.submit("again", {}, {tensor}, [second](Completion op) { op.complete_after(second); });
+  co_await ready;
+  outcome = 2;
+}
+
+static void an_awaitable_may_be_awaited_again() {
+  Engine engine(1);
+  Tensor x = engine.zeros({1}, F32);
+  Promise first("first"), second("second");
+  Fence opens = first.fence();
+  engine.submit("slow", {}, {x}, [opens](Completion op) { op.complete_after(opens); });
+  std::atomic<int> outcome(0);
+  await_twice(engine, x, second.fence(), outcome);
+  CHECK(outcome == 0);
+  first.complete();
+  while (outcome < 1) std::this_thread::yield();
+  second.complete();
+  while (outcome < 2) std::this_thread::yield();
+  engine.wait_all(LONG);
+}
+
 static void coroutines_await_tensors() {
   Engine engine(1);
   Tensor x = engine.zeros({4}, F32);
@@ -727,6 +752,7 @@ int main() {
   links_and_tickets_carry_tensors();
 #ifdef ESTAFETTE_HAS_COROUTINES
   coroutines_await_tensors();
+  an_awaitable_may_be_awaited_again();
   a_coroutine_that_is_destroyed_while_it_waits_is_not_resumed();
   coroutines_go_on_where_an_executor_takes_them();
   coroutines_may_block_where_their_executor_has_no_room();

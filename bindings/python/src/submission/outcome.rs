@@ -183,7 +183,7 @@ impl Pending {
         self.completion.lock().as_ref().map(|completion| completion.scope().id())
     }
 
-    /// Ends the operation as cancelled. A function that was cancelled has returned nothing.
+    /// Ends the operation as cancelled, behind what it has left on its queue. A function that was cancelled has returned nothing.
     fn cancel(&self, why: BodyError) {
         let taken = self.completion.lock().take();
         if let Some(completion) = taken {
@@ -288,10 +288,7 @@ impl TaskDone {
             .and_then(|value| take_late(&value, &self.result, &self.completion));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         guard::detach(py, || match outcome {
-            // What was enqueued on a queue runs on, so the end waits for it.
-            Err(why) if cancelled.unwrap_or(false) && self.completion.queue.is_none() => {
-                self.completion.cancel(why);
-            }
+            Err(why) if cancelled.unwrap_or(false) => self.completion.cancel(why),
             outcome => self.completion.end(outcome),
         });
     }
