@@ -15,7 +15,6 @@ use crate::asyncio::stopped_loop;
 use crate::classes::operation::PyOperation;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, class, import_module};
-use crate::exchange::export;
 use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
@@ -44,7 +43,9 @@ pub trait Ends {
 
 impl Ends for Tensor {
     fn is_done(&self, py: Python<'_>) -> bool {
-        export::is_ready(py, self) || self.failure_kind().is_some()
+        // A driver is queried without the Python lock.
+        self.known_ready() == Some(true)
+            || guard::detach(py, || self.is_ready() || self.failure_kind().is_some())
     }
 
     fn failure_kind(&self) -> Option<FailureKind> {

@@ -419,7 +419,7 @@ def put(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return _queue_call(observed, args, kwargs, "put", "get")
 
 
-_Turns: TypeAlias = "dict[tuple[int, str], deque[_Turn]]"
+_Turns: TypeAlias = dict[tuple[int, str], deque[_Turn]]
 """By the identity of a queue and the name of the call: the calls that none of the other side has taken yet, oldest first."""
 
 
