@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -238,10 +238,17 @@ fn a_large_set_of_fences_keeps_one_per_queue_and_each_stand_alone_one_once() {
     assert!(promises.iter().all(|(_, fence)| set.counterpart(fence).is_some()));
 }
 
-/// An event of a user's that never settles, and panics where a waiter comes or goes.
-#[derive(Debug)]
+/// An event of a user's that never settles, keeps its newest subscriber, and panics where a waiter comes or goes.
+#[derive(Default)]
 struct Panics {
     when_watched: bool,
+    kept: Mutex<Option<Arc<dyn Subscriber>>>,
+}
+
+impl std::fmt::Debug for Panics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("panics")
+    }
 }
 
 impl Event for Panics {
@@ -257,7 +264,8 @@ impl Event for Panics {
         false
     }
 
-    fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+    fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
+        *self.kept.lock().expect("no test panics with it") = Some(Arc::clone(subscriber));
         assert!(!self.when_watched, "this event is broken on purpose");
         Watch::Subscribed
     }
@@ -269,7 +277,7 @@ impl Event for Panics {
 
 #[test]
 fn an_event_that_panics_when_it_is_watched_has_failed() {
-    let fence = Fence::event(Arc::new(Panics { when_watched: true }));
+    let fence = Fence::event(Arc::new(Panics { when_watched: true, ..Panics::default() }));
     let failed = |outcome: Result<(), DeviceError>| {
         let error = outcome.expect_err("it is broken");
         assert_eq!(error.kind(), DeviceErrorKind::Fault);
@@ -286,8 +294,27 @@ fn an_event_that_panics_when_it_is_watched_has_failed() {
 }
 
 #[test]
+fn an_event_that_panics_and_still_calls_its_subscriber_counts_once() {
+    let event = Arc::new(Panics { when_watched: true, ..Panics::default() });
+    let (completer, other) = host::promise("another fence");
+    let outcomes = Arc::<Mutex<Vec<Result<(), DeviceError>>>>::default();
+    let noted = Arc::clone(&outcomes);
+    let both = [Fence::event(event.clone()), other];
+    Reactor::global().when_settled(both, move |outcome| noted.lock().unwrap().push(outcome));
+    let subscriber = event.kept.lock().unwrap().take().expect("it has subscribed");
+    subscriber.settled(Ok(()));
+    assert!(outcomes.lock().unwrap().is_empty(), "the other fence is pending");
+    completer.complete();
+    let outcomes = std::mem::take(&mut *outcomes.lock().unwrap());
+    assert!(
+        matches!(&outcomes[..], [Err(error)] if error.to_string().contains("broken on purpose")),
+        "{outcomes:?}"
+    );
+}
+
+#[test]
 fn an_event_that_panics_when_a_waiter_has_left_leaves_the_waiter_alone() {
-    let fence = Fence::event(Arc::new(Panics { when_watched: false }));
+    let fence = Fence::event(Arc::new(Panics::default()));
     assert!(fence.wait_timeout(Some(Duration::from_millis(1))).is_none());
     let mut settled = fence.settled();
     assert!(poll_once(Pin::new(&mut settled), Waker::noop()).is_pending());

@@ -70,7 +70,7 @@ fn clippy(target: &std::path::Path) -> Command {
 /// Clippy on models, by a script that calls it. It makes no shared library, and so shares what it has compiled with the first check.
 fn lint_of_models(target: &std::path::Path, model: &Model) -> Command {
     let script = shell::root().join("xtask/rustc").join(format!("clippy_{}", model.checker));
-    let mut check = model.cargo(target, &["check"], &[], false);
+    let mut check = model.cargo(target, &["check"], &[]);
     check.env("RUSTC_WORKSPACE_WRAPPER", script);
     check.env("CARGO_TARGET_DIR", target).env_remove("CARGO_BUILD_BUILD_DIR");
     check

@@ -32,9 +32,6 @@ pub struct Model {
 
 const LOOM: &str = "--package estafette-sync --package estafette-graph --package estafette-devices --package estafette-links \
     --package estafette --no-default-features --features estafette-graph/reduction";
-
-/// Left out of the quick form: its six models last no time, and compiling it takes a fifth of the suite's.
-pub const SLOW_TO_COMPILE: &str = "estafette";
 const SHUTTLE: &str = "--config profile.dev.package.estafette-report.opt-level=0 \
     --config profile.dev.package.estafette-cuda-sim.opt-level=0 \
     --package estafette-devices --package tests";
@@ -60,11 +57,8 @@ pub fn configured(configuration: &str, target: &Path, arguments: &[&str]) -> Com
 
 impl Model {
     /// A cargo command on these models.
-    pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str], quick: bool) -> Command {
-        let mut packages: Vec<&str> = self.packages.split_whitespace().collect();
-        if quick && let Some(at) = packages.iter().position(|package| *package == SLOW_TO_COMPILE) {
-            packages.drain(at - 1..=at);
-        }
+    pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str]) -> Command {
+        let packages: Vec<&str> = self.packages.split_whitespace().collect();
         let arguments = [first, &packages, self.place, rest].concat();
         configured(&format!("estafette_{}", self.checker), target, &arguments)
     }
@@ -177,7 +171,7 @@ pub const SUITES: &[Suite] = &[
         "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
         30,
         |context| {
-            let mut explore = models(&context.target, "loom", context.quick);
+            let mut explore = models(&context.target, "loom");
             if context.quick {
                 // Three, which some models allow, multiply their time.
                 for command in &mut explore {
@@ -190,7 +184,7 @@ pub const SUITES: &[Suite] = &[
     .quick()
     .counted(),
     suite("shuttle", "whole pools, devices and protocols of engines under random schedules", 30, |context| {
-        models(&context.target, "shuttle", context.quick)
+        models(&context.target, "shuttle")
     })
     .counted(),
     suite(
@@ -198,7 +192,7 @@ pub const SUITES: &[Suite] = &[
         "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
         30,
         |context| {
-            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[], context.quick);
+            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
             if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
                 simulate.env("ESTAFETTE_SEEDS", "10000");
             }

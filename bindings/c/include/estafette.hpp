@@ -420,7 +420,7 @@ class Tensor::Ready {
     try {
       resume();
     } catch (...) {
-      // Of the coroutine, which has ended by it.
+      // The coroutine threw, and has ended by that.
     }
   }
 
@@ -653,7 +653,7 @@ inline void resume_waiting(EngineHandle &handle) noexcept {
       try {
         resume();
       } catch (...) {
-        // Of the coroutine, which has ended by it.
+        // The coroutine threw, and has ended by that.
       }
     }
   }

@@ -83,60 +83,6 @@ mod tests {
     }
 }
 
-#[cfg(all(test, not(any(estafette_loom, estafette_shuttle))))]
-mod misbehaving {
-    use super::*;
-    use crate::{DLDevice, Event, Fence, FenceState, Reactor, Watch, host};
-
-    /// An event that keeps its subscriber, panics, and calls the subscriber all the same.
-    #[derive(Default)]
-    struct Hasty(Mutex<Option<Arc<dyn Subscriber>>>);
-
-    impl std::fmt::Debug for Hasty {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("hasty")
-        }
-    }
-
-    impl Event for Hasty {
-        fn device(&self) -> DLDevice {
-            DLDevice::CPU
-        }
-
-        fn state(&self) -> FenceState {
-            FenceState::Pending
-        }
-
-        fn observed_done(&self) -> bool {
-            false
-        }
-
-        fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
-            *self.0.lock() = Some(subscriber.clone());
-            panic!("too hasty");
-        }
-    }
-
-    #[test]
-    fn an_event_that_panics_and_still_calls_its_subscriber_counts_once() {
-        let hasty = Arc::new(Hasty::default());
-        let (completer, other) = host::promise("another fence");
-        let outcomes = Arc::<Mutex<Vec<Outcome>>>::default();
-        let noted = Arc::clone(&outcomes);
-        let both = [Fence::event(hasty.clone()), other];
-        Reactor::global().when_settled(both, move |outcome| noted.lock().push(outcome));
-        let subscriber = hasty.0.lock().take().expect("it has subscribed");
-        subscriber.settled(Ok(()));
-        assert!(outcomes.lock().is_empty(), "the other fence is pending");
-        completer.complete();
-        let outcomes = std::mem::take(&mut *outcomes.lock());
-        assert!(
-            matches!(&outcomes[..], [Err(error)] if error.to_string().contains("too hasty")),
-            "{outcomes:?}"
-        );
-    }
-}
-
 #[cfg(all(test, estafette_loom))]
 mod models {
     use estafette_sync::cell::UnsafeCell;

@@ -212,11 +212,11 @@ impl EngineBuilder {
             stack_size,
             is_shared: self.is_shared,
         });
-        let known = core.has_no_workers().then(|| {
+        let registered = core.has_no_workers().then(|| {
             let _ = WAIT_WITHOUT_ENGINE.set(fence::wait_without_engine);
-            stand_in::known(&core)
+            stand_in::register(&core)
         });
-        let handle = Arc::new(Handle { core, _known: known, watch: OnceLock::new() });
+        let handle = Arc::new(Handle { core, _registered: registered, watch: OnceLock::new() });
         if let Some((limit, report)) = self.watch {
             let watched = Arc::downgrade(&handle);
             let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, report)

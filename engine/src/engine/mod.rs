@@ -58,8 +58,8 @@ pub struct Engine {
 
 struct Handle {
     core: CoreRef,
-    /// Without workers: for waits that know no engine.
-    _known: Option<Arc<CoreRef>>,
+    /// Of an engine without workers: its place in the registry for waits that know no engine.
+    _registered: Option<Arc<CoreRef>>,
     /// Set once the handle is where the watch can find it.
     watch: OnceLock<StallWatch>,
 }

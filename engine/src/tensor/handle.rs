@@ -271,12 +271,13 @@ impl Tensor {
     }
 }
 
-/// Why no version can be judged: a write of `var` that has not ended.
+/// Why no version can be judged: a write of `var` has not ended. The error names the first operation or lease in the queue of `var`, which
+/// the write waits for if it is not the write itself.
 #[cold]
 fn unfinished_write(var: &OpVar) -> Error {
     let queued = var.queued();
-    let writer = queued.iter().find(|op| op.payload().kind != Kind::ReadinessQuery);
-    let writer = writer.map_or_else(
+    let first = queued.iter().find(|op| op.payload().kind != Kind::ReadinessQuery);
+    let first = first.map_or_else(
         || "a write".into(),
         |op| match op.payload().lease() {
             Some(lease) => format!("a {}", lease.info()),
@@ -284,7 +285,7 @@ fn unfinished_write(var: &OpVar) -> Error {
         },
     );
     Error::Conflict(format!(
-        "{writer} has not ended, and `clear_error` judges a version that no write changes any more: wait for it, or for `writable()`"
+        "{first} has not ended, and `clear_error` judges a version that no write changes any more: wait for it, or for `writable()`"
     ))
 }
 

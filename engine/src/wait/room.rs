@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use estafette_report::model::IN_FLIGHT_LIMIT;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 
@@ -24,9 +25,6 @@ use crate::wait::stand_in::{StandInSet, others_without_workers};
 /// How often a thread yields before it falls asleep because the in-flight limit is reached, or because
 /// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
 const PATIENCE: u32 = 64;
-
-/// The name of a wait for room. Reports know it.
-const IN_FLIGHT_LIMIT: &str = "in-flight limit";
 
 impl CoreRef {
     /// Acquires a permit where none was acquired in advance.

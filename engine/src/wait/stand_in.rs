@@ -50,8 +50,8 @@ estafette_sync::per_process! {
     static HANDLES: Mutex<Vec<Weak<CoreRef>>> = Mutex::new(Vec::new());
 }
 
-/// Makes an engine without workers known to [`StandInSet::want_all`], while the result lives.
-pub(crate) fn known(core: &CoreRef) -> Arc<CoreRef> {
+/// Registers an engine without workers for [`StandInSet::want_all`], while the result lives.
+pub(crate) fn register(core: &CoreRef) -> Arc<CoreRef> {
     let core = Arc::new(core.clone());
     let mut handles = HANDLES.lock();
     handles.retain(|handle| handle.strong_count() > 0);

@@ -33,6 +33,8 @@ use self::counters::counters;
 pub(crate) use self::counters::{COUNTERS, changes};
 use self::order::{Before, Order};
 use self::pool::Pool;
+#[cfg(feature = "report")]
+pub(crate) use self::pool::has_several_pools;
 use self::tiling::Tiling;
 
 /// Time between the end of a blocker and the waiter's being ready that the engine takes at most. More than this, with nothing known
@@ -424,9 +426,12 @@ pub(crate) fn hazard(earlier: Mode, later: Mode) -> Option<Hazard> {
 
 /// Whether it is the time of a thread between two of its calls, as observe mode notes it.
 pub(crate) fn is_own_time(operation: &Operation) -> bool {
-    operation.kind == OperationKind::Operation
-        && operation.library.is_none()
-        && operation.track.is_some()
+    operation.kind == OperationKind::Operation && operation.library.is_none() && ran_at_once(operation)
+}
+
+/// Whether the submitter of an operation ran it itself, and at once.
+pub(crate) fn ran_at_once(operation: &Operation) -> bool {
+    operation.track.is_some()
         && operation.track == operation.submitter
         && operation.began == Some(operation.submitted)
 }

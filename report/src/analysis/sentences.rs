@@ -1,12 +1,12 @@
 //! Stalls in words.
 
 use crate::Trace;
+use crate::analysis::attribution::has_several_pools;
 use crate::analysis::roots::Root;
 use crate::model::shown::shown;
-use crate::model::{Blocker, Cause, Elsewhere, Nanos, OperationId, OperationKind, Site, TrackKind};
-
-/// What an engine calls a wait of a submission for room.
-const IN_FLIGHT_LIMIT: &str = "in-flight limit";
+use crate::model::{
+    Blocker, Cause, Elsewhere, IN_FLIGHT_LIMIT, Nanos, OperationId, OperationKind, Site, TrackKind,
+};
 
 /// A duration for people: three digits and a unit.
 pub fn duration(nanos: Nanos) -> String {
@@ -143,16 +143,6 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
 /// What an import is from.
 fn elsewhere(trace: &Trace, id: OperationId) -> Option<&Elsewhere> {
     trace.operation(id)?.elsewhere.as_deref()
-}
-
-/// Whether workers are of several engines: those of one have names of their own.
-fn has_several_pools(trace: &Trace) -> bool {
-    let workers = trace.tracks.iter().filter(|track| track.kind == TrackKind::Worker);
-    let mut names: Vec<&str> = workers.map(|track| track.name.as_str()).collect();
-    let all = names.len();
-    names.sort_unstable();
-    names.dedup();
-    names.len() < all
 }
 
 /// Threads of pools that have run something.

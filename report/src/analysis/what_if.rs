@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use crate::Trace;
-use crate::analysis::attribution::{is_own_time, queue_of};
+use crate::analysis::attribution::{is_own_time, queue_of, ran_at_once};
 use crate::analysis::critical_path::own_time;
 use crate::model::{
     Blocker, Cause, Edge, Hazard, LibraryId, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
@@ -98,7 +98,7 @@ impl<'a> TaskGraph<'a> {
             let place = match (operation.kind, queue_of(trace, operation)) {
                 _ if is_observed => observed_place(trace, operation),
                 // A library copies what is imported on the thread that imports it.
-                (OperationKind::Copy, None) if at_once(operation) => Place::Program,
+                (OperationKind::Copy, None) if ran_at_once(operation) => Place::Program,
                 (OperationKind::Operation | OperationKind::Copy, Some(queue)) => Place::Queue(queue),
                 (OperationKind::Operation | OperationKind::Copy, None) => Place::Worker,
                 _ => Place::Program,
@@ -172,13 +172,6 @@ pub(crate) fn is_observed(trace: &Trace) -> bool {
     let works = |it: &&Operation| matches!(it.kind, OperationKind::Operation | OperationKind::Copy);
     let at_once = |it: &Operation| it.track != it.submitter || it.began == Some(it.submitted);
     trace.tracks.iter().all(|track| program(track.kind)) && trace.operations.iter().filter(works).all(at_once)
-}
-
-/// Whether its submitter did it itself, and at once.
-fn at_once(operation: &Operation) -> bool {
-    operation.track.is_some()
-        && operation.track == operation.submitter
-        && operation.began == Some(operation.submitted)
 }
 
 fn observed_place(trace: &Trace, operation: &Operation) -> Place {

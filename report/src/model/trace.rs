@@ -17,6 +17,10 @@ pub type TrackId = usize;
 /// Index into [`Trace::libraries`].
 pub type LibraryId = usize;
 
+/// The name of the wait of a submission for room below the in-flight limit: of engines, and for the sentences of reports.
+#[doc(hidden)]
+pub const IN_FLIGHT_LIMIT: &str = "in-flight limit";
+
 /// Everything that was recorded, and what attribution made of it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trace {

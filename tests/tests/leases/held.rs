@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use estafette::bindings::{Origin, reaper, wait_any};
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::wait::Status;
-use estafette::{Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Tensor};
+use estafette::{Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Op, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign;
@@ -698,17 +698,23 @@ fn a_write_of_a_derived_tensor_that_is_skipped_fails_its_owner() {
     assert!(watchdog.still_watches());
 }
 
+/// An operation that a worker has begun, and what ends it.
+fn keep_a_worker_busy(engine: &Engine) -> (Op, Sender<()>) {
+    let ((begins, begun), (end, ended)) = (channel(), channel());
+    let busy = engine.op("busy").run(move |[], []| {
+        begins.send(())?;
+        Ok(ended.recv()?)
+    });
+    begun.recv().expect("a worker is free");
+    (busy.expect("accepted"), end)
+}
+
 #[test]
 fn a_reader_of_a_derived_tensor_that_is_cancelled_is_not_what_fails_its_owner() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let t = tensor(&engine, 1.0);
-    let ((begins, begun), (end, ended)) = (channel(), channel::<()>());
-    let busy = engine.op("busy").run(move |[], []| {
-        begins.send(())?;
-        Ok(ended.recv()?)
-    });
-    begun.recv().unwrap();
+    let (busy, end) = keep_a_worker_busy(&engine);
     // SAFETY: the lease keeps the memory, which this test owns.
     let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
     let writer = set(&engine, &u, 2.0);
@@ -719,7 +725,7 @@ fn a_reader_of_a_derived_tensor_that_is_cancelled_is_not_what_fails_its_owner() 
     let error = block_on(t.ready()).unwrap_err();
     assert!(matches!(&error, Error::Cancelled(cause) if cause.operation() == "set"), "{error:?}");
     end.send(()).unwrap();
-    busy.unwrap().wait().unwrap();
+    busy.wait().unwrap();
     assert!(watchdog.still_watches());
 }
 
@@ -729,12 +735,7 @@ fn a_write_of_a_derived_tensor_that_is_cancelled_fails_its_owner() {
     let watchdog = Watchdog::of(&engine);
     let t = tensor(&engine, 1.0);
     // The worker that would end the operation in its turn is busy.
-    let ((begins, begun), (end, ended)) = (channel(), channel::<()>());
-    let busy = engine.op("busy").run(move |[], []| {
-        begins.send(())?;
-        Ok(ended.recv()?)
-    });
-    begun.recv().unwrap();
+    let (busy, end) = keep_a_worker_busy(&engine);
     // SAFETY: the lease keeps the memory, which this test owns.
     let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
     let cancelled = set(&engine, &u, 2.0);
@@ -744,6 +745,6 @@ fn a_write_of_a_derived_tensor_that_is_cancelled_fails_its_owner() {
     let error = block_on(t.ready()).unwrap_err();
     assert!(matches!(&error, Error::Cancelled(cause) if cause.operation() == "set"), "{error:?}");
     end.send(()).unwrap();
-    busy.unwrap().wait().unwrap();
+    busy.wait().unwrap();
     assert!(watchdog.still_watches());
 }

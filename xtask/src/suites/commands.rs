@@ -47,12 +47,12 @@ pub(super) fn rust_tests(target: &Path, extra: &[&str]) -> Command {
 }
 
 /// The models are built optimized, as a checker runs each of them many thousand times.
-pub(super) fn models(target: &Path, checker: &str, quick: bool) -> Vec<Command> {
+pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
     let chosen = MODELS.iter().filter(|model| model.checker == checker);
     // The simulation is built for shuttle as well, with the checks of a test build.
     let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--profile", "model"] };
     // Other unit tests use the same primitives, which exist inside of a model only.
-    chosen.map(|model| model.cargo(target, test, &["--", "--skip", "tests::"], quick)).collect()
+    chosen.map(|model| model.cargo(target, test, &["--", "--skip", "tests::"])).collect()
 }
 
 /// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's.

@@ -120,7 +120,7 @@ def _cures(held: tuple[Lease, ...]) -> list[str]:
 
 
 class LeaseHeldError(EstafetteError):
-    """Only leases that nobody has returned hold this up; the message says what ends them."""
+    """Only leases that were not returned hold this up; the message says what ends them."""
 
     leases: list[str]
     """Each of them in words: access, owner, age."""

@@ -80,9 +80,7 @@ impl Begun {
         begun.0.insert(number, new);
         Self(number)
     }
-}
 
-impl Begun {
     /// `done`, which ends the operation `op`, cancels the task of its function: see [`cancel`].
     pub fn ends_by(&self, op: u64, done: &Bound<'_, PyAny>) -> PyResult<()> {
         let weak = PyWeakrefReference::new(done)?.into_any().unbind();

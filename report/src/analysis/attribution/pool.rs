@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::Trace;
 use crate::model::source::{Merging, Source, operations};
 use crate::model::{Blocker, Nanos, OperationKind, TrackId, TrackKind};
 
@@ -40,14 +41,12 @@ impl Pool {
         let tracks = &source.about().tracks;
         let is_worker = |track: &TrackId| tracks[*track].kind == TrackKind::Worker;
         let workers: HashSet<TrackId> = (0..tracks.len()).filter(is_worker).collect();
-        let names: HashSet<&str> = workers.iter().map(|track| tracks[*track].name.as_str()).collect();
         if workers.is_empty() {
             return Self { workers, first: HashMap::new(), full: Full::Always };
         }
         let busy = busy(source, &workers);
         let first = busy.iter().filter_map(|(track, busy)| Some((*track, busy.first()?.0))).collect();
-        // Workers of the same name belong to several engines.
-        if names.len() < workers.len() {
+        if has_several_pools(source.about()) {
             let of_each = busy.into_iter().map(|(track, busy)| (track, Stretches::of(busy)));
             return Self { full: Full::Apart(of_each.collect()), first, workers };
         }
@@ -129,6 +128,13 @@ impl Stretches {
             (until - (whole - from.saturating_sub(first_from)), until)
         })
     }
+}
+
+/// Whether the workers belong to several engines: those of one engine have different names.
+pub(crate) fn has_several_pools(trace: &Trace) -> bool {
+    let mut names = HashSet::new();
+    let mut workers = trace.tracks.iter().filter(|track| track.kind == TrackKind::Worker);
+    !workers.all(|track| names.insert(track.name.as_str()))
 }
 
 /// When each worker was busy, without its short pauses.
