@@ -56,13 +56,14 @@ fn memory_that_a_writer_waits_for_is_imported_once_more() {
     let engine = engine();
     let matrix = matrix();
     let x = engine.from_candle(matrix.clone()).unwrap();
+    // The guard is taken before there is a writer, as it would wait for one.
+    let guard = matrix.storage_and_layout().0;
+    let lock = StorageRef::rwlock(&guard);
+    drop(guard);
     let writer = std::thread::spawn({
         let matrix = matrix.clone();
         move || matrix.zero_set().unwrap()
     });
-    let guard = matrix.storage_and_layout().0;
-    let lock = StorageRef::rwlock(&guard);
-    drop(guard);
     // A fair lock lets no reader pass a writer that waits.
     while lock.try_read().is_some() {
         std::thread::yield_now();
