@@ -55,13 +55,19 @@ fn silence_planned_panics() {
 
 #[test]
 fn one_submitter_sees_its_own_order() {
-    let tally = programs(1, |shape| shape.submitters = 1);
+    let tally = programs(1, |shape| {
+        shape.submitters = 1;
+        shape.faults = true;
+    });
     assert!(tally.well > 0 && tally.failed > 0 && tally.skipped > 0, "{tally:?}");
 }
 
 #[test]
 fn several_submitters_see_one_order() {
-    let tally = programs(2, |shape| shape.submitters = shape.submitters.max(2));
+    let tally = programs(2, |shape| {
+        shape.submitters = shape.submitters.max(2);
+        shape.faults = true;
+    });
     assert!(tally.well > 0 && tally.failed > 0 && tally.skipped > 0, "{tally:?}");
 }
 
