@@ -207,6 +207,17 @@ impl Core {
         self.runtime.spawn(task, self.stack_size)
     }
 
+    /// Calls `make`, which makes the future of an asynchronous body, where the runtime of such bodies is the current one.
+    #[cfg(not(estafette_shuttle))]
+    pub(crate) fn enter_runtime<R>(&self, make: impl FnOnce() -> R) -> Result<R, Error> {
+        self.runtime.enter(make, self.stack_size)
+    }
+
+    #[cfg(estafette_shuttle)]
+    pub(crate) fn enter_runtime<R>(&self, make: impl FnOnce() -> R) -> Result<R, Error> {
+        Ok(make())
+    }
+
     /// Runs an asynchronous body as a task of the execution, which has no other runtime.
     #[cfg(estafette_shuttle)]
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {

@@ -109,12 +109,13 @@ where
         let open = OpenRef(Open::new(running, kept));
         let guards = reads.guards(&open);
         let entered = context::enter(current);
-        let started = catch_unwind(AssertUnwindSafe(|| body(&open, guards, &writes, &updates)));
+        let make = || core.enter_runtime(|| body(&open, guards, &writes, &updates));
+        let started = catch_unwind(AssertUnwindSafe(make)).map_err(|panic| tag.panic_failure(panic));
         drop(entered);
-        let future = match started {
+        let future = match started.and_then(|made| made.map_err(|error| tag.result_failure(error))) {
             Ok(future) => future,
-            Err(panic) => {
-                open.0.conclude(Err(tag.panic_failure(panic)));
+            Err(failure) => {
+                open.0.conclude(Err(failure));
                 return None;
             }
         };

@@ -326,6 +326,8 @@ fn start_after_inputs(granted: OpGranted) -> Option<OpGranted> {
     match resolved {
         Inputs::Ready => begin::<false>(granted),
         Inputs::Skip(cause) => {
+            // Those who wait may have the failure of a cancelled operation already. An input that fails later does not change it.
+            let cause = granted.payload().failure().cloned().unwrap_or(cause);
             let is_noted = granted.payload().noted && granted.payload().has_on_skip();
             let _body = is_noted.then(|| hooks::body_begins(&granted, false));
             skip(granted, cause)

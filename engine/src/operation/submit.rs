@@ -299,7 +299,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     }
 
     /// Submits the operation with a body that is a future on the engine's tokio runtime. The body gets owned
-    /// guards of its operands. The operation ends when the future has ended and the last guard was dropped.
+    /// guards of its operands. `body`, which makes the future, is called on a worker with that runtime as the current one. The
+    /// operation ends when the future has ended and the last guard was dropped.
     ///
     /// # Errors
     /// As [`run`](Self::run).

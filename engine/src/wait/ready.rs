@@ -24,7 +24,6 @@ use crate::operation::withdraw::withdraw;
 use crate::tensor::handle::{Tensor, TensorInner};
 use crate::trace::hooks;
 use crate::wait::awaits::{Awaited, Pending};
-use crate::wait::blocking;
 
 /// A pending readiness query. Dropping a waiting query takes it out of its queues.
 pub(crate) struct ReadinessQuery {
@@ -56,8 +55,6 @@ fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
     let (query, granted) = submit_query(tensor);
     if let Some(granted) = granted {
         run::dispatch_one(granted);
-    } else if let Err(error) = blocking::check_self_wait(&query.handle) {
-        return Polled::Failed(Box::new(error));
     } else {
         cancellation::query_waits(&query.handle);
     }

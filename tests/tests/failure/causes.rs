@@ -364,6 +364,23 @@ fn dependants_of_a_cancelled_operation_are_told_at_once_even_behind_a_lease() {
 }
 
 #[test]
+fn what_a_cancelled_operation_was_to_read_fails_later_and_the_cause_that_was_told_stays() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let lease = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
+    let write = fail(&engine, &x, "the input");
+    let update = engine.op("update").updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
+    assert!(update.cancel());
+    assert_cause(&cause(x.wait()), &update, FailureKind::Cancelled, "cancelled before it began");
+    drop(lease);
+    write.wait().unwrap_err();
+    block_on(x.writable()).unwrap();
+    assert_cause(&cause(x.wait()), &update, FailureKind::Cancelled, "cancelled before it began");
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn a_body_that_is_skipped_or_cancelled_is_dropped_and_what_it_owned_with_it() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);

@@ -218,3 +218,47 @@ fn an_await_that_is_given_up_by_a_timer_leaves_everything_as_it_was() {
     });
     assert!(watchdog.still_watches());
 }
+
+#[test]
+fn the_function_that_makes_a_future_is_called_where_the_runtime_is_the_current_one() {
+    let given = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+    let engines = [
+        Engine::builder().workers(1).build().unwrap(),
+        Engine::builder().workers(0).build().unwrap(),
+        Engine::builder().workers(1).tokio(given.handle().clone()).build().unwrap(),
+    ];
+    for engine in engines {
+        let watchdog = Watchdog::of(&engine);
+        // tokio panics where a timer is made outside of a runtime.
+        let made = engine.op("late").produce_future(|[]| {
+            tokio::time::timeout(Duration::from_secs(60), async {
+                Ok(Produced::from_vec(vec![1.0_f32], &[1])?)
+            })
+            .map(|in_time| in_time?)
+        });
+        assert_eq!(get(&made.unwrap()), 1.0);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_future_that_a_body_makes_for_what_follows_the_body_is_awaited_by_another_task() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let (sender, futures) = std::sync::mpsc::channel();
+    let body = engine.op("body").writes([&x]).run({
+        let (engine, x) = (engine.clone(), x.clone());
+        move |[], [mut of_x]| {
+            of_x.as_mut_slice::<f32>()?[0] = 2.0;
+            let next = add(&engine, &x, 1.0);
+            sender.send(x.ready())?;
+            drop(next);
+            Ok(())
+        }
+    });
+    block_on(futures.recv().unwrap()).unwrap();
+    body.unwrap().wait().unwrap();
+    assert_eq!(get(&x), 3.0);
+    assert!(watchdog.still_watches());
+}

@@ -56,6 +56,22 @@ impl Runtime {
         task: impl Future<Output = ()> + Send + 'static,
         stack_size: usize,
     ) -> Result<(), Error> {
+        // Spawning may drop the task, which is foreign code.
+        drop(self.handle(stack_size)?.spawn(task));
+        Ok(())
+    }
+
+    /// Calls `make`, which makes the future of an asynchronous body: timers and sockets are made where their runtime is the current one.
+    /// `stack_size` and the errors are as for [`spawn`](Self::spawn).
+    #[cfg(not(estafette_shuttle))]
+    pub(crate) fn enter<R>(&self, make: impl FnOnce() -> R, stack_size: usize) -> Result<R, Error> {
+        let handle = self.handle(stack_size)?;
+        let _entered = handle.enter();
+        Ok(make())
+    }
+
+    #[cfg(not(estafette_shuttle))]
+    fn handle(&self, stack_size: usize) -> Result<Handle, Error> {
         let mut place = self.place.lock();
         if place.is_none() {
             drop(place);
@@ -65,15 +81,11 @@ impl Runtime {
                 *place = Some(own);
             }
         }
-        let handle = match &*place {
-            Some(Place::Given(handle)) => handle.clone(),
-            Some(Place::Own(Some(runtime))) => runtime.handle().clone(),
-            Some(Place::Own(None)) | None => return Err(Error::Shutdown),
-        };
-        // Spawning may drop the task, which is foreign code.
-        drop(place);
-        drop(handle.spawn(task));
-        Ok(())
+        match &*place {
+            Some(Place::Given(handle)) => Ok(handle.clone()),
+            Some(Place::Own(Some(runtime))) => Ok(runtime.handle().clone()),
+            Some(Place::Own(None)) | None => Err(Error::Shutdown),
+        }
     }
 
     /// Logs once that the calling thread, which waits for room, belongs to a tokio runtime. Other tasks of
