@@ -151,8 +151,8 @@ pub const SUITES: &[Suite] = &[
     suite("rust", "unit and integration tests of the Rust packages", 30, |context| {
         let mut tests = rust_tests(&context.target, &[]);
         if context.quick {
-            // Of each kind of random program one; the suite `property` runs many.
-            tests.env("ESTAFETTE_SEEDS", "1");
+            // Of each kind of random program one; the suite `property` runs many. Of long recordings one as well.
+            tests.env("ESTAFETTE_SEEDS", "1").env("ESTAFETTE_FEW_EXAMPLES", "1");
         } else {
             // Processes are killed at random moments for so long.
             tests.env("ESTAFETTE_KILLS_S", "30");
@@ -386,7 +386,6 @@ pub const SUITES: &[Suite] = &[
             ]
         },
     )
-    .quick()
     .needs(&[Need::Python]),
     suite("readme", "the Python examples of the READMEs and of docs", 5, |context| {
         let pages = [
