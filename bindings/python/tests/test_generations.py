@@ -9,9 +9,9 @@ import threading
 import pytest
 
 import estafette as est
-from conftest import until
+from conftest import examples, until
 
-GENERATIONS = 300
+GENERATIONS = examples(300)
 
 
 def held(eng):
@@ -222,7 +222,7 @@ def test_views_that_pass_between_threads_and_end_anywhere(eng, np):
         with lock:
             pile.append((view, int(view[0])))
 
-    for _ in range(2_000):
+    for _ in range(examples(2_000)):
         at = dice.randrange(3)
         if dice.random() < 0.3:
             written[at] += 1

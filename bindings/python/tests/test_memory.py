@@ -12,7 +12,7 @@ import pytest
 
 import estafette as est
 from capsules import Made
-from conftest import until
+from conftest import examples, until
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -47,6 +47,7 @@ def flat(eng):
             eng.wait_all(30)
             until(lambda: eng.stats().releasing == 0)
 
+        rounds = examples(rounds)
         run_rounds(warm_up)
         grown = []
         while not grown or (grown[-1] > allowed and len(grown) < 3):
