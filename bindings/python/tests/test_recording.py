@@ -608,11 +608,11 @@ class TestEndsThatAreNone:
                         eng.wait_all()
                         time.sleep(0.15)
 
-                seconds(6)
+                seconds(3)
                 before = resident()
-                seconds(6)
-                # So many events take 16 MB.
-                assert resident() - before < 6 << 20, resident() - before
+                seconds(3)
+                # So many events take 8 MB.
+                assert resident() - before < 3 << 20, resident() - before
                 try:
                     recording.stop()
                 except OSError:
