@@ -92,6 +92,17 @@ pub(crate) fn take_snapshot() -> Snapshot<OpSummary> {
     })
 }
 
+/// A snapshot, and how much of what `core` has in flight it does not show: operations without variables, and permits that no operation has
+/// used yet.
+pub(crate) fn take_snapshot_of(core: &Core) -> (Snapshot<OpSummary>, usize) {
+    let before = core.in_flight();
+    let snapshot = take_snapshot();
+    let listed = snapshot.ops.iter().filter(|op| op.label.core == core.id && op.label.counted).count();
+    // Meanwhile operations are submitted, and end.
+    let unlisted = before.min(core.in_flight()).saturating_sub(listed);
+    (snapshot, unlisted)
+}
+
 fn summarize_pin(lease: &LeaseState) -> OpSummary {
     let core = &lease.tensor.inner.core;
     OpSummary {
@@ -569,7 +580,7 @@ pub(crate) fn let_go(core: &Core) {
 }
 
 /// As [`let_go`], for a wait that has only the time `left`. The duration of a collection is not known.
-fn let_go_within(core: &Core, left: Option<Duration>) {
+pub(crate) fn let_go_within(core: &Core, left: Option<Duration>) {
     if let Some(collect) = core.on_lease_wait.get()
         && left.is_none_or(|left| left >= COLLECTED_GRACE)
     {
