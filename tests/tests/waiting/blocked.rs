@@ -598,3 +598,31 @@ fn wait_all_with_a_timeout_ends_where_only_leases_hold_up_what_is_left() {
         assert!(watchdog.still_watches());
     }
 }
+
+#[test]
+fn an_operation_has_released_its_permit_when_its_waiters_wake() {
+    let engine = limited(1, 1);
+    let watchdog = Watchdog::of(&engine);
+    let gate = Gate::on_variable(&engine, &engine.var());
+    let (op, own, (said, heard)) = (gate.op().clone(), engine.clone(), channel());
+    op.on_done(move || said.send(own.stats().in_flight).unwrap());
+    gate.open();
+    assert_eq!(heard.recv().unwrap(), 0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_submission_waits_for_an_operation_without_operands_that_another_engine_holds_up() {
+    let (engine, other) = (limited(1, 1), limited(1, 1));
+    let watchdog = Watchdog::of(&engine);
+    let gate = Gate::on_variable(&other, &other.var());
+    let ends = gate.op().clone();
+    engine.op("waits").run(move |[], []| Ok(ends.wait()?)).unwrap();
+    let opens = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        gate.open();
+    });
+    engine.op("next").run(|[], []| Ok(())).unwrap().wait().unwrap();
+    opens.join().unwrap();
+    assert!(watchdog.still_watches());
+}
