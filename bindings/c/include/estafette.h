@@ -774,8 +774,8 @@ estafette_status estafette_engine_destroy(struct estafette_engine *engine);
  * `estafette_stats`.
  *
  * Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
- * and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback:
- * then nothing happened; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be
+ * and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` inside an operation of the engine, or
+ * where it would block in a callback: then nothing happened; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be
  * called by any thread that runs no operation. `engine` may be any value.
  */
 estafette_status estafette_engine_shutdown(struct estafette_engine *engine,

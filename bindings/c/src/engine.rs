@@ -3,9 +3,9 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use estafette::Engine;
 use estafette::bindings::callback;
 use estafette::operators::library::OPTIONS_SIZE_MAX;
+use estafette::{Engine, Error};
 
 use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place};
 use crate::handles::{Pinned, Table};
@@ -137,8 +137,8 @@ pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> est
 /// `estafette_stats`.
 ///
 /// Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
-/// and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback:
-/// then nothing happened; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be
+/// and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` inside an operation of the engine, or
+/// where it would block in a callback: then nothing happened; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be
 /// called by any thread that runs no operation. `engine` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_engine_shutdown(
@@ -149,14 +149,20 @@ pub extern "C" fn estafette_engine_shutdown(
         let engine = self::engine(engine)?;
         if engine.stats().in_flight > 0 {
             callback::check()?;
+            // Inside an operation the wait for all is refused before it begins, and the engine stays open.
+            if let Err(error @ Error::WouldDeadlock(_)) = engine.wait_all(Some(Duration::ZERO)) {
+                return Err(error.into());
+            }
         }
         let report = engine.shutdown_timeout(timeout(timeout_ns).unwrap_or(Duration::MAX));
         report.unretrieved.report();
         if report.drained {
             return DONE;
         }
-        if !report.running.is_empty() {
-            let message = format!("still running: {}", report.running.join(", "));
+        if report.cancelled.is_empty() || !report.running.is_empty() || report.unlisted > 0 {
+            let mut running = report.running;
+            running.extend((report.unlisted > 0).then(|| format!("{} without operands", report.unlisted)));
+            let message = format!("still running: {}", running.join(", "));
             return Err(Refusal::new(estafette_status::ESTAFETTE_TIMEOUT, message));
         }
         let (cancelled, leases) = (report.cancelled.join(", "), report.leases.join("; "));

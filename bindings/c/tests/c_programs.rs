@@ -33,7 +33,7 @@ fn misuse_is_an_error() {
 
 #[test]
 fn waits() {
-    assert_ran(&compile_and_run("waits.c", "c11", &[]), 7);
+    assert_ran(&compile_and_run("waits.c", "c11", &[]), 8);
 }
 
 #[test]

@@ -194,6 +194,21 @@ impl Core {
         Ok(())
     }
 
+    /// Refuses submissions, those that wait for room included.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        // In a forked child the notifiers may be locked for ever, and no other thread waits.
+        if self.generation.is_current() {
+            self.notifier.notify();
+            self.room.notify();
+        }
+    }
+
+    /// Whether the calling code runs as an operation of this engine.
+    pub(crate) fn is_current(&self) -> bool {
+        context::current_with_core().is_some_and(|current| current.core == self.id)
+    }
+
     /// A device that the engine was given, or one that the process's device table knows.
     pub(crate) fn device(&self, id: DLDevice) -> Option<Arc<dyn Device>> {
         let own = self.devices.iter().find(|device| device.id() == id);

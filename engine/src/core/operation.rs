@@ -462,10 +462,13 @@ impl OpState {
         self.extras.get()?.failure.get()
     }
 
-    /// Makes the outcome final and notifies its waiters. Called once, after the graph has released the
+    /// Makes the outcome final, releases the permit, and notifies the waiters. Called once, after the graph has released the
     /// operation.
     pub(crate) fn done(&self) {
-        if self.phase.fetch_or(DONE, Ordering::AcqRel) & OBSERVED != 0 {
+        let is_observed = self.phase.fetch_or(DONE, Ordering::AcqRel) & OBSERVED != 0;
+        // A wait for all finds the operation done, and a waiter that wakes finds the permit free.
+        self.count_ended();
+        if is_observed {
             self.notify_waiters();
         }
     }

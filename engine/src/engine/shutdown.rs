@@ -4,8 +4,6 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use estafette_sync::sync::atomic::Ordering;
-
 use crate::core::clock;
 use crate::core::engine_core::graph;
 use crate::core::error::Error;
@@ -15,7 +13,7 @@ use crate::core::unretrieved::Unretrieved;
 use crate::engine::Engine;
 use crate::trace;
 use crate::wait::awaits::{Awaited, Pending};
-use crate::wait::blocking::take_snapshot;
+use crate::wait::blocking::take_snapshot_of;
 use crate::wait::inspect;
 use crate::wait::notify::notify;
 
@@ -30,6 +28,8 @@ pub struct ShutdownReport {
     pub leases: Vec<String>,
     /// Operations that were still running.
     pub running: Vec<String>,
+    /// Operations without tensors or variables that were still running, and permits that no operation had used yet.
+    pub unlisted: usize,
     /// Failures of the engine's operations that the program had not retrieved.
     pub unretrieved: Unretrieved,
 }
@@ -47,7 +47,7 @@ impl Engine {
     pub fn wait_all(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.core().generation.check()?;
         let deadline = timeout.and_then(clock::deadline);
-        match (self.core().wait_idle(deadline)?, timeout) {
+        match (self.core().wait_idle(deadline, true)?, timeout) {
             (true, _) => Ok(()),
             (false, timeout) => Err(Error::Timeout(timeout.unwrap_or_default())),
         }
@@ -56,12 +56,16 @@ impl Engine {
     /// Refuses new submissions and waits, asynchronously, until everything in flight has ended.
     ///
     /// The future has no timeout. Drop the future to stop waiting; use
-    /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up.
+    /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up. Inside an operation of this engine, which must not wait
+    /// for all, the first poll ends the wait, and the report names what is in flight as running.
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
-        core.closing.store(true, Ordering::Release);
+        core.close();
         if let Some(report) = self.report_in_child() {
             return report;
+        }
+        if core.is_current() {
+            return self.report_rest(false);
         }
         let mut listening = core.notifier.listen_async();
         let mut pending = Pending::default();
@@ -88,12 +92,12 @@ impl Engine {
     /// names what is in flight as running.
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
-        core.closing.store(true, Ordering::Release);
+        core.close();
         if let Some(report) = self.report_in_child() {
             return report;
         }
         let deadline = clock::deadline(timeout);
-        let report = match core.wait_idle(deadline) {
+        let report = match core.wait_idle(deadline, deadline.is_none()) {
             Ok(true) => self.report_of_shutdown(true),
             Err(error) if !clock::is_over(deadline) && !matches!(error, Error::LeaseHeld(_)) => {
                 self.report_rest(false)
@@ -135,6 +139,7 @@ impl Engine {
             cancelled: Vec::new(),
             leases: Vec::new(),
             running: Vec::new(),
+            unlisted: 0,
             unretrieved: self.unretrieved(),
         }
     }
@@ -142,7 +147,7 @@ impl Engine {
     /// Reports what is in flight. If it `cancels`, cancels every operation of this engine that is queued behind leases only.
     fn report_rest(&self, cancels: bool) -> ShutdownReport {
         let core = self.core();
-        let snapshot = take_snapshot();
+        let (snapshot, unlisted) = take_snapshot_of(core);
         let mine = |op: &&OpHandle| op.payload().core.id == core.id && op.payload().is_counted();
         let waiting = if cancels { graph().waiting() } else { Vec::new() };
         let (held, leases) = inspect::held(waiting.iter().filter(mine));
@@ -159,7 +164,11 @@ impl Engine {
                 Op::new(op).cancel();
             }
         }
-        report.drained = report.cancelled.is_empty() && report.running.is_empty() && core.in_flight() == 0;
+        report.unlisted = unlisted;
+        report.drained = report.cancelled.is_empty()
+            && report.running.is_empty()
+            && report.unlisted == 0
+            && core.in_flight() == 0;
         report
     }
 }

@@ -36,10 +36,19 @@ impl CoreRef {
         let current = context::current();
         current.map_or(Ok(()), wait_for::check_nesting)?;
         let inside = current.is_some();
-        let limit =
-            if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() };
+        let limit = self.limit_of(inside);
         let refused = |full: Full| Error::InFlightLimit { in_flight: full.under_way, limit };
         self.sharded_counter.begin(shard, limit, !inside).map_err(refused)
+    }
+
+    /// The in-flight limit of submissions inside of operations, or outside.
+    fn limit_of(&self, inside: bool) -> usize {
+        if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() }
+    }
+
+    /// Whether a submission finds no room.
+    pub(crate) fn is_full(&self, inside: bool) -> bool {
+        self.in_flight() >= self.limit_of(inside)
     }
 
     /// Acquires a permit whatever the limit, for what others wait for, or have sent: the end of what fills the limit may wait for them.

@@ -523,7 +523,6 @@ pub(crate) fn complete(
 #[cold]
 fn notify_end(handle: OpHandle) {
     handle.payload().done();
-    handle.payload().count_ended();
 }
 
 /// A running operation: the right and the duty to end it.

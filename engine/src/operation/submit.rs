@@ -40,7 +40,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     ///
     /// # Errors
     /// [`Error::Conflict`] as [`run`](OpBuilder::run), but for operands that overlap; [`Error::Shutdown`],
-    /// [`Error::Forked`].
+    /// [`Error::Forked`]; [`Error::LeaseHeld`] and [`Error::WouldDeadlock`] after the engine's
+    /// [`lease_timeout`](crate::engine::EngineBuilder::lease_timeout).
     pub async fn permit(mut self) -> Result<Self, Error> {
         self.check_external()?;
         if !self.target.pending_op.payload().is_counted() {

@@ -61,7 +61,6 @@ fn withdrawn(op: &OpHandle, ready: ReadyList) {
         hooks::withdrawn(op.id());
     }
     state.done();
-    state.count_ended();
     run::dispatch(ready);
     state.core.notifier.notify();
 }

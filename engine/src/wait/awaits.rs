@@ -30,10 +30,11 @@ use self::watcher::watcher;
 pub(crate) use self::watcher::{has_watcher, inspect_by};
 use crate::core::clock;
 use crate::core::contained::Contained;
-use crate::core::context;
+use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::operation::OpHandle;
+use crate::core::wait_for::On;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking;
 use crate::wait::inspect::{EVERYTHING, Inspection};
@@ -68,6 +69,8 @@ pub(crate) struct Awaited {
     limit: Option<Duration>,
     /// True for a wait for room in the engine.
     room: bool,
+    /// The operation whose body polls.
+    body: Option<Current>,
     /// For a blocked thread, which inspects for itself when it is woken: the time until the next inspection.
     blocked: Option<Duration>,
     /// True if this thread may run what it waits for.
@@ -96,7 +99,13 @@ impl Awaited {
     /// A wait for room in the engine, or for everything in it to end.
     pub(crate) fn room(core: &CoreRef) -> Self {
         let awaited = Self::new(core.clone(), Some("an engine"), SmallVec::new());
-        Self { room: others_without_workers(core), limit: None, ..awaited }
+        Self { room: true, limit: None, ..awaited }
+    }
+
+    /// A submission that waits for room in the engine.
+    pub(crate) fn permit(core: &CoreRef) -> Self {
+        let awaited = Self::new(core.clone(), Some("a submission at the in-flight limit"), SmallVec::new());
+        Self { room: true, ..awaited }
     }
 
     /// A thread that is blocked until `op` has ended, or is granted. The watcher wakes the thread when the
@@ -111,6 +120,7 @@ impl Awaited {
             stand_ins: StandInSet::default(),
             limit: None,
             room: false,
+            body: None,
             blocked: Some(pause),
             helps,
         }
@@ -124,7 +134,18 @@ impl Awaited {
         }
         core.pool.leave_to_workers();
         let limit = (!context::is_notification()).then_some(core.lease_timeout);
-        Self { core, what, ops, pins: None, stand_ins, limit, room: false, blocked: None, helps: false }
+        Self {
+            core,
+            what,
+            ops,
+            pins: None,
+            stand_ins,
+            limit,
+            room: false,
+            body: polling_body(),
+            blocked: None,
+            helps: false,
+        }
     }
 
     /// What waits, in words.
@@ -152,13 +173,28 @@ impl Awaited {
         self.ops.iter().try_for_each(blocking::check_self_wait)
     }
 
+    /// What keeps the body that polls, if the watcher knows all of it.
+    fn edges(&self) -> impl Iterator<Item = (Current, On)> {
+        let own_room = |body: &Current| self.room && self.limit.is_some() && self.core.id == body.core;
+        let body = self.body.filter(|_| self.pins.is_none());
+        let room = body.filter(own_room).map(|body| (body, On::AnyOther));
+        room.into_iter().chain(
+            body.into_iter().flat_map(|body| self.ops.iter().map(move |op| (body, On::Op(op.clone())))),
+        )
+    }
+
     /// The time between inspections while no hold-up by leases is known.
     fn pause(&self) -> Option<Duration> {
-        if self.room {
+        if self.room && others_without_workers(&self.core) {
             return Some(ROOM_LOOK);
         }
         self.blocked.or_else(|| self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)))
     }
+}
+
+/// The operation whose body polls a future. A notification is no part of the body that causes it.
+fn polling_body() -> Option<Current> {
+    if context::is_notification() { None } else { context::current_with_core() }
 }
 
 /// The key of a pending future in the lists, and the process whose lists these are; empty while the future is not pending.
@@ -313,6 +349,8 @@ fn register(awaited: Awaited, waker: Waker) -> Option<Key> {
 fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
     let mut own = list(key.list());
     let entry = own.entry(key)?;
+    // A body may hand its future on.
+    entry.awaited.body = polling_body();
     if entry.verdict.is_some() {
         return entry.verdict.take();
     }

@@ -56,6 +56,9 @@ const LOOK_LAST: Duration = Duration::from_millis(500);
 /// search for them would cost more than it gains.
 const HELP_SCAN_MAX: usize = 4096;
 
+/// How often a snapshot yields to operations that are about to end.
+const ENDING_YIELDS: usize = 16;
+
 /// Accesses that are inspected for an operation with a few variables.
 const ACCESSES_PER_OP: usize = 8;
 
@@ -90,6 +93,21 @@ pub(crate) fn take_snapshot() -> Snapshot<OpSummary> {
     graph().snapshot_with(summarize, |state, found| {
         state.pins().each(|pin| found.push((pin.number(), summarize_pin(pin.lease()))));
     })
+}
+
+/// A snapshot, and how much of what `core` has in flight it does not show: operations without variables, and permits that no operation has
+/// used yet.
+pub(crate) fn take_snapshot_of(core: &Core) -> (Snapshot<OpSummary>, usize) {
+    let before = core.in_flight();
+    let snapshot = take_snapshot();
+    let listed = snapshot.ops.iter().filter(|op| op.label.core == core.id && op.label.counted).count();
+    if before > listed {
+        // A tensor is ready a moment before its operation releases the permit.
+        (0..ENDING_YIELDS).for_each(|_| thread::yield_now());
+    }
+    // Meanwhile operations are submitted, and end.
+    let unlisted = before.min(core.in_flight()).saturating_sub(listed);
+    (snapshot, unlisted)
 }
 
 fn summarize_pin(lease: &LeaseState) -> OpSummary {
@@ -569,7 +587,7 @@ pub(crate) fn let_go(core: &Core) {
 }
 
 /// As [`let_go`], for a wait that has only the time `left`. The duration of a collection is not known.
-fn let_go_within(core: &Core, left: Option<Duration>) {
+pub(crate) fn let_go_within(core: &Core, left: Option<Duration>) {
     if let Some(collect) = core.on_lease_wait.get()
         && left.is_none_or(|left| left >= COLLECTED_GRACE)
     {

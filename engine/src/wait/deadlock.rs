@@ -25,7 +25,7 @@ use crate::core::lease_info::LeaseInfo;
 use crate::core::notifier::Notifier;
 use crate::core::operation::{Kind, Phase};
 use crate::core::wait_for::{self, On};
-use crate::wait::blocking::{self, OpSummary, let_go};
+use crate::wait::blocking::{self, OpSummary, let_go, let_go_within};
 use crate::wait::inspect;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
@@ -172,8 +172,8 @@ impl<'a> Checks<'a> {
 
     /// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or
     /// waits for the calling operation.
-    pub(crate) fn check_idle(&mut self, core: &Core) -> Result<(), Error> {
-        let checked = check_idle_progress(core, &mut self.held_since);
+    pub(crate) fn check_idle(&mut self, core: &Core, deadline: Option<Instant>) -> Result<(), Error> {
+        let checked = check_idle_progress(core, &mut self.held_since, deadline);
         self.found(!matches!(checked, Ok(false)));
         checked.map(drop)
     }
@@ -203,7 +203,7 @@ fn held_lease(seen: &OpSummary) -> Option<LeaseInfo> {
 /// returned at any time and make room. `held_since` is the time since when leases alone hold this submission
 /// up, as found by its earlier checks.
 fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant>) -> Result<bool, Error> {
-    let Some(leases) = standstill(&take_snapshot(), core, &[]) else {
+    let Some(leases) = standstill(&take_snapshot(), core, &[], &[]) else {
         *held_since = None;
         return Ok(false);
     };
@@ -217,7 +217,7 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
         return Ok(true);
     }
     let_go(core);
-    let Some(leases) = standstill(&take_snapshot(), core, &[]) else {
+    let Some(leases) = standstill(&take_snapshot(), core, &[], &[]) else {
         *held_since = None;
         return Ok(false);
     };
@@ -228,24 +228,29 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
         return Err(Error::LeaseHeld(LeaseHeld::new("a submission at the in-flight limit", leases)));
     }
     let held: Vec<String> = leases.iter().map(LeaseInfo::to_string).collect();
-    Err(Error::WouldDeadlock(format!(
-        "all {in_flight} operations in flight wait for {}",
-        if held.is_empty() { "the submitting operation".to_string() } else { held.join("; ") }
-    )))
+    if held.is_empty() {
+        return Err(waits_for_submission(in_flight));
+    }
+    let held = held.join("; ");
+    Err(Error::WouldDeadlock(format!("all {in_flight} operations in flight wait for {held}")))
 }
 
 /// See [`Checks::check_idle`]. Returns whether the engine stands still.
 ///
 /// A worker drops the operands of an operation after its end, and these may be the last to keep a lease of the calling thread. So such a
 /// lease ends the wait only where it is still held a while after `held_since`.
-fn check_idle_progress(core: &Core, held_since: &mut Option<Instant>) -> Result<bool, Error> {
+fn check_idle_progress(
+    core: &Core,
+    held_since: &mut Option<Instant>,
+    deadline: Option<Instant>,
+) -> Result<bool, Error> {
     let before = held_since.take();
-    if standstill(&take_snapshot(), core, &[]).is_none() {
+    if standstill(&take_snapshot(), core, &[], &[]).is_none() {
         return Ok(false);
     }
-    let_go(core);
+    let_go_within(core, deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())));
     let snapshot = take_snapshot();
-    let Some(leases) = standstill(&snapshot, core, &[]) else { return Ok(false) };
+    let Some(leases) = standstill(&snapshot, core, &[], &[]) else { return Ok(false) };
     if leases.is_empty() {
         return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
     }
@@ -285,34 +290,56 @@ pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
 /// The place of one of the operations `stopped`, which cannot end while this thread waits, where they alone keep the engine full.
 pub(crate) fn kept_full_by(core: &Core, limit: usize, stopped: &[Current]) -> Option<usize> {
     let snapshot = take_snapshot();
-    let is_kept = standstill(&snapshot, core, &[]).is_none()
-        && standstill(&snapshot, core, stopped)?.iter().all(|lease| lease.own)
+    let is_kept = standstill(&snapshot, core, &[], &[]).is_none()
+        && standstill(&snapshot, core, stopped, &[])?.iter().all(|lease| lease.own)
         && core.in_flight() >= limit;
     // They may be of another engine, and hold up all of this one.
     is_kept.then(|| stopped.iter().position(|op| op.core == core.id).unwrap_or(0))
 }
 
-/// The leases that hold up the engine, if none of its operations in flight can move, those that are `stopped` taken for granted. An
-/// empty list means that the operations wait for the current operation, or for others that are blocked as it is.
-fn standstill(snapshot: &Snapshot<OpSummary>, core: &Core, stopped: &[Current]) -> Option<Vec<LeaseInfo>> {
-    let mine: Vec<_> =
-        snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id).collect();
+/// The leases that hold up the engine, if none of its operations in flight can move, `awaiting` bodies included: see
+/// [`standstill`]. A body may await something else besides, so this is a verdict only where it lasts.
+pub(crate) fn lasting_standstill(core: &Core, awaiting: &[(Current, On)]) -> Option<Vec<LeaseInfo>> {
+    standstill(&take_snapshot(), core, &[], awaiting)
+}
+
+/// The error of a submission where all that fills the engine waits for it.
+pub(crate) fn waits_for_submission(in_flight: usize) -> Error {
+    Error::WouldDeadlock(format!("all {in_flight} operations in flight wait for the submitting operation"))
+}
+
+/// The leases that hold up the engine, if none of its operations in flight can move, those that are `stopped` taken for granted, and the
+/// asynchronous bodies `awaiting` for blocked. An empty list means that the operations wait for the current operation, or for others that
+/// are blocked as it is.
+fn standstill(
+    snapshot: &Snapshot<OpSummary>,
+    core: &Core,
+    stopped: &[Current],
+    awaiting: &[(Current, On)],
+) -> Option<Vec<LeaseInfo>> {
+    let mine = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
+    let mut mine: Vec<_> = mine.map(|op| op.id).collect();
     // The snapshot does not contain operations without variables. Unless they are blocked, they move; so may
     // operations that the snapshot, taken a moment ago, has missed.
     let mut still = wait_for::of_core(core.id);
-    still.extend(stopped.iter().filter(|op| op.core == core.id).map(|op| op.op));
-    let unseen = still.iter().filter(|op| snapshot.op(**op).is_none()).count();
-    if mine.len() + unseen == 0 || mine.len() + unseen != core.in_flight() {
+    let assumed = stopped.iter().chain(awaiting.iter().map(|(op, _)| op));
+    still.extend(assumed.filter(|op| op.core == core.id).map(|op| op.op));
+    mine.extend(still.into_iter().filter(|op| snapshot.op(*op).is_none()));
+    if mine.is_empty() || mine.len() != core.in_flight() {
         return None;
+    }
+    let mut blocked = wait_for::now();
+    for (op, on) in awaiting {
+        blocked.entry(op.op).or_default().push(on.clone());
     }
     let mut search = Search {
         snapshot,
         explained: snapshot.explained(),
-        blocked: wait_for::now(),
+        blocked,
         seen: stopped.iter().map(|op| op.op).collect(),
         leases: Vec::new(),
     };
-    if mine.into_iter().any(|op| search.moves(op.id)) { None } else { Some(search.leases) }
+    if mine.into_iter().any(|op| search.moves(op)) { None } else { Some(search.leases) }
 }
 
 /// Searches for operations that can move, among all that some operations need.
@@ -334,12 +361,11 @@ impl Search<'_> {
             if !self.seen.insert(next) {
                 continue;
             }
-            // The snapshot has no such operation: the operation has ended, and operations that it blocked
-            // move.
-            let Some(view) = self.snapshot.op(next) else { return true };
-            if !view.granted {
+            // An operation that the snapshot does not have runs without variables. Or it has ended, and operations that it blocked move.
+            let view = self.snapshot.op(next);
+            if let Some(view) = view.filter(|view| !view.granted) {
                 open.extend(self.explained.blockers(view).into_iter().map(|blocker| blocker.op));
-            } else if let Some(lease) = held_lease(&view.label) {
+            } else if let Some(lease) = view.and_then(|view| held_lease(&view.label)) {
                 self.leases.push(lease);
             } else if let Some(blocked) = self.blocked.get(&next) {
                 open.extend(blocked.iter().filter_map(|on| match on {

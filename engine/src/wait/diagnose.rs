@@ -13,17 +13,19 @@ use crate::core::wait_for;
 use crate::exchange::{Release, reaper};
 use crate::operation::parked;
 use crate::tensor::handle::Tensor;
-use crate::wait::blocking::{OpSummary, summarize, take_snapshot};
+use crate::wait::blocking::{OpSummary, summarize, take_snapshot_of};
 use crate::wait::inspect::Inspection;
 use crate::wait::ready::Ended;
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
-/// The `Display` form is one line per operation and release; the fields are for programs.
+/// The `Display` form is one line per operation and release, and one for all that is unlisted; the fields are for programs.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
     /// Operations in flight, in submission order; leases and waiting futures included.
     pub operations: Vec<OpStatus>,
+    /// Operations in flight that use no tensor or variable, and permits that no operation has used yet. The engine knows only their number.
+    pub unlisted: usize,
     /// Memory of this process, of any engine, whose release has taken long. Each deleter that has run for
     /// more than a quarter of a second is listed. So is the oldest memory that waits for such a deleter, or
     /// for device work for more than ten seconds.
@@ -85,9 +87,9 @@ pub struct Blocker {
 pub(crate) fn diagnose(core: &Core) -> Diagnosis {
     if core.generation.is_inherited() {
         // Nothing of it runs here.
-        return Diagnosis { operations: Vec::new(), releases: Vec::new() };
+        return Diagnosis { operations: Vec::new(), unlisted: 0, releases: Vec::new() };
     }
-    let snapshot = take_snapshot();
+    let (snapshot, unlisted) = take_snapshot_of(core);
     let mut explained = snapshot.explained();
     let mut operations: Vec<OpStatus> = snapshot
         .ops
@@ -113,7 +115,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         })
         .collect();
     operations.sort_by_key(|op| op.id);
-    Diagnosis { operations, releases: reaper().slow() }
+    Diagnosis { operations, unlisted, releases: reaper().slow() }
 }
 
 /// What holds up the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time is up. `None` where
@@ -170,7 +172,7 @@ fn status(id: OpId, seen: &OpSummary, granted: bool) -> Status {
 impl Diagnosis {
     /// True if nothing is in flight, and no release of memory has taken long.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty() && self.releases.is_empty()
+        self.operations.is_empty() && self.unlisted == 0 && self.releases.is_empty()
     }
 }
 
@@ -180,12 +182,24 @@ impl fmt::Display for Diagnosis {
             return f.write_str("nothing in flight");
         }
         let operations = self.operations.iter().map(|op| op as &dyn fmt::Display);
+        let unlisted = (self.unlisted > 0).then_some(Unlisted(self.unlisted));
+        let unlisted = unlisted.iter().map(|unlisted| unlisted as &dyn fmt::Display);
         let releases = self.releases.iter().map(|release| release as &dyn fmt::Display);
-        for (at, line) in operations.chain(releases).enumerate() {
+        for (at, line) in operations.chain(unlisted).chain(releases).enumerate() {
             let line_break = if at > 0 { "\n" } else { "" };
             write!(f, "{line_break}{line}")?;
         }
         Ok(())
+    }
+}
+
+/// The line of [`Diagnosis::unlisted`].
+struct Unlisted(usize);
+
+impl fmt::Display for Unlisted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (s, are) = if self.0 == 1 { ("", "is") } else { ("s", "are") };
+        write!(f, "{} operation{s} or permit{s} without operands {are} in flight", self.0)
     }
 }
 

@@ -201,7 +201,9 @@ impl Writable {
         let mut held = SmallVec::new();
         // Locks of what is inherited may be held for ever; the future refuses that when it is polled.
         let inherited = tensor.inner.core.generation.is_inherited();
-        for var in tensor.inner.vars.iter().filter(|_| !inherited) {
+        for (at, var) in tensor.inner.vars.iter().filter(|_| !inherited).enumerate() {
+            // A queue has each operation once, so only those of other variables may be known.
+            let known = uses.len() * usize::from(at > 0);
             var.with_state(|state, _| {
                 state.pins().each(|mut pin| {
                     held.push(pin.number());
@@ -210,7 +212,7 @@ impl Writable {
             });
             for handle in var.queued() {
                 if handle.payload().kind != Kind::ReadinessQuery
-                    && uses.iter().all(|known| known.id() != handle.id())
+                    && uses[..known].iter().all(|known| known.id() != handle.id())
                 {
                     uses.push(handle);
                 }

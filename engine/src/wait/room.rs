@@ -121,9 +121,9 @@ impl CoreRef {
         Ok(())
     }
 
-    /// Waits until nothing is in flight; false when `deadline` came first.
-    pub(crate) fn wait_idle(&self, deadline: Option<Instant>) -> Result<bool, Error> {
-        if context::current_with_core().is_some_and(|current| current.core == self.id) {
+    /// Waits until nothing is in flight; false when `deadline` came first. A wait that does not `check` ends by nothing else.
+    pub(crate) fn wait_idle(&self, deadline: Option<Instant>, check: bool) -> Result<bool, Error> {
+        if self.is_current() {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
         }
         if clock::is_over(deadline) {
@@ -183,8 +183,8 @@ impl CoreRef {
             if self.in_flight() == before
                 && checks.are_due()
                 && !self.is_moved_by(&mut checks.stand_ins)
-                && deadline.is_none()
-                && let Some(checked) = self.progress_looks.look(|| checks.check_idle(self))
+                && check
+                && let Some(checked) = self.progress_looks.look(|| checks.check_idle(self, deadline))
             {
                 checked?;
             }
@@ -217,8 +217,7 @@ impl CoreRef {
         }
     }
 
-    /// As [`acquire_permit`](Self::acquire_permit), for at most `timeout`. With one, the wait is a future's: it runs no operation, and leases
-    /// do not end it.
+    /// As [`acquire_permit`](Self::acquire_permit), for at most `timeout`. With one, the wait is a future's, so it runs no operation.
     pub(crate) fn acquire_permit_within(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let Some(timeout) = timeout else { return self.acquire_permit() };
         match self.try_acquire_permit() {
@@ -261,9 +260,10 @@ impl CoreRef {
                 noted = WaitNoted::task_for_any(IN_FLIGHT_LIMIT);
             }
             coalesced::wake_held_back();
-            // Leases do not end this wait, so the poll returns no error.
-            let _ = pending.poll(cx, || Awaited::room(self));
-            Poll::Pending
+            match pending.poll(cx, || Awaited::permit(self)) {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            }
         })
         .await
     }

@@ -1,8 +1,10 @@
 //! Hard cases: shutdown, and updates that did not happen.
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use estafette::bindings::{Current, WaitHook};
@@ -358,5 +360,73 @@ fn a_shutdown_that_does_not_wait_until_its_deadline_cancels_nothing() {
         until("it has run", || held.is_done());
         assert_eq!(x.version(), 1);
         assert!(matches!(x.state(), TensorState::Ready));
+    }
+}
+
+#[test]
+fn operations_without_operands_and_permits_count_as_in_flight() {
+    const SHORT: Duration = Duration::from_millis(5);
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (said, heard) = channel();
+    engine.op("no operands").run_external(move |completion| said.send(completion).unwrap()).unwrap();
+    let completion = heard.recv().unwrap();
+    let permit = block_on(engine.op("to come").permit()).unwrap();
+    let diagnosis = engine.diagnose();
+    assert!(
+        !diagnosis.is_idle() && diagnosis.unlisted == 2 && diagnosis.operations.is_empty(),
+        "{diagnosis}"
+    );
+    assert_eq!(diagnosis.to_string(), "2 operations or permits without operands are in flight");
+    let report = engine.shutdown_timeout(SHORT);
+    assert!(!report.drained && report.unlisted == 2 && report.running.is_empty(), "{report:?}");
+    drop(permit);
+    completion.complete(Ok(()));
+    let report = engine.shutdown_timeout(Duration::from_secs(30));
+    assert!(report.drained && report.unlisted == 0, "{report:?}");
+    assert_eq!(engine.diagnose().to_string(), "nothing in flight");
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_shutdown_awaited_inside_an_operation_does_not_wait_for_it() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (own, (said, heard)) = (engine.clone(), channel());
+    let op = engine.op("quits").run_future(move |[], []| async move { Ok(said.send(own.shutdown().await)?) });
+    op.unwrap().wait().unwrap();
+    let report = heard.recv().unwrap();
+    assert!(!report.drained && report.unlisted == 1, "{report:?}");
+    assert!(block_on(engine.shutdown()).drained);
+    assert!(watchdog.still_watches());
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_shutdown_ends_awaits_for_room() {
+    let poll_once: fn(&Engine) = |engine| assert!(engine.shutdown().now_or_never().is_none());
+    let at_once: fn(&Engine) = |engine| assert!(!engine.shutdown_timeout(Duration::ZERO).drained);
+    for shut_down in [poll_once, at_once] {
+        let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
+        let watchdog = Watchdog::of(&engine);
+        let gate = Gate::on_variable(&engine, &engine.var());
+        let mut permit = pin!(engine.op("waits for room").permit());
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        assert!(permit.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        shut_down(&engine);
+        assert!(woken.0.load(Ordering::SeqCst));
+        let refused = permit.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(matches!(refused, Poll::Ready(Err(Error::Shutdown))));
+        gate.open();
+        assert!(watchdog.still_watches());
     }
 }

@@ -318,3 +318,82 @@ fn a_first_poll_takes_no_picture_of_the_graph_for_the_log() {
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
+
+fn full(workers: usize) -> Engine {
+    Engine::builder().workers(workers).in_flight_limit(1).lease_timeout(LIMIT).build().unwrap()
+}
+
+#[test]
+fn an_await_for_room_in_an_engine_that_only_leases_fill_ends_with_their_names() {
+    for workers in [0, 1] {
+        let engine = full(workers);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 1.0);
+        let array = export(&x);
+        let op = set(&engine, &x, 2.0);
+        let began = Instant::now();
+        assert_held(block_on(engine.op("next").permit()).map(drop));
+        assert!(began.elapsed() >= LIMIT, "{:?}", began.elapsed());
+        drop(array);
+        op.wait().unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn an_await_for_room_that_all_of_the_engine_waits_for_is_refused() {
+    fn nested(engine: Engine, depth: usize) -> futures::future::BoxFuture<'static, estafette::BodyResult> {
+        async move {
+            if depth > 0 {
+                let own = engine.clone();
+                let op = engine.op("nested").permit().await?;
+                op.run_future(move |[], []| nested(own, depth - 1))?.await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+    let engine = full(1);
+    let watchdog = Watchdog::of(&engine);
+    // More of them than operations may submit beyond the limit.
+    let own = engine.clone();
+    let op = engine.op("root").run_future(move |[], []| nested(own, 8)).unwrap();
+    let refused = op.wait().unwrap_err().to_string();
+    assert!(refused.contains("operations in flight wait for the submitting operation"), "{refused}");
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn an_await_for_room_continues_while_something_may_make_room() {
+    let engine = full(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let array = export(&x);
+    // A permit that a task holds, an operation that runs elsewhere, and a body that awaits something else.
+    let (end, over) = futures::channel::oneshot::channel::<()>();
+    let permit = block_on(engine.op("permit").permit()).unwrap();
+    let room = || {
+        let mut room = engine.op("room").permit().boxed();
+        assert!((&mut room).now_or_never().is_none());
+        std::thread::sleep(4 * LIMIT);
+        assert!((&mut room).now_or_never().is_none());
+        room
+    };
+    let waits = room();
+    drop(permit);
+    drop(block_on(waits).unwrap());
+    let gate = Gate::on_variable(&engine, &engine.var());
+    let waits = room();
+    gate.open();
+    drop(block_on(waits).unwrap());
+    let op = engine.op("awaits").run_future(move |[], []| async move { Ok(over.await?) }).unwrap();
+    let waits = room();
+    end.send(()).unwrap();
+    drop(block_on(waits).unwrap());
+    op.wait().unwrap();
+    drop(array);
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}

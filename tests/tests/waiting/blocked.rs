@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use estafette::bindings::{Current, WaitHook};
 use estafette::wait::Status;
@@ -110,7 +110,7 @@ fn a_full_window_behind_a_lease_of_another_thread_is_refused_after_the_lease_tim
         let own = y.export_wait(&ExportOptions::from(Access::Read)).unwrap();
         // The end of the other thread's lease would make room, so the own one makes it no deadlock.
         let ops = [set(&engine, &x, 2.0), set(&engine, &y, 2.0)];
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let error = engine.op("third").writes([&x]).run(|[], [_x]| Ok(())).unwrap_err();
         assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
         let Error::LeaseHeld(leases) = &error else { panic!("{error:?}") };
@@ -572,5 +572,57 @@ fn a_cancelled_operation_behind_a_lease_is_known_at_once_to_all_who_wait() {
     }
     drop(array);
     engine.wait_all(None).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn wait_all_with_a_timeout_ends_where_only_leases_hold_up_what_is_left() {
+    for workers in [0, 1] {
+        let engine =
+            Engine::builder().workers(workers).lease_timeout(Duration::from_millis(50)).build().unwrap();
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 1.0);
+        let lease = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+        let op = set(&engine, &x, 2.0);
+        let error = engine.wait_all(Some(Duration::from_secs(3_600))).unwrap_err();
+        assert!(matches!(error, Error::LeaseHeld(_)), "{error:?}");
+        drop(lease);
+        op.wait().unwrap();
+        // A shutdown waits for its timeout, before it cancels.
+        let lease = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+        set(&engine, &x, 3.0);
+        let began = Instant::now();
+        assert_eq!(engine.shutdown_timeout(Duration::from_millis(200)).cancelled, ["set"]);
+        assert!(began.elapsed() >= Duration::from_millis(200));
+        drop(lease);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn an_operation_has_released_its_permit_when_its_waiters_wake() {
+    let engine = limited(1, 1);
+    let watchdog = Watchdog::of(&engine);
+    let gate = Gate::on_variable(&engine, &engine.var());
+    let (op, own, (said, heard)) = (gate.op().clone(), engine.clone(), channel());
+    op.on_done(move || said.send(own.stats().in_flight).unwrap());
+    gate.open();
+    assert_eq!(heard.recv().unwrap(), 0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_submission_waits_for_an_operation_without_operands_that_another_engine_holds_up() {
+    let (engine, other) = (limited(1, 1), limited(1, 1));
+    let watchdog = Watchdog::of(&engine);
+    let gate = Gate::on_variable(&other, &other.var());
+    let ends = gate.op().clone();
+    engine.op("waits").run(move |[], []| Ok(ends.wait()?)).unwrap();
+    let opens = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        gate.open();
+    });
+    engine.op("next").run(|[], []| Ok(())).unwrap().wait().unwrap();
+    opens.join().unwrap();
     assert!(watchdog.still_watches());
 }

@@ -239,6 +239,24 @@ static void a_function_may_use_its_own_handle_wherever_it_runs(void) {
   }
 }
 
+static void shut_down(void *context, estafette_op *op) {
+  EXPECT(ESTAFETTE_WOULD_DEADLOCK, estafette_engine_shutdown(context, ESTAFETTE_FOREVER));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+}
+
+static void a_shutdown_is_refused_inside_an_operation_and_knows_one_without_operands(void) {
+  estafette_engine *engine = engine_new(1);
+  static counting gate;
+  OK(estafette_submit(engine, "refused", shut_down, engine, 0, 0, 0, 0, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  OK(estafette_submit(engine, "no operands", counting_function, &gate, 0, 0, 0, 0, 0));
+  estafette_op *op = begun(&gate);
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_engine_shutdown(engine, SECOND / 100));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+  OK(estafette_engine_shutdown(engine, 10 * SECOND));
+  estafette_engine_destroy(engine);
+}
+
 int main(void) {
   alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
@@ -248,5 +266,6 @@ int main(void) {
   RUN(a_wait_for_the_fence_of_an_operation_runs_what_settles_it);
   RUN(a_wait_for_a_tensor_runs_what_settles_its_fence);
   RUN(a_function_may_use_its_own_handle_wherever_it_runs);
+  RUN(a_shutdown_is_refused_inside_an_operation_and_knows_one_without_operands);
   return 0;
 }

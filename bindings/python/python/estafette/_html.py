@@ -40,13 +40,15 @@ def tensor(tensor):
 
 
 def diagnosis(diagnosis):
-    """A row for each operation and each release."""
+    """A row for each operation and each release, and one for all that is unlisted."""
     if diagnosis.is_idle:
         return "<p>nothing is in flight</p>"
     rows = [
         [it.name, it.status, f"{it.age:.3f} s", "; ".join(f"{by.name} ({by.hazard})" for by in it.blocked_by)]
         for it in diagnosis.operations
     ]
+    if diagnosis.unlisted:
+        rows.append([f"{diagnosis.unlisted:,} without operands", "", "", ""])
     rows += [[it.what, it.status, f"{it.age:.3f} s", ""] for it in diagnosis.releases]
     return _table(["operation", "status", "age", "waits for"], rows)
 

@@ -63,6 +63,6 @@ async def _drained(engine, lease_timeout):
             # Views that nobody can reach any more still have their leases.
             collect()
         report = engine._cancel_held()
-        if not report.running:
+        if not report.running and not report.unlisted:
             warn_of_leases(report, level=4)
             return

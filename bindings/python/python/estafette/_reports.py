@@ -151,13 +151,15 @@ class Diagnosis:
     releases: tuple[Release, ...]
     """Memory of this process, of whatever engine, that has been on its way back for long: each deleter that has run for more than
     a quarter of a second, and the oldest memory that waits for such a deleter, or for device work for more than ten seconds."""
+    unlisted: int
+    """Operations in flight that use no tensor or variable, and permits that no operation has used yet."""
     text: str = field(repr=False)
     """All of this in words."""
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in flight, and no memory has been on its way back for long."""
-        return not self.operations and not self.releases
+        return not self.operations and not self.unlisted and not self.releases
 
     def __str__(self) -> str:
         return self.text
@@ -272,6 +274,8 @@ class ShutdownReport:
     """The leases that held them up."""
     running: tuple[str, ...]
     """Operations that were still running."""
+    unlisted: int
+    """Operations without tensors or variables that were still running, and permits that no operation had used yet."""
 
 
 for _report in (Device, Lease, Blocker, OpStatus, Diagnosis, Stats, UnorderedExchange, Peer, ShutdownReport):

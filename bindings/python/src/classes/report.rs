@@ -56,7 +56,7 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
         )
     });
     let releases = PyTuple::new(py, releases.collect::<PyResult<Vec<_>>>()?)?;
-    Ok(make(py, "Diagnosis", (operations, releases, diagnosis.to_string()))?.unbind())
+    Ok(make(py, "Diagnosis", (operations, releases, diagnosis.unlisted, diagnosis.to_string()))?.unbind())
 }
 
 pub fn lease<'py>(py: Python<'py>, lease: &LeaseInfo) -> PyResult<Bound<'py, PyAny>> {
@@ -113,6 +113,7 @@ pub fn shutdown(py: Python<'_>, report: &ShutdownReport) -> PyResult<Py<PyAny>> 
         PyTuple::new(py, &report.cancelled)?,
         PyTuple::new(py, &report.leases)?,
         PyTuple::new(py, &report.running)?,
+        report.unlisted,
     );
     Ok(make(py, "ShutdownReport", fields)?.unbind())
 }

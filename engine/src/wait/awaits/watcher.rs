@@ -22,19 +22,22 @@ use estafette_sync::thread::ThreadId;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
-use super::{Key, LISTS, LOOK_MIN, ROOM_LOOK, list};
+use super::{Key, LISTS, LOOK_MIN, list};
 use crate::core::clock;
 use crate::core::coalesced;
+use crate::core::context::Current;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::LeaseInfo;
 use crate::core::one_shot::wake;
 use crate::core::operation::{Kind, OpHandle, Phase, drop_panic};
+use crate::core::wait_for::On;
 use crate::exchange::foreign_fence;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{is_ready_work, let_go};
 use crate::wait::deadlock;
 use crate::wait::inspect::{self, EVERYTHING, Inspection};
+use crate::wait::stand_in::others_without_workers;
 
 /// The longest time between two inspections for a blocked thread.
 const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
@@ -171,6 +174,8 @@ struct Due {
     limit: Option<Duration>,
     held_since: Option<Instant>,
     room: bool,
+    /// The wait is made inside of an operation.
+    inside: bool,
     is_blocked: bool,
     helps: bool,
 }
@@ -195,6 +200,7 @@ fn look() -> Vec<Instant> {
                     limit: entry.awaited.limit,
                     held_since: entry.held_since,
                     room: entry.awaited.room,
+                    inside: entry.awaited.body.is_some(),
                     is_blocked: entry.awaited.blocked.is_some(),
                     helps: entry.awaited.helps,
                 }),
@@ -204,15 +210,7 @@ fn look() -> Vec<Instant> {
         }
     }
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
-    // One inspection for all that wait for room in the same engine.
-    let mut others: Vec<(CoreRef, SmallVec<[CoreRef; 1]>)> = Vec::new();
-    for due in room {
-        let known = others.iter().position(|(core, _)| core.same(&due.core)).unwrap_or_else(|| {
-            others.push((due.core.clone(), deadlock::without_workers(&due.core)));
-            others.len() - 1
-        });
-        next.extend(make_room(&due, &others[known].1));
-    }
+    next.extend(look_for_room(room, now));
     if due.is_empty() {
         return next;
     }
@@ -318,6 +316,16 @@ impl Due {
         entry.next_look
     }
 
+    /// Requests stand-ins of `others`, engines without workers.
+    fn want(&self, others: &[CoreRef]) {
+        let mut entries = list(self.key.list());
+        // This takes locks of the other engines, which take none of these lists.
+        let Some(entry) = entries.entry(self.key) else { return };
+        for core in others {
+            entry.awaited.stand_ins.want(core);
+        }
+    }
+
     fn is_over_limit(&self, now: Instant) -> bool {
         let since = self.held_since.zip(self.limit);
         since.is_some_and(|(since, limit)| now.saturating_duration_since(since) >= limit)
@@ -327,23 +335,26 @@ impl Due {
     /// held up for too long is woken with the error.
     fn settle(&self, held: Option<Vec<LeaseInfo>>) -> Option<Instant> {
         let now = Instant::now();
-        let limit = self.limit?;
         let first = self.held_since.is_none();
         let mut waker = None;
         let mut entries = list(self.key.list());
         let entry = entries.entry(self.key)?;
-        match &held {
+        match held.as_ref().zip(self.limit) {
             None => {
                 entry.held_since = None;
                 entry.next_look = entry.awaited.pause().and_then(|pause| now.checked_add(pause));
             }
-            Some(leases) => {
+            Some((leases, limit)) => {
                 let since = *entry.held_since.get_or_insert(now);
                 entry.next_look = since.checked_add(limit.max(LOOK_MIN));
                 if self.is_over_limit(now) {
                     let mut leases = leases.clone();
                     leases.iter_mut().for_each(|lease| lease.own = lease.thread == Some(self.thread));
-                    entry.verdict = Some(Error::LeaseHeld(LeaseHeld::new(entry.awaited.waiting(), leases)));
+                    entry.verdict = Some(if self.room && leases.is_empty() {
+                        deadlock::waits_for_submission(self.core.in_flight())
+                    } else {
+                        Error::LeaseHeld(LeaseHeld::new(entry.awaited.waiting(), leases))
+                    });
                     entry.next_look = None;
                     waker = entry.waker.take();
                 }
@@ -359,14 +370,41 @@ impl Due {
     }
 }
 
-/// Makes `others`, engines without workers, run what operations in flight wait for.
-fn make_room(due: &Due, others: &[CoreRef]) -> Option<Instant> {
-    let mut entries = list(due.key.list());
-    let entry = entries.entry(due.key)?;
-    // This takes locks of the other engines, which take none of these lists.
-    for core in others {
-        entry.awaited.stand_ins.want(core);
+/// Makes engines without workers run what keeps others full, and ends submissions that wait for room in vain.
+fn look_for_room(mut due: Vec<Due>, now: Instant) -> Vec<Instant> {
+    let mut next = Vec::new();
+    // One inspection for all that wait for room in the same engine.
+    while let Some(core) = due.last().map(|due| due.core.clone()) {
+        let (own, left): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.core.same(&core));
+        due = left;
+        if others_without_workers(&core) {
+            let others = deadlock::without_workers(&core);
+            own.iter().for_each(|due| due.want(&others));
+        }
+        let submits = own.iter().any(|due| due.limit.is_some());
+        let mut held = if submits { deadlock::lasting_standstill(&core, &awaiting_bodies()) } else { None };
+        // As for other futures: unwanted leases are released first.
+        if held.is_some() && own.iter().any(|due| due.is_over_limit(now)) {
+            let_go(&core);
+            held = deadlock::lasting_standstill(&core, &awaiting_bodies());
+        }
+        for due in own {
+            // Where the operations wait for submissions inside of them, the ends of these make room for one outside.
+            let held = held.clone().filter(|leases| due.inside || !leases.is_empty());
+            next.extend(due.settle(held.filter(|_| core.is_full(due.inside))));
+        }
     }
-    entry.next_look = clock::deadline(ROOM_LOOK);
-    entry.next_look
+    next
+}
+
+/// The asynchronous bodies with pending futures, and what each waits for.
+fn awaiting_bodies() -> Vec<(Current, On)> {
+    let mut found = Vec::new();
+    for number in 0..LISTS {
+        let entries = list(number);
+        let entries = entries.places.iter().filter_map(|(_, entry)| entry.as_ref());
+        // A body whose future is being woken moves.
+        found.extend(entries.filter(|entry| entry.waker.is_some()).flat_map(|entry| entry.awaited.edges()));
+    }
+    found
 }
