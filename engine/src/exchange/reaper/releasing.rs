@@ -28,6 +28,9 @@ estafette_sync::per_process! {
 thread_local! {
     /// Without a destructor, which each access would look after.
     static OWN: Cell<Option<&'static Mark>> = const { Cell::new(None) };
+}
+
+thread_local! {
     static OWNER: Owner = Owner::take();
 }
 
@@ -55,9 +58,12 @@ impl Drop for Owner {
     }
 }
 
-/// The mark of this thread. `None` while the thread ends.
+/// The mark of this thread. `None` while the thread ends, and in models of loom, which flush beside no operation.
 #[inline]
 fn own() -> Option<&'static Mark> {
+    if cfg!(estafette_loom) {
+        return None;
+    }
     OWN.try_with(Cell::get).ok().flatten().or_else(first_use)
 }
 
