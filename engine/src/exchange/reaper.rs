@@ -102,7 +102,8 @@ pub fn reaper() -> &'static Reaper {
 /// Memory falls out of use when its handles are dropped and the operations and leases that use it have ended. Fences that these, or an
 /// import, have left are waited for; operations and leases are not, and neither is the fence of an import that is described late.
 ///
-/// In a deleter, and in a callback of a foreign fence, it does not wait: it might wait for itself.
+/// In a deleter, in a callback of a foreign fence, and where the end of an operation wakes a future, it does not wait: it might wait for
+/// itself.
 pub fn flush_deleters(timeout: Duration) -> bool {
     reaper().flush(timeout)
 }

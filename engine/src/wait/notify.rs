@@ -194,7 +194,7 @@ impl Tensor {
         if self.inner.core.generation.is_inherited() {
             return Vec::new();
         }
-        self.inner.vars.iter().flat_map(|var| of(var)).map(|op| op.id()).collect()
+        self.inner.vars.iter().flat_map(of).map(|op| op.id()).collect()
     }
 
     /// The end of every use that was submitted before this call, as a fence. When the fence is done, the
