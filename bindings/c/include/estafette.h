@@ -820,8 +820,10 @@ estafette_status estafette_engine_stats(struct estafette_engine *engine,
                                         struct estafette_stats *stats);
 
 /**
- * Waits, for at most `timeout_ns`, until the deleters of everything that was given up before this call have been called: for
- * tests, and before something that deleters need goes away. What still waits for its last work is waited for too. In a callback it
+ * Waits, for at most `timeout_ns`, until the deleters of all memory that was given up before this call have been called: for
+ * tests, and before something that deleters need goes away. Memory is given up when its handles are released and the operations and leases
+ * that use it have ended; fences that these, or an import, have left are waited for too. An operation that has not ended holds its memory, and so does an import
+ * with `DLPACK_FENCE_DESCRIBED_LATE` until it is ready: `estafette_wait_all` comes first where they are to be waited for. In a callback it
  * does not wait.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a deleter.
@@ -897,7 +899,8 @@ estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
  * The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
  * the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
  *
- * A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one of those uses.
+ * A use that is to end after this fence would wait for itself: `estafette_op_complete_after` refuses this fence as the end of one of those
+ * operations.
  *
  * Returns as `estafette_tensor_fence`. May be called by any thread.
  *
@@ -1056,7 +1059,7 @@ estafette_status estafette_lease_fence(const struct estafette_lease *lease,
  * `lease` is legal and does nothing.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a lease that was released before, or a fence
- * that breaks the rules: then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
+ * that breaks the rules, or is one of `estafette_lease_fence` for this lease: then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
  * returned. May be called by any thread.
  *
  * What the caller promises:
@@ -1085,7 +1088,9 @@ estafette_status estafette_set_log(int32_t level,
 
 /**
  * Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
- * `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure, as
+ * `message` (NULL for none; what is not UTF-8 in it is replaced). An operation that ends so uses its memory no more, also with
+ * `ESTAFETTE_DEVICE`; a fence of `estafette_op_complete_after` that fails with `DLPACK_FENCE_DEVICE` says that work may go on, so the memory is
+ * kept for ever. Its outputs then carry that failure, as
  * `ESTAFETTE_DEVICE`, `ESTAFETTE_PEER_DIED` or else `ESTAFETTE_FAILED`; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
@@ -1119,7 +1124,8 @@ estafette_status estafette_op_stream(struct estafette_op *op,
  * NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
  * the context.
  *
- * Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not reported. May
+ * Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules, or that waits for the end
+ * of this operation: then the end was not reported. May
  * be called by any thread, once, inside of the function too.
  *
  * What the caller promises:
@@ -1168,7 +1174,7 @@ estafette_status estafette_op_release(struct estafette_op *op);
 estafette_status estafette_op_query(struct estafette_op *op);
 
 /**
- * Blocks until an operation has ended (the fence included that it ends with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+ * Blocks until an operation has ended (the fences included that it, or the nodes of a replay, end with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
  * limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
  * it runs none, so that it is kept.
  *
@@ -1329,6 +1335,8 @@ estafette_status estafette_program_finish(struct estafette_program *program,
  * Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_IN_FLIGHT_LIMIT` instead of waiting
  * for room, else 0. A handle of the operation goes to `*out`, which may be NULL; the caller gives it up by
  * `estafette_op_release`.
+ *
+ * The replay ends when all nodes have ended, the fences included that they end with.
  *
  * A node whose input was left by a node that failed is not called, and all others are; the replay has failed then, and so has
  * everything that the program writes.

@@ -277,8 +277,10 @@ pub unsafe extern "C" fn estafette_engine_stats(
     })
 }
 
-/// Waits, for at most `timeout_ns`, until the deleters of everything that was given up before this call have been called: for
-/// tests, and before something that deleters need goes away. What still waits for its last work is waited for too. In a callback it
+/// Waits, for at most `timeout_ns`, until the deleters of all memory that was given up before this call have been called: for
+/// tests, and before something that deleters need goes away. Memory is given up when its handles are released and the operations and leases
+/// that use it have ended; fences that these, or an import, have left are waited for too. An operation that has not ended holds its memory, and so does an import
+/// with `DLPACK_FENCE_DESCRIBED_LATE` until it is ready: `estafette_wait_all` comes first where they are to be waited for. In a callback it
 /// does not wait.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a deleter.

@@ -38,7 +38,8 @@ pub unsafe extern "C" fn estafette_tensor_fence(
 /// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
 /// the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
 ///
-/// A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one of those uses.
+/// A use that is to end after this fence would wait for itself: `estafette_op_complete_after` refuses this fence as the end of one of those
+/// operations.
 ///
 /// Returns as `estafette_tensor_fence`. May be called by any thread.
 ///
@@ -50,7 +51,7 @@ pub unsafe extern "C" fn estafette_writable_fence(
     out: *mut DLFence,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    unsafe { describe(tensor, out, |tensor| Ok(tensor.export_fence(tensor.writable_fence()))) }
+    unsafe { describe(tensor, out, |tensor| Ok(tensor.export_writable_fence())) }
 }
 
 /// The end of an operation as a fence, to `*out`; of one that ends with a fence, the end of that. Ownership as for

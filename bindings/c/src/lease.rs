@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use estafette::devices::DLDevice;
 use estafette::{Access, Lease};
 
-use crate::entry::{DONE, entry, place};
+use crate::entry::{DONE, Refusal, entry, place};
 use crate::export::{access, check_stream, consumer, until_defined};
 use crate::fence::DLFence;
 use crate::handles::Table;
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn estafette_lease_fence(
 /// `lease` is legal and does nothing.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a lease that was released before, or a fence
-/// that breaks the rules: then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
+/// that breaks the rules, or is one of `estafette_lease_fence` for this lease: then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
 /// returned. May be called by any thread.
 ///
 /// # Safety
@@ -115,6 +115,11 @@ pub unsafe extern "C" fn estafette_lease_release(
             // SAFETY: by contract of this function.
             Some(done) => Some(unsafe { held.tensor().import_fence(done) }?),
         };
+        if fence.as_ref().is_some_and(|fence| held.is_end_fence(fence)) {
+            return Err(Refusal::invalid(
+                "done: it waits for the end of this very lease, which would wait for itself",
+            ));
+        }
         drop(held);
         let lease = LEASES.take(lease, "lease")?;
         match fence {

@@ -15,7 +15,7 @@ use crate::fence::outcome_of;
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
 use crate::tensor::of_known_version;
-use estafette::devices::{DeviceError, DeviceErrorKind};
+use estafette::devices::{DeviceError, DeviceErrorKind, FenceState};
 
 /// An operation. The handle is a number with a generation, not an address: a handle of an ended operation is recognized.
 ///
@@ -25,7 +25,9 @@ use estafette::devices::{DeviceError, DeviceErrorKind};
 pub enum estafette_op {}
 
 /// Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
-/// `message` (NULL for none; what is not UTF-8 in it is replaced). Its outputs then carry that failure, as
+/// `message` (NULL for none; what is not UTF-8 in it is replaced). An operation that ends so uses its memory no more, also with
+/// `ESTAFETTE_DEVICE`; a fence of `estafette_op_complete_after` that fails with `DLPACK_FENCE_DEVICE` says that work may go on, so the memory is
+/// kept for ever. Its outputs then carry that failure, as
 /// `ESTAFETTE_DEVICE`, `ESTAFETTE_PEER_DIED` or else `ESTAFETTE_FAILED`; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
@@ -87,7 +89,8 @@ pub unsafe extern "C" fn estafette_op_stream(
 /// NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
 /// the context.
 ///
-/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not reported. May
+/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules, or that waits for the end
+/// of this operation: then the end was not reported. May
 /// be called by any thread, once, inside of the function too.
 ///
 /// # Safety
@@ -191,15 +194,15 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
             outcome => outcome?,
         }
         // Known only now.
-        match held.after().map(|after| after.state().outcome()) {
-            None | Some(Some(Ok(()))) => DONE,
-            Some(None) => Ok(estafette_status::ESTAFETTE_PENDING),
-            Some(Some(Err(error))) => Err(failed_after(&error)),
+        match held.after().state() {
+            FenceState::Done => DONE,
+            FenceState::Pending => Ok(estafette_status::ESTAFETTE_PENDING),
+            FenceState::Failed(error) => Err(failed_after(&error)),
         }
     })
 }
 
-/// Blocks until an operation has ended (the fence included that it ends with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+/// Blocks until an operation has ended (the fences included that it, or the nodes of a replay, end with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
 /// limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
 /// it runs none, so that it is kept.
 ///
@@ -215,17 +218,17 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
         let (found, held) = slots::hold(op)?;
         found.wait_timeout(limit)?;
         // Known only now.
-        let Some(after) = held.after() else { return DONE };
-        if after.state().is_pending() {
+        let after = held.after();
+        for fence in after.iter().filter(|fence| fence.state().is_pending()) {
             let left = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
             if left == Some(Duration::ZERO) {
                 return Err(Error::Timeout(limit.unwrap_or_default()).into());
             }
-            found.wait_for_fence(&after, left)?;
+            found.wait_for_fence(fence, left)?;
         }
-        match after.state().outcome() {
-            Some(Err(error)) => Err(failed_after(&error)),
-            _ => DONE,
+        match after.state() {
+            FenceState::Failed(error) => Err(failed_after(&error)),
+            FenceState::Done | FenceState::Pending => DONE,
         }
     })
 }

@@ -170,6 +170,8 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
 /// for room, else 0. A handle of the operation goes to `*out`, which may be NULL; the caller gives it up by
 /// `estafette_op_release`.
 ///
+/// The replay ends when all nodes have ended, the fences included that they end with.
+///
 /// A node whose input was left by a node that failed is not called, and all others are; the replay has failed then, and so has
 /// everything that the program writes.
 ///

@@ -76,9 +76,14 @@ impl Held {
         begin(handle, begun).map(|()| handle)
     }
 
-    /// The fence that the operation ends with, if that is known.
-    pub(crate) fn after(&self) -> Option<Fence> {
-        find(self.0.as_ptr()).ok()?.1.after.clone()
+    /// The fences that the operation, or a node of the replay, has ended with. Known when the operation has ended.
+    pub(crate) fn after(&self) -> FenceSet {
+        let Ok((_, state)) = find(self.0.as_ptr()) else { return FenceSet::default() };
+        let (own, op) = (state.after.clone(), state.op.clone());
+        drop(state);
+        let mut fences = op.map(|op| op.fences_of_nodes()).unwrap_or_default();
+        fences.extend(own);
+        fences
     }
 }
 
@@ -256,12 +261,9 @@ pub(crate) fn export_end(handle: *mut estafette_op) -> Result<RawFence, Refusal>
     Reactor::global().when_settled([issued], move |outcome| {
         let after = held.after();
         drop(held);
-        match (outcome, after) {
-            (Ok(()), Some(after)) => {
-                let fences = FenceSet::from(after);
-                Reactor::global().when_settled(&fences, move |outcome| completer.settle(outcome));
-            }
-            (outcome, _) => completer.settle(outcome),
+        match outcome {
+            Ok(()) => Reactor::global().when_settled(&after, move |outcome| completer.settle(outcome)),
+            Err(error) => completer.settle(Err(error)),
         }
     });
     Ok(submitted.export_fence(fence))

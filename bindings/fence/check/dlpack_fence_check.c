@@ -587,17 +587,22 @@ static void a_tensor_that_is_ready_already(const void *subject) {
   RULE("R7", sum == FLOATS * (FLOATS - 1) / 2);
 }
 
-static void a_tensor_that_fails(const void *subject) {
+static void tensor_that_fails(const void *subject, int32_t status) {
   const DLFenceConsumer *it = subject;
   guarded *tensor = guarded_new(0, 1); /* its page is never readable */
   double sum = 0;
   void *library = it->open(), *use = it->take(library, &tensor->raw);
-  strict_settle(tensor->ready, DLPACK_FENCE_FAILED);
+  strict_settle(tensor->ready, status);
   COMES("R7", it->result(library, use, &sum) < 0);
   COMES("R10", is_over(tensor));
   for (int i = 0; i < tensor->added; i++) dlpack_fence_release(&tensor->done[i]);
   COMES("R1", strict_holders(tensor->ready) == 1);
 }
+
+static void a_tensor_that_fails(const void *subject) { tensor_that_fails(subject, DLPACK_FENCE_FAILED); }
+
+/* R11 is about the consumer's fences: the memory is the producer's, which knows what its device may still do. */
+static void a_tensor_whose_device_breaks(const void *subject) { tensor_that_fails(subject, DLPACK_FENCE_DEVICE); }
 
 static void two_tensors_at_once(const void *subject) {
   const DLFenceConsumer *it = subject;
@@ -621,6 +626,7 @@ int dlpack_fence_check_consumer(const DLFenceConsumer *subject) {
   RUN(a_tensor_that_is_described_late);
   RUN(a_producer_that_accepts_no_fence);
   RUN(a_tensor_that_fails);
+  RUN(a_tensor_whose_device_breaks);
   RUN(two_tensors_at_once);
   return failed;
 }

@@ -387,7 +387,7 @@ class TestLibraries:
     def test_they_keep_the_rules(self, np, module, folder):
         ran = python("-m", "dlpack_fence.check", module, folders=[folder])
         passed = [line for line in ran.stdout.splitlines() if line.startswith("ok ")]
-        assert (ran.returncode, len(passed)) == (0, 15), ran.stdout + ran.stderr
+        assert (ran.returncode, len(passed)) == (0, 16), ran.stdout + ran.stderr
 
     @pytest.mark.parametrize(
         ("before", "after", "check"),
@@ -407,3 +407,23 @@ class TestLibraries:
         (tmp_path / "producer.py").write_text(text.replace(before, after, 1))
         ran = python("-m", "dlpack_fence.check", "producer", check, folders=[tmp_path], DLPACK_FENCE_PATIENCE_MS="1000")
         assert ran.returncode != 0, ran.stdout
+
+
+def test_the_helper_refuses_a_tensor_after_its_close_and_a_status_that_settles_nothing():
+    np = pytest.importorskip("numpy")
+    back = []
+    ready = Flag()
+    taken = dlpack_fence.Taken(dlpack_fence.give(np.arange(4.0), ready, lambda: back.append(1)))
+    for status in (None, "x", 1, 1.0, -(2**31) - 1):
+        with pytest.raises(ValueError, match="a status that settles"):
+            ready.settle(status)
+    assert ready.state() == PENDING
+    ready.settle()
+    assert list(taken.numpy()) == [0, 1, 2, 3]
+    taken.close()
+    taken.close()
+    assert back == [1]
+    uses = (taken.numpy, taken.wait, taken.__dlpack_device__, taken.__dlpack__, lambda: taken.add_done(Flag()), lambda: taken.ready)
+    for use in uses:
+        with pytest.raises(ValueError, match="closed"):
+            use()

@@ -1,4 +1,4 @@
-//! The fences that the variables of a replay carried when the replay was granted.
+//! The fences that the variables of a replay carried when the replay was granted, and those that its nodes end with.
 
 use estafette_devices::{Fence, FenceSet};
 use estafette_sync::sync::Mutex;
@@ -9,7 +9,11 @@ use crate::core::var_state::has;
 /// way, so that a program on a device waits there and not on the host. Root nodes (no predecessors) wait for
 /// all of them, and other nodes come after root nodes.
 #[derive(Default)]
-pub(crate) struct Inputs(Mutex<Earlier>);
+pub(crate) struct Inputs {
+    earlier: Mutex<Earlier>,
+    /// What nodes were to end with: the variables carry it, and those who wait for the replay itself find it here.
+    ends: Mutex<FenceSet>,
+}
 
 #[derive(Clone, Default)]
 pub(crate) struct Earlier {
@@ -22,11 +26,21 @@ pub(crate) struct Earlier {
 impl Inputs {
     /// Sets the fences, before the replay begins.
     pub(crate) fn set(&self, earlier: Earlier) {
-        *self.0.lock() = earlier;
+        *self.earlier.lock() = earlier;
     }
 
     pub(crate) fn take(&self) -> Earlier {
-        std::mem::take(&mut *self.0.lock())
+        std::mem::take(&mut *self.earlier.lock())
+    }
+
+    /// A node ends with these fences. Called before the end of the node is reported.
+    pub(crate) fn node_ends_with(&self, fences: &[Fence]) {
+        self.ends.lock().extend(fences.iter().cloned());
+    }
+
+    /// The fences that nodes have ended with.
+    pub(crate) fn ends(&self) -> FenceSet {
+        self.ends.lock().clone()
     }
 }
 

@@ -18,7 +18,7 @@ mod export;
 mod import;
 mod overdue;
 
-pub(crate) use export::{WAIT_WITHOUT_ENGINE, export_of};
+pub(crate) use export::{WAIT_WITHOUT_ENGINE, export_of, waits_for};
 #[doc(hidden)]
 pub use export::{done, export};
 #[doc(hidden)]

@@ -14,7 +14,7 @@
 //!
 //! | leaked because | why that is right |
 //! |---|---|
-//! | a fence failed with kind [`Fault`](DeviceErrorKind::Fault) | what still runs in a broken context is unknown |
+//! | a fence failed with kind [`Fault`](DeviceErrorKind::Fault), other than those of the producer that the import was to wait for | what still runs in a broken context is unknown |
 //! | this is a forked child | the parent owns the other half |
 //! | [`Reaper::stop`] has been called | the interpreter that the deleter needs may be gone |
 //!
@@ -43,6 +43,7 @@
 
 mod inline;
 mod queue;
+mod releasing;
 mod slow;
 mod thread;
 mod thread_state;
@@ -52,13 +53,16 @@ use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::{DeviceError, DeviceErrorKind, FenceSet, FenceState, Reactor};
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceSet, FenceState, Reactor};
 use estafette_sync::process;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
+use estafette_sync::time::Instant;
 
 pub use self::inline::with_inline_deleters;
 use self::queue::{Phase, Queue, Ready, Ticket};
+use self::releasing::Others;
+pub(crate) use self::releasing::{Releasing, releasing};
 pub use self::slow::{Release, ReleaseStatus, ReleasedMemory};
 use self::thread::Shared;
 
@@ -76,6 +80,9 @@ const BACKLOG: usize = 256;
 /// grew meanwhile.
 const REPORT: u64 = 256;
 
+/// How often a flush looks for the operands of operations that have just ended before it sleeps.
+const POLLS: u32 = 64;
+
 /// Threads of a reaper: seven deleters may hang at once while the others go on. More that hang share a cause, which more threads
 /// would only hide.
 const THREADS_MAX: usize = 8;
@@ -89,10 +96,14 @@ pub fn reaper() -> &'static Reaper {
 }
 
 /// Waits until all memory that fell out of use before this call has been released or leaked, and what the deleters of that
-/// have dropped, for at most `timeout`. Returns whether that was so. The caller must hold nothing that a deleter needs (the
+/// have dropped, for at most `timeout`. Returns whether that was so. The caller must hold nothing that a deleter or a callback needs (the
 /// Python lock).
 ///
-/// In a deleter, and in a callback of a foreign fence, it does not wait: it might wait for itself.
+/// Memory falls out of use when its handles are dropped and the operations and leases that use it have ended. Fences that these, or an
+/// import, have left are waited for; operations and leases are not, and neither is the fence of an import that is described late.
+///
+/// In a deleter, in a callback of a foreign fence, and where the end of an operation wakes a future, it does not wait: it might wait for
+/// itself.
 pub fn flush_deleters(timeout: Duration) -> bool {
     reaper().flush(timeout)
 }
@@ -182,15 +193,33 @@ impl Reaper {
         if self.shared.generation.is_inherited() {
             return true;
         }
+        // A timeout beyond what a clock can say is no timeout.
+        let deadline = Instant::now().checked_add(timeout);
+        let left = || deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        let waits = !(self.shared.lock().on_own_thread() || callback::is_running() || releasing::is_here());
+        let mut others = Others::now();
+        let mut polls = 0;
+        while !others.are_through() {
+            if !waits || left().is_zero() {
+                return false;
+            }
+            // They take microseconds, unless a callback that they notify takes longer.
+            polls += 1;
+            if polls < POLLS {
+                estafette_sync::thread::yield_now();
+            } else {
+                drop(self.shared.progress.wait_timeout(self.shared.lock(), NAP.min(left())));
+            }
+        }
         self.shared.watch_again(usize::MAX);
         let mut queue = self.shared.lock();
         let last = queue.close_epoch();
-        if queue.on_own_thread() || callback::is_running() {
+        if !waits {
             return queue.first_epoch > last;
         }
         self.shared.start(&mut queue);
         self.shared.work.notify_all();
-        let done = self.shared.wait_until(queue, timeout, |queue| {
+        let done = self.shared.wait_until(queue, left(), |queue| {
             // What still waits for fences after a stop will leak some day; nothing can hurry it.
             queue.first_epoch > last || queue.phase == Phase::Stopped
         });
@@ -284,22 +313,30 @@ fn is_ordered(storage: &Storage, fences: &FenceSet) -> bool {
     storage.release_stream().is_some_and(|release_stream| release_stream.waits_for(fences))
 }
 
-/// Whether memory behind these fences, of which at least one failed, is certainly out of use. The reactor
+/// Whether `storage` behind these fences, of which at least one failed, is certainly out of use. The reactor
 /// reports one failure; a worse one may hide behind it, and its own failure to observe says nothing about
 /// the fence.
-fn may_release(fences: &FenceSet) -> bool {
+fn may_release(storage: &Storage, fences: &FenceSet) -> bool {
     fences.iter().all(|fence| match fence.state() {
         FenceState::Done => true,
         FenceState::Pending => false,
-        FenceState::Failed(error) => error.kind() != DeviceErrorKind::Fault,
+        FenceState::Failed(error) => !is_fault(storage, fence, &error),
     })
 }
 
 /// Whether a fence has failed in a way that says nothing about what still runs, or settles in another process.
-fn is_faulty(fences: &FenceSet) -> bool {
-    let is_fault =
-        |state| matches!(state, FenceState::Failed(error) if error.kind() == DeviceErrorKind::Fault);
-    fences.iter().any(|fence| fence.is_inherited() || is_fault(fence.state()))
+fn is_faulty(storage: &Storage, fences: &FenceSet) -> bool {
+    fences.iter().any(|fence| {
+        let has_fault =
+            || matches!(fence.state(), FenceState::Failed(error) if is_fault(storage, fence, &error));
+        fence.is_inherited() || has_fault()
+    })
+}
+
+/// Whether work that `fence` marks may go on in the memory, though the fence has failed. The work of the producer, which gets the
+/// memory back, is the producer's matter.
+fn is_fault(storage: &Storage, fence: &Fence, error: &DeviceError) -> bool {
+    error.kind() == DeviceErrorKind::Fault && !storage.is_of_producer(fence)
 }
 
 /// A storage that waits for fences. It is leaked unless a callback lets it proceed: a callback that is lost must
@@ -333,8 +370,8 @@ impl FencedStorage {
             // The child has copies of the parent's promises and may settle them; the drop leaks.
             _ if self.shared.generation.is_inherited() => drop(self),
             Ok(()) => self.proceed(),
-            Err(_) if may_release(&fences) => self.proceed(),
-            Err(_) if !is_faulty(&fences) => self.watch_later(fences),
+            Err(_) if may_release(&self.storage, &fences) => self.proceed(),
+            Err(_) if !is_faulty(&self.storage, &fences) => self.watch_later(fences),
             Err(error) => self.give_up(&error),
         });
     }

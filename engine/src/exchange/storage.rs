@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 #[cfg(feature = "links")]
 use std::sync::Arc;
 
-use estafette_devices::{Allocation, DeviceType};
+use estafette_devices::{Allocation, DeviceType, Fence, FenceSet};
 #[cfg(feature = "links")]
 use estafette_links::Segment;
 
@@ -19,6 +19,7 @@ use super::dtype::Element;
 #[cfg(feature = "links")]
 use super::loan::Loan;
 use super::release_stream::ReleaseStream;
+use crate::core::var_state::has;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub(crate) struct Storage {
@@ -34,6 +35,8 @@ enum Owner {
     /// Memory that other processes can be lent for writing.
     #[cfg(feature = "links")]
     Segment(Arc<Segment>),
+    /// A foreign tensor that is ready when the fences of its producer are done.
+    Fenced(Box<(ManagedTensor, FenceSet)>),
     /// A foreign tensor whose allocator works in stream order.
     StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
@@ -87,7 +90,21 @@ impl Storage {
         }
     }
 
-    /// The same, of an allocator that works in the order of the stream `release_stream`.
+    /// Memory of another library that is ready once `ready` is done.
+    pub(crate) fn fenced(tensor: ManagedTensor, ready: FenceSet) -> Self {
+        if ready.is_empty() {
+            Self::foreign(tensor)
+        } else {
+            Self::new(Owner::Fenced(Box::new((tensor, ready))))
+        }
+    }
+
+    /// Whether `fence` is the producer's, which knows what its failure says of the memory.
+    pub(super) fn is_of_producer(&self, fence: &Fence) -> bool {
+        matches!(&self.owner, Owner::Fenced(fenced) if has(&fenced.1, fence))
+    }
+
+    /// Memory of another library, of an allocator that works in the order of the stream `release_stream`.
     pub(crate) fn stream_ordered(tensor: ManagedTensor, release_stream: ReleaseStream) -> Self {
         Self::new(Owner::StreamOrdered(Box::new((tensor, release_stream))))
     }
@@ -116,6 +133,7 @@ impl Storage {
             Owner::Elsewhere(elsewhere) => elsewhere.0.data(),
             #[cfg(feature = "links")]
             Owner::Segment(segment) => segment.start().as_ptr(),
+            Owner::Fenced(fenced) => fenced.0.data(),
             Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
@@ -129,6 +147,7 @@ impl Storage {
             Owner::Foreign(tensor) => Some(tensor),
             #[cfg(feature = "links")]
             Owner::Elsewhere(elsewhere) => Some(&elsewhere.0),
+            Owner::Fenced(fenced) => Some(&fenced.0),
             Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.0),
             _ => None,
         }
@@ -147,7 +166,7 @@ impl Storage {
     /// be freed anywhere.
     pub(crate) fn runs_foreign_code(&self) -> bool {
         match &self.owner {
-            Owner::Foreign(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
+            Owner::Foreign(_) | Owner::Fenced(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
             #[cfg(feature = "links")]
@@ -169,6 +188,7 @@ impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.owner {
             Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
+            Owner::Fenced(fenced) => f.debug_tuple("Fenced").field(&fenced.0).field(&fenced.1).finish(),
             #[cfg(feature = "links")]
             Owner::Elsewhere(elsewhere) => f.debug_tuple("Elsewhere").field(&elsewhere.0).finish(),
             #[cfg(feature = "links")]

@@ -14,7 +14,7 @@ use crate::core::error::Error;
 use crate::engine::Engine;
 use crate::exchange::abi::fenced::{ExportedFenced, FencedOwner};
 use crate::exchange::foreign_fence::{self, RawFence};
-use crate::exchange::{Abi, DType, ExportFlags, Fenced, Layout, ManagedTensor, export};
+use crate::exchange::{Abi, DType, ExportFlags, Fenced, Layout, ManagedTensor, export, releasing};
 use crate::export::{ExportOptions, export_alias, export_held};
 use crate::lease::{Access, Lease, LeaseState, check_writable};
 use crate::operation::import::ImportOptions;
@@ -136,7 +136,10 @@ impl Tensor {
         notify(request, move |granted| {
             export.end_pending(granted.as_ref().ok());
             let outcome = granted.and_then(|lease| export.granted(lease, &options));
+            let releasing = releasing();
             completer.settle(outcome.map_err(device_error));
+            drop(export);
+            drop(releasing);
         });
         Ok(exported.owned())
     }

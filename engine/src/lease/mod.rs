@@ -31,6 +31,7 @@ use estafette_devices::host;
 use estafette_devices::{Fence, Queue, Reactor};
 
 use crate::core::error::Error;
+use crate::core::var_state::same;
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
@@ -142,8 +143,16 @@ impl Lease {
     #[doc(hidden)]
     pub fn end_fence(&self) -> Fence {
         let (completer, fence) = host::promise("a lease");
-        self.inner.at_end(|at_end| at_end.notified.push(completer));
+        self.inner.at_end(|at_end| at_end.notified.push((completer, fence.clone())));
         fence
+    }
+
+    /// Whether `fence` is one of this lease's [end](Self::end_fence), which cannot wait for itself.
+    #[doc(hidden)]
+    pub fn is_end_fence(&self, fence: &Fence) -> bool {
+        let mut is_own = false;
+        self.inner.at_end(|at_end| is_own = at_end.notified.iter().any(|(_, end)| same(end, fence)));
+        is_own
     }
 }
 

@@ -78,8 +78,8 @@ pub(super) struct AtEnd {
     pub(super) is_named: bool,
     /// What the end waits for if the owner does not name its last work.
     after: Option<EndsAfter>,
-    /// Settled after the end.
-    pub(super) notified: Vec<Completer>,
+    /// Fences of the end, settled after it.
+    pub(super) notified: Vec<(Completer, Fence)>,
 }
 
 impl LeaseState {
@@ -462,7 +462,7 @@ impl LeaseState {
         self.end(&fences, derived);
         if !notified.is_empty() {
             Reactor::global().when_settled(&fences, move |outcome| {
-                notified.into_iter().for_each(|completer| completer.settle(outcome.clone()));
+                notified.into_iter().for_each(|(completer, _)| completer.settle(outcome.clone()));
             });
         }
     }

@@ -84,6 +84,15 @@ impl ActiveTask {
         }
     }
 
+    /// Notes at the replay of a node what the node ends with.
+    pub(crate) fn node_ends_with(&self, fences: &[Fence]) {
+        if let Self::Node(node) = self
+            && !fences.is_empty()
+        {
+            node.ends_with(fences);
+        }
+    }
+
     /// Turns the views that are still alive into leases.
     ///
     /// A view of a tensor that `aliased`, the result, was declared an alias of becomes no lease: the result
@@ -114,9 +123,9 @@ impl ActiveTask {
 
     /// Ends the task without its body, as if an input had failed by `cause`. Its variables, or the run of a node, keep the fences that
     /// the task comes after.
-    pub(crate) fn skip(self, cause: OperationError) -> Option<OpGranted> {
+    pub(crate) fn skip<T>(self, cause: OperationError, operands: T) -> Option<OpGranted> {
         match self {
-            Self::Op(running) => running.skip(cause),
+            Self::Op(running) => running.skip_without(cause, operands),
             Self::Node(_) => self.finish(&[], Err(cause)),
         }
     }

@@ -8,6 +8,7 @@ use estafette_devices::CurrentGuard;
 use crate::core::context::{self, Current, RunAs};
 use crate::core::error::BodyResult;
 use crate::core::operation::contain_panic;
+use crate::exchange::releasing;
 use crate::lease::check_writable;
 use crate::operation::body::Body;
 use crate::operation::completion::{self, Completion, Prepared};
@@ -47,6 +48,8 @@ pub(crate) fn if_usable(promised: Declared, body: Body) -> Body {
             let written = mode.is_exclusive().then(|| check_writable(tensor));
             written?.err().map(|error| running.tag().body_failure(Box::new(error)))
         });
+        // The body has them too.
+        drop(promised);
         match wrong {
             None => {
                 let queue = running.op().payload().queue().cloned();
@@ -55,7 +58,7 @@ pub(crate) fn if_usable(promised: Declared, body: Body) -> Body {
                     Ok(current) => current,
                     Err(error) => {
                         let cause = running.tag().device_failure(error);
-                        return running.skip(cause);
+                        return running.skip_without(cause, body);
                     }
                 };
                 let _ = contain_panic(|| drop(running.op().payload().take_on_skip()));
@@ -63,7 +66,7 @@ pub(crate) fn if_usable(promised: Declared, body: Body) -> Body {
                 drop(current);
                 next
             }
-            Some(cause) => running.skip(cause),
+            Some(cause) => running.skip_without(cause, body),
         }
     })
 }
@@ -76,6 +79,7 @@ where
     Body::new(move |running: Running| {
         let result =
             running.call(|| body(reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY)));
+        let _releasing = releasing();
         let next = running.finish(result);
         // Drops the operands last: if a handle is the last of its memory, the drop must see what the
         // operation left on the variables.
@@ -101,7 +105,7 @@ where
     Body::new(move |running: Running| {
         if let Err(error) = reads.defined() {
             let cause = running.tag().result_failure(error);
-            return running.skip(cause);
+            return running.skip_without(cause, (reads, writes, updates, produced));
         }
         let core = running.op().payload().core.clone();
         let (tag, current) = (running.tag(), Current::of(running.op()));
@@ -111,7 +115,7 @@ where
         let entered = context::enter(current);
         let make = || core.enter_runtime(|| body(&open, guards, &writes, &updates));
         let started = catch_unwind(AssertUnwindSafe(make)).map_err(|panic| tag.panic_failure(panic));
-        drop(entered);
+        drop((entered, reads, writes, updates));
         let future = match started.and_then(|made| made.map_err(|error| tag.result_failure(error))) {
             Ok(future) => future,
             Err(failure) => {
@@ -124,7 +128,10 @@ where
             let outcome = completion::catch(future).await;
             let held = |tensor: &Tensor| task_open.0.holds(tensor);
             let ended = completion::define_result(&task_tag, outcome, produced.as_ref(), &held, None);
+            let releasing = releasing();
             task_open.0.conclude(ended.map(drop));
+            drop((task_open, produced));
+            drop(releasing);
         });
         if let Err(error) = core.spawn(task) {
             open.0.conclude(Err(tag.result_failure(error)));

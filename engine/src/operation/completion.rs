@@ -19,6 +19,7 @@ use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, BodyResult, FailureKind, OperationError};
 use crate::core::operation::{Op, OpTag, Panic, drop_panic};
+use crate::exchange::releasing;
 use crate::lease::{Access, LeaseState};
 use crate::operation::active::{ActiveTask, Views};
 use crate::operation::import::{Copying, Produced, define, discard};
@@ -272,6 +273,16 @@ impl Scope {
         }
     }
 
+    /// Notes fences that a node of this replay ends with.
+    pub(crate) fn node_ends_with(&self, fences: &[Fence]) {
+        if let Ok(inner) = self.lock()
+            && let Some(ActiveTask::Op(running)) = &inner.running
+            && let Some(inputs) = running.op().payload().inputs()
+        {
+            inputs.node_ends_with(fences);
+        }
+    }
+
     /// Whether this is of a node of a program, whose views the nodes after it do not wait for.
     #[cfg(feature = "arrow")]
     pub(crate) fn is_of_node(&self) -> bool {
@@ -293,9 +304,8 @@ impl Scope {
         drop(inner);
         if let Some(running) = running {
             let cause = running.tag().device_failure(error);
-            dispatch_granted(running.skip(cause));
+            dispatch_granted(running.skip(cause, operands));
         }
-        drop(operands);
     }
 
     fn address(&self) -> usize {
@@ -316,6 +326,7 @@ impl Scope {
         drop(inner);
         let left = running.left_on_queue().or_else(|| running.after_lending(lent_on?));
         running.hand_over(views, None);
+        let _releasing = releasing();
         dispatch_granted(running.finish(left.as_slice(), Err(failure)));
         drop(operands);
     }
@@ -346,6 +357,7 @@ impl Scope {
         } else {
             None
         };
+        running.node_ends_with(fences);
         let fences = if fences.is_empty() { left.as_slice() } else { fences };
         let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
         let result = outcome(&running, produced.as_ref(), &held, fences.first());
@@ -357,6 +369,7 @@ impl Scope {
         };
         // The fence of a copy follows the fence of its source.
         let fences = if later.is_some() { later.as_slice() } else { fences };
+        let _releasing = releasing();
         dispatch_granted(running.finish(fences, result));
         // Drops the operands last: if a handle is the last of its memory, the drop must see what the
         // operation left on the variables.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::core::error::{Error, OperationError};
-use crate::exchange::Element;
+use crate::exchange::{Element, releasing};
 use crate::operation::operands::OpenRef;
 use crate::operation::run::{self, ReadyList, Running};
 use crate::tensor::handle::Tensor;
@@ -49,10 +49,12 @@ impl Drop for Open {
         // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports
         // that.
         let Some(result) = result else { return };
+        let _releasing = releasing();
         if let Some(next) = running.finish(result) {
             // The last guard may be dropped anywhere, so what follows goes to a worker.
             run::dispatch(ReadyList::from_iter([next]));
         }
+        self.operands.clear();
     }
 }
 

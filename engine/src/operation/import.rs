@@ -201,7 +201,7 @@ pub(crate) fn import(
     };
     let (read_only, data) = (read_only || managed.flags().read_only, managed.data());
     let storage = match release_stream {
-        None => Storage::foreign(managed),
+        None => Storage::fenced(managed, ready.clone()),
         Some(stream) => Storage::stream_ordered(managed, stream),
     };
     let memory = ImportedMemory { layout, data, storage, read_only };

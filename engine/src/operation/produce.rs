@@ -3,6 +3,7 @@
 use std::future::Future;
 
 use crate::core::error::{BodyResult, Error};
+use crate::exchange::releasing;
 use crate::operation::bodies::{external_body, future_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{Nothing, OpBuilder};
@@ -39,6 +40,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
                         .map(drop)
                         .map_err(|error| running.tag().result_failure(error))
                 });
+                let _releasing = releasing();
                 let next = running.finish(result);
                 drop((reads, target));
                 next

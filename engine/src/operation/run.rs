@@ -582,6 +582,15 @@ impl Running {
         skip(self.take(), cause)
     }
 
+    /// As [`skip`](Self::skip), of an operation whose `body` was taken from its place. The body is dropped first, as one in its place is.
+    pub(crate) fn skip_without<T>(self, cause: OperationError, body: T) -> Option<OpGranted> {
+        self.op().payload().fail(cause.clone());
+        let current = context::enter(Current::of(self.op()));
+        drop(body);
+        drop(current);
+        self.skip(cause)
+    }
+
     pub(crate) fn tag(&self) -> OpTag {
         OpTag::of(self.op())
     }

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use crate::core::error::{BodyResult, Error, OperationError};
 use crate::core::lost::lost;
 use crate::core::operation::{Op, OpGranted, OpPending, OpTag, OpVar, Role};
+use crate::exchange::{Releasing, releasing};
 use crate::operation::bodies::{external_body, future_body, if_usable, sync_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{OpBuilder, Submission};
@@ -332,7 +333,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         self.check()?;
         self.submit_checked(None, |reads, writes, _none| {
             Body::new(move |running: Running| {
-                let next = run_on(queue.as_ref(), running, || {
+                let (_releasing, next) = run_on(queue.as_ref(), running, || {
                     body(
                         queue.as_ref(),
                         reads.defined()?.views(&Grant::OF_BODY),
@@ -346,19 +347,24 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     }
 }
 
-/// Runs a body that enqueues on `queue`, and ends its operation.
-fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult) -> Option<OpGranted> {
+/// Runs a body that enqueues on `queue`, and ends its operation. The caller drops the operands, and then the first of the results.
+fn run_on(
+    queue: &dyn Queue,
+    running: Running,
+    body: impl FnOnce() -> BodyResult,
+) -> (Releasing, Option<OpGranted>) {
     let current = match CurrentGuard::queue(queue) {
         Ok(current) => current,
         Err(error) => {
             let cause = running.tag().device_failure(error);
-            return running.skip(cause);
+            let next = running.skip(cause);
+            return (releasing(), next);
         }
     };
     let result = running.call(body);
     let (fence, marked) = record_end(queue, || running.tag());
     drop(current);
-    running.finish_with(Some(&fence), result.and(marked))
+    (releasing(), running.finish_with(Some(&fence), result.and(marked)))
 }
 
 /// Records the fence of the work that a body has enqueued on `queue`. A body that failed may have enqueued
@@ -397,6 +403,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
                         updates.views_mut(&Grant::OF_BODY),
                     )
                 });
+                let _releasing = releasing();
                 let next = running.finish(result);
                 drop((reads, writes, updates));
                 next
@@ -419,7 +426,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         self.check()?;
         self.submit_checked(None, |reads, writes, updates| {
             Body::new(move |running: Running| {
-                let next = run_on(queue.as_ref(), running, || {
+                let (_releasing, next) = run_on(queue.as_ref(), running, || {
                     body(
                         queue.as_ref(),
                         reads.defined()?.views(&Grant::OF_BODY),

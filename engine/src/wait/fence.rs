@@ -1,6 +1,7 @@
 //! Blocking waits for fences.
 
 use estafette_devices::{Fence, FenceSet, Outcome};
+use estafette_graph::OpId;
 use estafette_sync::time::{Duration, Instant};
 
 use crate::core::clock;
@@ -107,8 +108,8 @@ fn wait_while(fence: &Fence, timeout: Option<Duration>, mut before: impl FnMut()
     }
 }
 
-/// `fence`, which operations of the engine may have to settle, for another scheduler.
-pub(crate) fn export(core: &CoreRef, fence: Fence) -> RawFence {
+/// `fence`, which operations of the engine may have to settle, those of `after` among them, for another scheduler.
+pub(crate) fn export(core: &CoreRef, fence: Fence, after: Vec<OpId>) -> RawFence {
     let device = core.device(fence.device());
-    foreign_fence::export_of(core, wait_for_scheduler, fence, device)
+    foreign_fence::export_of(core, wait_for_scheduler, fence, device, after)
 }

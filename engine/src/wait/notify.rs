@@ -16,7 +16,7 @@ use crate::core::core_ref::CoreRef;
 pub(crate) use crate::core::error::device_error;
 use crate::core::error::{Error, FailureKind, OperationError};
 use crate::core::one_shot::OneShot;
-use crate::core::operation::{Op, OpHandle};
+use crate::core::operation::{Op, OpHandle, OpVar};
 use crate::core::var_state::{Asked, Replaced, thin_out};
 use crate::core::wakers::WakerKey;
 use crate::core::{clock, context};
@@ -171,13 +171,30 @@ impl Tensor {
     /// the fence.
     #[doc(hidden)]
     pub fn export_ready_fence(&self) -> RawFence {
-        self.export_fence(self.ready_fence())
+        // Before the fence: a write that comes in between is none that the fence waits for.
+        let after = self.last_uses(|var| var.queued_writes().pop().into_iter().collect());
+        fence::export(&self.inner.core, self.ready_fence(), after)
     }
 
     /// `fence`, of this tensor's uses, for another scheduler. The owner of the struct owns one count of it.
     #[doc(hidden)]
     pub fn export_fence(&self, fence: Fence) -> RawFence {
-        fence::export(&self.inner.core, fence)
+        fence::export(&self.inner.core, fence, Vec::new())
+    }
+
+    /// [`writable_fence`](Self::writable_fence) for another scheduler. The owner of the struct owns one count of the fence.
+    #[doc(hidden)]
+    pub fn export_writable_fence(&self) -> RawFence {
+        let after = self.last_uses(|var| var.queued());
+        fence::export(&self.inner.core, self.writable_fence(), after)
+    }
+
+    /// Operations of the tensor's variables. In a forked child none: other threads may hold the graph's locks.
+    fn last_uses(&self, of: impl Fn(&OpVar) -> Vec<OpHandle>) -> Vec<OpId> {
+        if self.inner.core.generation.is_inherited() {
+            return Vec::new();
+        }
+        self.inner.vars.iter().flat_map(of).map(|op| op.id()).collect()
     }
 
     /// The end of every use that was submitted before this call, as a fence. When the fence is done, the
@@ -350,7 +367,7 @@ impl Completion {
     /// Adopts the fence of another scheduler, with the devices of the engine that runs the operation.
     ///
     /// # Errors
-    /// As [`foreign_fence::import`].
+    /// As [`foreign_fence::import`]; [`Error::Invalid`] for a fence that waits for the end of this operation.
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
@@ -358,7 +375,15 @@ impl Completion {
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         let core = self.scope().core();
         // SAFETY: the caller's promise is the same.
-        unsafe { foreign_fence::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }
+        let imported =
+            unsafe { foreign_fence::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }?;
+        // SAFETY: as above, and the struct is of this version.
+        if foreign_fence::waits_for(unsafe { fence.as_ref() }, OpId::new(self.scope().id())) {
+            return Err(Error::invalid(
+                "fence: it waits for the end of this very operation, which would wait for itself",
+            ));
+        }
+        Ok(imported)
     }
 }
 

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use estafette_devices::Fence;
+use estafette_devices::{Fence, FenceSet};
 use estafette_sync::time::Duration;
 
 use crate::core::clock;
@@ -41,6 +41,13 @@ impl Op {
         self.wait_timeout(None)
     }
 
+    /// The fences that the nodes of a replay have ended with ([`complete_after`](crate::Completion::complete_after)). All of them are known
+    /// when the replay has ended.
+    #[doc(hidden)]
+    pub fn fences_of_nodes(&self) -> FenceSet {
+        self.handle.payload().inputs().map(|inputs| inputs.ends()).unwrap_or_default()
+    }
+
     /// Waits until a fence that the operation ends with has settled, well or not. Without a `timeout` the wait may run operations on
     /// this thread.
     ///
@@ -55,7 +62,7 @@ impl Op {
     /// `fence`, with which the operation ends, for another scheduler. The owner of the struct owns one count of it.
     #[doc(hidden)]
     pub fn export_fence(&self, fence: Fence) -> RawFence {
-        fence::export(&self.handle.payload().core, fence)
+        fence::export(&self.handle.payload().core, fence, vec![self.handle.id()])
     }
 }
 

@@ -6,9 +6,11 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
-use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Queue};
+use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Queue, host};
 use estafette::exchange::{Abi, ExportFlags, export, flush_deleters};
-use estafette::{Access, Completion, DType, Engine, ExportOptions, Layout, ManagedTensor, Tensor};
+use estafette::{
+    Access, Completion, DType, Engine, ExportOptions, ImportOptions, Layout, ManagedTensor, Tensor,
+};
 use tests::foreign::{Deleted, Memory, tensor};
 use tests::ops::{engine, set};
 use tests::watchdog::Watchdog;
@@ -85,6 +87,32 @@ fn the_deleter_runs_once_and_last_in_each_of_the_720_orders_in_which_six_uses_en
     assert_eq!(orders, 720);
     assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_flush_after_the_end_of_an_operation_waits_for_the_operands_that_its_thread_still_drops() {
+    let engine = engine(2);
+    let _watchdog = Watchdog::of(&engine);
+    let finish = |end: Completion| drop(std::thread::spawn(|| end.complete(Ok(()))));
+    for round in 0..600 {
+        let deleted = Deleted::default();
+        let x = import(&engine, tensor(&[1.0, 2.0], &deleted));
+        let op = match round % 3 {
+            0 => engine.op("on a worker").reads([&x]).run(|_, []| Ok(())),
+            1 => engine.op("elsewhere").reads([&x]).run_external(finish),
+            _ => engine.op("future").reads([&x]).run_future(|_, []| async { Ok(()) }),
+        };
+        let op = op.expect("accepted");
+        if round % 2 == 0 {
+            op.wait().expect("it ends well");
+            drop(x);
+        } else {
+            drop((x, op));
+            engine.wait_all(None).expect("all ends well");
+        }
+        assert!(flush_deleters(FLUSH));
+        assert_eq!(deleted.count(), 1, "in round {round}");
+    }
 }
 
 #[test]
@@ -260,6 +288,26 @@ fn memory_whose_last_use_can_never_be_known_is_leaked_and_counted_and_never_free
     tests::ops::until("what may be in use is leaked", || engine.stats().leaked == leaked + 2);
     assert_eq!(deleted.count(), 1);
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn memory_whose_producer_fails_by_a_fault_of_its_device_goes_back_to_the_producer() {
+    let engine = engine(1);
+    for uses in [false, true] {
+        let deleted = Deleted::default();
+        let (completer, ready) = host::promise("their work");
+        let options = ImportOptions { ready: ready.into(), ..ImportOptions::default() };
+        // SAFETY: the tests' tensors describe their own memory.
+        let x = unsafe { engine.import_with(tensor(&[1.0], &deleted), options) }.expect("a good tensor");
+        if uses {
+            engine.op("reads").reads([&x]).run(|_, []| Ok(())).expect("accepted");
+        }
+        completer.fail(DeviceError::new(DeviceErrorKind::Fault, "their device fell off"));
+        x.wait().expect_err("it has failed");
+        drop(x);
+        engine.wait_all(None).expect("all ends");
+        deleted.settle_at(1);
+    }
 }
 
 #[test]

@@ -84,6 +84,45 @@ static void order_on_returns_a_lease_that_ends_with_lease_release(void) {
   estafette_engine_destroy(engine);
 }
 
+static void an_end_that_would_wait_for_itself_is_refused(void) {
+  estafette_engine *engine = engine_new(2);
+  estafette_tensor *out = floats(engine, 4), *in = floats(engine, 4);
+  static counting context;
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, counting_function, &context, counting_drop, &in, 1, &out, 1, &op));
+  CHECK(begun(&context) == op);
+  DLFence ends[4];
+  OK(estafette_op_fence(op, &ends[0]));
+  OK(estafette_tensor_fence(out, &ends[1]));
+  OK(estafette_writable_fence(out, &ends[2]));
+  OK(estafette_writable_fence(in, &ends[3]));
+  for (int i = 0; i < 4; i++) {
+    REFUSED(ESTAFETTE_INVALID, "would wait for itself", estafette_op_complete_after(op, &ends[i]));
+    ends[i].release(ends[i].context);
+  }
+  CHECK(context.dropped == 0);
+  /* What was there before the operation does not wait for it. */
+  DLFence before;
+  OK(estafette_tensor_fence(in, &before));
+  OK(estafette_op_complete_after(op, &before));
+  before.release(before.context);
+  OK(estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_op_release(op));
+
+  DLDevice host = {kDLCPU, 0};
+  estafette_lease *lease;
+  DLFence end;
+  OK(estafette_order_on(out, ESTAFETTE_WRITE, host, 0, &lease));
+  OK(estafette_lease_fence(lease, &end));
+  REFUSED(ESTAFETTE_INVALID, "would wait for itself", estafette_lease_release(lease, &end));
+  end.release(end.context);
+  OK(estafette_lease_release(lease, 0));
+  OK(estafette_wait(out, 10 * SECOND));
+  estafette_tensor_release(in);
+  estafette_tensor_release(out);
+  estafette_engine_destroy(engine);
+}
+
 static void complete_after_finishes_when_the_fence_does(void) {
   estafette_engine *engine = engine_new(2);
   estafette_tensor *tensor = floats(engine, 4);
@@ -305,6 +344,7 @@ static void an_operation_is_completed_by_any_thread(void) {
 int main(void) {
   RUN(on_any_error_the_caller_keeps_what_it_passed);
   RUN(order_on_returns_a_lease_that_ends_with_lease_release);
+  RUN(an_end_that_would_wait_for_itself_is_refused);
   RUN(complete_after_finishes_when_the_fence_does);
   RUN(a_context_outlives_the_fence_that_its_operation_ends_with);
   RUN(a_second_completion_is_an_error);

@@ -161,8 +161,42 @@ static void what_is_wrong_is_refused_and_the_caller_keeps_its_context(void) {
   estafette_engine_destroy(engine);
 }
 
+static void ends_with(void *fence, estafette_op *op) { OK(estafette_op_complete_after(op, fence)); }
+
+/* The fences of all nodes, also of one that another node comes after on the host. */
+static void a_replay_ends_with_the_fences_of_its_nodes(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *x = floats(engine, 4);
+  for (int status = ESTAFETTE_OK; status >= ESTAFETTE_FAILED; status += ESTAFETTE_FAILED) {
+    estafette_promise *promise;
+    DLFence work, end;
+    OK(estafette_promise_create(0, &promise, &work));
+    estafette_program *program;
+    OK(estafette_program_begin(engine, "ends later", &program));
+    OK(estafette_program_add(program, 0, ends_with, &work, 0, 0, 0, &x, 1));
+    OK(estafette_program_finish(program, 0));
+    estafette_op *op;
+    OK(estafette_program_replay(program, 0, &op));
+    OK(estafette_op_fence(op, &end));
+    EXPECT(ESTAFETTE_TIMEOUT, estafette_op_wait(op, SECOND / 50));
+    EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
+    EXPECT(DLPACK_FENCE_PENDING, end.query(end.context));
+    OK(estafette_promise_settle(promise, status, "the kernel has crashed"));
+    EXPECT(status, estafette_op_wait(op, 10 * SECOND));
+    EXPECT(status, estafette_op_query(op));
+    EXPECT(status, end.wait(end.context, 10 * SECOND));
+    end.release(end.context);
+    work.release(work.context);
+    OK(estafette_op_release(op));
+    OK(estafette_program_destroy(program));
+  }
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
 int main(void) {
   RUN(nodes_run_in_order_at_every_replay);
+  RUN(a_replay_ends_with_the_fences_of_its_nodes);
   RUN(a_node_that_fails_leaves_out_what_reads_from_it);
   RUN(what_is_wrong_is_refused_and_the_caller_keeps_its_context);
 }

@@ -151,7 +151,10 @@ class Flag:
         return self._status
 
     def settle(self, status=DONE, message=None):
-        """Settles the fence, and calls its subscribers; `message` says why it has failed. Only the first call counts."""
+        """Settles the fence, and calls its subscribers; `message` says why it has failed. Only the first call counts. ValueError for a
+        `status` that is neither `DONE` nor a failure (an int below 0)."""
+        if not isinstance(status, int) or not -(2**31) <= status <= DONE:
+            raise ValueError(f"a status that settles is DONE (0) or a failure (an int below 0), not {status!r}")
         with self._lock:
             if self._status != PENDING:
                 return
@@ -391,8 +394,15 @@ class Taken:
     def __init__(self, capsule):
         self._address = _python.PyCapsule_GetPointer(capsule, FENCED)
         _python.PyCapsule_SetName(capsule, USED_FENCED)
-        self.raw = ctypes.cast(self._address, ctypes.POINTER(Fenced)).contents
+        self._raw = ctypes.cast(self._address, ctypes.POINTER(Fenced)).contents
         self._closed = False
+
+    @property
+    def raw(self):
+        """The struct, which is the producer's again after `close`: ValueError then."""
+        if self._closed:
+            raise ValueError("the tensor was closed or handed on")
+        return self._raw
 
     @property
     def ready(self):
@@ -445,7 +455,7 @@ class Taken:
             self.wait()
         if stream is not None:
             managed = self.raw.managed
-            self._deleter, self._stream = DELETER.from_buffer_copy(managed.deleter), stream
+            self._deleter, self._device, self._stream = DELETER.from_buffer_copy(managed.deleter), device, stream
             _lent[self._address] = self
             managed.deleter = _hand_back
         if max_version is None or max_version[0] < 1:
@@ -466,10 +476,10 @@ class Taken:
     def _hand_back(self):
         from .libraries import cuda_event
 
-        done = cuda_event(self.__dlpack_device__(), self._stream)
+        done = cuda_event(self._device, self._stream)
         if done is None:  # the stream captures a graph, which may use the memory whenever it is launched: it is kept for ever
             return
-        if self.add_done(done):
+        if self._add_done(done):
             self._deleter(self._address)
         else:
             Subscription(done.raw, lambda status, _: None if status == DEVICE else self._deleter(self._address))
@@ -480,13 +490,17 @@ class Taken:
 
     def add_done(self, flag):
         """Tells the producer that work until `flag` uses the memory. False if the producer takes no fences: then `close` after the work."""
-        return self.raw.add_done(self._address, ctypes.byref(flag.raw)) == DONE
+        self.raw  # ValueError after `close`
+        return self._add_done(flag)
+
+    def _add_done(self, flag):
+        return self._raw.add_done(self._address, ctypes.byref(flag.raw)) == DONE
 
     def close(self):
         """Calls the deleter."""
         if not self._closed:
             self._closed = True
-            self.raw.managed.deleter(self._address)
+            self._raw.managed.deleter(self._address)
 
 
 _lent = {}

@@ -22,7 +22,7 @@ import threading
 import time
 
 import dlpack_fence
-from dlpack_fence import DONE, FAILED, PENDING, Flag, take
+from dlpack_fence import DEVICE, DONE, FAILED, PENDING, Flag, take
 
 PAUSE = 0.03
 
@@ -282,13 +282,17 @@ def consumer_a_producer_that_accepts_no_fence(library):
     consumer_late_readiness(library, refuses=True)
 
 
-def consumer_a_tensor_that_fails(library):
+def consumer_a_tensor_that_fails(library, status=FAILED):
     x = Guarded()
     use = library.take(x)
-    x.ready.settle(FAILED, "the checks let it fail")
+    x.ready.settle(status, "the checks let it fail")
     comes("R7", lambda: library.result(use) is not None, "a failure does not arrive")
     rule("R7", isinstance(library.result(use), Exception), "a failed tensor has a result")
     comes("R10", lambda: x.back == 1, "a failed tensor is not given back")
+
+
+def consumer_a_tensor_whose_device_breaks(library):
+    consumer_a_tensor_that_fails(library, DEVICE)
 
 
 def checks_of(library):

@@ -7,6 +7,7 @@ use std::time::Duration;
 use estafette_devices::{
     DLDevice, Device, Fence, FenceState, NativeEvent, Order, Outcome, Reactor, Subscriber,
 };
+use estafette_graph::OpId;
 use estafette_sync::panic::contain_panic;
 use estafette_sync::process::{Generation, ProcessBound};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
@@ -34,29 +35,32 @@ estafette_sync::statics! {
 ///
 /// `device` is the fence's own, where the engine has it: it makes native events.
 pub fn export(fence: Fence, device: Option<Arc<dyn Device>>) -> RawFence {
-    export_with(fence, device, None)
+    export_with(fence, device, None, Vec::new())
 }
 
-/// As [`export`], of a fence that operations of an engine may have to settle.
+/// As [`export`], of a fence that operations of an engine may have to settle, those of `after` among them.
 pub(crate) fn export_of(
     core: &CoreRef,
     wait: Wait,
     fence: Fence,
     device: Option<Arc<dyn Device>>,
+    after: Vec<OpId>,
 ) -> RawFence {
-    export_with(fence, device, Some((ProcessBound::new(core.clone()), wait)))
+    export_with(fence, device, Some((ProcessBound::new(core.clone()), wait)), after)
 }
 
 fn export_with(
     fence: Fence,
     device: Option<Arc<dyn Device>>,
     engine: Option<(ProcessBound<CoreRef>, Wait)>,
+    after: Vec<OpId>,
 ) -> RawFence {
     let place = fence.device();
     let exported = Arc::new(Exported {
         fence,
         device,
         engine,
+        after,
         text: OnceLock::new(),
         native: OnceLock::new(),
         subscriptions: Mutex::new(Vec::new()),
@@ -105,17 +109,28 @@ pub fn done(device: DLDevice) -> RawFence {
 
 /// The fence inside, if the struct is one that this copy of the library has made.
 pub(super) fn own(raw: &RawFence) -> Option<Fence> {
+    own_struct(raw).map(|own| own.fence.clone())
+}
+
+/// Whether the struct is one that this copy of the library has made, of a fence that waits for the end of `op`.
+pub(crate) fn waits_for(raw: &RawFence, op: OpId) -> bool {
+    own_struct(raw).is_some_and(|own| own.after.contains(&op))
+}
+
+fn own_struct(raw: &RawFence) -> Option<&Exported> {
     let ours: unsafe extern "C" fn(*mut c_void) -> i32 = query;
     // Another copy of the library has other functions, and its fences are foreign.
     let same = raw.query.is_some_and(|its| std::ptr::fn_addr_eq(its, ours));
     // SAFETY: with our function goes our context, which the caller holds a count of.
-    same.then(|| unsafe { exported(raw.context) }.fence.clone())
+    same.then(|| unsafe { exported(raw.context) })
 }
 
 struct Exported {
     fence: Fence,
     device: Option<Arc<dyn Device>>,
     engine: Option<(ProcessBound<CoreRef>, Wait)>,
+    /// Operations whose end it waits for.
+    after: Vec<OpId>,
     /// The text of its failure, made when first asked for.
     text: OnceLock<CString>,
     native: OnceLock<Option<Kept>>,
