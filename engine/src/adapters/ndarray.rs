@@ -92,7 +92,7 @@ fn elements<T: Element>(definition: &Definition) -> Result<RawArrayViewMut<T, Ix
     check_host(definition)?;
     layout.check_elements::<T>(definition.data)?;
     let shape = dimension(layout.shape());
-    if layout.len() == 0 {
+    if layout.is_empty() {
         // SAFETY: no element is ever reached from an aligned pointer that is not NULL.
         return Ok(unsafe { RawArrayViewMut::from_shape_ptr(shape, NonNull::dangling().as_ptr()) });
     }
@@ -130,7 +130,7 @@ fn may_overlap(layout: &Layout) -> bool {
         .collect();
     axes.sort_unstable();
     let mut reached = 0;
-    layout.len() > 0
+    !layout.is_empty()
         && axes.iter().any(|(stride, last)| {
             let overlaps = *stride <= reached;
             reached += stride * last;
