@@ -620,7 +620,7 @@ struct EngineHandle {
   bool has_thread = false;
 };
 
-// False if the engine does not take the operation that calls `resume`, or memory is short.
+// False if the engine does not take the operation that calls `resume`, or memory is short: then `resume` may be called all the same.
 inline bool submit_resumption(estafette_engine *engine, const std::function<void()> &resume, bool nonblocking) noexcept {
   try {
     SubmitOptions how;
@@ -630,9 +630,13 @@ inline bool submit_resumption(estafette_engine *engine, const std::function<void
       op.complete();
       resume();
     });
-    int status = estafette_submit_with(engine, &options, &call, body.get(), &drop, nullptr, 0, nullptr, 0, nullptr);
-    if (status == ESTAFETTE_OK) body.release();
-    return status == ESTAFETTE_OK;
+    estafette_op *op;
+    int status = estafette_submit_with(engine, &options, &call, body.get(), &drop, nullptr, 0, nullptr, 0, &op);
+    if (status != ESTAFETTE_OK) return false;
+    body.release();
+    // Nothing waits for the operation, and an engine without workers runs only what is waited for: a fence of the end is a wait.
+    Operation(op).end();
+    return true;
   } catch (...) {
     return false;
   }
@@ -852,10 +856,11 @@ class Engine {
   }
 
 #ifdef ESTAFETTE_HAS_COROUTINES
-  /// Resumes coroutines on the workers of this engine, which it keeps. While the in-flight limit is reached, coroutines wait for room in turn,
+  /// Resumes coroutines on the workers of this engine, which it keeps; where it has none, on a thread that it starts. While the in-flight limit is reached, coroutines wait for room in turn,
   /// on one thread that all executors of an engine share. Where the engine takes no more operations they resume on that thread, one
   /// after the other. The thread ends when no coroutine waits; as workers do, it ends with the process where `main` returns before.
   Executor executor() const {
+    if (!get()) throw Error(ESTAFETTE_INVALID, "engine is NULL");
     return [handle = handle_](std::function<void()> resume) {
       if (detail::submit_resumption(handle->engine, resume, true)) return;
       detail::resume_when_there_is_room(handle, std::move(resume));

@@ -159,12 +159,18 @@ impl Layout {
     /// The pointer must be one that the host may read; that is for the caller to know, as is the
     /// [validity](Element::valid) of the bytes.
     pub(crate) fn check_slice<T: Element>(&self, data: *const u8) -> Result<usize, InvalidTensor> {
-        if !T::accepts(self.dtype) {
-            return Err(InvalidTensor::new("dtype", format!("is {}, not {}", self.dtype, T::DTYPE)));
-        }
+        self.check_elements::<T>(data)?;
         if !self.is_contiguous() {
             let reason = format!("{:?} of shape {:?} do not make a slice", self.strides, self.shape);
             return Err(InvalidTensor::new("strides", reason));
+        }
+        Ok(self.len)
+    }
+
+    /// As [`check_slice`](Self::check_slice), whatever the strides are.
+    pub(crate) fn check_elements<T: Element>(&self, data: *const u8) -> Result<(), InvalidTensor> {
+        if !T::accepts(self.dtype) {
+            return Err(InvalidTensor::new("dtype", format!("is {}, not {}", self.dtype, T::DTYPE)));
         }
         if !self.device.device_type.has_addresses() {
             return Err(InvalidTensor::new("device", format!("{} has handles, not addresses", self.device)));
@@ -173,7 +179,7 @@ impl Layout {
             let reason = format!("at {data:p} is not aligned to {} bytes for {}", align_of::<T>(), T::DTYPE);
             return Err(InvalidTensor::new("data", reason));
         }
-        Ok(self.len)
+        Ok(())
     }
 
     fn build(

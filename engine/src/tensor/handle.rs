@@ -11,7 +11,7 @@ use crate::core::core_ref::CoreRef;
 #[cfg(feature = "links")]
 use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::{Kind, Name, OpTag, OpVar};
+use crate::core::operation::{Kind, Name, OpTag, OpVar, Phase};
 use crate::core::var_state::VarState;
 use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
 #[cfg(feature = "links")]
@@ -277,6 +277,15 @@ impl Tensor {
 fn unfinished_write(var: &OpVar) -> Error {
     let queued = var.queued();
     let first = queued.iter().find(|op| op.payload().kind != Kind::ReadinessQuery);
+    // A wait for a cancelled operation returns before the operation has left the queue.
+    let advice = match first.map(|op| op.payload().phase()) {
+        Some(Phase::Cancelled) => {
+            "is cancelled and its turn has not come, and `clear_error` judges a version that no write changes any more: wait for `writable()`"
+        }
+        _ => {
+            "has not ended, and `clear_error` judges a version that no write changes any more: wait for it, or for `writable()`"
+        }
+    };
     let first = first.map_or_else(
         || "a write".into(),
         |op| match op.payload().lease() {
@@ -284,9 +293,7 @@ fn unfinished_write(var: &OpVar) -> Error {
             None => format!("operation {} `{}`", op.id().get(), shown(op.payload().name.as_str())),
         },
     );
-    Error::Conflict(format!(
-        "{first} has not ended, and `clear_error` judges a version that no write changes any more: wait for it, or for `writable()`"
-    ))
+    Error::Conflict(format!("{first} {advice}"))
 }
 
 /// The name of the operation that makes the tensor.
@@ -308,14 +315,21 @@ impl std::fmt::Debug for Tensor {
 impl TensorInner {
     #[cold]
     pub(crate) fn not_defined(&self) -> Error {
+        self.not_defined_as(self.vars.iter().any(OpVar::has_unfinished_write))
+    }
+
+    /// `pending`: whether the producer has not ended.
+    fn not_defined_as(&self, pending: bool) -> Error {
         let producer = shown(self.producer.as_ref().map_or("?", |name| name.as_str()));
-        Error::NotDefined(format!("operation `{producer}`, which makes it, has not finished"))
+        let why = if pending { "has not finished" } else { "has failed or was cancelled" };
+        Error::NotDefined(format!("operation `{producer}`, which makes it, {why}"))
     }
 
     /// Why a tensor that an operation was granted has no memory: the failure of its producer.
     pub(crate) fn why_undefined(&self, asking: &OpTag) -> OperationError {
         let failure = self.vars[0].with_ordering_state(|state, _| state.failure().cloned());
-        failure.unwrap_or_else(|| asking.result_failure(self.not_defined()))
+        // The asking operation may be a write of its own.
+        failure.unwrap_or_else(|| asking.result_failure(self.not_defined_as(false)))
     }
 
     #[inline]

@@ -32,12 +32,19 @@ unsafe impl Send for ViewMut<'_> {}
 // SAFETY: shared use of a `ViewMut` only reads.
 unsafe impl Sync for ViewMut<'_> {}
 
+/// Checks that the host can use the memory.
+pub(crate) fn check_host(definition: &Definition) -> Result<(), Error> {
+    if definition.host {
+        return Ok(());
+    }
+    let device = definition.layout.device();
+    Err(Error::invalid(format!("memory on {device} cannot be used by the host")))
+}
+
 /// Checks that `definition` can be a slice of `T`, and returns the length of the slice.
 fn check_slice<T: Element>(definition: &Definition) -> Result<usize, Error> {
     let layout = &definition.layout;
-    if !definition.host {
-        return Err(Error::invalid(format!("memory on {} cannot be used by the host", layout.device())));
-    }
+    check_host(definition)?;
     let len = layout.check_slice::<T>(definition.data)?;
     // SAFETY: type, contiguity and place were just checked, so this many bytes are there; the operation may
     // read them.
@@ -82,9 +89,7 @@ impl<'a> View<'a> {
         let layout = &self.definition.layout;
         let mut packed: Vec<T> = Vec::with_capacity(layout.len());
         let target = Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?;
-        if !self.definition.host {
-            return Err(Error::invalid(format!("memory on {} cannot be used by the host", layout.device())));
-        }
+        check_host(self.definition)?;
         // The type is checked against the packed layout, which is aligned and contiguous.
         target.check_slice::<T>(packed.as_ptr().cast())?;
         // SAFETY: the operation may read the memory; the vector has room for the row-major elements, which a
@@ -108,6 +113,11 @@ impl<'a> View<'a> {
     /// Type, shape, strides and place together.
     pub fn layout(&self) -> &'a Layout {
         &self.definition.layout
+    }
+
+    #[cfg(feature = "ndarray")]
+    pub(crate) fn definition(&self) -> &'a Definition {
+        self.definition
     }
 
     /// Address of the first element; may be read while the view lives, as the layout describes.
@@ -135,6 +145,11 @@ impl<'a> ViewMut<'a> {
     /// Type, shape, strides and place together.
     pub fn layout(&self) -> &'a Layout {
         &self.definition.layout
+    }
+
+    #[cfg(feature = "ndarray")]
+    pub(crate) fn definition(&mut self) -> &'a Definition {
+        self.definition
     }
 
     /// Address of the first element; may be read and written while the view lives.

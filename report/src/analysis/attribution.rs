@@ -189,13 +189,15 @@ impl<S: Source> Attribution<'_, S> {
     /// `on_device`: the waiter is ordered after the blocker's device work by its queue, so only the issue counts.
     fn phases(&self, at: usize, on_device: bool) -> Phases {
         let operation = &*self.source.operation(at);
+        let duration = self.source.about().duration;
         let waiting_for = Blocker::Operation(operation.id);
         if operation.kind == OperationKind::Export {
             let lease = self.source.lease(at, operation);
             return Phases {
                 blocker: Blocker::Lease(operation.id),
                 waiting_for,
-                began: lease.as_ref().map(|lease| lease.opened),
+                // Until its holder went on with it, the lease waited for that thread.
+                began: lease.as_ref().map(|lease| lease.opened.max(Waits::of(operation, duration).end)),
                 // One that was given up before it was held is over when that was noted.
                 ended: lease.map_or(operation.issued, |lease| lease.closed),
                 cause: Cause::Leased,

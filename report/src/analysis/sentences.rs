@@ -179,7 +179,15 @@ pub fn sentence(trace: &Trace, root: &Root, waited: &str) -> String {
         }
         _ => String::new(),
     };
-    let because = because(trace, root.cause, root.blocker);
+    let because = match (root.cause, root.blocker) {
+        // Only a permit is in the way before its operation is.
+        (Cause::Queued, Blocker::Operation(id))
+            if trace.operation(id).is_some_and(|operation| root.from < operation.submitted) =>
+        {
+            format!("the program had the permit for {} and had not submitted it yet", name(trace, id))
+        }
+        _ => because(trace, root.cause, root.blocker),
+    };
     format!("{waiter} waited {waited}{direct}{on}{hazard}, because {because}")
 }
 

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use estafette_report::Trace;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, Blocker, Cause, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall, Track,
-    TrackKind,
+    Access, Blocker, Cause, IN_FLIGHT_LIMIT, Lease, LostRecords, Mode, Operation, OperationKind, Outcome,
+    Stall, Track, TrackKind,
 };
 use estafette_report::roots::roots;
 use estafette_report::walk::walk;
@@ -169,6 +169,73 @@ fn what_a_waiting_thread_runs_lacked_a_worker_only_while_all_were_busy() {
     };
     assert_eq!(stalls(2), [(Cause::NotResumed, Blocker::Pool, 300_000)]);
     assert_eq!(stalls(4), [(Cause::NoWorker, Blocker::Pool, 100_000)]);
+}
+
+#[test]
+fn a_lease_that_its_holder_was_late_for_is_open_from_then_on() {
+    let mut trace = Trace {
+        duration: 10_000_000,
+        tracks: vec![
+            Track { name: "worker 0".into(), kind: TrackKind::Worker },
+            Track { name: "main".into(), kind: TrackKind::Thread },
+        ],
+        operations: vec![
+            // Granted at once, to a task that is polled at three milliseconds.
+            Operation {
+                kind: OperationKind::Export,
+                accesses: vec![Access { variable: 1, mode: Mode::Write }],
+                resumed: Some(3_000_000),
+                awake: None,
+                ..ran(1, [0, 0, 0, 4_000_000, 1])
+            },
+            Operation {
+                accesses: vec![Access { variable: 1, mode: Mode::Write }],
+                granted: Some(4_000_000),
+                ..ran(2, [1_000_000, 4_000_000, 4_000_000, 5_000_000, 0])
+            },
+        ],
+        leases: vec![Lease {
+            id: 1,
+            variable: 1,
+            access: Mode::Write,
+            opened: 0,
+            closed: Some(4_000_000),
+            library: None,
+            owner: "task".into(),
+            site: None,
+        }],
+        ..Trace::default()
+    };
+    attribute(&mut trace);
+    let roots = roots(&trace).into_iter().filter(|root| root.waiter == 2);
+    let roots: Vec<_> = roots.map(|root| (root.cause, root.blocker, root.duration())).collect();
+    let truth =
+        [(Cause::NotResumed, Blocker::Thread(1), 2_000_000), (Cause::Leased, Blocker::Lease(1), 1_000_000)];
+    assert_eq!(roots, truth);
+}
+
+#[test]
+fn a_permit_that_is_held_is_called_a_permit() {
+    let mut trace = Trace {
+        duration: 10_000_000,
+        tracks: vec![Track { name: "worker 0".into(), kind: TrackKind::Worker }],
+        operations: vec![
+            ran(1, [3_000_000, 3_000_000, 3_000_000, 4_000_000, 0]),
+            Operation {
+                id: 2,
+                name: IN_FLIGHT_LIMIT.into(),
+                kind: OperationKind::Await,
+                waits_for: Some(1),
+                resumed: Some(4_000_000),
+                ..Operation::default()
+            },
+        ],
+        ..Trace::default()
+    };
+    attribute(&mut trace);
+    let worst = estafette_report::report(&trace).worst;
+    let sentence = "because the program had the permit for `op` and had not submitted it yet";
+    assert!(worst[0].sentence.ends_with(sentence), "{:?}", worst[0].sentence);
 }
 
 #[test]

@@ -573,6 +573,35 @@ static void coroutines_may_block_where_their_executor_has_no_room() {
   full.wait_all(LONG);
 }
 
+// No thread of the program waits for the resumptions, the second of which blocks.
+static void an_engine_without_workers_resumes_coroutines() {
+  Engine engine(-1);
+  Tensor x = engine.zeros({1}, F32), y = engine.zeros({1}, F32);
+  Promise last("last");
+  Fence over = last.fence();
+  engine.submit("soon", {}, {x}, [](Completion op) { op.complete(); });
+  engine.submit("never", {}, {y}, [over](Completion op) { op.complete_after(over); });
+  std::atomic<int> resumed(0), blocked(0);
+  std::thread::id where;
+  await_on(engine, x, resumed, where);
+  wait_in_between(x, y, engine.executor(), blocked);
+  while (!resumed || !blocked) std::this_thread::yield();
+  CHECK(where != std::this_thread::get_id() && blocked == ESTAFETTE_TIMEOUT);
+  last.complete();
+  engine.wait_all(LONG);
+}
+
+static void an_engine_that_was_moved_from_has_no_executor() {
+  Engine engine(1);
+  Engine moved = std::move(engine);
+  try {
+    engine.executor();
+    CHECK(!"there is no engine");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_INVALID);
+  }
+}
+
 // A coroutine that its owner destroys, and that its exceptions leave.
 struct Owned {
   struct promise_type {
@@ -756,6 +785,8 @@ int main() {
   a_coroutine_that_is_destroyed_while_it_waits_is_not_resumed();
   coroutines_go_on_where_an_executor_takes_them();
   coroutines_may_block_where_their_executor_has_no_room();
+  an_engine_without_workers_resumes_coroutines();
+  an_engine_that_was_moved_from_has_no_executor();
   coroutines_that_wait_for_room_share_a_thread();
   exceptions_of_executors_and_coroutines_end_in_the_callback();
   std::puts("with coroutines");

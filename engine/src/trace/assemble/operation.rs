@@ -21,6 +21,10 @@ pub(super) struct AssembledOp {
     pub(super) locked: Option<Nanos>,
     /// The event loop whose thread had it then.
     pub(super) event_loop: Option<TrackId>,
+    /// Began on the queue of a device.
+    pub(super) on_queue: bool,
+    /// The thread of a waiter that has resumed.
+    pub(super) resumed_on: Option<TrackId>,
     /// When a thread asked for the lock that its body needs, for the last time.
     pub(super) last_awake: Option<Nanos>,
     pub(super) ended: bool,
@@ -100,6 +104,7 @@ impl AssembledOp {
             }
             EventKind::Began => {
                 let queue = events.queues.get(&words[0]);
+                self.on_queue = queue.is_some();
                 self.began(at, queue.copied().unwrap_or(track));
             }
             EventKind::Ended => {
@@ -135,6 +140,7 @@ impl AssembledOp {
             EventKind::Resumed => {
                 operation.resumed = Some(at);
                 operation.track = Some(track);
+                self.resumed_on = Some(track);
                 if words[0] != 0 {
                     operation.kind = OperationKind::Wait;
                 }
@@ -215,7 +221,13 @@ impl AssembledOp {
             operation.ran = None;
         }
         match what {
-            UseKind::Lease => operation.kind = OperationKind::Export,
+            UseKind::Lease => {
+                operation.kind = OperationKind::Export;
+                // The thread that granted the lease has not got it.
+                if !self.on_queue {
+                    operation.track = self.resumed_on.or(operation.submitter);
+                }
+            }
             UseKind::Copy => operation.kind = OperationKind::Copy,
             // A thread that waited has said so.
             UseKind::Wait if operation.kind != OperationKind::Wait => operation.kind = OperationKind::Await,

@@ -26,6 +26,8 @@ impl EventIndex<'_> {
             owner: None,
             locked: None,
             event_loop: None,
+            on_queue: false,
+            resumed_on: None,
             last_awake: None,
             ended: false,
             granted_before: None,
