@@ -152,7 +152,7 @@ impl Link {
     /// # Errors
     /// [`Error::Device`] if the other process left or died, or there is no memory for a copy. [`Error::NotShared`] where a copy was refused:
     /// the memory cannot be shown to others, since its engine was made without [`shared`](crate::engine::EngineBuilder::shared), or it came
-    /// from elsewhere. Where that turns out later, the tensor fails.
+    /// from elsewhere; also for elements that are opaque handles. Where that turns out later, the tensor fails.
     pub async fn send(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
         let export = Export::new(tensor, self.owner(), options.copy)?;
         if let Some(Shown::Here(place)) = export.shown.get() {
@@ -237,7 +237,7 @@ impl Link {
             };
             let Elsewhere { managed, loan, ready, key, process } =
                 take_over(&self.link, received, description, self.door.get())?;
-            let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready)?;
+            let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready, process)?;
             if trace::is_open() {
                 hooks::received(&tensor, process, key, &ready, site.as_ref());
             }
@@ -281,9 +281,17 @@ impl Default for ShareOptions {
     }
 }
 
+/// The uses of exports by other processes.
+#[derive(Default)]
+struct Shares {
+    /// Each by its number, and the process.
+    exports: BTreeMap<u64, (u32, Arc<Export>)>,
+    /// The processes by the owners of the leases, whose exports keep them, and the numbers.
+    users: BTreeMap<(usize, u64), u32>,
+}
+
 per_process! {
-    /// The uses of exports by other processes, each by its number, and the process.
-    static SHARES: Mutex<BTreeMap<u64, (u32, Arc<Export>)>> = Mutex::new(BTreeMap::new());
+    static SHARES: Mutex<Shares> = Mutex::new(Shares { exports: BTreeMap::new(), users: BTreeMap::new() });
     static LAST_SHARE: AtomicU64 = AtomicU64::new(0);
 }
 
@@ -293,7 +301,10 @@ struct Share(u64);
 impl Share {
     fn new(process: u32, export: Arc<Export>) -> Self {
         let number = LAST_SHARE.fetch_add(1, Ordering::Relaxed) + 1;
-        SHARES.lock().insert(number, (process, export));
+        let mut shares = SHARES.lock();
+        shares.users.insert((export.owner.slot(), number), process);
+        shares.exports.insert(number, (process, export));
+        drop(shares);
         let _ = USERS.set(users);
         Self(number)
     }
@@ -301,27 +312,34 @@ impl Share {
     /// What the process has in use under this number.
     fn find(number: u64, process: u32) -> Option<Arc<Export>> {
         let shares = SHARES.lock();
-        shares.get(&number).filter(|(user, _)| *user == process).map(|(_, export)| Arc::clone(export))
+        shares.exports.get(&number).filter(|(user, _)| *user == process).map(|(_, export)| Arc::clone(export))
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let ended = SHARES.lock().remove(&self.0);
+        let mut shares = SHARES.lock();
+        let ended = shares.exports.remove(&self.0);
+        if let Some((_, export)) = &ended {
+            shares.users.remove(&(export.owner.slot(), self.0));
+        }
+        drop(shares);
         drop(ended);
     }
 }
 
-/// Which processes use what tickets with this owner name. Leases of links have a process as their owner.
+/// Which processes use what was given for this owner of a lease: a ticket, or the process that it was sent to, which may have passed it on.
 fn users(owner: &LeaseOwner) -> String {
-    if !owner.starts_with("a ticket") {
-        return String::new();
-    }
     let shares = SHARES.lock();
-    let users = shares.values().filter(|(_, export)| export.owner.same(owner));
-    let users: BTreeSet<_> = users.map(|(user, _)| format!("process {user}")).collect();
+    let users = shares.users.range((owner.slot(), 0)..=(owner.slot(), u64::MAX));
+    let users: BTreeSet<_> = users.map(|(_, user)| format!("process {user}")).collect();
     drop(shares);
-    if users.is_empty() { String::new() } else { format!(" in use by {}", Vec::from_iter(users).join(", ")) }
+    let users = Vec::from_iter(users).join(", ");
+    match owner.starts_with("a ticket") {
+        _ if users.is_empty() || *users == **owner => String::new(),
+        true => format!(" in use by {users}"),
+        false => format!(", in use by {users},"),
+    }
 }
 
 /// Sends an export, whose place is known, behind `prefix`. The share ends when the other process touches the memory no more.

@@ -1,6 +1,7 @@
 """What is told of leases: who took them, where, for what, and since when, in fields and in words."""
 
 import asyncio
+import sys
 import threading
 import time
 
@@ -28,6 +29,23 @@ def blocking(eng, name):
 
 def fill(eng, np, tensor):
     return eng.submit(lambda x: x.fill(1), writes=[tensor], using=np.from_dlpack, name="fill")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tickets need Linux")
+def test_thousands_of_leases_that_differ_in_age_alone_are_one_clause(np):
+    eng = est.Engine(workers=1, lease_timeout=0.05)
+    t = eng.zeros(2, "int8", shared=True)
+    tickets = [t.ticket(once=True) for _ in range(2000)]
+    op = fill(eng, np, t)
+    with pytest.raises(est.LeaseHeldError, match=r"by a ticket for one use .* ago \(and 1999 more like it\)\.") as caught:
+        op.wait()
+    assert len(caught.value.leases) == 2000
+    lines = str(eng.diagnose()).splitlines()
+    assert len(lines) == 2 and all("1999 more like it" in line and len(line) < 300 for line in lines), lines
+    for ticket in tickets:
+        ticket.revoke()
+    op.wait()
+    eng.shutdown()
 
 
 class TestFields:

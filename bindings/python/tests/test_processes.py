@@ -296,10 +296,20 @@ def test_a_failure_crosses_with_its_text_and_the_name_of_its_operation(eng, np, 
     assert peer.ended_well()
 
 
-def test_a_death_is_known_to_a_third_process_that_waits_for_what_depended_on_it(eng, np, other):
-    owner = other(eng, "x = eng.zeros(3, 'int64'); eng.submit(lambda x: time.sleep(60), writes=[x]); link.send(x); sys.stdin.readline()")
-    x, y = owner.link.receive(60), eng.zeros(3, "int64", shared=True)
-    eng.submit(lambda x, y: np.copyto(y, x), [x], [y], using=np.from_dlpack)
+@pytest.mark.parametrize("first", ["shape", "call"])
+@pytest.mark.parametrize("second", ["shape", "call"])
+def test_a_death_is_known_to_a_third_process_that_waits_for_what_depended_on_it(eng, np, other, first, second):
+    promise = {
+        "shape": "x = eng.zeros(3, 'int64'); eng.submit(lambda x: time.sleep(60), writes=[x]); link.send(x)",
+        "call": "link.send(eng.call(time.sleep, 60))",
+    }
+    owner = other(eng, f"{promise[first]}; sys.stdin.readline()")
+    x = owner.link.receive(60)
+    if second == "call":
+        y = eng.call(np.negative, x, using=np.from_dlpack)
+    else:
+        y = eng.zeros(3, "int64", shared=True)
+        eng.submit(lambda x, y: np.copyto(y, x), [x], [y], using=np.from_dlpack)
     reader = other(
         eng,
         """
@@ -312,8 +322,62 @@ def test_a_death_is_known_to_a_third_process_that_waits_for_what_depended_on_it(
     )
     reader.link.send(y)
     owner.kill()
-    assert f"PeerDiedError('process {owner.process.pid} died (in process {os.getpid()})'" in reader.read()
+    cause = reader.read()
+    assert cause.startswith("PeerDiedError(") and f"process {owner.process.pid} died (in process {os.getpid()})" in cause
     assert reader.ended_well()
+
+
+def test_the_promise_of_several_results_that_is_sent_before_they_are_known_fails_there(eng, np, gate):
+    several = eng.call(lambda: (gate(), (np.ones(2), 3.5))[1], name="stats")
+    with several.ticket() as ticket:
+        there = eng.from_ticket(ticket)
+        gate.open()
+        with pytest.raises(est.OperationError, match="operation `stats` has returned no single array.*: unpack the promise"):
+            there.wait(60)
+    assert several.result(60)[1] == 3.5
+
+
+def test_a_lease_of_what_was_passed_on_names_the_process_that_has_it(eng, np, other):
+    between = other(
+        eng,
+        """
+        x = link.receive(60)
+        print(bytes(x.ticket(once=True)).hex(), flush=True)
+        sys.stdin.readline()
+        del x
+        sys.stdin.readline()
+        """,
+    )
+    last = other(
+        eng,
+        """
+        x = eng.from_ticket(bytes.fromhex(sys.stdin.readline()))
+        x.wait(60)
+        print("has it", flush=True)
+        sys.stdin.readline()
+        """,
+    )
+    x = eng.zeros(3, "int64", shared=True)
+    between.link.send(x)
+    last.write(between.read())
+    assert last.read() == "has it"
+    later, (first, second) = fill(eng, np, x, 8), (between.process.pid, last.process.pid)
+    between.write("let go")
+    until(lambda: f"taken by process {first}, in use by process {second}, " in str(eng.diagnose()))
+    between.kill()
+    with pytest.raises(TimeoutError, match=f"in use by process {second}"):
+        later.wait(0.05)
+    last.kill()
+    later.wait(10)
+
+
+def test_what_came_over_a_link_has_its_process_in_its_failure(eng, other):
+    peer = other(eng, "x = eng.zeros(3, 'int64'); eng.submit(lambda x: time.sleep(60), writes=[x]); link.send(x); sys.stdin.readline()")
+    x = peer.link.receive(60)
+    peer.kill()
+    with pytest.raises(est.OperationError, match="died") as caught:
+        x.wait(60)
+    assert caught.value.operation == f"tensor of process {peer.process.pid}"
 
 
 class TestEventLoops:

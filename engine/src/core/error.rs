@@ -13,7 +13,7 @@ use estafette_sync::process::Forked;
 
 use crate::core::contained::Contained;
 use crate::core::invalid_tensor::InvalidTensor;
-use crate::core::lease_info::LeaseInfo;
+use crate::core::lease_info::{self, LeaseInfo};
 use crate::core::unretrieved::{self, Heard};
 
 /// The error of this crate. Each variant says what the caller can do.
@@ -275,8 +275,13 @@ impl OperationError {
         self.0.source.as_deref().map(|source| &**source)
     }
 
+    /// The error of a device or a link that the operation failed with, also where its body returned it as an [`Error`].
     fn device_error(&self) -> Option<&DeviceError> {
-        self.source_error()?.downcast_ref()
+        let source = self.source_error()?;
+        match source.downcast_ref() {
+            Some(Error::Device(error)) => Some(error),
+            _ => source.downcast_ref(),
+        }
     }
 
     /// Whether another process has died that was to make the data.
@@ -356,9 +361,7 @@ pub struct LeaseHeld {
 
 impl LeaseHeld {
     pub(crate) fn new(waiting: impl fmt::Display, held: Vec<LeaseInfo>) -> Self {
-        let words =
-            |lease: &LeaseInfo| format!("{lease}{}", if lease.own { " (by this thread)" } else { "" });
-        let leases = held.iter().map(words).collect();
+        let leases = held.iter().map(LeaseInfo::with_thread).collect();
         Self { waiting: waiting.to_string(), leases, held }
     }
 }
@@ -369,7 +372,7 @@ impl fmt::Display for LeaseHeld {
             f,
             "{} waits only for leases that were never returned: {}",
             self.waiting,
-            self.leases.join("; ")
+            lease_info::in_words(&self.held).join("; ")
         )
     }
 }

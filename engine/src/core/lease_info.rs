@@ -1,7 +1,10 @@
 //! What a lease permits, who owns it, and what a diagnosis reports of it.
 
+use std::cmp::Reverse;
 #[cfg(feature = "nixl")]
 use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
@@ -295,12 +298,63 @@ pub struct LeaseInfo {
     pub(crate) thread: Option<ThreadId>,
 }
 
+impl LeaseInfo {
+    /// All but the age.
+    pub(crate) fn without_age(&self) -> String {
+        let object = self.object.as_ref().map(|object| format!(" for a {}", shown(object)));
+        format!("{} lease taken by {}{}", self.access, self.owner, object.unwrap_or_default())
+    }
+
+    pub(crate) fn with_thread(&self) -> String {
+        format!("{self}{}", if self.own { " (by this thread)" } else { "" })
+    }
+}
+
 impl fmt::Display for LeaseInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} lease taken by {}", self.access, self.owner)?;
-        if let Some(object) = &self.object {
-            write!(f, " for a {}", shown(object))?;
-        }
-        write!(f, " {:.1?} ago", self.age)
+        write!(f, "{} {:.1?} ago", self.without_age(), self.age)
     }
+}
+
+/// Clauses that a text lists.
+pub(crate) const CLAUSES_MAX: usize = 10;
+
+/// The leases in words, oldest first: those that differ in age alone once, with their number, so that a text of thousands can be read.
+pub(crate) fn in_words(leases: &[LeaseInfo]) -> Vec<String> {
+    let mut leases: Vec<_> = leases.iter().collect();
+    leases.sort_by_key(|lease| Reverse(lease.age));
+    let alike = alike(leases, |lease| (lease.without_age(), lease.own));
+    let words =
+        |(lease, more): &(&LeaseInfo, usize)| format!("{}{}", lease.with_thread(), more_like_it(*more));
+    let mut clauses: Vec<_> = alike.iter().take(CLAUSES_MAX).map(words).collect();
+    clauses.extend(and_more(&alike));
+    clauses
+}
+
+/// The first of each kind of item, with the number of further ones of that kind.
+pub(crate) fn alike<T, K: Hash + Eq>(
+    items: impl IntoIterator<Item = T>,
+    kind: impl Fn(&T) -> K,
+) -> Vec<(T, usize)> {
+    let (mut kinds, mut places) = (Vec::<(T, usize)>::new(), HashMap::<K, usize>::new());
+    for item in items {
+        match places.entry(kind(&item)) {
+            Entry::Occupied(place) => kinds[*place.get()].1 += 1,
+            Entry::Vacant(place) => {
+                place.insert(kinds.len());
+                kinds.push((item, 0));
+            }
+        }
+    }
+    kinds
+}
+
+pub(crate) fn more_like_it(more: usize) -> String {
+    if more == 0 { String::new() } else { format!(" (and {more} more like it)") }
+}
+
+/// How many items are of kinds that a text does not list.
+pub(crate) fn and_more<T>(alike: &[(T, usize)]) -> Option<String> {
+    let rest: usize = alike.iter().skip(CLAUSES_MAX).map(|(_, more)| 1 + more).sum();
+    (rest > 0).then(|| format!("and {rest} more"))
 }

@@ -278,6 +278,14 @@ impl VarState {
         carried.update(flags);
     }
 
+    /// Names the import whose fences the current version carries.
+    #[cfg(feature = "links")]
+    pub(crate) fn name_import(&mut self, name: crate::core::operation::Name) {
+        if let Some(writer) = &mut self.carried().writer {
+            writer.name = name;
+        }
+    }
+
     /// Adds a use of the current version that is over when `fence` is.
     pub(crate) fn add_reader(&mut self, fence: &Fence, flags: &mut u32, replaced: &mut Replaced) {
         let carried = self.carried();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::core::clock;
 use crate::core::engine_core::graph;
 use crate::core::error::Error;
-use crate::core::lease_info::LeaseInfo;
+use crate::core::lease_info;
 use crate::core::operation::{Kind, Op, OpHandle};
 use crate::core::unretrieved::Unretrieved;
 use crate::engine::Engine;
@@ -152,9 +152,7 @@ impl Engine {
         let waiting = if cancels { graph().waiting() } else { Vec::new() };
         let (held, leases) = inspect::held(waiting.iter().filter(mine));
         let mut report = self.report_of_shutdown(false);
-        report.leases = leases.iter().map(LeaseInfo::to_string).collect();
-        report.leases.sort_unstable();
-        report.leases.dedup();
+        report.leases = lease_info::in_words(&leases);
         for op in snapshot.ops.iter().filter(|op| op.label.core == core.id && op.label.counted) {
             let list = if held.contains(&op.id) { &mut report.cancelled } else { &mut report.running };
             list.push(op.label.name.as_str().to_string());

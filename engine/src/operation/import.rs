@@ -251,7 +251,7 @@ pub(crate) fn allocate(core: &CoreRef, memory: Memory, shape: &[i64], dtype: DTy
     Ok(own(core, layout, storage))
 }
 
-/// A tensor in memory of another process, which may be used once `ready` is done. It is ordered with nothing: what is at the same place are
+/// A tensor in memory of another `process`, which may be used once `ready` is done. It is ordered with nothing: what is at the same place are
 /// other versions.
 #[cfg(feature = "links")]
 pub(crate) fn of_another_process(
@@ -259,6 +259,7 @@ pub(crate) fn of_another_process(
     managed: ManagedTensor,
     loan: Option<Loan>,
     ready: &Fence,
+    process: u32,
 ) -> Result<Tensor, Error> {
     if let Err(error) = core.check_usable() {
         if let Some(Loan::ForWriting(failure)) = loan {
@@ -271,6 +272,8 @@ pub(crate) fn of_another_process(
     let space = AddressSpace::of(memory.layout.device());
     let placed = alias_map::place_apart(space, memory.layout.byte_range(memory.data), own.clone());
     alias_map::carry(&own, &ready.clone().into());
+    let name = Name::Shared(Arc::new(format!("tensor of process {process}")));
+    own.with_ordering_state(|state, _| state.name_import(name));
     Ok(placed_at(core, memory, Placement { vars: VarSet::from_iter([own]), placed, lease: None }))
 }
 

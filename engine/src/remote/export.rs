@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 use estafette_devices::host::{self, HostDevice};
 use estafette_devices::{DLDevice, Device, Fence, FenceState, SharedSegment};
 use estafette_links::{Arena, Link, LinkError, Segment};
+use estafette_report::shown::shown;
 use estafette_sync::sync::Mutex;
 
 use super::done;
@@ -171,6 +172,9 @@ pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
     })
 }
 
+/// DLPack's code of the type. Bindings define a promise by such elements whose function has returned no single array.
+const OPAQUE_HANDLE: u8 = 3;
+
 /// How a tensor is shown, and where it is to be copied to before.
 fn show(
     tensor: &Tensor,
@@ -178,6 +182,17 @@ fn show(
     copy: Option<bool>,
 ) -> Result<(Shown, Option<Arc<Storage>>), Error> {
     let Definition { layout, data, .. } = definition;
+    if layout.dtype().code == OPAQUE_HANDLE {
+        let producer = tensor.inner.producer.as_ref().map_or("?", Name::as_str);
+        return Err(Error::NotShared(
+            format!(
+                "operation `{}` has returned no single array, and opaque handles mean nothing in another process: unpack the promise and \
+                 send what is in it, or declare the outputs of that operation",
+                shown(producer)
+            )
+            .into(),
+        ));
+    }
     if copy != Some(true) {
         // A process that has ended shows nothing more. What it had shown is copied.
         if let Some(Loan::ForReading(origin)) = definition.storage.loan()

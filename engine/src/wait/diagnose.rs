@@ -7,7 +7,7 @@ use estafette_graph::{Hazard, OpId, StepKind};
 use estafette_report::shown::shown;
 
 use crate::core::engine_core::Core;
-use crate::core::lease_info::LeaseInfo;
+use crate::core::lease_info::{CLAUSES_MAX, LeaseInfo, alike, and_more, more_like_it};
 use crate::core::operation::{Kind, Op, OpHandle, OpState, Phase};
 use crate::core::wait_for;
 use crate::exchange::{Release, reaper};
@@ -19,7 +19,11 @@ use crate::wait::ready::Ended;
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
+<<<<<<< HEAD
 /// The `Display` form is one line per operation and release, and one for all that is unlisted; the fields are for programs.
+=======
+/// The `Display` form is one line per operation and release, and one for all leases that differ in age alone; the fields are for programs.
+>>>>>>> side-4
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
     /// Operations in flight, in submission order; leases and waiting futures included.
@@ -181,6 +185,7 @@ impl fmt::Display for Diagnosis {
         if self.is_idle() {
             return f.write_str("nothing in flight");
         }
+<<<<<<< HEAD
         let operations = self.operations.iter().map(|op| op as &dyn fmt::Display);
         let unlisted = (self.unlisted > 0).then_some(Unlisted(self.unlisted));
         let unlisted = unlisted.iter().map(|unlisted| unlisted as &dyn fmt::Display);
@@ -190,6 +195,16 @@ impl fmt::Display for Diagnosis {
             write!(f, "{line_break}{line}")?;
         }
         Ok(())
+=======
+        let kind = |op: &&OpStatus| match (&op.status, &op.lease) {
+            (Status::Held(_), Some(lease)) => Ok(lease.without_age()),
+            _ => Err(op.id),
+        };
+        let operations = alike(&self.operations, kind).into_iter();
+        let operations = operations.map(|(op, more)| format!("{op}{}", more_like_it(more)));
+        let lines: Vec<_> = operations.chain(self.releases.iter().map(ToString::to_string)).collect();
+        f.write_str(&lines.join("\n"))
+>>>>>>> side-4
     }
 }
 
@@ -215,17 +230,18 @@ impl fmt::Display for OpStatus {
             Status::Cancelled | Status::Waiting => {
                 let cancelled = self.status == Status::Cancelled;
                 f.write_str(if cancelled { "is cancelled, and is skipped after " } else { "waits for " })?;
-                for (at, blocked) in self.blocked_by.iter().enumerate() {
-                    let comma = if at > 0 { ", " } else { "" };
-                    write!(
-                        f,
-                        "{comma}operation {} {} ({} on variable {})",
-                        blocked.id,
-                        shown(&blocked.name),
-                        blocked.hazard,
-                        blocked.variable
-                    )?;
-                }
+                let kind = |blocked: &&Blocker| match &blocked.lease {
+                    Some(lease) => Ok((lease.without_age(), blocked.hazard)),
+                    None => Err((blocked.id, blocked.variable)),
+                };
+                let alike = alike(&self.blocked_by, kind);
+                let words = |(blocked, more): &(&Blocker, usize)| {
+                    let Blocker { id, name, hazard, variable, .. } = blocked;
+                    let more = more_like_it(*more);
+                    format!("operation {id} {} ({hazard} on variable {variable}){more}", shown(name))
+                };
+                let clauses = alike.iter().take(CLAUSES_MAX).map(words).chain(and_more(&alike));
+                f.write_str(&clauses.collect::<Vec<_>>().join(", "))?;
             }
         }
         write!(f, "; submitted {:.1?} ago", self.age)
