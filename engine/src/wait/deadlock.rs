@@ -227,20 +227,12 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
     if leases.iter().any(|lease| !lease.own) {
         return Err(Error::LeaseHeld(LeaseHeld::new("a submission at the in-flight limit", leases)));
     }
-<<<<<<< HEAD
-    let held: Vec<String> = leases.iter().map(LeaseInfo::to_string).collect();
+    let held = lease_info::in_words(&leases);
     if held.is_empty() {
         return Err(waits_for_submission(in_flight));
     }
     let held = held.join("; ");
     Err(Error::WouldDeadlock(format!("all {in_flight} operations in flight wait for {held}")))
-=======
-    let held = lease_info::in_words(&leases);
-    Err(Error::WouldDeadlock(format!(
-        "all {in_flight} operations in flight wait for {}",
-        if held.is_empty() { "the submitting operation".to_string() } else { held.join("; ") }
-    )))
->>>>>>> side-4
 }
 
 /// See [`Checks::check_idle`]. Returns whether the engine stands still.

@@ -19,11 +19,8 @@ use crate::wait::ready::Ended;
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
-<<<<<<< HEAD
-/// The `Display` form is one line per operation and release, and one for all that is unlisted; the fields are for programs.
-=======
-/// The `Display` form is one line per operation and release, and one for all leases that differ in age alone; the fields are for programs.
->>>>>>> side-4
+/// The `Display` form is one line per operation and release, one for all leases that differ in age alone, and one for all that is unlisted;
+/// the fields are for programs.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
     /// Operations in flight, in submission order; leases and waiting futures included.
@@ -185,36 +182,19 @@ impl fmt::Display for Diagnosis {
         if self.is_idle() {
             return f.write_str("nothing in flight");
         }
-<<<<<<< HEAD
-        let operations = self.operations.iter().map(|op| op as &dyn fmt::Display);
-        let unlisted = (self.unlisted > 0).then_some(Unlisted(self.unlisted));
-        let unlisted = unlisted.iter().map(|unlisted| unlisted as &dyn fmt::Display);
-        let releases = self.releases.iter().map(|release| release as &dyn fmt::Display);
-        for (at, line) in operations.chain(unlisted).chain(releases).enumerate() {
-            let line_break = if at > 0 { "\n" } else { "" };
-            write!(f, "{line_break}{line}")?;
-        }
-        Ok(())
-=======
         let kind = |op: &&OpStatus| match (&op.status, &op.lease) {
             (Status::Held(_), Some(lease)) => Ok(lease.without_age()),
             _ => Err(op.id),
         };
         let operations = alike(&self.operations, kind).into_iter();
         let operations = operations.map(|(op, more)| format!("{op}{}", more_like_it(more)));
-        let lines: Vec<_> = operations.chain(self.releases.iter().map(ToString::to_string)).collect();
+        let unlisted = (self.unlisted > 0).then(|| {
+            let (s, are) = if self.unlisted == 1 { ("", "is") } else { ("s", "are") };
+            format!("{} operation{s} or permit{s} without operands {are} in flight", self.unlisted)
+        });
+        let releases = self.releases.iter().map(ToString::to_string);
+        let lines: Vec<_> = operations.chain(unlisted).chain(releases).collect();
         f.write_str(&lines.join("\n"))
->>>>>>> side-4
-    }
-}
-
-/// The line of [`Diagnosis::unlisted`].
-struct Unlisted(usize);
-
-impl fmt::Display for Unlisted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (s, are) = if self.0 == 1 { ("", "is") } else { ("s", "are") };
-        write!(f, "{} operation{s} or permit{s} without operands {are} in flight", self.0)
     }
 }
 
