@@ -202,8 +202,9 @@ fn a_flush_waits_for_what_the_deleters_that_it_waits_for_hand_over() {
 fn a_fence_that_nobody_can_observe_keeps_its_memory() {
     let (_completer, pending) = host::promise("pending");
     let cancelled = failed(DeviceErrorKind::Cancelled);
-    assert!(may_release(&fence_set([&cancelled, &done()])));
-    assert!(!may_release(&fence_set([&cancelled, &pending])));
+    let storage = Storage::vec(vec![0_u8; 8]);
+    assert!(may_release(&storage, &fence_set([&cancelled, &done()])));
+    assert!(!may_release(&storage, &fence_set([&cancelled, &pending])));
 }
 
 #[test]
