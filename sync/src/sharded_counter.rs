@@ -87,7 +87,7 @@ impl ShardedCounter {
     /// [`Full`], with what is under way.
     pub fn begin(&self, shard: Option<&Shard>, limit: usize, ahead: bool) -> Result<(), Full> {
         let _admission = self.admission.lock();
-        let ended = self.sum(|shard| shard.ended.load(Ordering::Acquire));
+        let ended = self.ended();
         let admitted = self.sum(|shard| shard.admitted.load(Ordering::Relaxed));
         let room = limit.saturating_sub(admitted.wrapping_sub(ended) as usize);
         if room == 0 {
@@ -118,9 +118,14 @@ impl ShardedCounter {
 
     /// How many are under way. Never too few; 0 only if at some moment during the call there were none.
     pub fn under_way(&self) -> usize {
-        let ended = self.sum(|shard| shard.ended.load(Ordering::Acquire));
+        let ended = self.ended();
         let begun = self.sum(|shard| shard.begun.load(Ordering::Relaxed));
         begun.wrapping_sub(ended) as usize
+    }
+
+    /// How much has ended. Wraps around.
+    pub fn ended(&self) -> u64 {
+        self.sum(|shard| shard.ended.load(Ordering::Acquire))
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> u64) -> u64 {

@@ -899,8 +899,8 @@ estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
  * The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
  * the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
  *
- * A use that is to end after this fence would wait for itself: `estafette_op_complete_after` refuses this fence as the end of one of those
- * operations.
+ * A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one of those uses.
+ * `estafette_op_complete_after` refuses that; `estafette_lease_release` does not know it.
  *
  * Returns as `estafette_tensor_fence`. May be called by any thread.
  *
@@ -1124,8 +1124,8 @@ estafette_status estafette_op_stream(struct estafette_op *op,
  * NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
  * the context.
  *
- * Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules, or that waits for the end
- * of this operation: then the end was not reported. May
+ * Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules, or that itself marks the end
+ * of this operation or of its output: then the end was not reported. A fence of other work that waits for this operation is not recognized. May
  * be called by any thread, once, inside of the function too.
  *
  * What the caller promises:

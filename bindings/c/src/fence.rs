@@ -38,8 +38,8 @@ pub unsafe extern "C" fn estafette_tensor_fence(
 /// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
 /// the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
 ///
-/// A use that is to end after this fence would wait for itself: `estafette_op_complete_after` refuses this fence as the end of one of those
-/// operations.
+/// A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one of those uses.
+/// `estafette_op_complete_after` refuses that; `estafette_lease_release` does not know it.
 ///
 /// Returns as `estafette_tensor_fence`. May be called by any thread.
 ///

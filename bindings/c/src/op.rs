@@ -89,8 +89,8 @@ pub unsafe extern "C" fn estafette_op_stream(
 /// NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
 /// the context.
 ///
-/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules, or that waits for the end
-/// of this operation: then the end was not reported. May
+/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules, or that itself marks the end
+/// of this operation or of its output: then the end was not reported. A fence of other work that waits for this operation is not recognized. May
 /// be called by any thread, once, inside of the function too.
 ///
 /// # Safety
@@ -189,15 +189,13 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
         // A cancelled operation is done before it has its failure.
-        match found.wait_timeout(Some(Duration::ZERO)) {
-            Err(Error::Timeout(_)) => return Ok(estafette_status::ESTAFETTE_PENDING),
-            outcome => outcome?,
-        }
-        // Known only now.
-        match held.after().state() {
-            FenceState::Done => DONE,
-            FenceState::Pending => Ok(estafette_status::ESTAFETTE_PENDING),
-            FenceState::Failed(error) => Err(failed_after(&error)),
+        let ended = found.wait_timeout(Some(Duration::ZERO));
+        // Known only now. A replay that one node has failed has the fences of the others.
+        match (ended, held.after().state()) {
+            (Err(Error::Timeout(_)), _) | (_, FenceState::Pending) => Ok(estafette_status::ESTAFETTE_PENDING),
+            (Err(error), _) => Err(error.into()),
+            (Ok(()), FenceState::Failed(error)) => Err(failed_after(&error)),
+            (Ok(()), FenceState::Done) => DONE,
         }
     })
 }
@@ -216,8 +214,11 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
         let limit = timeout(timeout_ns);
         let begin = std::time::Instant::now();
         let (found, held) = slots::hold(op)?;
-        found.wait_timeout(limit)?;
-        // Known only now.
+        let ended = match found.wait_timeout(limit) {
+            Err(error) if !found.is_done() => return Err(error.into()),
+            ended => ended,
+        };
+        // Known only now. A replay that one node has failed has the fences of the others.
         let after = held.after();
         for fence in after.iter().filter(|fence| fence.state().is_pending()) {
             let left = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
@@ -226,6 +227,7 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
             }
             found.wait_for_fence(fence, left)?;
         }
+        ended?;
         match after.state() {
             FenceState::Failed(error) => Err(failed_after(&error)),
             FenceState::Done | FenceState::Pending => DONE,

@@ -261,10 +261,8 @@ pub(crate) fn export_end(handle: *mut estafette_op) -> Result<RawFence, Refusal>
     Reactor::global().when_settled([issued], move |outcome| {
         let after = held.after();
         drop(held);
-        match outcome {
-            Ok(()) => Reactor::global().when_settled(&after, move |outcome| completer.settle(outcome)),
-            Err(error) => completer.settle(Err(error)),
-        }
+        // A replay that one node has failed has the fences of the others.
+        Reactor::global().when_settled(&after, move |later| completer.settle(outcome.and(later)));
     });
     Ok(submitted.export_fence(fence))
 }

@@ -151,6 +151,7 @@ def test_asynchronous_bodies_whose_views_outlive_them(np):
             async with t.read(np.from_dlpack) as view:
                 assert view[0] == generation + 1
                 del view
+            await writing
         assert eng.diagnose().is_idle
 
     with est.Engine(workers=2, lease_timeout=2.0) as eng:

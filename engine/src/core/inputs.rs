@@ -33,9 +33,11 @@ impl Inputs {
         std::mem::take(&mut *self.earlier.lock())
     }
 
-    /// A node ends with these fences. Called before the end of the node is reported.
-    pub(crate) fn node_ends_with(&self, fences: &[Fence]) {
-        self.ends.lock().extend(fences.iter().cloned());
+    /// A node ends with these fences. Called before the end of the node is reported. Returns fences to drop outside of all locks.
+    #[must_use = "dropping a fence may run a user's code"]
+    pub(crate) fn node_ends_with(&self, fences: &[Fence]) -> Vec<Fence> {
+        let mut ends = self.ends.lock();
+        fences.iter().filter_map(|fence| ends.insert_replacing(fence.clone())).collect()
     }
 
     /// The fences that nodes have ended with.

@@ -105,7 +105,7 @@ where
     Body::new(move |running: Running| {
         if let Err(error) = reads.defined() {
             let cause = running.tag().result_failure(error);
-            return running.skip_without(cause, (reads, writes, updates, produced));
+            return running.skip_without(cause, (reads, writes, updates, produced, body));
         }
         let core = running.op().payload().core.clone();
         let (tag, current) = (running.tag(), Current::of(running.op()));

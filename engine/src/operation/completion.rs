@@ -275,12 +275,11 @@ impl Scope {
 
     /// Notes fences that a node of this replay ends with.
     pub(crate) fn node_ends_with(&self, fences: &[Fence]) {
-        if let Ok(inner) = self.lock()
-            && let Some(ActiveTask::Op(running)) = &inner.running
-            && let Some(inputs) = running.op().payload().inputs()
-        {
-            inputs.node_ends_with(fences);
-        }
+        let replaced = self.lock().ok().and_then(|inner| match &inner.running {
+            Some(ActiveTask::Op(running)) => Some(running.op().payload().inputs()?.node_ends_with(fences)),
+            _ => None,
+        });
+        drop(replaced);
     }
 
     /// Whether this is of a node of a program, whose views the nodes after it do not wait for.

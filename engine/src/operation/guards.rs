@@ -46,13 +46,18 @@ impl Drop for Open {
             // A forked child: the operation ends in the parent, and a drop would end it here.
             return std::mem::forget(running);
         }
-        // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports
-        // that.
-        let Some(result) = result else { return };
         let _releasing = releasing();
-        if let Some(next) = running.finish(result) {
-            // The last guard may be dropped anywhere, so what follows goes to a worker.
-            run::dispatch(ReadyList::from_iter([next]));
+        match result {
+            // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports
+            // that.
+            None => drop(running),
+            Some(result) => {
+                // The last guard may be dropped anywhere, so what follows goes to a worker.
+                running
+                    .finish(result)
+                    .into_iter()
+                    .for_each(|next| run::dispatch(ReadyList::from_iter([next])));
+            }
         }
         self.operands.clear();
     }

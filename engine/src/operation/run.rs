@@ -326,8 +326,6 @@ fn start_after_inputs(granted: OpGranted) -> Option<OpGranted> {
     match resolved {
         Inputs::Ready => begin::<false>(granted),
         Inputs::Skip(cause) => {
-            // Those who wait may have the failure of a cancelled operation already. An input that fails later does not change it.
-            let cause = granted.payload().failure().cloned().unwrap_or(cause);
             let is_noted = granted.payload().noted && granted.payload().has_on_skip();
             let _body = is_noted.then(|| hooks::body_begins(&granted, false));
             skip(granted, cause)
@@ -429,12 +427,14 @@ fn park(granted: OpGranted, fence_set: FenceSet) {
 }
 
 /// Ends an operation whose body did not run.
-fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
+fn skip(granted: OpGranted, mut cause: OperationError) -> Option<OpGranted> {
     // The operation cannot be cancelled from here on.
     if !operation::begin(&granted) {
         // The thread that cancelled the operation may not have noted the failure yet. `cause` is the failure
         // of an input.
         granted.payload().fail(OpTag::of(&granted).cancellation());
+        // Those who wait may have the cancellation already. An input that fails later does not change it.
+        cause = granted.payload().failure().cloned().unwrap_or(cause);
         cancellation::cancelled_leaves(&granted.to_ref());
     } else {
         // The drop of an operand may end a lease, which asks how the writes under it have ended.
@@ -586,7 +586,13 @@ impl Running {
     pub(crate) fn skip_without<T>(self, cause: OperationError, body: T) -> Option<OpGranted> {
         self.op().payload().fail(cause.clone());
         let current = context::enter(Current::of(self.op()));
-        drop(body);
+        if let Err(panic) = contain_panic(|| drop(body)) {
+            tracing::error!(
+                operation = self.op().payload().name.as_str(),
+                panic,
+                "dropping the skipped body panicked"
+            );
+        }
         drop(current);
         self.skip(cause)
     }

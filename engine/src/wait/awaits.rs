@@ -279,6 +279,8 @@ struct PendingWait {
     next_look: Option<Instant>,
     /// Since when leases alone are known to hold up the wait.
     held_since: Option<Instant>,
+    /// How much had ended in the engine at the last look; for a wait for room.
+    ended: u64,
     verdict: Option<Error>,
 }
 
@@ -324,6 +326,7 @@ fn register(awaited: Awaited, waker: Waker) -> Option<Key> {
         thread: clock::this_thread(),
         next_look,
         held_since: None,
+        ended: 0,
         verdict: None,
     });
     let number = own_list();

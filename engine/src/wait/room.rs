@@ -17,7 +17,7 @@ use crate::core::wait_for::{self, On};
 use crate::exchange::{callback, foreign_fence};
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::{Awaited, Pending};
-use crate::wait::deadlock::{self, Checks};
+use crate::wait::deadlock::{self, Checks, Detector};
 use crate::wait::fence::PAUSE;
 use crate::wait::notify::Woken;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
@@ -146,7 +146,12 @@ impl CoreRef {
             && context::may_help()
             && (self.has_no_workers() || context::current().is_none());
         let notifier = if self.has_no_workers() { &self.notifier } else { &self.idle };
-        let detector = if deadline.is_some() { &self.timed_checks } else { &self.idle_checks };
+        let unchecked = Detector::default();
+        let detector = match (deadline, check) {
+            (None, _) => &self.idle_checks,
+            (Some(_), true) => &self.timed_checks,
+            (Some(_), false) => &unchecked,
+        };
         let mut checks = Checks::new(detector, notifier, self.lease_timeout);
         if self.in_flight() > 0 {
             if self.has_no_workers() && !helps {

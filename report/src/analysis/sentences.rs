@@ -180,11 +180,11 @@ pub fn sentence(trace: &Trace, root: &Root, waited: &str) -> String {
         _ => String::new(),
     };
     let because = match (root.cause, root.blocker) {
-        // Only a permit is in the way before its operation is.
+        // What was to end, or to make room, was not there yet when the wait began: a permit without its operation, or one submitted meanwhile.
         (Cause::Queued, Blocker::Operation(id))
             if trace.operation(id).is_some_and(|operation| root.from < operation.submitted) =>
         {
-            format!("the program had the permit for {} and had not submitted it yet", name(trace, id))
+            format!("{} had not been submitted yet", name(trace, id))
         }
         _ => because(trace, root.cause, root.blocker),
     };

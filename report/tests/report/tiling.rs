@@ -234,7 +234,7 @@ fn a_permit_that_is_held_is_called_a_permit() {
     };
     attribute(&mut trace);
     let worst = estafette_report::report(&trace).worst;
-    let sentence = "because the program had the permit for `op` and had not submitted it yet";
+    let sentence = "because `op` had not been submitted yet";
     assert!(worst[0].sentence.ends_with(sentence), "{:?}", worst[0].sentence);
 }
 

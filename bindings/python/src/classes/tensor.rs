@@ -31,7 +31,6 @@ use crate::exchange::protocols::Exports;
 use crate::interpreter::guard;
 use crate::interpreter::once::imported;
 use crate::submission::results::{self, Results};
-use crate::submission::scope;
 
 /// A promise of an n-dimensional array.
 ///
@@ -186,10 +185,10 @@ impl PyTensor {
             let outcome = tensor.wait_timeout(Duration::ZERO).or_raise(py);
             return Ok(Awaiter::done(outcome.and_then(|()| Self::awaited(this))));
         }
-        let (ready, result) = (scope::within(py, || tensor.ready())?, this.clone().unbind());
-        Ok(Awaiter::pending(ready, move |py, outcome| {
+        let (ready, result) = (tensor.ready(), this.clone().unbind());
+        Awaiter::polled(py, ready, move |py, outcome| {
             outcome.or_raise(py).and_then(|()| Self::awaited(result.bind(py)))
-        }))
+        })
     }
 
     /// ``await t.writable()`` waits until the memory may be overwritten (no unfinished write, no reader, no

@@ -345,9 +345,16 @@ impl Due {
                 entry.next_look = entry.awaited.pause().and_then(|pause| now.checked_add(pause));
             }
             Some((leases, limit)) => {
+                let ended = if self.room { self.core.sharded_counter.ended() } else { 0 };
+                if std::mem::replace(&mut entry.ended, ended) != ended {
+                    // Operations have made room since the last look: these leases have held up others.
+                    entry.held_since = None;
+                }
                 let since = *entry.held_since.get_or_insert(now);
-                entry.next_look = since.checked_add(limit.max(LOOK_MIN));
-                if self.is_over_limit(now) {
+                let again =
+                    entry.awaited.pause().filter(|_| self.room).and_then(|pause| now.checked_add(pause));
+                entry.next_look = since.checked_add(limit.max(LOOK_MIN)).into_iter().chain(again).min();
+                if !first && now.saturating_duration_since(since) >= limit {
                     let mut leases = leases.clone();
                     leases.iter_mut().for_each(|lease| lease.own = lease.thread == Some(self.thread));
                     entry.verdict = Some(if self.room && leases.is_empty() {
