@@ -9,7 +9,7 @@ use ndarray::{Array, ArrayView, ArrayViewMut, Axis, Dimension, IxDyn, RawArrayVi
 use crate::core::error::Error;
 use crate::engine::Engine;
 use crate::exchange::storage::Storage;
-use crate::exchange::{Element, Layout};
+use crate::exchange::{DType, Element, Layout};
 use crate::operation::import::{self, Produced};
 use crate::tensor::handle::{Definition, Tensor};
 use crate::tensor::views::{View, ViewMut, check_host};
