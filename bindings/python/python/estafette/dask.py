@@ -31,9 +31,10 @@ from distributed import Client, WorkerPlugin
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.worker_state_machine import FreeKeysEvent
 
+from . import default_engine
 from ._errors import CancelledError, PeerDiedError
 from ._estafette import Tensor, _stand_for
-from ._processes import packed, taken, unpacked
+from ._processes import packed, unpacked
 
 __all__ = ["register"]
 
@@ -124,7 +125,7 @@ def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tupl
 @dask_deserialize.register(Tensor)
 def _deserialize(header: dict[str, Any], frames: list[Any]) -> Tensor:
     if "ticket" in header:
-        return taken(header["ticket"])
+        return default_engine().from_ticket(header["ticket"])
     return unpacked(header, frames)
 
 
