@@ -133,9 +133,10 @@ def value_again(x):
 
 def failed_early(x):
     """`x`. If the process that promised it has died, it has failed by the end of the task, and the worker gets to know it later."""
-    is_over = threading.Event()
-    # One thread makes all such calls.
-    est.default_engine().call(lambda: None).add_done_callback(lambda _: is_over.wait(60))
+    is_over, is_added = threading.Event(), threading.Event()
+    # One thread makes all such calls, but those of what has ended already.
+    est.default_engine().call(is_added.wait, 60).add_done_callback(lambda _: is_over.wait(60))
+    is_added.set()
     distributed.Event("begun").set()
     with contextlib.suppress(est.EstafetteError):
         x.wait(60)
