@@ -39,7 +39,7 @@ pub unsafe extern "C" fn estafette_tensor_fence(
 /// the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
 ///
 /// A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one of those uses.
-/// `estafette_op_complete_after` refuses that; `estafette_lease_release` does not know it.
+/// `estafette_op_complete_after` refuses that; `estafette_lease_release` does not recognize it.
 ///
 /// Returns as `estafette_tensor_fence`. May be called by any thread.
 ///

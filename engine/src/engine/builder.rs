@@ -98,7 +98,8 @@ impl EngineBuilder {
 
     /// How long leases alone may hold up a wait (blocking or asynchronous) or a submission at the in-flight
     /// limit. After this time the wait or submission ends with [`Error::LeaseHeld`]. After the same time, a submission that awaits a permit
-    /// inside of an operation ends with [`Error::WouldDeadlock`] where everything in flight waits for such submissions. Default 30 s.
+    /// inside of an operation ends with [`Error::WouldDeadlock`] where everything in flight waits for such submissions. A body counts as waiting
+    /// for one also where something outside could end its wait. Default 30 s.
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
         self.lease_timeout = timeout;
         self

@@ -215,7 +215,7 @@ fn a_lease_that_its_holder_was_late_for_is_open_from_then_on() {
 }
 
 #[test]
-fn a_permit_that_is_held_is_called_a_permit() {
+fn what_a_wait_is_for_before_its_submission_had_not_been_submitted_yet() {
     let mut trace = Trace {
         duration: 10_000_000,
         tracks: vec![Track { name: "worker 0".into(), kind: TrackKind::Worker }],

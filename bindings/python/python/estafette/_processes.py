@@ -15,14 +15,14 @@ from ._estafette import Tensor, Ticket, _from_tickets
 _ANSWER_MAX = 5.0
 
 
-def taken(ticket: bytes) -> Tensor:
-    """The tensor of a ticket for one use, whose owner knows of the use: the death of this process ends the lease."""
+def _rebuild(ticket: bytes) -> Tensor:
+    # Nothing but the ticket's bytes has been taken out of the queue. The owner learns of the use first: a death after this ends the lease.
     [tensor] = _from_tickets(default_engine(), [ticket], _ANSWER_MAX)
     return tensor
 
 
 def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[bytes]]:
-    return taken, (bytes(tensor.ticket(once=True)),)
+    return _rebuild, (bytes(tensor.ticket(once=True)),)
 
 
 def register() -> None:
