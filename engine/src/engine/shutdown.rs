@@ -24,7 +24,7 @@ pub struct ShutdownReport {
     pub drained: bool,
     /// Operations that were cancelled because only leases held them up.
     pub cancelled: Vec<String>,
-    /// The leases that held up the operations in `cancelled`.
+    /// The leases that held up the operations in `cancelled`: those that differ in age alone once, with their number, and ten kinds at most.
     pub leases: Vec<String>,
     /// Operations that were still running.
     pub running: Vec<String>,
