@@ -261,7 +261,7 @@ fn two_helpers_never_both_miss_the_job_that_the_other_one_wants() {
 
 #[test]
 fn somebody_who_finds_nothing_waits_for_jobs_in_the_hands_of_a_scan() {
-    for _ in 0..200 {
+    for _ in 0..40 {
         let pool = Pool::new(PoolOptions {
             workers: 0,
             name: "numbers".to_owned(),

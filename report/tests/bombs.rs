@@ -163,7 +163,7 @@ fn much_damage_is_counted_and_a_hundred_places_are_named() {
 fn packets_of_very_many_writers_are_read_as_those_of_some() {
     let _alone = ALONE.lock();
     let writer = |number_of_it: u64| packet(&[number(10, number_of_it), number(13, 1), number(8, 5)]);
-    let trace = read_within_bounds(&blocks((1..1_000_000).map(writer), 5_000));
+    let trace = read_within_bounds(&blocks((1..200_000).map(writer), 5_000));
     assert!(trace.losses.damage.iter().any(|it| it.contains("more than 1024 writers")), "{:?}", trace.losses);
 }
 
@@ -171,7 +171,7 @@ fn packets_of_very_many_writers_are_read_as_those_of_some() {
 fn counters_without_samples_are_none() {
     let _alone = ALONE.lock();
     let track = |uuid: u64| packet(&[bytes(60, &[number(1, uuid), bytes(8, &[])].concat())]);
-    let file = blocks((1..1_000_000).map(track), 100_000);
+    let file = blocks((1..200_000).map(track), 20_000);
     let trace = read_within_bounds(&file);
     assert!(trace.counters.is_empty());
 }
@@ -196,7 +196,7 @@ fn a_report_of_many_libraries_has_rows_for_thirty() {
 #[test]
 fn a_real_recording_is_far_from_its_budget() {
     let _alone = ALONE.lock();
-    let trace = made_up::trace(30_000);
+    let trace = made_up::trace(10_000);
     let mut file = Vec::new();
     perfetto::write(&trace, &mut file).unwrap();
     let (read, bytes) = taken(|| perfetto::read(&file));

@@ -54,7 +54,7 @@ fn on_several_threads() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let nodes = 6_400;
-    let program = program(&engine, nodes, 2_000);
+    let program = program(&engine, nodes, 500);
     let count = allocations(&program);
     assert!(count < nodes / 10, "{count} allocations for {nodes} nodes");
     assert!(watchdog.still_watches());
