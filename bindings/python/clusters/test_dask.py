@@ -1,7 +1,10 @@
 """Tensors between workers of Dask, each a process, and the client."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -264,12 +267,52 @@ def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
     assert np.from_dlpack(estafette.dask._deserialize(*run(on_loop()))).tolist() == [0.0, 1.0, 2.0]
 
 
+HERE = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.1:2"}}
+
+
+def test_what_the_scheduler_has_passed_on_to_another_machine_says_so():
+    x = est.default_engine().zeros(3, "int64", shared=True)
+    header, frames = estafette.dask._serialize(x, HERE)
+    with pytest.raises(est.OperationError, match="direct=True") as caught:
+        estafette.dask._deserialize(header | {"machine": "another"}, frames).wait(60)
+    assert isinstance(caught.value.__cause__, est.NotSharedError)
+    # The header says it, and on this machine the ticket is good.
+    assert bytes(estafette.dask._deserialize(header, frames)) == bytes(24)
+
+
+def test_a_tensor_comes_on_an_event_loop_although_its_engine_is_full():
+    eng = est.default_engine()
+    x, busy, gate = eng.zeros(3, "int64", shared=True), eng.zeros(1, "int64"), threading.Event()
+    header, frames = estafette.dask._serialize(x, HERE)
+    eng.submit(lambda _: gate.wait(60), writes=[busy])
+    while eng.stats().in_flight < eng.stats().in_flight_limit:
+        eng.submit(lambda _: None, reads=[busy])
+
+    async def on_loop():
+        return estafette.dask._deserialize(header, frames)
+
+    y = run(on_loop())
+    gate.set()
+    assert np.from_dlpack(y).tolist() == [0] * 3
+
+
+def test_a_death_crosses_as_a_death():
+    death = concurrent.futures.Future()
+    death.set_exception(est.PeerDiedError("process 7 died", 7))
+    x = est.default_engine().from_future(death)
+    y = est.default_engine().call(np.add, x, 1)
+    for tensor in (x, y):
+        copy = deserialize(*serialize(tensor, context=None, serializers=["dask"]))
+        with pytest.raises(est.OperationError, match="process 7 died") as caught:
+            copy.wait(60)
+        assert isinstance(caught.value.__cause__, est.PeerDiedError)
+
+
 def test_a_failure_crosses_as_a_failure(client, workers):
     eng = est.default_engine()
     x = eng.zeros(1, "float32", shared=True)
     eng.submit(lambda x: 1 / 0, writes=[x], using=np.from_dlpack)
-    here = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.1:2"}}
-    for context in (None, here):
+    for context in (None, HERE):
         header, frames = serialize(x, context=context, serializers=["dask"])
         with pytest.raises(est.OperationError, match="division by zero"):
             deserialize(header, frames).wait(60)
@@ -306,22 +349,45 @@ def test_the_death_of_a_worker_reaches_who_holds_its_promises(two):
     assert failed.result(60) == "PeerDiedError"
 
 
+def held_once():
+    """A promise that nothing keeps, and a value when it is made again."""
+    is_held = distributed.Event("first time").is_set()
+    distributed.Event("first time").clear()
+    return filled(1.5, is_held)
+
+
+def held_at(client, worker):
+    distributed.Event("first time", client=client).set()
+    return client.submit(held_once, workers=[worker], allow_other_workers=True, pure=False)
+
+
 @pytest.mark.parametrize("passed_on", [False, True])
 def test_what_a_dead_worker_has_promised_is_computed_again(two, passed_on):
     client, first, second, kill = two
-    is_first_time = distributed.Event("first time", client=client)
-    is_first_time.set()
-
-    def filled_or_held():
-        is_held = distributed.Event("first time").is_set()
-        distributed.Event("first time").clear()
-        return filled(1.5, is_held)
-
-    x = client.submit(filled_or_held, workers=[first], allow_other_workers=True, pure=False)
+    x = held_at(client, first)
     value = on(client, second, value_again, on(client, second, failed_early, x) if passed_on else x)
     begun(client)
     kill()
     assert value.result(90) == [1.5] * 4
+
+
+def spilled(owner):
+    """Begins to spill what the worker has, as its event loop does. That waits for the value, and the process that has promised it dies."""
+    worker = distributed.get_worker()
+    worker.loop.add_callback(worker.data.evict)
+    while not any(thread.name.startswith("estafette-serialize") for thread in threading.enumerate()):
+        time.sleep(0.001)
+    os.kill(owner, signal.SIGKILL)
+
+
+def test_what_a_dead_worker_has_promised_is_computed_again_although_it_was_spilled(two):
+    client, first, second, _kill = two
+    owner = on(client, first, os.getpid).result(60)
+    x = held_at(client, first)
+    on(client, second, lambda _: None, x).result(60)
+    killed = on(client, second, spilled, owner)
+    assert on(client, second, value_again, x).result(90) == [1.5] * 4
+    killed.result(60)
 
 
 class _DropsInputs(distributed.WorkerPlugin):
