@@ -17,6 +17,7 @@ A client registers it for its workers::
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 import time
@@ -86,14 +87,15 @@ class _Plugin(WorkerPlugin):
         return any(tensor is None or not tensor.done() or tensor._failed() for tensor in inputs)
 
     def _is_done(self, key: Any, tensor: Tensor) -> None:
-        if _is_lost(tensor):
+        error: BaseException | None = None
+        with contextlib.suppress(CancelledError):
+            error = tensor.exception()
+        if failed_by_death(error):
             self._worker.loop.add_callback(self._drop, key, tensor)
 
     def _drop(self, key: Any, tensor: Tensor, begun: frozenset[Any] = frozenset()) -> None:
         """Gives the worker's copy up. To Dask it is a value; without a copy anywhere the scheduler has it computed again."""
-        value = self._worker.data.get(key)
-        # What was on the disk meanwhile is another tensor.
-        if value is not tensor and not (isinstance(value, Tensor) and _is_lost(value)):
+        if self._worker.data.get(key) is not tensor:
             return
         # A task that begins takes its inputs in the next turn of the loop; without them it would fail with a `KeyError`.
         now = frozenset(task for task in self._worker.state.tasks[key].dependents if task.state in ("executing", "long-running"))
@@ -101,14 +103,6 @@ class _Plugin(WorkerPlugin):
             self._worker.handle_stimulus(FreeKeysEvent(keys=[key], stimulus_id=f"estafette-peer-died-{time.time()}"))
         else:
             self._worker.loop.add_callback(self._drop, key, tensor, now)
-
-
-def _is_lost(tensor: Tensor) -> bool:
-    """Whether the death of another process has failed a tensor."""
-    try:
-        return tensor.done() and failed_by_death(tensor.exception())
-    except CancelledError:
-        return False
 
 
 def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
