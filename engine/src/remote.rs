@@ -271,7 +271,8 @@ pub struct ShareOptions {
     /// Without a port the system chooses one. This takes the feature `nixl` and NIXL itself, here and there. Data and the secret of the ticket
     /// cross the network as they are, so its machines must trust each other.
     pub reach: Option<String>,
-    /// After how much silence a process on another machine takes this one for dead, and this one suspects that. Default 10 s.
+    /// After how much silence a process on another machine takes this one for dead, and this one suspects that. Default 10 s; the
+    /// least is 2 s.
     pub deadline: Duration,
 }
 

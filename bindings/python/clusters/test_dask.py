@@ -1,6 +1,7 @@
 """Tensors between workers of Dask, each a process, and the client."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import subprocess
 import sys
@@ -264,12 +265,53 @@ def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
     assert np.from_dlpack(estafette.dask._deserialize(*run(on_loop()))).tolist() == [0.0, 1.0, 2.0]
 
 
+HERE = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.1:2"}}
+
+
+def test_what_the_scheduler_has_passed_on_to_another_machine_says_so():
+    x = est.default_engine().zeros(3, "int64", shared=True)
+    header, frames = estafette.dask._serialize(x, HERE)
+    with pytest.raises(est.OperationError, match="direct=True") as caught:
+        estafette.dask._deserialize(header | {"machine": "another"}, frames).wait(60)
+    assert isinstance(caught.value.__cause__, est.NotSharedError)
+    # The header says it, and on this machine the ticket is good.
+    assert bytes(estafette.dask._deserialize(header, frames)) == bytes(24)
+
+
+def test_a_tensor_comes_on_an_event_loop_although_its_engine_is_full():
+    eng = est.default_engine()
+    x, busy, gate = eng.zeros(3, "int64", shared=True), eng.zeros(1, "int64"), threading.Event()
+    header, frames = estafette.dask._serialize(x, HERE)
+    eng.submit(lambda _: gate.wait(60), writes=[busy])
+    stats = eng.stats()
+    for _ in range(stats.in_flight_limit - stats.in_flight):
+        eng.submit(lambda _: None, reads=[busy])
+
+    async def on_loop():
+        return estafette.dask._deserialize(header, frames)
+
+    y = run(on_loop())
+    gate.set()
+    assert np.from_dlpack(y).tolist() == [0] * 3
+
+
+def test_a_death_crosses_as_a_death():
+    death = concurrent.futures.Future()
+    death.set_exception(est.PeerDiedError("process 7 died", 7))
+    x = est.default_engine().from_future(death)
+    y = est.default_engine().call(np.add, x, 1)
+    for tensor in (x, y):
+        copy = deserialize(*serialize(tensor, context=None, serializers=["dask"]))
+        with pytest.raises(est.OperationError, match="process 7 died") as caught:
+            copy.wait(60)
+        assert isinstance(caught.value.__cause__, est.PeerDiedError)
+
+
 def test_a_failure_crosses_as_a_failure(client, workers):
     eng = est.default_engine()
     x = eng.zeros(1, "float32", shared=True)
     eng.submit(lambda x: 1 / 0, writes=[x], using=np.from_dlpack)
-    here = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.1:2"}}
-    for context in (None, here):
+    for context in (None, HERE):
         header, frames = serialize(x, context=context, serializers=["dask"])
         with pytest.raises(est.OperationError, match="division by zero"):
             deserialize(header, frames).wait(60)

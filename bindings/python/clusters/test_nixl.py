@@ -746,7 +746,7 @@ AGAIN = """
 
 def test_a_silent_consumer_keeps_its_lease_until_the_cable_is_put_back(machines):
     machines.slow()
-    owner, consumer = machines.both(SUSPICIOUS + AGAIN, READER + READER, deadline=1.0, lease_timeout=0.1)
+    owner, consumer = machines.both(SUSPICIOUS + AGAIN, READER + READER, deadline=2.0, lease_timeout=0.1)
     consumer.write(owner.read())
     wait_for_traffic(machines)
     machines.pull()
@@ -808,7 +808,7 @@ IN_C = """
 @pytest.mark.parametrize("language", ["", IN_C], ids=["Python", "C"])
 def test_a_silent_consumer_keeps_its_lease_until_it_is_declared_dead(machines, language):
     machines.slow()
-    owner, consumer = machines.both(language + SUSPICIOUS, READER, deadline=1.0, lease_timeout=0.1)
+    owner, consumer = machines.both(language + SUSPICIOUS, READER, deadline=2.0, lease_timeout=0.1)
     consumer.write(owner.read())
     wait_for_traffic(machines)
     machines.pull()

@@ -3,7 +3,9 @@
 import concurrent.futures
 import importlib
 import multiprocessing
+import pickle
 import re
+from multiprocessing.reduction import ForkingPickler
 
 import process_functions
 import pytest
@@ -90,6 +92,34 @@ def test_a_process_that_dies_right_after_it_has_taken_a_tensor_leaves_it_to_its_
     process.join(60)
     assert process.exitcode == -9
     eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack).wait(60)
+
+
+class PicklesWithin:
+    """What pickles a tensor for itself, as the value of another pickling."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __reduce__(self):
+        return bytes, (bytes(ForkingPickler.dumps(self.tensor)),)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_pickling_that_fails_leaves_the_tensor_to_its_owner(eng, np, context, within):
+    x, tensors = eng.zeros(4, "float64", shared=True), context.SimpleQueue()
+    unpicklable = lambda: 0  # noqa: E731
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        tensors.put((PicklesWithin(x) if within else x, unpicklable))
+    eng.submit(lambda x: x.fill(3), writes=[x], using=np.from_dlpack).wait(60)
+    # What is pickled well is held until it is taken.
+    tensors.put(x)
+    later = eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack)
+    with pytest.raises(TimeoutError):
+        later.wait(0.05)
+    y = tensors.get()
+    assert np.from_dlpack(y).tolist() == [3] * 4
+    del y
+    later.wait(60)
 
 
 def test_a_ticket_for_one_use_that_nothing_has_used_can_be_revoked(np):

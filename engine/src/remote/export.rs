@@ -18,6 +18,7 @@ use estafette_sync::sync::Mutex;
 
 use super::done;
 use crate::copy;
+use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::operation::Name;
 use crate::engine::copy::drive;
@@ -25,6 +26,8 @@ use crate::exchange::loan::{Loan, RemoteOrigin};
 use crate::exchange::{Layout, Storage};
 use crate::lease::{Access, Lease, LeaseOwner};
 use crate::operation::builder::OpBuilder;
+#[cfg(feature = "nixl")]
+use crate::operation::import;
 use crate::tensor::handle::{Definition, Tensor};
 use crate::tensor::memory::{ALIGN, host_can_use};
 use crate::trace;
@@ -72,9 +75,12 @@ pub(super) struct Place {
     /// Where the first element is in the segment.
     pub(super) first: usize,
     pub(super) layout: Layout,
-    /// Of a copy.
-    _storage: Option<Arc<Storage>>,
+    #[cfg_attr(not(feature = "nixl"), expect(dead_code, reason = "it keeps the memory"))]
+    copied: Option<Copied>,
 }
+
+/// Memory of a copy, and the engine that has made it.
+type Copied = (Arc<Storage>, CoreRef);
 
 impl Export {
     /// Requests the lease: it takes its place in the order now. `copy` as in [`ShareOptions`](super::ShareOptions::copy).
@@ -106,10 +112,17 @@ impl Export {
         }
     }
 
-    /// The tensor of which a device's memory is shown.
+    /// What is shown, as a tensor of this process: the leased one, or its copy. `None` before it is ready.
     #[cfg(feature = "nixl")]
-    pub(super) fn leased(&self) -> Tensor {
-        self.lease.lock().as_ref().expect("granted before it is ready").tensor().clone()
+    pub(super) fn tensor(&self, place: &Place) -> Option<Tensor> {
+        match &place.copied {
+            Some((storage, core)) => {
+                let data = storage.data();
+                let storage = Storage::owned(Box::new(Arc::clone(storage)), data);
+                Some(import::own(core, place.layout.clone(), storage))
+            }
+            None => self.lease.lock().as_ref().map(|lease| lease.tensor().clone()),
+        }
     }
 
     fn requested(
@@ -224,7 +237,7 @@ fn show(
         None => HostDevice::with_memory(Arc::new(Arena)).allocate(bytes, ALIGN)?,
     };
     let storage = Arc::new(Storage::device(memory));
-    let (data, kept) = (storage.data(), Some(Arc::clone(&storage)));
+    let (data, kept) = (storage.data(), Some((Arc::clone(&storage), core.clone())));
     let place = match shared {
         Some(_) => find_on_device(tensor, &layout, data, kept),
         None => find(&layout, data, kept),
@@ -236,26 +249,21 @@ fn show(
 const NOT_SHARED: &str = "the memory of the tensor is not memory that this process can show to others, and a copy was refused: make the \
                           tensor in an engine with shared memory, and have operations write to it";
 
-fn find(layout: &Layout, data: *mut u8, storage: Option<Arc<Storage>>) -> Option<Place> {
+fn find(layout: &Layout, data: *mut u8, copied: Option<Copied>) -> Option<Place> {
     let range = layout.byte_range(data);
     let (segment, offset) = Arena.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
     let first = offset + (data.addr() - range.start);
-    Some(Place { segment: Memory::Host(segment), first, layout: layout.clone(), _storage: storage })
+    Some(Place { segment: Memory::Host(segment), first, layout: layout.clone(), copied })
 }
 
 /// Memory of a device that other processes can be shown.
-fn find_on_device(
-    tensor: &Tensor,
-    layout: &Layout,
-    data: *mut u8,
-    storage: Option<Arc<Storage>>,
-) -> Option<Place> {
+fn find_on_device(tensor: &Tensor, layout: &Layout, data: *mut u8, copied: Option<Copied>) -> Option<Place> {
     let device = tensor.inner.core.device(layout.device())?;
     let range = layout.byte_range(data);
     let (segment, offset) =
         device.shared_memory()?.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
     let first = offset + (data.addr() - range.start);
-    Some(Place { segment: Memory::Device(segment), first, layout: layout.clone(), _storage: storage })
+    Some(Place { segment: Memory::Device(segment), first, layout: layout.clone(), copied })
 }
 
 /// Why a tensor is not lent for writing.
@@ -265,7 +273,7 @@ const NOT_WRITABLE: &str = "no other process can write the memory of the tensor:
 fn find_in_segment(definition: &Definition) -> Option<Place> {
     let segment = Arc::clone(definition.storage.as_segment()?);
     let first = definition.data.addr() - segment.start().as_ptr().addr();
-    Some(Place { segment: Memory::Host(segment), first, layout: definition.layout.clone(), _storage: None })
+    Some(Place { segment: Memory::Host(segment), first, layout: definition.layout.clone(), copied: None })
 }
 
 /// Copies the leased tensor, as an operation; an engine that has shut down takes none.

@@ -38,7 +38,7 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Reach> {
     let (deadline, rest) = rest.split_first_chunk()?;
     let (port, host) = rest.split_first_chunk()?;
     let host = str::from_utf8(host).ok().filter(|host| (1..256).contains(&host.len()))?;
-    let deadline = Duration::from_millis(u32::from_le_bytes(*deadline).max(100).into());
+    let deadline = Duration::from_millis(u32::from_le_bytes(*deadline).into());
     Some(Reach { host: host.to_owned(), port: u16::from_le_bytes(*port), key: *key, deadline })
 }
 
@@ -70,7 +70,7 @@ fn offer_when_ready(export: Arc<Export>, reply: Reply) {
 fn offer(export: Arc<Export>) -> Result<Offer, Tensor> {
     let (segment, place) = match export.shown.get().expect("known when it is ready") {
         Shown::Here(place @ Place { segment: Memory::Host(segment), .. }) => (Arc::clone(segment), place),
-        Shown::Here(_) => return Err(export.leased()),
+        Shown::Here(place) => return Err(export.tensor(place).expect("granted before it is ready")),
         Shown::Elsewhere(_, tensor) => return Err(tensor.clone()),
     };
     let (first, layout) = (place.first, place.layout.clone());
@@ -137,33 +137,4 @@ fn described(fetched: Fetched, note_origin: impl FnOnce(Elsewhere)) -> Result<Ma
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trace_keeps_what_is_known_of_the_clock_of_another_machine() {
-        use crate::engine::Engine;
-
-        let recorder = trace::Recorder::open(trace::TraceOptions::default()).expect("a recorder");
-        let engine = Engine::builder().workers(1).build().expect("an engine");
-        let clock = ClockOffset { clock: "another boot".into(), ahead_ns: -7, uncertainty_ns: 3 };
-        let elsewhere = Elsewhere { process: 5, key: 11, clock: Some(clock) };
-        let noted = elsewhere.clone();
-        let fetched = engine.op("a copy").receive(move |completion| {
-            hooks::is_elsewhere(completion.scope().id(), &noted, None);
-            completion.produce(Err(Box::new(Error::invalid("nothing"))));
-        });
-        assert!(fetched.expect("a promise").wait().is_err());
-        let trace = recorder.finish();
-        let copies: Vec<_> = trace.operations.iter().filter(|it| *it.name == *"a copy").collect();
-        assert!(copies.len() == 1 && copies[0].elsewhere.as_deref() == Some(&elsewhere), "{copies:?}");
-    }
-
-    #[test]
-    fn a_reach_survives_its_bytes() {
-        let reach =
-            Reach { host: "10.0.0.1".into(), port: 7, key: [3; 16], deadline: Duration::from_millis(1500) };
-        assert_eq!(parse(&to_bytes(&reach)), Some(reach));
-        assert!(parse(&[0; 22]).is_none() && parse(&[0xff; 23]).is_none());
-    }
-}
+mod tests;

@@ -220,10 +220,11 @@ impl Engine {
     }
 
     /// As [`from_ticket_at`](Self::from_ticket_at), for a ticket of this machine. The fence settles once the ticket may be dropped: the
-    /// process that made it keeps the version for this one, or the tensor has failed.
+    /// process that made it keeps the version for this one, or the tensor has failed. Does not wait for the in-flight limit: a ticket for
+    /// one use would be lost with a refusal.
     ///
     /// # Errors
-    /// As `from_ticket`.
+    /// [`Error::Shutdown`], [`Error::Forked`].
     #[doc(hidden)]
     pub fn from_ticket_held(
         &self,
@@ -231,7 +232,8 @@ impl Engine {
         site: Option<CallSite>,
     ) -> Result<(Tensor, Fence), Error> {
         let (completer, held) = host::promise("a ticket in use");
-        let tensor = redeem(self.op(ticket.title()), ticket.named(), site, Some(Box::new(completer)))?;
+        let builder = self.op(ticket.title()).beyond_limit()?;
+        let tensor = redeem(builder, ticket.named(), site, Some(Box::new(completer)))?;
         Ok((tensor, held))
     }
 }

@@ -9,7 +9,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use super::thread::{Ends, Network, new_agent};
 use super::wire::{End, Kind, Wire, number, short};
-use super::{Ask, GREETING, Offer, Remark, Reply, Secret};
+use super::{Ask, DEADLINE_MIN, GREETING, Offer, Remark, Reply, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError};
 
@@ -109,8 +109,8 @@ impl Guest {
         let silence = wire.silence(now);
         if silence > deadline && !self.is_silent {
             self.fall_silent(&format!(
-                "has been silent for {} s, and may still read",
-                silence.as_secs_f32().round()
+                "has been silent for {:.1} s, and may still read",
+                silence.as_secs_f32()
             ));
         }
     }
@@ -140,7 +140,7 @@ impl Guest {
                 let rest = body.strip_prefix(&GREETING)?.strip_prefix(&self.key)?;
                 let (process, rest) = short(rest)?;
                 let (deadline, _) = short(rest)?;
-                self.process = Some((process, Duration::from_millis(u64::from(deadline.max(100)))));
+                self.process = Some((process, Duration::from_millis(deadline.into()).max(DEADLINE_MIN)));
                 let (own, clock) = (std::process::id().to_le_bytes(), monotonic_name().unwrap_or_default());
                 self.wire.as_mut()?.send(Kind::Welcome, &[&own, clock.as_bytes()]);
             }
@@ -150,7 +150,7 @@ impl Guest {
                 if self.asked > ASKED_MAX {
                     return None;
                 }
-                (self.ask)(*secret.as_array()?, Reply { network, guest: self.token, number });
+                (self.ask)(*secret.as_array()?, Reply { network, guest: self.token, number, is_sent: false });
                 self.wire.as_mut()?.send(Kind::Kept, &[&number.to_le_bytes()]);
             }
             (Kind::Return, Some(_)) => self.give_back(number(body)?.0, ends),

@@ -37,6 +37,7 @@ pub(super) struct Asked {
 pub(super) struct Host {
     pub(super) reach: Reach,
     process: u32,
+    has_greeted: bool,
     /// The name of its clock, once it has greeted and if it has one.
     clock: Option<Arc<str>>,
     /// `None` while it is connected to.
@@ -74,6 +75,7 @@ impl Host {
         Self {
             reach,
             process,
+            has_greeted: false,
             clock: None,
             wire: None,
             agent: None,
@@ -156,7 +158,10 @@ impl Host {
         }
         let over = match end {
             None => return self.look_at_time(now),
-            Some(End::Closed) => self.died("died"),
+            Some(End::Closed) if self.has_greeted => self.died("died"),
+            Some(End::Closed) => self.died(
+                "hung up without a greeting: it has died, is another version of this library, or serves too many processes",
+            ),
             Some(End::Lost(error)) => self.died(&format!("cannot be reached: {error}")),
             Some(End::Nonsense(what)) => {
                 self.failure(DeviceErrorKind::Other, &format!("it broke the protocol: {what}"))
@@ -174,8 +179,7 @@ impl Host {
         }
         let silence = wire.silence(now);
         if silence > self.reach.deadline {
-            let what =
-                format!("has been silent for {} s, and is taken for dead", silence.as_secs_f32().round());
+            let what = format!("has been silent for {:.1} s, and is taken for dead", silence.as_secs_f32());
             return Err(Over::Failed(self.died(&what)));
         }
         if !self.asked.is_empty() || !self.reads.is_empty() {
@@ -208,6 +212,7 @@ impl Host {
                 let clock =
                     str::from_utf8(short(body)?.1).ok().filter(|clock| (1..256).contains(&clock.len()));
                 self.clock = clock.map(Into::into);
+                self.has_greeted = true;
             }
             Kind::Kept => {
                 let asked = self.asked.get_mut(&number(body)?.0);
@@ -265,6 +270,10 @@ impl Host {
             self.metadata = metadata.to_vec();
         }
         let bytes = usize::try_from(bytes).map_err(too_large)?;
+        // Memory of many gigabytes takes seconds to make, and the first agent half a second.
+        if let Some(wire) = &mut self.wire {
+            wire.beat(self.reach.deadline, Instant::now());
+        }
         let memory = Arena.allocate(bytes.max(1), ALIGN)?;
         if let Some((agent, _)) = &mut self.agent
             && self.reads.is_empty()

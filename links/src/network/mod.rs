@@ -47,6 +47,8 @@ use crate::{LinkError, Segment, secret};
 pub use self::clock::ClockOffset;
 pub use crate::nixl::{check, suggest_library};
 
+/// The least deadline. An agent of NIXL takes up to half a second to make, and the thread that makes it says nothing meanwhile.
+pub(crate) const DEADLINE_MIN: Duration = Duration::from_secs(2);
 /// What a connection begins with.
 const GREETING: [u8; 16] = *b"estafette net 5\0";
 
@@ -62,7 +64,7 @@ pub struct Reach {
     pub port: u16,
     /// What callers must know.
     pub key: Secret,
-    /// After how much silence each side acts.
+    /// After how much silence each side acts, from 2 s to 12 days.
     pub deadline: Duration,
 }
 
@@ -110,17 +112,31 @@ pub struct Fetched {
     pub clock: Option<(Arc<str>, ClockOffset)>,
 }
 
-/// Answers a consumer that has asked. Dropped without a word, it answers nothing.
+/// Answers a consumer that has asked. Dropped without an answer, as by a panic, it answers with a failure.
 pub struct Reply {
     network: &'static Network,
     guest: u64,
     number: u64,
+    is_sent: bool,
 }
 
 impl Reply {
     /// Lets the other process read, or says why not.
-    pub fn send(self, answer: Result<Offer, DeviceError>) {
+    pub fn send(mut self, answer: Result<Offer, DeviceError>) {
+        self.answer(answer);
+    }
+
+    fn answer(&mut self, answer: Result<Offer, DeviceError>) {
+        self.is_sent = true;
         self.network.command(Command::Reply { guest: self.guest, number: self.number, answer });
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.is_sent {
+            self.answer(Err(DeviceError::new(DeviceErrorKind::Other, "the process has given no answer")));
+        }
     }
 }
 
@@ -145,8 +161,8 @@ per_process! {
 /// NIXL is missing; the host is not one of this machine; the port is taken.
 pub fn listen(at: &str, deadline: Duration, ask: Ask) -> Result<Reach, LinkError> {
     check().map_err(LinkError::Invalid)?;
-    if deadline < Duration::from_millis(100) || deadline > Duration::from_secs(1 << 20) {
-        return Err(LinkError::Invalid(format!("a deadline of {deadline:?}: it is from 0.1 s to 12 days")));
+    if deadline < DEADLINE_MIN || deadline > Duration::from_secs(1 << 20) {
+        return Err(LinkError::Invalid(format!("a deadline of {deadline:?}: it is from 2 s to 12 days")));
     }
     let mut listening = LISTENING.lock();
     if let Some((_, known)) = listening.iter().find(|(text, _)| text == at) {
@@ -194,7 +210,8 @@ pub fn fetch(
     match check().map_err(LinkError::Invalid).and_then(|()| Network::get()) {
         Ok(network) => {
             let asked = Asked { secret, until_kept, done: Box::new(done) };
-            network.command(Command::Fetch { reach: reach.clone(), process, asked });
+            let reach = Reach { deadline: reach.deadline.max(DEADLINE_MIN), ..reach.clone() };
+            network.command(Command::Fetch { reach, process, asked });
         }
         Err(error) => {
             let what = format!("process {process} is on another machine, {}: {error}", reach.host);
@@ -247,6 +264,35 @@ mod tests {
             assert!(host.look(Instant::now(), &mut ends).is_ok());
             ends.into_iter().for_each(|end| end());
         }
+    }
+
+    #[cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
+    #[test]
+    fn an_owner_that_hangs_up_before_it_greets_may_have_died_or_not() {
+        use std::net::TcpStream;
+
+        use estafette_sync::time::Instant;
+
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let reach = Reach {
+            host: "127.0.0.1".to_owned(),
+            port: address.port(),
+            key: [3; 16],
+            deadline: DEADLINE_MIN,
+        };
+        let mut host = host::Host::new(reach, 7, Instant::now());
+        assert!(host.connected(TcpStream::connect(address)).is_ok());
+        drop(listener.accept().expect("a connection"));
+        let began = Instant::now();
+        let error = loop {
+            assert!(began.elapsed() < Duration::from_secs(20), "the end is not seen");
+            if let Err(host::Over::Failed(error)) = host.look(Instant::now(), &mut Vec::new()) {
+                break error;
+            }
+        };
+        assert_eq!((error.kind(), error.process()), (DeviceErrorKind::PeerDied, Some(7)));
+        assert!(error.message().contains("without a greeting"), "{error}");
     }
 
     #[test]

@@ -152,11 +152,19 @@ impl State {
                 self.network.waker.clear();
             }
             let commands = std::mem::take(&mut *self.network.commands.lock());
-            let is_due = now >= due || !commands.is_empty() || !tokens.is_empty();
-            commands.into_iter().for_each(|command| self.handle(command, now));
+            let is_time = now >= due;
+            let is_due = is_time || !commands.is_empty() || !tokens.is_empty();
+            for command in commands {
+                self.handle(command, now);
+                // An agent takes long to make, and other processes are to hear of this one meanwhile.
+                let after = Instant::now();
+                if after >= due {
+                    due = self.next(after);
+                }
+            }
             tokens.iter().for_each(|token| self.accept(*token));
             if is_due {
-                self.look(|token| tokens.contains(&token), now >= due, now);
+                self.look(|token| tokens.contains(&token), is_time, now);
                 due = self.next(now);
             }
             if is_busy {
@@ -192,11 +200,8 @@ impl State {
                 None => self.ends.push(Box::new(move || drop(answer))),
             },
             Command::Fetch { reach, process, asked } => {
-                let known = self.hosts.values_mut().find(|host| {
-                    (&host.reach.host, host.reach.port, host.reach.key)
-                        == (&reach.host, reach.port, reach.key)
-                        && !host.is_replaced
-                });
+                // The owner knows one deadline of a connection, so those of tickets with other deadlines are others.
+                let known = self.hosts.values_mut().find(|host| host.reach == reach && !host.is_replaced);
                 match known {
                     Some(host) => host.ask(asked, now),
                     None => self.connect(reach, process, asked, now),
@@ -306,5 +311,46 @@ impl State {
         if let Over::Failed(error) = why {
             host.end(&error, &mut self.ends);
         }
+    }
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use estafette_devices::DeviceErrorKind;
+
+    use super::*;
+    use crate::network::Reply;
+
+    /// One without a thread: commands stay.
+    fn network() -> &'static Network {
+        Box::leak(Box::new(Network::new().expect("descriptors")))
+    }
+
+    #[test]
+    fn tickets_with_other_deadlines_have_a_connection_of_their_own() {
+        let mut state = State::new(network());
+        let hosts = [5, 30, 5].map(|deadline| {
+            let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(deadline));
+            let reach = Reach { host, port: 1, key: [3; 16], deadline };
+            let asked = Asked { secret: [1; 16], until_kept: None, done: Box::new(drop) };
+            state.handle(Command::Fetch { reach, process: 7, asked }, Instant::now());
+            state.hosts.len()
+        });
+        assert_eq!(hosts, [1, 2, 2]);
+    }
+
+    #[test]
+    fn a_reply_that_is_dropped_says_that_there_is_none() {
+        let network = network();
+        drop(Reply { network, guest: 1, number: 2, is_sent: false });
+        Reply { network, guest: 1, number: 3, is_sent: false }
+            .send(Err(DeviceError::new(DeviceErrorKind::Invalid, "void")));
+        let commands = std::mem::take(&mut *network.commands.lock());
+        let kind = |command| match command {
+            Command::Reply { guest: 1, number, answer: Err(error) } => (number, error.kind()),
+            _ => panic!("no reply"),
+        };
+        let kinds: Vec<_> = commands.into_iter().map(kind).collect();
+        assert_eq!(kinds, [(2, DeviceErrorKind::Other), (3, DeviceErrorKind::Invalid)]);
     }
 }

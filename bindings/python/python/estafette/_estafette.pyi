@@ -854,7 +854,8 @@ class Tensor:
         reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines reach this one: the ticket is
         good there too, and gives a copy, which NIXL makes. Both processes need the package ``nixl-cu12``. See the page on other processes.
 
-        deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself.
+        deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself; the
+        least is 2.
         """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises

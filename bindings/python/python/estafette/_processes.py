@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 from . import default_engine
-from ._errors import EstafetteError, OperationError
+from ._errors import EstafetteError, OperationError, PeerDiedError
 from ._estafette import Tensor, Ticket, _from_tickets
 
 # The owner answers in microseconds, unless it is stopped. Then the tensor comes without its answer.
@@ -21,13 +25,65 @@ def _rebuild(ticket: bytes) -> Tensor:
     return tensor
 
 
+class _Made(threading.local):
+    """Tickets of the pickling that is under way on a thread."""
+
+    tickets: list[Ticket] | None = None
+
+
+_made = _Made()
+
+
 def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[bytes]]:
-    return _rebuild, (bytes(tensor.ticket(once=True)),)
+    ticket = tensor.ticket(once=True)
+    if _made.tickets is not None:
+        _made.tickets.append(ticket)
+    return _rebuild, (bytes(ticket),)
+
+
+def _dump_or_revoke(dump: Callable[..., None], pickler: Any, value: Any) -> None:
+    """Pickles a value. Where that fails nothing will ever use the tickets that are in it."""
+    outer, _made.tickets = _made.tickets, []
+    try:
+        dump(pickler, value)
+        if outer is not None:
+            outer += _made.tickets
+    except BaseException:
+        for ticket in _made.tickets:
+            ticket.revoke()
+        raise
+    finally:
+        _made.tickets = outer
 
 
 def register() -> None:
     """Called by the extension, once."""
     ForkingPickler.register(Tensor, _reduce)
+    dump = ForkingPickler.dump
+    ForkingPickler.dump = lambda pickler, value: _dump_or_revoke(dump, pickler, value)  # type: ignore[method-assign]
+
+
+@functools.cache
+def machine() -> str:
+    """What processes have in common that reach each other's doors: the boot of the machine and the network namespace. Empty if unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
+
+
+def failed_by_death(error: BaseException | None) -> bool:
+    """Whether a failure has the death of another process as its cause."""
+    while error is not None and not isinstance(error, PeerDiedError):
+        error = error.__cause__
+    return error is not None
+
+
+def failed(error: EstafetteError) -> Tensor:
+    """The tensor of another process, in place of which there is an error."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return default_engine().from_future(future, name="tensor of another process")
 
 
 def packed(tensor: Tensor) -> tuple[dict[str, Any], list[bytes]]:
@@ -38,7 +94,7 @@ def packed(tensor: Tensor) -> tuple[dict[str, Any], list[bytes]]:
         with tensor.to_host().read() as view:
             frame = np.asarray(view).tobytes()
     except OperationError as error:
-        return {"failure": str(error)}, []
+        return {"failure": str(error), "died": failed_by_death(error)}, []
     return {"shape": tensor.shape, "dtype": str(tensor.dtype)}, [frame]
 
 
@@ -46,12 +102,9 @@ def unpacked(header: dict[str, Any], frames: list[bytes]) -> Tensor:
     """The tensor of what `packed` gave, in memory of this process."""
     import numpy as np
 
-    eng = default_engine()
     if "failure" in header:
-        failed: Future[Any] = Future()
-        failed.set_exception(EstafetteError(header["failure"]))
-        return eng.from_future(failed, name="tensor of another process")
-    tensor = eng.empty(header["shape"], header["dtype"])
+        return failed((PeerDiedError if header["died"] else EstafetteError)(header["failure"]))
+    tensor = default_engine().empty(header["shape"], header["dtype"])
     with tensor.write() as view:
         np.asarray(view)[...] = np.frombuffer(b"".join(frames), tensor.__numpy_dtype__).reshape(tensor.shape)
     return tensor

@@ -32,9 +32,9 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.worker_state_machine import FreeKeysEvent
 
 from . import default_engine
-from ._errors import CancelledError, PeerDiedError
-from ._estafette import Tensor, _stand_for
-from ._processes import packed, unpacked
+from ._errors import CancelledError, NotSharedError
+from ._estafette import Tensor, _from_tickets, _stand_for
+from ._processes import failed, failed_by_death, machine, packed, unpacked
 
 __all__ = ["register"]
 
@@ -42,6 +42,11 @@ __all__ = ["register"]
 def __dir__() -> list[str]:
     return list(__all__)
 
+
+_BY_SCHEDULER = (
+    "the tensor has come from another machine by way of Dask's scheduler, which passes on what it was sent as for its own machine; "
+    "use `scatter` and `gather` with `direct=True`, or `Client(direct_to_workers=True)`"
+)
 
 _WEIGHT = 256
 """Bytes. Dask spills what weighs much, and a tensor that others read would stay in memory all the same."""
@@ -85,9 +90,7 @@ class _Plugin(WorkerPlugin):
         error: BaseException | None = None
         with contextlib.suppress(CancelledError):
             error = tensor.exception()
-        while error is not None and not isinstance(error, PeerDiedError):
-            error = error.__cause__
-        if error is not None:
+        if failed_by_death(error):
             self._worker.loop.add_callback(self._drop, key, tensor)
 
     def _drop(self, key: Any, tensor: Tensor, begun: frozenset[Any] = frozenset()) -> None:
@@ -114,7 +117,7 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 @dask_serialize.register(Tensor)
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
-        return {"ticket": bytes(tensor.ticket(once=True))}, []
+        return {"ticket": bytes(tensor.ticket(once=True)), "machine": machine()}, []
     if asyncio._get_running_loop() is None:
         return packed(tensor)
     # Dask needs the bytes at once, on the thread of its event loop, which may not wait.
@@ -124,9 +127,13 @@ def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tupl
 
 @dask_deserialize.register(Tensor)
 def _deserialize(header: dict[str, Any], frames: list[Any]) -> Tensor:
-    if "ticket" in header:
-        return default_engine().from_ticket(header["ticket"])
-    return unpacked(header, frames)
+    if "ticket" not in header:
+        return unpacked(header, frames)
+    if header["machine"] != machine():
+        return failed(NotSharedError(_BY_SCHEDULER))
+    # The ticket is for one use: a refusal at the in-flight limit would lose the tensor. Nothing is waited for.
+    [tensor] = _from_tickets(default_engine(), [header["ticket"]], 0.0)
+    return tensor
 
 
 @sizeof.register(Tensor)

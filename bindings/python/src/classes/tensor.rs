@@ -367,7 +367,8 @@ impl PyTensor {
     /// reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines reach this one: the ticket is
     /// good there too, and gives a copy, which NIXL makes. Both processes need the package ``nixl-cu12``. See the page on other processes.
     ///
-    /// deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself.
+    /// deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself; the
+    /// least is 2.
     #[pyo3(signature = (*, once = false, copy = None, reach = None, deadline = 10.0))]
     fn ticket(
         &self,

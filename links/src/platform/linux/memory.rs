@@ -14,6 +14,8 @@ use super::{check, new_descriptor};
 
 /// What the machine may not have. To ask that of the system costs a hundredth of what it takes to make as much memory.
 const LARGE: usize = 16 << 20;
+/// Bytes, of which the kernel takes half a millisecond to make memory: a large page.
+const STEP: libc::off_t = 2 << 20;
 /// Without these a peer could shrink the memory under a mapping of it, whose use would be a fault.
 const FIXED_SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
@@ -52,9 +54,7 @@ impl Memory {
         if bytes >= LARGE && available().is_some_and(|available| bytes as u64 > available) {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
         }
-        // Memory that is short is an error here, and not a fault at the first use.
-        // SAFETY: takes integers.
-        check(unsafe { libc::fallocate(descriptor.as_raw_fd(), 0, 0, length) })?;
+        allocate(&descriptor, length)?;
         let memory = Self::map(&descriptor, bytes, true)?;
         // From now on no process can map sealed memory for writing; the mapping above stays writable.
         let seals = FIXED_SIZE | seal | libc::F_SEAL_SEAL;
@@ -142,6 +142,22 @@ impl Memory {
     }
 }
 
+/// Takes pages for all of the memory, so that a shortage is an error here, and not a fault at the first use. In older kernels (5.14 to 6.1 at
+/// least) a signal interrupts the call, which then undoes what it has done. So each call makes little, in less time than a profiler's timer
+/// leaves between two signals.
+fn allocate(descriptor: &OwnedFd, length: libc::off_t) -> io::Result<()> {
+    for start in (0..length).step_by(STEP as usize) {
+        let step = STEP.min(length - start);
+        // SAFETY: takes integers.
+        while let Err(error) = check(unsafe { libc::fallocate(descriptor.as_raw_fd(), 0, start, step) }) {
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.is_writable && !self.generation.is_current() {
@@ -151,5 +167,37 @@ impl Drop for Memory {
         // SAFETY: a whole mapping, made by this process or inherited, and not used any more.
         let unmapped = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert_eq!(unmapped, 0, "a whole mapping can be unmapped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_gets_signals_has_memory_all_the_same() {
+        extern "C" fn handler(_signal: libc::c_int) {}
+        // SAFETY: all zero is a value of this struct.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as extern "C" fn(libc::c_int) as usize;
+        // SAFETY: nothing else uses the signal, and the handler does nothing.
+        assert_eq!(unsafe { libc::sigaction(libc::SIGUSR2, &raw const action, null_mut()) }, 0);
+        // SAFETY: always.
+        let (thread, is_over) = (unsafe { libc::pthread_self() }, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // SAFETY: that thread waits for this one.
+                    unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let memory = Memory::create("memory", 128 << 20);
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(memory.expect("memory").0.bytes(), 128 << 20);
+        });
     }
 }
