@@ -97,7 +97,7 @@
 //!
 //! Without any, an engine has the host and the simulated device. The order of operations never depends on a feature.
 //!
-//! This crate never blocks a device, and never runs foreign code under a lock. `unsafe` is where memory of
+//! This crate never blocks a device, but for the [quarantine](exchange::quarantine), and never runs foreign code under a lock. `unsafe` is where memory of
 //! others is touched and where an operation costs next to nothing; each block says why it is sound.
 
 mod adapters;

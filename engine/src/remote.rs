@@ -202,7 +202,7 @@ impl Link {
     /// once that process has closed the link in good order.
     ///
     /// # Errors
-    /// [`Error::Device`] if the other process died; [`Error::Invalid`] if it says what makes no sense.
+    /// [`Error::Device`] if the other process died; [`Error::Invalid`] if it says what makes no sense; [`Error::Shutdown`].
     #[track_caller]
     pub fn receive(&self) -> impl Future<Output = Result<Option<Tensor>, Error>> + Send + use<'_> {
         self.receive_at(this_line())

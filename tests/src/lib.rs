@@ -30,4 +30,6 @@ mod pages {
     struct Service;
     #[doc = include_str!("../../docs/guide/device.md")]
     struct Device;
+    #[doc = include_str!("../../docs/operators.md")]
+    struct Operators;
 }

@@ -233,7 +233,7 @@ typedef struct estafette_engine_options {
    */
   uint32_t size;
   /**
-   * Threads that run operations: 0 for one per core, -1 for none: then threads that wait without a limit of time run
+   * Threads that run operations, at most 1,024: 0 for one per core, -1 for none: then threads that wait without a limit of time run
    * what they wait for, those that submit help once much is ready, and for all other waits the engine starts a thread while they
    * last (see `estafette_set_helping`).
    */
@@ -457,8 +457,8 @@ typedef struct estafette_operator_info {
 typedef void (*estafette_operator_callback)(void *context, const struct estafette_operator_info *info);
 
 /**
- * Called with the context of an operation that is skipped, with why: `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE`,
- * and the text, which is only there during the call. It must not throw.
+ * Called with the context of an operation that is skipped, with why: `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or
+ * `ESTAFETTE_PEER_DIED`, and the text, which is only there during the call. It must not throw.
  */
 typedef void (*estafette_skip_callback)(void *context, estafette_status status, const char *message);
 
@@ -530,8 +530,7 @@ typedef struct estafette_recording_options {
    */
   uint64_t memory_max;
   /**
-   * Keeps only what happened in so many nanoseconds before the end, or before a snapshot. A snapshot is written too when the watchdog of
-   * an engine reports a stall. 0 for everything.
+   * Keeps only what happened in so many nanoseconds before the end, or before a snapshot. 0 for everything.
    */
   uint64_t last_ns;
 } estafette_recording_options;
@@ -757,8 +756,9 @@ estafette_status estafette_engine_create(const struct estafette_engine_options *
                                          struct estafette_engine **out);
 
 /**
- * Releases an engine. Operations that were submitted still run, and this call does not wait for them. Tensors, leases and
- * operations that are held stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
+ * Releases an engine. Operations that were submitted still run. This call does not wait for them, but runs what is ready where the engine
+ * has no workers (see `estafette_set_helping`). Tensors, leases and operations that are held stay valid. To wait first, use
+ * `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
  *
  * Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
  *
@@ -768,8 +768,11 @@ estafette_status estafette_engine_create(const struct estafette_engine_options *
 estafette_status estafette_engine_destroy(struct estafette_engine *engine);
 
 /**
- * Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
- * limit); then operations that only leases hold up are cancelled. The engine is still to be destroyed.
+ * Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns`; then operations that only leases hold up
+ * are cancelled. The engine is still to be destroyed.
+ *
+ * Without a limit (`ESTAFETTE_FOREVER`), leases are waited for `lease_timeout_ns`; then what they hold up is cancelled. Without a limit the
+ * call may run operations on this thread (see `estafette_set_helping`).
  *
  * Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`. Their number is in
  * `estafette_stats`.
@@ -783,8 +786,9 @@ estafette_status estafette_engine_shutdown(struct estafette_engine *engine,
                                            uint64_t timeout_ns);
 
 /**
- * Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
- * do not count, nor do the fences that operations have ended with, and failures are reported where their outputs are used, not here.
+ * Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). An open lease is not
+ * waited for. An operation that a lease holds up is, until `lease_timeout_ns`. Fences that operations have ended with are not waited for:
+ * `estafette_wait` on the outputs does that. Failures are reported where the outputs are used, not here.
  * Without a limit it may run whatever is ready on this thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
@@ -840,8 +844,9 @@ estafette_status estafette_flush_deleters(uint64_t timeout_ns);
  * enqueued on the stream by the time of the deleter's call is done; of a stream whose handle may not be kept, when everything
  * on its device is.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED` or
- * `ESTAFETTE_CANCELLED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`,
+ * `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause of a failed version; `ESTAFETTE_DEVICE` also for a
+ * stream of another device, one that cannot wait, or a copy that a device refuses; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
  * be written, or a copy that cannot be made; `ESTAFETTE_NOT_DEFINED` for a tensor that its operation has not made, and whose failure
  * was cleared; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, a
  * handle that is not in use, a wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
@@ -990,12 +995,12 @@ estafette_status estafette_export_fenced(const struct estafette_tensor *tensor,
                                          DLManagedTensorFenced **out);
 
 /**
- * Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Gives what was
- * said before, 0 or 1. A thread may, until it says otherwise.
+ * Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Returns the
+ * earlier setting, 0 or 1. A thread may, until it says otherwise.
  *
  * The functions that run operations on the thread that calls them, where this is not forbidden, are those that wait with
- * `ESTAFETTE_FOREVER` (they run what they wait for, `estafette_wait_all` whatever is ready) and, in an engine without workers,
- * those that submit and `estafette_engine_destroy`. A wait with another timeout runs none. Forbid it where the thread holds a lock that
+ * `ESTAFETTE_FOREVER` (they run what they wait for, `estafette_wait_all` and `estafette_engine_shutdown` whatever is ready) and, in an
+ * engine without workers, those that submit and `estafette_engine_destroy`. A wait with another timeout runs none. Forbid it where the thread holds a lock that
  * a function of an operation takes: the work is then done by the engine's workers, or by a thread that an engine without
  * workers starts for the time of the wait.
  *
@@ -1004,8 +1009,8 @@ estafette_status estafette_export_fenced(const struct estafette_tensor *tensor,
 int32_t estafette_set_helping(int32_t allowed);
 
 /**
- * Why the latest call of this thread that returned an error or `ESTAFETTE_TIMEOUT` did so, in words (UTF-8, at most 2,047
- * bytes); empty when there was none. Calls that succeed leave it as it is.
+ * Why the latest call of this thread that returned an error, `ESTAFETTE_TIMEOUT` or `ESTAFETTE_IN_FLIGHT_LIMIT` did so, in words (UTF-8,
+ * at most 2,047 bytes); empty when there was none. Other calls leave it as it is.
  *
  * Never NULL. The place is the library's, always the same for one thread, and valid until that thread ends; the thread's next
  * error overwrites the text. May be called in a forked child.
@@ -1025,10 +1030,10 @@ const char *estafette_last_error(void);
  *
  * `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's definition.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED` or `ESTAFETTE_CANCELLED` with the root cause of a failed version;
- * `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_NOT_DEFINED` as `estafette_export`; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause of a
+ * failed version; `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_NOT_DEFINED` as `estafette_export`; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
  * `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a device other than the host or the memory's own;
- * `ESTAFETTE_DEVICE` for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ * `ESTAFETTE_DEVICE` also for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
  * What the caller promises:
  * Each pointer but handles is NULL or what its type says.
@@ -1168,8 +1173,8 @@ estafette_status estafette_op_release(struct estafette_op *op);
 /**
  * Whether an operation has ended, and how, at once.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
- * cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
+ * the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
  * called by any thread. `op` may be any value.
  */
 estafette_status estafette_op_query(struct estafette_op *op);
@@ -1179,8 +1184,8 @@ estafette_status estafette_op_query(struct estafette_op *op);
  * limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
  * it runs none, so that it is kept.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
- * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
+ * the root cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;
  * `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
  * value.
  */
@@ -1486,8 +1491,8 @@ estafette_status estafette_door_address(const struct estafette_door *door,
  * operation meanwhile.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a door that is closed meanwhile;
- * `ESTAFETTE_FAILED` with the reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
- * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ * `ESTAFETTE_FAILED` with the reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block
+ * in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
  * What the caller promises:
  * `out` is NULL or may be written. Handles may be any value.
@@ -1511,7 +1516,7 @@ estafette_status estafette_door_close(struct estafette_door *door);
  * at its door. Ownership and the rest as for `estafette_door_accept`.
  *
  * Returns as `estafette_door_accept`; `ESTAFETTE_INVALID` for an address that is none as well; `ESTAFETTE_FAILED` where no door is there, or
- * not any more. May be called by any thread.
+ * not any more; `ESTAFETTE_PEER_DIED` when the process at the door has died. May be called by any thread.
  *
  * What the caller promises:
  * `address` is NULL or a text; `out` is NULL or may be written. `engine` may be any value.
@@ -1555,8 +1560,9 @@ estafette_status estafette_link_send(const struct estafette_link *link,
                                      uint64_t timeout_ns);
 
 /**
- * The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise, to
- * be read only, in the memory of that process. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
+ * The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise in
+ * the memory of that process. It is read-only (`estafette_tensor_read_only`) unless that process, in Python or Rust, has sent it for writing;
+ * what this one then writes is the owner's next version once the handle is released. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
  * memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
  * thread runs no operation meanwhile.
  *
@@ -1628,7 +1634,8 @@ const char *estafette_status_text(int32_t status);
  * cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
  * the end was reported, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
  * not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was reported without a fence.)
- * An array may be NULL when its count is 0.
+ * An array may be NULL when its count is 0. When this returns, the caller may release the tensors and destroy the engine: the
+ * operation keeps what it needs.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
  * tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK`
@@ -1673,7 +1680,7 @@ estafette_status estafette_submit_with(struct estafette_engine *engine,
  * Submits an operation whose result becomes a new tensor, `*out`: a promise until `estafette_op_complete_with`. Everything else
  * is as for `estafette_submit`. The caller owns `*out`.
  *
- * Returns as `estafette_submit`, and `ESTAFETTE_INVALID` for NULL `out`.
+ * Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for NULL `out`.
  *
  * What the caller promises:
  * As for `estafette_submit`; `out` is NULL or may be written.
@@ -1792,8 +1799,8 @@ estafette_status estafette_tensor_release_after(struct estafette_tensor *tensor,
  * Where a tensor stands, at once.
  *
  * Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`,
- * `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
- * `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
+ * `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause when it has failed; `ESTAFETTE_INVALID` for NULL or
+ * a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
  */
 estafette_status estafette_query(const struct estafette_tensor *tensor);
 
@@ -1802,8 +1809,8 @@ estafette_status estafette_query(const struct estafette_tensor *tensor);
  * looks). Without a limit it may run operations that the tensor needs on this thread (see `estafette_set_helping`); with one it runs
  * none, so that it is kept.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
- * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
+ * the root cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block
  * in a callback; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
  * `tensor` may be any value.
  */

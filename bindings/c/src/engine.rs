@@ -38,7 +38,7 @@ pub(crate) fn handle_of(engine: Engine) -> Result<*mut estafette_engine, Refusal
 pub struct estafette_engine_options {
     /// `sizeof(estafette_engine_options)`.
     pub size: u32,
-    /// Threads that run operations: 0 for one per core, -1 for none: then threads that wait without a limit of time run
+    /// Threads that run operations, at most 1,024: 0 for one per core, -1 for none: then threads that wait without a limit of time run
     /// what they wait for, those that submit help once much is ready, and for all other waits the engine starts a thread while they
     /// last (see `estafette_set_helping`).
     pub workers: i32,
@@ -115,8 +115,9 @@ pub unsafe extern "C" fn estafette_engine_create(
     })
 }
 
-/// Releases an engine. Operations that were submitted still run, and this call does not wait for them. Tensors, leases and
-/// operations that are held stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
+/// Releases an engine. Operations that were submitted still run. This call does not wait for them, but runs what is ready where the engine
+/// has no workers (see `estafette_set_helping`). Tensors, leases and operations that are held stay valid. To wait first, use
+/// `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
 ///
 /// Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
 ///
@@ -130,8 +131,11 @@ pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> est
     })
 }
 
-/// Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
-/// limit); then operations that only leases hold up are cancelled. The engine is still to be destroyed.
+/// Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns`; then operations that only leases hold up
+/// are cancelled. The engine is still to be destroyed.
+///
+/// Without a limit (`ESTAFETTE_FOREVER`), leases are waited for `lease_timeout_ns`; then what they hold up is cancelled. Without a limit the
+/// call may run operations on this thread (see `estafette_set_helping`).
 ///
 /// Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`. Their number is in
 /// `estafette_stats`.
@@ -171,8 +175,9 @@ pub extern "C" fn estafette_engine_shutdown(
     })
 }
 
-/// Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
-/// do not count, nor do the fences that operations have ended with, and failures are reported where their outputs are used, not here.
+/// Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). An open lease is not
+/// waited for. An operation that a lease holds up is, until `lease_timeout_ns`. Fences that operations have ended with are not waited for:
+/// `estafette_wait` on the outputs does that. Failures are reported where the outputs are used, not here.
 /// Without a limit it may run whatever is ready on this thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;

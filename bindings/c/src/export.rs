@@ -106,8 +106,9 @@ pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Resul
 /// enqueued on the stream by the time of the deleter's call is done; of a stream whose handle may not be kept, when everything
 /// on its device is.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED` or
-/// `ESTAFETTE_CANCELLED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`,
+/// `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause of a failed version; `ESTAFETTE_DEVICE` also for a
+/// stream of another device, one that cannot wait, or a copy that a device refuses; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
 /// be written, or a copy that cannot be made; `ESTAFETTE_NOT_DEFINED` for a tensor that its operation has not made, and whose failure
 /// was cleared; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, a
 /// handle that is not in use, a wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on

@@ -1,11 +1,11 @@
 //! Whether waits run operations on the thread that waits.
 
-/// Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Gives what was
-/// said before, 0 or 1. A thread may, until it says otherwise.
+/// Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Returns the
+/// earlier setting, 0 or 1. A thread may, until it says otherwise.
 ///
 /// The functions that run operations on the thread that calls them, where this is not forbidden, are those that wait with
-/// `ESTAFETTE_FOREVER` (they run what they wait for, `estafette_wait_all` whatever is ready) and, in an engine without workers,
-/// those that submit and `estafette_engine_destroy`. A wait with another timeout runs none. Forbid it where the thread holds a lock that
+/// `ESTAFETTE_FOREVER` (they run what they wait for, `estafette_wait_all` and `estafette_engine_shutdown` whatever is ready) and, in an
+/// engine without workers, those that submit and `estafette_engine_destroy`. A wait with another timeout runs none. Forbid it where the thread holds a lock that
 /// a function of an operation takes: the work is then done by the engine's workers, or by a thread that an engine without
 /// workers starts for the time of the wait.
 ///

@@ -32,10 +32,10 @@ static LEASES: Table<Lease> = Table::new(Kind::Lease);
 ///
 /// `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's definition.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED` or `ESTAFETTE_CANCELLED` with the root cause of a failed version;
-/// `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_NOT_DEFINED` as `estafette_export`; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause of a
+/// failed version; `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_NOT_DEFINED` as `estafette_export`; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
 /// `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a device other than the host or the memory's own;
-/// `ESTAFETTE_DEVICE` for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// `ESTAFETTE_DEVICE` also for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says.

@@ -178,8 +178,8 @@ pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_statu
 
 /// Whether an operation has ended, and how, at once.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
-/// cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
+/// the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
 /// called by any thread. `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status {
@@ -204,8 +204,8 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
 /// limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
 /// it runs none, so that it is kept.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
-/// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
+/// the root cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;
 /// `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
 /// value.
 #[unsafe(no_mangle)]

@@ -37,8 +37,7 @@ pub struct estafette_recording_options {
     pub signal: i32,
     /// Bytes for what is noted until it is written; 0 for 256 MiB. What does not fit is counted, and the report says so.
     pub memory_max: u64,
-    /// Keeps only what happened in so many nanoseconds before the end, or before a snapshot. A snapshot is written too when the watchdog of
-    /// an engine reports a stall. 0 for everything.
+    /// Keeps only what happened in so many nanoseconds before the end, or before a snapshot. 0 for everything.
     pub last_ns: u64,
 }
 

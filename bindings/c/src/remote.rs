@@ -254,8 +254,8 @@ pub unsafe extern "C" fn estafette_door_address(
 /// operation meanwhile.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a door that is closed meanwhile;
-/// `ESTAFETTE_FAILED` with the reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
-/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// `ESTAFETTE_FAILED` with the reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block
+/// in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. Handles may be any value.
@@ -292,7 +292,7 @@ pub extern "C" fn estafette_door_close(door: *mut estafette_door) -> estafette_s
 /// at its door. Ownership and the rest as for `estafette_door_accept`.
 ///
 /// Returns as `estafette_door_accept`; `ESTAFETTE_INVALID` for an address that is none as well; `ESTAFETTE_FAILED` where no door is there, or
-/// not any more. May be called by any thread.
+/// not any more; `ESTAFETTE_PEER_DIED` when the process at the door has died. May be called by any thread.
 ///
 /// # Safety
 /// `address` is NULL or a text; `out` is NULL or may be written. `engine` may be any value.
@@ -383,8 +383,9 @@ pub unsafe extern "C" fn estafette_link_send(
     })
 }
 
-/// The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise, to
-/// be read only, in the memory of that process. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
+/// The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise in
+/// the memory of that process. It is read-only (`estafette_tensor_read_only`) unless that process, in Python or Rust, has sent it for writing;
+/// what this one then writes is the owner's next version once the handle is released. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
 /// memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
 /// thread runs no operation meanwhile.
 ///

@@ -24,8 +24,8 @@ use crate::tensor::{self, estafette_tensor, tensors};
 /// must not throw.
 pub type estafette_function = Option<unsafe extern "C" fn(context: *mut c_void, op: *mut estafette_op)>;
 
-/// Called with the context of an operation that is skipped, with why: `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE`,
-/// and the text, which is only there during the call. It must not throw.
+/// Called with the context of an operation that is skipped, with why: `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or
+/// `ESTAFETTE_PEER_DIED`, and the text, which is only there during the call. It must not throw.
 pub type estafette_skip_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, status: estafette_status, message: *const c_char)>;
 
@@ -104,7 +104,8 @@ impl Waiting {
 /// cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
 /// the end was reported, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
 /// not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was reported without a fence.)
-/// An array may be NULL when its count is 0.
+/// An array may be NULL when its count is 0. When this returns, the caller may release the tensors and destroy the engine: the
+/// operation keeps what it needs.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
 /// tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK`
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn estafette_submit_with(
 /// Submits an operation whose result becomes a new tensor, `*out`: a promise until `estafette_op_complete_with`. Everything else
 /// is as for `estafette_submit`. The caller owns `*out`.
 ///
-/// Returns as `estafette_submit`, and `ESTAFETTE_INVALID` for NULL `out`.
+/// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for NULL `out`.
 ///
 /// # Safety
 /// As for `estafette_submit`; `out` is NULL or may be written.

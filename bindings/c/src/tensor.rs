@@ -302,8 +302,8 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
 /// Where a tensor stands, at once.
 ///
 /// Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`,
-/// `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
-/// `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
+/// `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause when it has failed; `ESTAFETTE_INVALID` for NULL or
+/// a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_status {
     entry(|| -> Answer {
@@ -323,8 +323,8 @@ pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_
 /// looks). Without a limit it may run operations that the tensor needs on this thread (see `estafette_set_helping`); with one it runs
 /// none, so that it is kept.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
-/// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
+/// the root cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block
 /// in a callback; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
 /// `tensor` may be any value.
 #[unsafe(no_mangle)]

@@ -203,6 +203,15 @@ fn first_program() -> PathBuf {
     file
 }
 
+#[test]
+fn the_program_of_the_page_on_operators() {
+    let folder = scratch("operators-page");
+    let (file, program) = (folder.join("page.c"), folder.join("page"));
+    std::fs::write(&file, blocks(include_str!("../../../docs/operators.md"))[0]).expect("writable");
+    run(shared(compiler(&file, "c11").arg("-Wno-unused-parameter")).arg("-o").arg(&program));
+    assert_eq!(run(&mut Command::new(program)), "3\n");
+}
+
 /// They are fragments: what a program has around each is declared here.
 #[test]
 fn the_other_blocks_of_the_pages_compile() {

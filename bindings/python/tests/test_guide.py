@@ -1,4 +1,5 @@
-"""The snippets of the guide, of observe mode, of the page on processes and of the recipes run as they stand, and their programs pass mypy."""
+"""The snippets of the guide, of its pages on operators, observe mode and processes, and of the recipes run as they stand, and their programs
+pass mypy."""
 
 import importlib.util
 import os
@@ -11,7 +12,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[3]
 RECIPES = [page for page in sorted(ROOT.glob("docs/recipes/*.md")) if page.stem != "index"]
-PAGES = [ROOT / "docs/python.md", ROOT / "docs/observe.md", ROOT / "docs/processes.md", *RECIPES]
+PAGES = [ROOT / "docs/python.md", ROOT / "docs/operators.md", ROOT / "docs/observe.md", ROOT / "docs/processes.md", *RECIPES]
 
 
 def program(page, info="python"):

@@ -52,7 +52,7 @@ pub enum Error {
     /// The operation that makes the tensor has not run yet, so the tensor has no shape, type or memory.
     #[error("tensor is not defined yet: {0}")]
     NotDefined(String),
-    /// The time is up; the work goes on.
+    /// The time is up; the work goes on. [`Engine::diagnose`](crate::Engine::diagnose) says what it waits for.
     #[error("not ready within {0:?}")]
     Timeout(Duration),
     /// The hook of [`Engine::on_wait`](crate::Engine::on_wait) has ended the wait; the work goes on.

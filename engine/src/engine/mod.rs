@@ -43,8 +43,8 @@ pub use crate::tensor::memory::Memory;
 
 /// Schedules operations in the order that their data demands. A clone is another handle to the same engine.
 ///
-/// Dropping the last handle detaches the engine: submitted operations still run, and nothing waits for them.
-/// Use [`shutdown`](Self::shutdown) to wait for their end. The end of `main` ends the process, whatever is in
+/// Dropping the last handle detaches the engine: submitted operations still run, and nothing waits for them. An engine
+/// without workers runs what is ready on the thread that drops it. Use [`shutdown`](Self::shutdown) to wait for the end. The end of `main` ends the process, whatever is in
 /// flight.
 ///
 /// A failure of an operation shows where the program inspects its outcome or its outputs. A failure that the
@@ -138,7 +138,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] names the field that breaks the rules; [`Error::Invalid`] for a device that
-    /// the engine does not have.
+    /// the engine does not have; [`Error::Shutdown`]; [`Error::Forked`].
     ///
     /// # Safety
     /// The description must be true: the memory exists, is initialized, and stays valid until the deleter is
@@ -188,7 +188,7 @@ impl Engine {
     /// A tensor with the elements of a vector in row-major order, without a copy.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `shape` does not hold exactly these elements.
+    /// [`Error::Invalid`] when `shape` does not hold exactly these elements; [`Error::Shutdown`]; [`Error::Forked`].
     pub fn from_vec<T: Element>(&self, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
         import::from_vec(self.core(), values, shape)
     }
@@ -196,7 +196,8 @@ impl Engine {
     /// A tensor of zeros in host memory. Safe views never see uninitialized memory.
     ///
     /// # Errors
-    /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted.
+    /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted; [`Error::Shutdown`];
+    /// [`Error::Forked`].
     pub fn zeros(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
         self.empty(shape, dtype, DLDevice::CPU)
     }

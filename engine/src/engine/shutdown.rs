@@ -87,9 +87,12 @@ impl Engine {
     /// timeout the engine cancels operations that only leases hold up, and reports them with the leases. Runs
     /// nothing on this thread.
     ///
-    /// A wait that ends before the timeout cancels nothing: inside an operation of this engine and in a
-    /// callback, which must not wait for all, and where the [hook](Self::on_wait) of waits ends it. The report then
-    /// names what is in flight as running.
+    /// A timeout beyond the end of the clock, such as `Duration::MAX`, is no limit. Without a limit, leases are waited for
+    /// [`lease_timeout`](crate::engine::EngineBuilder::lease_timeout); then what they hold up is cancelled. Without a limit the call may run
+    /// operations on this thread, unless helping is [forbidden](crate::wait::without_helping).
+    ///
+    /// Inside an operation of this engine and in a callback, which must not wait for all, the wait ends at once and cancels nothing. The
+    /// same holds where the [hook](Self::on_wait) of waits ends it. The report then names what is in flight as running.
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.close();

@@ -93,7 +93,9 @@ impl Tensor {
     /// ends when the consumer calls the deleter. The options are an [`Access`], or all of [`ExportOptions`].
     ///
     /// # Errors
-    /// The root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may not be written.
+    /// The root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may not be written;
+    /// [`Error::LeaseHeld`] when only leases hold it up; [`Error::NotDefined`] for a tensor that its operation has not made, and whose
+    /// failure was cleared; [`Error::Device`] when the consumer's queue refuses to wait, or a device refuses a copy.
     pub async fn export(&self, options: impl Into<ExportOptions>) -> Result<ManagedTensor, Error> {
         let options = options.into();
         if self.is_copied_by_a_device(&options) {

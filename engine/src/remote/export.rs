@@ -196,15 +196,16 @@ fn show(
 ) -> Result<(Shown, Option<Arc<Storage>>), Error> {
     let Definition { layout, data, .. } = definition;
     if layout.dtype().code == OPAQUE_HANDLE {
-        let producer = tensor.inner.producer.as_ref().map_or("?", Name::as_str);
-        return Err(Error::NotShared(
-            format!(
-                "operation `{}` has returned no single array, and opaque handles mean nothing in another process: unpack the promise and \
-                 send what is in it, or declare the outputs of that operation",
-                shown(producer)
+        const WHY: &str = "opaque handles mean nothing in another process";
+        return Err(Error::NotShared(match &tensor.inner.producer {
+            Some(producer) => format!(
+                "operation `{}` has returned no single array, and {WHY}: unpack the promise and send what is in it, or declare the \
+                 outputs of that operation",
+                shown(producer.as_str())
             )
             .into(),
-        ));
+            None => WHY.into(),
+        }));
     }
     if copy != Some(true) {
         // A process that has ended shows nothing more. What it had shown is copied.

@@ -71,7 +71,7 @@ pub(crate) fn engine_is_over() {
         let words = recorder.session.words();
         if words / 2 >= *written {
             *written = words.max(1);
-            if let Err(error) = recorder.snapshot(path) {
+            if let Err(error) = recorder.snapshot(&*path) {
                 say(format_args!("the trace cannot be written to {}: {error}", path.display()));
             }
         }

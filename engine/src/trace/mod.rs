@@ -348,8 +348,8 @@ impl Recorder {
     /// regular file, or the signal none that may be used; `AlreadyExists` where the program handles that signal, or another recorder, of this
     /// process or of another one, has the same file. The recorder is closed then.
     #[cfg(feature = "report")]
-    pub fn to_file(self, path: &Path) -> io::Result<Self> {
-        let recorder = self.with_file(path)?;
+    pub fn to_file(self, path: impl AsRef<Path>) -> io::Result<Self> {
+        let recorder = self.with_file(path.as_ref())?;
         if recorder.is_alone() {
             return Ok(recorder);
         }
@@ -402,8 +402,8 @@ impl Recorder {
     /// # Errors
     /// Those of the system; the file is as it was before.
     #[cfg(feature = "report")]
-    pub fn snapshot(&self, path: &Path) -> io::Result<()> {
-        snapshot(&self.session, path)
+    pub fn snapshot(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        snapshot(&self.session, path.as_ref())
     }
 
     /// Events that did not fit so far.

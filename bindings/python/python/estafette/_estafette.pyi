@@ -53,7 +53,7 @@ class Engine:
         <estafette.Operation ...>
         [1.0, 2.0, 5.0]
 
-    workers: threads for operations; default one per core. Python functions share the interpreter's lock, so the
+    workers: threads for operations, at most 1,024; default one per core. Python functions share the interpreter's lock, so the
         engine measures how many of its workers run at once with the best throughput. With 0, operations run on
         threads that wait without a timeout, and on threads that submit once 32 operations are ready; for an
         ``await``, a callback or a wait with a timeout the engine starts a thread.

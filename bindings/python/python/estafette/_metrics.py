@@ -110,8 +110,8 @@ def export_metrics(engine: Engine, name: str = "default", *, meter: Meter | None
     """Makes the counters of an engine metrics of OpenTelemetry, for as long as the engine lives.
 
     The meter's readers ask for them: ``estafette.operations`` by state (running, ready, queued, leased) and its limit, with the
-    attribute ``estafette.engine``, and what `Stats` counts for the process: tensors imported, exported, given back, leaked and on
-    their way back, exchanges that could not be ordered, staging memory.
+    attribute ``estafette.engine``, and what `Stats` counts for the process: tensors imported, exported, given back, released, leaked
+    and on their way back, exchanges that could not be ordered, staging memory, bytes copied for other processes.
 
     name: says which engine it is. One that was exported before under this name by this meter is exported no more.
     meter: default ``opentelemetry.metrics.get_meter("estafette")``. The package ``opentelemetry-api`` must be installed.

@@ -271,7 +271,7 @@ class ShutdownReport:
     cancelled: tuple[str, ...]
     """Operations that were cancelled because only leases held them up."""
     leases: tuple[str, ...]
-    """The leases that held them up."""
+    """The leases that held them up: those that differ in age alone once, with their number, and ten kinds at most."""
     running: tuple[str, ...]
     """Operations that were still running."""
     unlisted: int
