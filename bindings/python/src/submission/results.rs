@@ -23,6 +23,7 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module};
 use crate::exchange::from_future::{self, Slot};
 use crate::exchange::peers;
+use crate::interpreter::interrupt;
 use crate::interpreter::kept::Kept;
 use crate::submission::scope;
 use crate::submission::submission_args::SubmissionArgs;
@@ -126,6 +127,7 @@ impl Results {
             state.ends.push(from_future::take(&slot));
         }
         if let Err(refused) = self.build(py, &engine) {
+            interrupt::note(py, &refused);
             self.state.lock().refused = Some(Kept::new(refused));
         }
         Ok(())

@@ -21,7 +21,7 @@ use crate::exchange::fence;
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::origin;
 use crate::exchange::peers;
-use crate::interpreter::lease_sites;
+use crate::interpreter::{guard, lease_sites};
 use crate::kinds;
 use crate::submission::scope;
 
@@ -204,6 +204,6 @@ impl PyEngine {
 pub(super) fn imported(py: Python<'_>) {
     let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
     if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
-        py.detach(|| flush_deleters(BACKLOG_WAIT));
+        guard::detach(py, || flush_deleters(BACKLOG_WAIT));
     }
 }
