@@ -10,6 +10,7 @@ import pytest
 
 import estafette as est
 from conftest import run_program, until
+from estafette import _lifecycle
 
 
 def run(main):
@@ -608,6 +609,19 @@ def test_an_async_block_drains_its_engine():
         assert sorted(done) == list(range(10))
 
     run(main())
+
+
+def test_an_async_block_whose_leases_may_take_no_time_waits_for_what_runs(monkeypatch):
+    rounds, collect = [], _lifecycle.collect
+    monkeypatch.setattr(_lifecycle, "collect", lambda: (rounds.append(True), collect()))
+
+    async def main():
+        async with est.Engine(workers=1, lease_timeout=0) as eng:
+            op = eng.submit(lambda: time.sleep(0.3))
+        op.wait(0)
+
+    run(main())
+    assert len(rounds) <= 2
 
 
 def test_an_async_block_that_only_leases_hold_up_ends_with_a_warning(np):
