@@ -43,14 +43,9 @@ pub fn reporter(failure: &OperationError) {
         return;
     }
     guard::attach(|py| {
-        // A tensor may be dropped while an exception is on its way.
-        let on_its_way = PyErr::take(py);
         if let Err(error) = report(py, exception(py, failure)) {
             // A handler of the user's that fails.
             error.write_unraisable(py, None);
-        }
-        if let Some(error) = on_its_way {
-            error.restore(py);
         }
     });
 }

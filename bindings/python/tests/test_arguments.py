@@ -326,6 +326,24 @@ class TestWrapped:
         assert value(np, y) == [6.0] * 3
         assert (scale.__name__, scale.__doc__) == ("scale", "Scales.")
 
+    def test_op_orders_tensors_that_are_defaults(self, eng, np, gate):
+        y, factor = eng.zeros(3, "float64"), eng.zeros(1, "float64")
+        seen = []
+
+        @eng.op(writes="out", using=np.from_dlpack)
+        def scale(x, factor=factor, steps=2, *, out=y):
+            seen.append((type(factor), steps))
+            np.multiply(x, factor, out=out)
+
+        def fill(factor):
+            gate()
+            factor[:] = 3
+
+        eng.submit(fill, writes=[factor], using=np.from_dlpack)
+        scale(eng.from_dlpack(np.ones(3)))
+        gate.open()
+        assert value(np, y) == [3.0] * 3 and seen == [(np.ndarray, 2)]
+
     def test_op_passes_each_tensor_to_its_parameter(self, eng, np):
         a, b, c = (eng.from_dlpack(np.full(2, float(n)), writable=True) for n in (1, 2, 4))
 
@@ -426,6 +444,10 @@ class TestWrapped:
             eng.op(writes=[3])
         with pytest.raises(TypeError, match="`reads` and `writes` do not name"):
             eng.op(reads="x", writes="y")(lambda x, y, z: None)(ones, eng.zeros(1, "int8"), eng.zeros(2, "int8"))
+        with pytest.raises(TypeError, match=r"partial\(.*has no parameter 'z'"):
+            eng.op(writes="z")(functools.partial(lambda x, y: None, y=1))
+        with pytest.raises(TypeError, match="`reads` and `writes` do not name"):
+            eng.op(reads="x", writes="y")(functools.partial(lambda x, y, z: None))(ones, eng.zeros(1, "int8"), eng.zeros(2, "int8"))
         with pytest.raises(TypeError, match="missing"):
             eng.op(writes="y")(lambda x, y: None)(ones)
 

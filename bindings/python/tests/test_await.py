@@ -10,6 +10,7 @@ import pytest
 
 import estafette as est
 from conftest import run_program, until
+from estafette import _lifecycle
 
 
 def run(main):
@@ -564,16 +565,38 @@ def test_what_was_submitted_asynchronously_and_not_awaited_is_said(eng, np):
 
 
 def test_an_error_that_is_on_its_way_is_not_lost_to_the_warning(eng):
-    def loses():
-        forgotten = [eng.submit_async(lambda: None)]
-        raise KeyError("mine", len(forgotten))
+    with pytest.warns(RuntimeWarning, match="never awaited"), pytest.raises(ZeroDivisionError):
+        # The awaitable is nowhere but on the stack, which is emptied before the exception is handled.
+        print(eng.submit_async(lambda: None), 1 / 0)
 
-    with pytest.warns(RuntimeWarning, match="never awaited"), pytest.raises(KeyError, match="mine"):
+
+def test_a_function_that_its_loop_drops_with_an_exception_pending_fails(eng):
+    loop, kept, raised = asyncio.new_event_loop(), [], []
+
+    async def never():
+        raise AssertionError
+
+    async def main():
+        ready = len(loop._ready)
+        op = eng.submit(never)
+        until(lambda: len(loop._ready) > ready)
+        kept.append(loop._ready.pop())
+        return op
+
+    def drops():
+        # Of this thread the package knows nothing yet.
         try:
-            loses()
-        except KeyError as error:
-            # Lets go of what the frame has.
-            raise error.with_traceback(None) from None
+            print(kept.pop(), 1 / 0)
+        except BaseException as error:
+            raised.append(type(error))
+
+    op = loop.run_until_complete(main())
+    thread = threading.Thread(target=drops)
+    thread.start()
+    thread.join(30)
+    assert raised == [ZeroDivisionError]
+    assert "was dropped" in str(op.exception(30))
+    loop.close()
 
 
 def test_an_async_block_drains_its_engine():
@@ -586,6 +609,19 @@ def test_an_async_block_drains_its_engine():
         assert sorted(done) == list(range(10))
 
     run(main())
+
+
+def test_an_async_block_whose_leases_may_take_no_time_waits_for_what_runs(monkeypatch):
+    rounds, collect = [], _lifecycle.collect
+    monkeypatch.setattr(_lifecycle, "collect", lambda: (rounds.append(True), collect()))
+
+    async def main():
+        async with est.Engine(workers=1, lease_timeout=0) as eng:
+            op = eng.submit(lambda: time.sleep(0.3))
+        op.wait(0)
+
+    run(main())
+    assert len(rounds) <= 2
 
 
 def test_an_async_block_that_only_leases_hold_up_ends_with_a_warning(np):

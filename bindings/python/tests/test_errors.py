@@ -8,6 +8,7 @@ import pytest
 
 import estafette as est
 from conftest import run_program, until
+from estafette import _failures
 
 
 class Boom(Exception):
@@ -207,6 +208,20 @@ def test_a_view_that_outlives_a_failed_body_does_not_mend_what_it_wrote(eng, np)
     kept.clear()
     with pytest.raises(est.OperationError, match="half done"):
         y.wait()
+
+
+@pytest.mark.parametrize(("incremental", "calls"), [(False, [2, 2]), (True, [1, 2, 2, 1])])
+def test_kept_errors_are_looked_at_by_what_collections_a_version_of_python_has(monkeypatch, incremental, calls):
+    seen, now = [], [100.0]
+    monkeypatch.setattr(_failures, "_INCREMENTAL", incremental)
+    monkeypatch.setattr(_failures, "_looked_at", 0.0)
+    monkeypatch.setattr(_failures.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_failures, "forget_waiters", lambda: seen.append(generation))
+    for passed, generation in [(0, 0), (0, 1), (0, 1), (0, 2), (0, 2), (0.9, 1), (0.2, 1)]:
+        now[0] += passed
+        _failures._on_collection("start", {"generation": generation})
+        _failures._on_collection("stop", {"generation": generation})
+    assert seen == calls
 
 
 def test_errors_have_a_common_base_and_sensible_builtin_ones(eng):

@@ -303,3 +303,24 @@ if __name__ == "__main__":
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[4.0, 4.0, 4.0]"
+
+
+def test_a_child_may_record_and_be_shown_although_another_thread_was_at_that(np, tmp_path):
+    program(
+        f"""
+        import signal
+        from estafette import _recording, _top
+
+        os.environ["XDG_RUNTIME_DIR"] = {str(tmp_path)!r}
+
+        def check():
+            signal.alarm(20)
+            with est.record({str(tmp_path / "child.pftrace")!r}):
+                pass
+            est.serve_top()
+
+        os.makedirs({str(tmp_path / "estafette")!r}, 0o700)
+        with _recording._sites.lock, _top._lock:
+            in_child(check)
+        """
+    )

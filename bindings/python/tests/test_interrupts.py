@@ -364,6 +364,10 @@ class TestCtrlC:
             "eng.call(time.sleep, 20); signal.alarm(1); eng.wait_all()",
             "eng.call(body).wait()",
             "eng.submit(step, writes=[t]); eng.submit(body); eng.shutdown()",
+            "eng.operators.register('of', body); eng.operators['of'](t).wait()",
+            "eng.submit(fail, writes=[t]); eng.submit(step, [t], on_skip=body); eng.wait_all()",
+            "eng.call(Result).wait()",
+            "eng.call(lambda: Structure([np.zeros(1)])).wait()",
         ],
     )
     @pytest.mark.parametrize("handler", ["signal.default_int_handler", "handler", "Handler().handle"])
@@ -393,13 +397,26 @@ class TestCtrlC:
             def step(*_):
                 pass
 
-            def body(*_):
+            def fail(*_):
+                raise ValueError
+
+            def body(*_, **__):
                 if not began:
                     began.append(True)
                     os.kill(os.getpid(), signal.SIGINT)
                     for _ in range(1000):
                         pass
                     print("never")
+
+            class Result:
+                __dlpack__ = body
+
+                def __dlpack_device__(self):
+                    return 1, 0
+
+            class Structure(list):
+                # It is copied for the promises.
+                __copy__ = body
 
             eng = est.Engine(workers=0, in_flight_limit=4, failures="ignore")
             t = eng.zeros(1, "int8")
@@ -414,6 +431,33 @@ class TestCtrlC:
             """
         )
         assert output == "interrupted\n", errors
+
+    @pytest.mark.parametrize("submit", ["eng.submit", "eng.call"])
+    def test_in_a_body_that_a_submission_runs_is_raised_by_that_submission(self, submit):
+        output, errors = run_program(
+            f"""
+            import os, signal
+            import estafette as est
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            submitted, began = [], []
+
+            def body():
+                if not began:
+                    began.append(len(submitted))
+                    os.kill(os.getpid(), signal.SIGINT)
+                    for _ in range(1000):
+                        pass
+
+            with est.Engine(workers=0, failures="ignore") as eng:
+                try:
+                    # So many that the thread which submits runs some.
+                    for _ in range(100):
+                        submitted.append({submit}(body))
+                except KeyboardInterrupt:
+                    print("interrupted", len(submitted) == began[0])
+            """
+        )
+        assert output == "interrupted True\n", errors
 
     @pytest.mark.parametrize("end", [lambda eng: eng.shutdown(), lambda eng: eng.__exit__(None, None, None)])
     def test_ends_a_shutdown_and_cancels_nothing(self, np, ctrl_c, end):

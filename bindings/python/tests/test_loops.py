@@ -6,6 +6,7 @@ import contextvars
 import gc
 import logging
 import random
+import signal
 import sys
 import threading
 import time
@@ -615,6 +616,95 @@ def test_awaits_in_many_threads_and_operations_in_many_more_end(eng, np):
     assert sorted(totals) == expected
 
 
+class TestWakeUpsFromAnywhere:
+    """The end of a lease wakes tasks on the thread, and at the place in its program, where it happens to end."""
+
+    @pytest.mark.parametrize("view", ["memoryview", "array"])
+    def test_with_an_exception_pending(self, eng, np, view):
+        t = eng.zeros(1, "int8")
+        kept = [memoryview(t) if view == "memoryview" else np.from_dlpack(t)]
+
+        async def main():
+            task = asyncio.ensure_future(t.writable())
+            await asyncio.sleep(0.01)
+            assert not task.done()
+            with pytest.raises(ZeroDivisionError):
+                # The view is nowhere but on the stack, which is emptied before the exception is handled.
+                print(kept.pop(), 1 / 0)
+            await asyncio.wait_for(task, 10)
+
+        run(main())
+
+    @pytest.fixture
+    def awaited(self, eng):
+        """The view that a task on another thread waits for, its loop, and the future of the task."""
+        t = eng.zeros(1, "int8")
+        views = [memoryview(t)]
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+
+        async def wait():
+            await t.writable()
+            return "resumed"
+
+        task = asyncio.run_coroutine_threadsafe(wait(), loop)
+        until(lambda: hasattr(loop, "_estafette_wakeups"))
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(30)
+        yield views, loop, task
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()
+
+    def test_in_the_middle_of_which_ctrl_c_comes(self, awaited):
+        views, loop, task = awaited
+        call = loop.call_soon_threadsafe
+
+        def interrupted(*_):
+            loop.call_soon_threadsafe = call
+            signal.raise_signal(signal.SIGINT)
+            for _ in range(1000):
+                pass
+
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        loop.call_soon_threadsafe = interrupted
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                views.clear()
+                for _ in range(1000):
+                    pass
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert task.result(10) == "resumed"
+
+    def test_where_the_stack_is_too_full_to_call_the_loop(self, awaited):
+        views, loop, task = awaited
+        call = loop.call_soon_threadsafe
+
+        def fails(*_):
+            loop.call_soon_threadsafe = call
+            raise RecursionError
+
+        loop.call_soon_threadsafe = fails
+        views.clear()
+        assert task.result(10) == "resumed"
+
+    def test_that_the_loop_refuses_are_told(self, awaited, monkeypatch):
+        views, loop, task = awaited
+        call, reports = loop.call_soon_threadsafe, []
+        monkeypatch.setattr(sys, "unraisablehook", reports.append)
+
+        def refuses(*_):
+            raise ValueError("not today")
+
+        loop.call_soon_threadsafe = refuses
+        views.clear()
+        until(lambda: reports)
+        loop.call_soon_threadsafe = call
+        assert [str(report.exc_value) for report in reports] == ["not today"]
+        task.cancel()
+
+
 class TestTasksAreResumedAsTheyLeft:
     """The engine's wake-up runs the tasks' next steps itself; they must not notice."""
 
@@ -659,6 +749,40 @@ class TestTasksAreResumedAsTheyLeft:
             assert await asyncio.gather(*tasks) == [z] * 5
 
         asyncio.run(main(), debug=True)
+
+    def test_one_that_runs_the_loop_itself_and_waits_for_another_that_was_woken_with_it(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def wait():
+            return await z
+
+        async def main():
+            loop = asyncio.get_running_loop()
+
+            async def outer():
+                await z
+                # As `nest_asyncio` does.
+                task = asyncio.current_task()
+                asyncio.tasks._leave_task(loop, task)
+                try:
+                    until(lambda: (loop.call_soon(lambda: None), loop._run_once(), all(each.done() for each in others))[-1])
+                finally:
+                    asyncio.tasks._enter_task(loop, task)
+                    # The turn of the loop that is under way has counted what it has to call.
+                    for _ in range(20):
+                        loop.call_soon(lambda: None)
+
+            others = [asyncio.create_task(wait()) for _ in range(3)]
+            first = asyncio.create_task(outer())
+            others += [asyncio.create_task(wait()) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            gate.open()
+            # The loop is busy, so that all are woken in one turn of it.
+            until(lambda: eng.stats().in_flight == 0)
+            await first
+
+        run(main())
 
     def test_a_cancellation_keeps_its_message(self, eng, gate):
         z = eng.zeros(1, "int8")

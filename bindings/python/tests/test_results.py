@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -265,8 +266,6 @@ class TestUnpacked:
         assert t["step"] == 1 and value(np, t["y"]) == [1.0, 2.0, 3.0]
 
     def test_what_is_never_unpacked_is_released(self, eng, np):
-        import weakref
-
         class Array(np.ndarray):
             pass
 
@@ -282,6 +281,18 @@ class TestUnpacked:
         assert gone[0]() is not None
         del t
         until(lambda: gc.collect() is not None and gone[0]() is None)
+
+    def test_a_result_that_leads_back_to_its_promise_is_collected(self, eng, np):
+        class Model:
+            def step(self):
+                return np.zeros(3), self
+
+        model = Model()
+        model.last = eng.call(model.step)
+        assert model.last[1] is model
+        gone = weakref.ref(model)
+        del model
+        until(lambda: gc.collect() is not None and gone() is None)
 
 
 class TestDeclared:

@@ -299,13 +299,22 @@ def op(engine, function, reads, writes, options):
         signature = inspect.signature(function) if named else None
         unknown = [name for name in named if name not in signature.parameters]
         if unknown:
-            raise TypeError(f"{function.__qualname__} has no parameter {', '.join(map(repr, unknown))}")
+            raise TypeError(f"{_name_of(function)} has no parameter {', '.join(map(repr, unknown))}")
         if not written:
             return wrap(engine, function, options)
+
+        # Only these: what `jax.jit` makes takes a default for a constant, and what is passed for an array.
+        defaults = {
+            name: parameter.default
+            for name, parameter in signature.parameters.items()
+            if _filler(parameter.default, [], _is_tensor) is not None
+        }
 
         @functools.wraps(function)
         def submitted(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
+            for name, default in defaults.items():
+                bound.arguments.setdefault(name, default)
             tensors = []
             call = _call(function, bound.args, bound.kwargs, tensors)
             changed = _tensors_of(bound.arguments, written, _is_written)
@@ -314,7 +323,7 @@ def op(engine, function, reads, writes, options):
             ordered = {id(tensor) for tensor in [*changed, *looked_at]}
             lost = [tensor for tensor in tensors if id(tensor) not in ordered]
             if lost:
-                raise TypeError(f"{function.__qualname__} got {lost[0]!r} for a parameter that `reads` and `writes` do not name")
+                raise TypeError(f"{_name_of(function)} got {lost[0]!r} for a parameter that `reads` and `writes` do not name")
             # Arrays come in the order of the operands, each tensor once in a list. One in both lists is updated: its failure is followed.
             inputs, outputs = _once(looked_at), _once(changed)
             at = {id(tensor): place for place, tensor in enumerate([*inputs, *outputs])}
@@ -324,6 +333,11 @@ def op(engine, function, reads, writes, options):
         return submitted
 
     return decorate if function is None else decorate(function)
+
+
+def _name_of(function):
+    # A `functools.partial` and an object that can be called have no name.
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _check(function, options, what, submits):

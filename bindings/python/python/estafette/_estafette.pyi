@@ -114,7 +114,8 @@ class Engine:
 
         The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
         returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
-        ready when the fence of that object is done.
+        ready when the fence of that object is done. With `writable` or `freed_on` the call takes such an
+        object by ``__dlpack__``, which may wait.
 
         device: device of the result; default the device of `x`.
         copy: True always copies, False never copies, None copies only if necessary.

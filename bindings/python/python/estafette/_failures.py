@@ -6,7 +6,9 @@ import atexit
 import contextlib
 import gc
 import logging
+import math
 import sys
+import time
 import types
 
 from ._estafette import _kept_errors, _shown
@@ -109,8 +111,20 @@ def forget_waiters():
                 thing.clear()
 
 
+# From CPython 3.14 on, collections that come by themselves are increments of generation 1, and many of them make one of all objects.
+_INCREMENTAL = sys.version_info >= (3, 14)
+_SECONDS_BETWEEN_INCREMENTS = 1.0
+_looked_at = -math.inf
+
+
 def _on_collection(phase, info):
-    if phase == "start" and info["generation"] == 2:
+    global _looked_at
+    if phase != "start":
+        return
+    now = time.monotonic()
+    is_increment = _INCREMENTAL and info["generation"] == 1 and now - _looked_at >= _SECONDS_BETWEEN_INCREMENTS
+    if info["generation"] == 2 or is_increment:
+        _looked_at = now
         forget_waiters()
 
 

@@ -14,6 +14,9 @@ from ._estafette import _shown
 _OTHERS_COLLECTION_MAX = 1.0
 _LOOK = 0.001
 
+# The least time between two rounds of an engine's end, in seconds.
+_ROUND_MIN = 1.0
+
 
 class _Garbage:
     """What only a collection can free."""
@@ -66,3 +69,5 @@ async def _drained(engine, lease_timeout):
         if not report.running and not report.unlisted:
             warn_of_leases(report, level=4)
             return
+        # What runs may run for long, and each round collects garbage.
+        lease_timeout = max(lease_timeout, _ROUND_MIN)

@@ -92,24 +92,33 @@ class _CallSites:
     """Has leases note the lines that take them while a recording is made."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._wanted = 0
         self._before = False
 
     def want(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._wanted == 0:
                 self._before = record_call_sites(True)
             self._wanted += 1
 
     def unwant(self) -> None:
-        with self._lock:
+        with self.lock:
             self._wanted -= 1
             if self._wanted == 0:
                 record_call_sites(self._before)
 
 
 _sites = _CallSites()
+
+
+def _in_child() -> None:
+    # Another thread may have held it during the fork.
+    _sites.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 class record:  # noqa: N801 - used like a function

@@ -57,6 +57,17 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 _lock = threading.Lock()
+
+
+def _in_child() -> None:
+    # Another thread may have held it during the fork.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
 _served: dict[int, str] = {}
 
 

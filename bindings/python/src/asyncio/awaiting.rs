@@ -8,7 +8,8 @@
 //!    waiter, and suspends the task on it.
 //! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
 //!    loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
-//! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again.
+//! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again. With several
+//!    to finish it has the loop call it once more, by `call_soon`.
 //!
 //! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again instead of
 //! suspending. Before each poll the waiter forgets its number: a driver other than asyncio may resume a coroutine although
@@ -18,25 +19,24 @@
 //! of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
 //! that they wait for takes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::pin::Pin;
-use std::ptr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use estafette::Scope;
 use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
-use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
 use crate::asyncio::asyncio_future::Suspension;
-use crate::asyncio::running_loop;
-use crate::interpreter::guard;
+use crate::asyncio::{running_loop, stopped_loop};
+use crate::classes::promise::WAITS;
 use crate::interpreter::once::intern;
+use crate::interpreter::{guard, interrupt};
 use crate::submission::scope;
 
 /// Turns the outcome of a future into Python, with the Python lock.
@@ -209,17 +209,12 @@ impl Drop for Awaiter {
     }
 }
 
-/// Warns that `method` was never awaited. An exception that is on its way goes on.
+/// Warns that `method` was never awaited.
 fn warn_of_unawaited(py: Python<'_>, method: &str) {
-    let (mut kind, mut value, mut traceback) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-    // SAFETY: with the Python lock.
-    unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut traceback) };
     let message = CString::new(format!("'{method}' was never awaited")).expect("names have no zeros");
     if let Err(raised) = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1) {
         raised.write_unraisable(py, None);
     }
-    // SAFETY: what was fetched, which this takes over.
-    unsafe { ffi::PyErr_Restore(kind, value, traceback) };
 }
 
 /// Takes a suspension back that no task waits for any more.
@@ -347,37 +342,53 @@ impl Wake for Waiter {
 struct Inbox {
     /// A weak reference to the loop's `Wakeups`: the engine must not keep what a loop keeps.
     wakeups: OnceLock<Py<PyAny>>,
-    woken: Mutex<Vec<u64>>,
+    /// While there are any, the loop has a call of `drain` to make.
+    woken: Mutex<VecDeque<u64>>,
 }
 
 impl Inbox {
-    /// From any thread, holding no lock.
-    fn push(&self, number: u64) {
+    /// From any thread, holding no lock of the engine's.
+    fn push(self: &Arc<Self>, number: u64) {
         let mut woken = self.woken.lock();
-        woken.push(number);
+        woken.push_back(number);
         let first = woken.len() == 1;
         drop(woken);
-        if first {
-            let called = guard::attach(|py| self.call_drain(py));
-            if !matches!(called, Some(Ok(true))) {
-                // A closed loop wakes no task; its owner has decided that its tasks are never resumed.
-                self.woken.lock().clear();
-            }
+        if first && guard::attach(|py| self.call_drain(py)).is_none() {
+            self.woken.lock().clear();
         }
     }
 
-    /// Says whether the loop will drain.
-    fn call_drain(&self, py: Python<'_>) -> PyResult<bool> {
-        let Some(reference) = self.wakeups.get() else { return Ok(false) };
-        let Ok(wakeups) = reference.bind(py).call0()?.cast_into::<Wakeups>() else { return Ok(false) };
-        let event_loop = wakeups.get().event_loop.bind(py).call0()?;
-        if event_loop.is_none() {
-            return Ok(false);
+    /// Has the loop call `drain`. Code of the loop runs for that, so that anything may be raised: what a signal handler raises, or a
+    /// `RecursionError`. Then a thread tries again that handles no signals and has all of its stack left.
+    fn call_drain(self: &Arc<Self>, py: Python<'_>) {
+        let Err(error) = self.try_call_drain(py) else { return };
+        interrupt::raise_later(py, &error);
+        let inbox = Arc::clone(self);
+        WAITS.send(Box::new(move |py| {
+            if let Err(error) = inbox.try_call_drain(py) {
+                inbox.woken.lock().clear();
+                error.write_unraisable(py, None);
+            }
+        }));
+    }
+
+    fn try_call_drain(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some((event_loop, wakeups)) = self.event_loop(py)?
+            && stopped_loop::call_soon(&event_loop, wakeups.getattr(intern!(py, "drain"))?)?
+        {
+            return Ok(());
         }
-        let drain = wakeups.getattr(intern!(py, "drain"))?;
-        // Fails when the loop is closed.
-        event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (drain,))?;
-        Ok(true)
+        // A loop that is closed or gone resumes no task: its owner has decided that.
+        self.woken.lock().clear();
+        Ok(())
+    }
+
+    /// The loop, if it is still there.
+    fn event_loop<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyAny>, Bound<'py, Wakeups>)>> {
+        let Some(reference) = self.wakeups.get() else { return Ok(None) };
+        let Ok(wakeups) = reference.bind(py).call0()?.cast_into::<Wakeups>() else { return Ok(None) };
+        let event_loop = wakeups.get().event_loop.bind(py).call0()?;
+        Ok(if event_loop.is_none() { None } else { Some((event_loop, wakeups)) })
     }
 }
 
@@ -406,7 +417,7 @@ impl Wakeups {
             return Ok(known.cast_into::<Self>()?.unbind());
         }
         let weak = |object| PyWeakrefReference::new(object).map(|weak| weak.into_any().unbind());
-        let inbox = Arc::new(Inbox { wakeups: OnceLock::new(), woken: Mutex::new(Vec::new()) });
+        let inbox = Arc::new(Inbox { wakeups: OnceLock::new(), woken: Mutex::default() });
         let made = Self {
             event_loop: weak(event_loop)?,
             inbox: Arc::clone(&inbox),
@@ -436,13 +447,32 @@ impl Wakeups {
 
 #[pymethods]
 impl Wakeups {
-    /// Resumes the tasks; called by the loop on its own thread.
-    fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        let woken = std::mem::take(&mut *self.inbox.woken.lock());
-        let mut outcome = Ok(());
-        for number in woken {
-            let Some(suspended) = self.take_back(number) else { continue };
-            outcome = outcome.and(Suspension::finish(suspended.bind(py)));
+    /// Resumes the tasks; called by the loop on its own thread. A task may run the loop itself (`nest_asyncio`) and wait there for another
+    /// one, so what is woken besides the first has a second call to be resumed by.
+    fn drain(this: &Bound<'_, Self>) -> PyResult<()> {
+        let (py, wakeups) = (this.py(), this.get());
+        let pop = || {
+            let mut woken = wakeups.inbox.woken.lock();
+            (woken.pop_front(), woken.len())
+        };
+        let (mut next, mut left) = pop();
+        let call_again = || {
+            let event_loop = wakeups.event_loop.bind(py).call0()?;
+            let drain = this.getattr(intern!(py, "drain"))?;
+            event_loop.call_method1(intern!(py, "call_soon"), (drain,)).map(drop)
+        };
+        let mut outcome = if left > 0 { call_again() } else { Ok(()) };
+        if outcome.is_err() {
+            // Nothing may be left for a call that may not come.
+            left = usize::MAX;
+        }
+        while let Some(number) = next {
+            if let Some(suspended) = wakeups.take_back(number) {
+                outcome = outcome.and(Suspension::finish(suspended.bind(py)));
+            }
+            // What is woken meanwhile is left to the next turn of the loop.
+            next = if left > 0 { pop().0 } else { None };
+            left = left.saturating_sub(1);
         }
         outcome
     }

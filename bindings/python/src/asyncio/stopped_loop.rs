@@ -111,14 +111,21 @@ pub fn cancel(py: Python<'_>, op: u64) -> PyResult<bool> {
     if running_loop::get(py)?.is_some_and(|running| running.is(&event_loop)) {
         return cancel.call0()?.is_truthy();
     }
-    match event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (cancel,)) {
-        Err(error) if error.is_instance_of::<PyRuntimeError>(py) && is_closed(&event_loop)? => Ok(false),
-        scheduled => scheduled.map(|_| true),
-    }
+    call_soon(&event_loop, cancel)
 }
 
-fn is_closed(event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
-    event_loop.call_method0(intern!(event_loop.py(), "is_closed"))?.is_truthy()
+/// Has a loop call `function`, from any thread; false where the loop is closed.
+pub fn call_soon(event_loop: &Bound<'_, PyAny>, function: Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = event_loop.py();
+    match event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (function,)) {
+        Err(error)
+            if error.is_instance_of::<PyRuntimeError>(py)
+                && event_loop.call_method0(intern!(py, "is_closed"))?.is_truthy()? =>
+        {
+            Ok(false)
+        }
+        scheduled => scheduled.map(|_| true),
+    }
 }
 
 /// An operation whose asynchronous function is on the way to its event loop: the thread that sends it off may wait for the Python lock,

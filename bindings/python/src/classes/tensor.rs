@@ -12,6 +12,7 @@ use estafette::{Access, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyTypeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyIterator, PyMemoryView, PyTuple};
 
@@ -430,6 +431,16 @@ impl PyTensor {
 
     fn _repr_html_<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         import_module(this.py(), "estafette._html")?.call_method1("tensor", (this,))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.results.as_ref().map_or(Ok(()), |results| results.traverse(&visit))
+    }
+
+    fn __clear__(&self) {
+        if let Some(results) = &self.results {
+            results.clear();
+        }
     }
 
     fn __repr__(&self) -> String {

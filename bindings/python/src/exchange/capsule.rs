@@ -90,8 +90,8 @@ unsafe fn own(raw: *mut c_void, name: &CStr) -> Option<ManagedTensor> {
     unsafe { ManagedTensor::from_raw(raw, if name == LEGACY { Abi::Legacy } else { Abi::Versioned }) }.ok()
 }
 
-/// The destructor of a capsule that may not have been consumed. It leaves a pending exception alone, as it calls nothing
-/// that could set one.
+/// The destructor of a capsule that may not have been consumed. It leaves a pending exception alone: it sets none, and what the end of a
+/// lease calls in Python is called by [`guard::attach`](crate::interpreter::guard::attach).
 unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a live capsule, whose name is a text or NULL.
     unsafe {

@@ -72,11 +72,33 @@ impl Drop for Inside {
     }
 }
 
-/// Runs `f` with the Python lock; `None`, without running it, when the interpreter is on its way out.
+/// Runs `f` with the Python lock; `None`, without running it, when the interpreter is on its way out. The caller may be a drop, and an
+/// exception pending: see [`apart_from_error`].
 pub fn attach<R>(f: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     let _inside = Inside::enter()?;
     thread_state::keep();
-    Python::try_attach(f)
+    Python::try_attach(|py| apart_from_error(py, || f(py)))
+}
+
+/// Runs `f` while a pending exception of the calling thread is set aside: a call of Python code with an exception set fails, and loses it.
+fn apart_from_error<R>(py: Python<'_>, f: impl FnOnce() -> R) -> R {
+    struct Pending([*mut ffi::PyObject; 3]);
+
+    impl Drop for Pending {
+        fn drop(&mut self) {
+            let [kind, value, traceback] = self.0;
+            // SAFETY: what was fetched, with the lock that the thread still has.
+            unsafe { ffi::PyErr_Restore(kind, value, traceback) };
+        }
+    }
+
+    let _pending = PyErr::occurred(py).then(|| {
+        let [mut kind, mut value, mut traceback] = [ptr::null_mut(); 3];
+        // SAFETY: with the Python lock. Not `PyErr::take`, which goes on with a panic that is on its way.
+        unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut traceback) };
+        Pending([kind, value, traceback])
+    });
+    f()
 }
 
 /// Runs `f` inside the guard, if that is open, without the Python lock.
@@ -120,12 +142,7 @@ pub fn without_lock(f: &mut dyn FnMut()) {
     }
     // SAFETY: the thread has the lock.
     let (py, here) = (unsafe { Python::assume_attached() }, Here(f));
-    let (mut kind, mut value, mut traceback) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-    // SAFETY: what is taken here is given back.
-    unsafe { ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback) };
-    detach(py, || here.run());
-    // SAFETY: as above.
-    unsafe { ffi::PyErr_Restore(kind, value, traceback) };
+    apart_from_error(py, || detach(py, || here.run()));
 }
 
 /// The interpreter this thread wants to go back to is finalizing. Whatever the thread was doing, it ends with the process.
@@ -171,7 +188,8 @@ pub fn ident(py: Python<'_>) -> PyResult<u64> {
     if let Some(ident) = IDENT.get() {
         return Ok(ident);
     }
-    let ident = imported!(py, "threading", "get_ident")?.call0()?.extract()?;
+    let get = || imported!(py, "threading", "get_ident")?.call0()?.extract();
+    let ident = apart_from_error(py, get)?;
     IDENT.set(Some(ident));
     Ok(ident)
 }

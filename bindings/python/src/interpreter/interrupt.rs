@@ -2,10 +2,13 @@
 //! engine asks here now and then.
 
 use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
 use std::time::{Duration, Instant};
 
 use estafette::bindings::{Current, WaitHook};
 use pyo3::exceptions::PyException;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::asyncio::{running_loop, stopped_loop};
@@ -78,17 +81,34 @@ impl WaitHook for Interrupts {
     }
 }
 
-/// Notes that a function which this thread has run for its wait, or its submission, has ended by `error`. If a signal handler has raised
-/// that in the middle of the function, it is meant for the program: the wait or the submission raises it, too.
-pub fn note(py: Python<'_>, error: &PyErr) {
+/// Notes that a function of the program which this thread has run for its wait, or its submission, has ended by `error`. If a signal
+/// handler has raised that in the middle of the function, it is meant for the program: the wait or the submission raises it, too. Returns
+/// whether that is so.
+pub fn note(py: Python<'_>, error: &PyErr) -> bool {
     if !guard::is_main(py) {
-        return;
+        return false;
     }
     match was_sent(py, error) {
-        Ok(false) => {}
+        Ok(false) => return false,
         Ok(true) => RAISED.set(Some(error.clone_ref(py))),
         // A second signal has come in the middle of that.
         Err(raised) => RAISED.set(Some(raised)),
+    }
+    true
+}
+
+/// As [`note`], for what the thread calls wherever it is: where it is in no wait and no submission, its Python code raises that next.
+pub fn raise_later(py: Python<'_>, error: &PyErr) {
+    extern "C" fn raise(_: *mut c_void) -> c_int {
+        let Some(error) = take() else { return 0 };
+        // SAFETY: the main thread calls it between two instructions, with the Python lock.
+        error.restore(unsafe { Python::assume_attached() });
+        -1
+    }
+
+    if note(py, error) {
+        // SAFETY: with the Python lock. Where too many calls are pending, the next wait or submission raises it.
+        unsafe { ffi::Py_AddPendingCall(Some(raise), ptr::null_mut()) };
     }
 }
 

@@ -269,14 +269,15 @@ impl Parts {
         let outcome = if self.is_async {
             self.send_off(py, scope, completion).map(|()| None)
         } else {
-            self.run(py, scope)
-                .inspect_err(|error| interrupt::note(py, error))
-                .and_then(|value| self.take(&value, completion))
+            self.run(py, scope).and_then(|value| self.take(&value, completion))
         };
         match outcome {
             Ok(None) => None,
             Ok(Some(produced)) => Some(Ok(produced)),
-            Err(error) => Some(Err(Raised::body_error(py, error))),
+            Err(error) => {
+                interrupt::note(py, &error);
+                Some(Err(Raised::body_error(py, error)))
+            }
         }
     }
 

@@ -6,9 +6,9 @@ use pyo3::prelude::*;
 
 use crate::error::to_py;
 use crate::interpreter::fastcall::copy_context;
-use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::intern;
+use crate::interpreter::{guard, interrupt};
 use crate::submission::function_kind::FunctionKind;
 
 /// A function of the submitter, with the submitter's context.
@@ -43,6 +43,7 @@ impl OnSkip {
             // The operation fails by its cause, whatever is raised.
             if let Err(raised) = called
                 && !raised.value(py).is(value)
+                && !interrupt::note(py, &raised)
             {
                 raised.write_unraisable(py, Some(function.bind(py)));
             }

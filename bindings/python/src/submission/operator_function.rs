@@ -14,7 +14,7 @@ use crate::classes::handle::{EngineHandle, Shared};
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, Raised, finalizing, import_module};
 use crate::interpreter::kept::Kept;
-use crate::interpreter::{exit, guard};
+use crate::interpreter::{exit, guard, interrupt};
 use crate::submission::body;
 use crate::submission::function_kind::{FunctionKind, never_runs};
 use crate::submission::outcome::take_result;
@@ -67,8 +67,12 @@ impl OperatorFunction {
 impl Implementation for OperatorFunction {
     fn start(&self, invocation: Invocation) {
         let parts = &*self.parts;
-        let outcome =
-            guard::attach(|py| parts.run(py, &invocation).map_err(|error| Raised::body_error(py, error)));
+        let outcome = guard::attach(|py| {
+            parts.run(py, &invocation).map_err(|error| {
+                interrupt::note(py, &error);
+                Raised::body_error(py, error)
+            })
+        });
         // Without the Python lock, as finishing may copy memory and hands on work; by then the views are gone.
         invocation.finish(outcome.unwrap_or_else(|| Err(finalizing())));
     }

@@ -15,6 +15,7 @@ use estafette_report::shown::shown;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::PyTypeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
@@ -23,6 +24,7 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module};
 use crate::exchange::from_future::{self, Slot};
 use crate::exchange::peers;
+use crate::interpreter::interrupt;
 use crate::interpreter::kept::Kept;
 use crate::submission::scope;
 use crate::submission::submission_args::SubmissionArgs;
@@ -126,6 +128,7 @@ impl Results {
             state.ends.push(from_future::take(&slot));
         }
         if let Err(refused) = self.build(py, &engine) {
+            interrupt::note(py, &refused);
             self.state.lock().refused = Some(Kept::new(refused));
         }
         Ok(())
@@ -179,6 +182,21 @@ impl Results {
             Some(refused) => Err(refused.clone_ref(py)),
             None => self.build(py, engine),
         }
+    }
+
+    /// Shows the garbage collector what only the promise keeps: the structure may refer to what has the promise. The operation of the call,
+    /// until it ends, and other threads are unknown to the collector.
+    pub fn traverse(self: &Arc<Self>, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(state) = self.state.try_lock().filter(|_| Arc::strong_count(self) == 1) else {
+            return Ok(());
+        };
+        [&state.build, &state.built].into_iter().flatten().try_for_each(|kept| visit.call(&**kept))
+    }
+
+    /// Drops that. The promise cannot be unpacked from then on.
+    pub fn clear(&self) {
+        let kept = self.state.try_lock().map(|mut state| (state.build.take(), state.built.take()));
+        drop(kept);
     }
 
     fn build<'py>(&self, py: Python<'py>, engine: &EngineHandle) -> PyResult<Bound<'py, PyAny>> {

@@ -21,7 +21,7 @@ use crate::exchange::fence;
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::origin;
 use crate::exchange::peers;
-use crate::interpreter::lease_sites;
+use crate::interpreter::{guard, lease_sites};
 use crate::kinds;
 use crate::submission::scope;
 
@@ -43,7 +43,8 @@ impl PyEngine {
     ///
     /// The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
     /// returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
-    /// ready when the fence of that object is done.
+    /// ready when the fence of that object is done. With `writable` or `freed_on` the call takes such an
+    /// object by ``__dlpack__``, which may wait.
     ///
     /// device: device of the result; default the device of `x`.
     /// copy: True always copies, False never copies, None copies only if necessary.
@@ -204,6 +205,6 @@ impl PyEngine {
 pub(super) fn imported(py: Python<'_>) {
     let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
     if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
-        py.detach(|| flush_deleters(BACKLOG_WAIT));
+        guard::detach(py, || flush_deleters(BACKLOG_WAIT));
     }
 }

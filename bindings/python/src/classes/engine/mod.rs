@@ -367,7 +367,9 @@ fn would_stop_the_loop(py: Python<'_>) -> PyErr {
 fn collect_garbage() {
     guard::attach(|py| {
         let lifecycle = import_module(py, "estafette._lifecycle");
-        if let Err(error) = lifecycle.and_then(|lifecycle| lifecycle.call_method0("collect")) {
+        if let Err(error) = lifecycle.and_then(|lifecycle| lifecycle.call_method0("collect"))
+            && !interrupt::note(py, &error)
+        {
             error.write_unraisable(py, None);
         }
     });

@@ -16,7 +16,7 @@ use crate::classes::operation::PyOperation;
 use crate::classes::program::PyProgram;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module};
-use crate::interpreter::guard;
+use crate::interpreter::{guard, interrupt};
 use crate::submission::body::Body;
 use crate::submission::results::Results;
 use crate::submission::scope;
@@ -366,7 +366,8 @@ impl PyEngine {
             Err(error) => Err(Box::new((error, body))),
         })?;
         let body = match tried {
-            Ok(submitted) => return Ok(submitted),
+            // The thread may have run bodies, and a signal handler may have raised something there.
+            Ok(submitted) => return interrupt::take().map_or(Ok(submitted), Err),
             Err(refused) => self.held_up(py, *refused)?,
         };
         guard::detach(py, || describe(engine).reserve().map(|permit| submit(permit, body))).or_raise(py)
