@@ -195,7 +195,7 @@ pub struct Advice {
 /// Names of a critical path that are kept.
 const PATH_NAMES: usize = 64;
 
-/// Tracks whose losses are told apart.
+/// Tracks whose losses have a line each.
 const LOSSES: usize = 10;
 
 /// What rows of operations are sorted by.
