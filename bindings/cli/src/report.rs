@@ -69,6 +69,11 @@ pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<d
             request.write_files(&trace)?;
             let report = request.chosen(report(&trace))?;
             if request.csv {
+                // A table has no place for it.
+                report
+                    .missing
+                    .iter()
+                    .for_each(|missing| eprintln!("estafette report: incomplete: {missing}"));
                 csv::operations(&report)
             } else if request.json {
                 serde_json::to_string_pretty(&report)? + "\n"

@@ -112,6 +112,11 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     fs::write(&cut, &whole[..whole.len() - 7]).unwrap();
     let report = text(&estafette(&[cut.to_str().unwrap()]));
     assert!(report.contains("incomplete: "), "{report}");
+    let difference = text(&estafette(&["--diff", cut.to_str().unwrap(), slow]));
+    assert!(difference.contains("incomplete: before: "), "{difference}");
+    let values = estafette(&["--csv", cut.to_str().unwrap()]);
+    assert!(text(&values).lines().all(|line| !line.contains("incomplete")), "{values:?}");
+    assert!(String::from_utf8_lossy(&values.stderr).contains("incomplete: "), "{values:?}");
     fs::write(&cut, [0xff; 64]).unwrap();
     let refused = refusal(&estafette(&[cut.to_str().unwrap()]));
     assert!(refused.contains("cut.pftrace is no trace"), "{refused}");

@@ -201,6 +201,19 @@ def test_a_merge_that_fails_leaves_the_earlier_one(eng, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged.json", "run.pftrace"]
 
 
+def test_a_merge_says_which_recording_is_not_whole(eng, tmp_path):
+    with est.record(tmp_path / "run.pftrace"):
+        eng.submit(lambda: None, name="step").wait()
+    cut = tmp_path / "cut.pftrace"
+    cut.write_bytes((tmp_path / "run.pftrace").read_bytes()[:-7])
+    with pytest.warns(UserWarning, match="cut.pftrace is incomplete: ") as said:
+        est.merge_traces(cut, to=tmp_path / "merged.json")
+    assert said[0].filename == __file__
+    command = [sys.executable, "-m", "estafette", "merge", str(cut), "-o", str(tmp_path / "merged.json")]
+    merged = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert merged.stderr.startswith("estafette merge: ") and "cut.pftrace is incomplete: " in merged.stderr, merged.stderr
+
+
 def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):
     def refused(text, *path):
         (tmp_path / "trace.json").write_text(text)

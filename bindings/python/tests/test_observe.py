@@ -414,6 +414,29 @@ def test_a_wait_for_a_future_names_the_function(tmp_path):
     assert row["waited_ns"] >= 20_000_000
 
 
+def test_a_wait_for_a_future_of_no_observed_executor_is_for_work_elsewhere():
+    future = concurrent.futures.Future()
+    with est.observe() as seen:
+        threading.Timer(0.02, future.set_result, [1]).start()
+        assert future.result() == 1
+    (row,) = [row for row in seen.report().data["worst"] if "Future.result" in row["sentence"]]
+    assert row["cause"] == "computing" and "`work that is not observed` was still computing" in row["sentence"], row
+
+
+def test_waits_that_last_when_the_observation_ends_are_missed():
+    future = concurrent.futures.Future()
+    waits = threading.Thread(target=lambda: future.result())
+    with est.observe() as seen:
+        waits.start()
+        until(lambda: future._condition._waiters)
+        with contextlib.suppress(queue.Empty):
+            queue.Queue().get(timeout=0.01)
+    future.set_result(1)
+    waits.join()
+    (missing,) = seen.report().data["missing"]
+    assert missing.startswith("1 wait had not ended, and is not counted: the longest had lasted 0.0"), missing
+
+
 def test_a_future_that_fails_raises_its_own_exception():
     error = KeyError("mine")
 

@@ -54,8 +54,8 @@ def process(environment):
     assert process.returncode in (0, -9)
 
 
-def start(environment):
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+def start(environment, *program):
+    command = [sys.executable, *(program or ("-c", textwrap.dedent(PROGRAM)))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout.readline() == "ready\n"
     return process
@@ -126,6 +126,16 @@ def test_a_folder_that_others_may_use_is_refused_and_the_program_runs(environmen
     ended = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=60)
     assert ended.returncode == 0 and ended.stderr.startswith("estafette: ESTAFETTE_TOP: ") and "0700" in ended.stderr
     assert top(environment, "--once").returncode == 1
+
+
+def test_a_program_whose_path_is_no_text_is_shown(environment, tmp_path):
+    path = os.fsencode(tmp_path) + b"/program-\xff.py"
+    with open(path, "w") as file:
+        file.write(textwrap.dedent(PROGRAM))
+    program = start(environment, path)
+    shown = top(environment, "--once")
+    program.communicate("\n", timeout=60)
+    assert shown.returncode == 0 and "program-?.py" in shown.stdout, shown
 
 
 def test_an_output_that_is_read_no_further_ends_it_well(environment, process):

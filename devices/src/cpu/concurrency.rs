@@ -1,7 +1,7 @@
 //! How many threads run jobs of a pool at once, where more threads may be slower than fewer.
 //!
 //! Jobs that share a lock, such as the lock of a Python interpreter, take it from each other, and two threads may get less done than
-//! one. So a thread takes a job only when it has a *turn*. There are as many turns as [`limit`](Concurrency::limit) says, from one
+//! one. So a thread takes a job only when it has a *turn*. There are as many turns as [`limit`](Concurrency::limit()) says, from one
 //! upwards. The limit follows what was measured: windows with one thread more or less alternate with windows of the present limit, and
 //! the better throughput wins (a hill climb; for its use in a thread pool see Hellerstein et al., "Optimizing concurrency levels in the
 //! .NET ThreadPool", 2008). Jobs differ, so windows do: the present limit is judged by its windows before the trial too, and a trial goes on
@@ -163,9 +163,13 @@ impl Concurrency {
         }
     }
 
+    pub(super) fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
     /// Takes a turn, if there is one.
     pub(super) fn enter(&self) -> bool {
-        let limit = self.limit.load(Ordering::Relaxed);
+        let limit = self.limit();
         let below = |running| (running < limit).then_some(running + 1);
         self.running.fetch_update(Ordering::SeqCst, Ordering::Relaxed, below).is_ok()
     }

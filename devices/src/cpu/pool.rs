@@ -294,6 +294,12 @@ impl<J: Job> Pool<J> {
         self.shared.workers
     }
 
+    /// How many threads run jobs at once, at most, as long as none of them blocks: the number of workers, or fewer where jobs share a lock.
+    #[inline]
+    pub fn at_once(&self) -> usize {
+        self.shared.concurrency().map_or(self.shared.workers, Concurrency::limit)
+    }
+
     /// Whether the calling thread is a worker of this pool.
     pub fn is_worker(&self) -> bool {
         workers::with_context(&self.shared, |_| ()).is_some()

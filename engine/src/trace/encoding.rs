@@ -40,7 +40,8 @@ pub(super) enum EventKind {
     Locked,
     /// The waiter resumes; whether a thread waited.
     Resumed,
-    /// A wait for an operation by name begins: which one; the name of the wait, and whether a task awaits.
+    /// A wait for an operation by name begins: which one; the name of the wait, and whether a task awaits; of a wait for whatever ends,
+    /// the engine.
     WaitsFor,
     /// Bytes, name and library of a variable.
     Variable,
@@ -57,11 +58,16 @@ pub(super) enum EventKind {
     /// What an operation gives is another process's: that process's number, the line that took it, and its key. Of another machine: its
     /// clock, by how much that is ahead, and how exact that is.
     Elsewhere,
+    /// The engine of what this thread submits and begins from here on, and whether the thread is one of its workers; how many workers it
+    /// has, and how many run at once. Of no operation: the identity is 0.
+    Engine,
+    /// The waiter is a thread, which blocks from here on.
+    Blocks,
 }
 
 impl EventKind {
     /// In the order of their numbers, from 1.
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 20] = [
         Self::Submitted,
         Self::Accesses,
         Self::Ready,
@@ -80,6 +86,8 @@ impl EventKind {
         Self::RanNarrow,
         Self::LeasePinned,
         Self::Elsewhere,
+        Self::Engine,
+        Self::Blocks,
     ];
 
     /// The kind in this word 0; `None` for what this version does not write.
@@ -173,6 +181,16 @@ pub(super) fn pair(low: u32, high: u32) -> u64 {
 /// The two halves of a word.
 pub(super) fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
+}
+
+/// An engine and whether a thread is one of its workers, in one word.
+pub(super) fn engine(id: u64, is_worker: bool) -> u64 {
+    id << 1 | u64::from(is_worker)
+}
+
+/// What [`engine`] has put together.
+pub(super) fn engine_of(word: u64) -> (u64, bool) {
+    (word >> 1, word & 1 != 0)
 }
 
 /// An element type in half a word.

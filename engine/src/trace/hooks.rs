@@ -21,7 +21,7 @@ use super::events::{self, emit};
 use super::names;
 use super::nvtx::{self, Range};
 use super::writer::{self, Writer};
-use crate::core::engine_core::graph;
+use crate::core::engine_core::{Core, graph};
 use crate::core::error::FailureKind;
 #[cfg(feature = "links")]
 use crate::core::lease_info::CallSite;
@@ -65,6 +65,7 @@ impl Writer {
     #[inline]
     fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
         let now = self.now();
+        self.is_of(&state.core);
         let (name, what) = (self.name(&state.name), use_of(state.kind));
         if accesses.len() > 2 * NARROW_WORDS {
             let all: Vec<u64> = accesses.map(|(var, mode)| access(var, mode)).collect();
@@ -269,6 +270,7 @@ fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
     });
     writer::with(|writer| {
         let at = at(writer);
+        writer.is_of(&granted.payload().core);
         if queue == 0 && granted.payload().kind != Kind::Lease {
             writer.begins(at, id);
         } else {
@@ -366,6 +368,13 @@ pub(crate) fn withdrawn(id: OpId) {
 #[inline(never)]
 pub(crate) fn observed(id: OpId) {
     write(EventKind::Observed, id.get(), []);
+}
+
+/// A thread waits for a readiness query, and blocks. A wait that has not ended when the trace does is known by this.
+#[cold]
+#[inline(never)]
+pub(crate) fn blocks(query: OpId) {
+    write(EventKind::Blocks, query.get(), []);
 }
 
 /// A waiter resumes; `blocking` if the waiter is a thread.
@@ -470,28 +479,28 @@ pub(crate) struct WaitNoted {
 impl WaitNoted {
     /// Waits for the end of an operation by name.
     pub(crate) fn for_op(op: OpId) -> Option<Self> {
-        super::is_open().then(|| Self::begin("wait", op.get(), true))
+        super::is_open().then(|| Self::begin("wait", op.get(), 0, true))
     }
 
-    /// Waits for all operations in flight; `what` names the wait.
-    pub(crate) fn for_any(what: &'static str) -> Option<Self> {
-        super::is_open().then(|| Self::begin(what, ANY, true))
+    /// Waits for operations of `core` in flight; `what` names the wait.
+    pub(crate) fn for_any(what: &'static str, core: &Core) -> Option<Self> {
+        super::is_open().then(|| Self::begin(what, ANY, core.id, true))
     }
 
     /// As [`for_any`](Self::for_any), of a task that awaits.
-    pub(crate) fn task_for_any(what: &'static str) -> Option<Self> {
-        super::is_open().then(|| Self::begin(what, ANY, false))
+    pub(crate) fn task_for_any(what: &'static str, core: &Core) -> Option<Self> {
+        super::is_open().then(|| Self::begin(what, ANY, core.id, false))
     }
 
     #[cold]
-    fn begin(what: &'static str, target: u64, blocking: bool) -> Self {
+    fn begin(what: &'static str, target: u64, engine: u64, blocking: bool) -> Self {
         // An id allocator outside of every protocol.
         static NEXT: AtomicU64 = AtomicU64::new(WAITS);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         emit!(target: "estafette::stall", id, what, operation = target, "waits");
         writer::with(|writer| {
             let (now, name) = (writer.now(), writer.fixed_text(what));
-            writer.write(EventKind::WaitsFor, now, id, [target, pair(name, u32::from(!blocking))]);
+            writer.write(EventKind::WaitsFor, now, id, [target, pair(name, u32::from(!blocking)), engine]);
         });
         Self { id, blocking }
     }

@@ -179,9 +179,10 @@ pub(crate) fn begin_from_environment() {
 #[derive(Clone, Default)]
 pub struct TraceOptions {
     /// Bytes for the trace, from its beginning until [`Recorder::save`] has written it: half of them for what is noted on all threads
-    /// together, the other half for what saving takes beside it. What does not fit is counted. `None` for 256 MiB. At most 64 GiB are
-    /// used. Some 8 to 32 MiB more are taken whatever the size is, and more again where very much waits at the same time (some 50 bytes for
-    /// each wait that has begun and not ended).
+    /// together, the other half for what saving takes beside it. What does not fit is counted. Each thread that something is noted on takes
+    /// 64 KiB at least, also once it has ended: 2,048 threads take all of what is usual. `None` for 256 MiB. At most 64 GiB are used. Some 8
+    /// to 32 MiB more are taken whatever the size is, and more again where very much waits at the same time (some 50 bytes for each wait that
+    /// has begun and not ended).
     pub memory_max: Option<usize>,
     /// Name of the program, for the report. `None` for the file name of the running one.
     pub program: Option<String>,

@@ -14,12 +14,13 @@ use estafette_sync::thread_local;
 use super::assemble::is_any_running;
 use super::buffer::{TraceBuffer, WORDS};
 use super::chain::{Chain, Link};
-use super::encoding::{EventKind, NONE, WORDS_MAX, head, narrow, pair};
+use super::encoding::{EventKind, NONE, WORDS_MAX, engine, head, narrow, pair};
 use super::free_list::FreeListHandle;
 use super::names;
 use super::process::this_process;
 use super::ticks::{Scale, Ticks};
 use super::{Opened, TraceOptions, program_name, session_set};
+use crate::core::engine_core::Core;
 use crate::core::lease_info::LeaseOwner;
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
@@ -224,11 +225,12 @@ impl Body {
 impl ThreadLog {
     fn of_this_thread() -> Self {
         let current = std::thread::current();
-        let kind = match current.name() {
-            Some("estafette-reactor") => TrackKind::Reactor,
-            Some("estafette-reaper") => TrackKind::Reaper,
-            Some(name) if name.starts_with("estafette-") => TrackKind::Worker,
-            _ => TrackKind::Thread,
+        let kind = match current.name().and_then(|name| name.strip_prefix("estafette-")) {
+            None => TrackKind::Thread,
+            Some("reaper") => TrackKind::Reaper,
+            // Workers are numbered.
+            Some(rest) if rest.parse::<usize>().is_ok() => TrackKind::Worker,
+            Some(_) => TrackKind::Reactor,
         };
         let name = current.name().map(str::to_owned).or_else(names::of_this_thread).unwrap_or_else(unnamed);
         Self {
@@ -296,6 +298,8 @@ pub(super) struct Writer {
     pub(super) last: u64,
     /// The newest wait that this thread came back from.
     pub(super) woken_from: u64,
+    /// The engine that was noted last, and how many of its workers ran at once.
+    engine: (u64, usize),
     numbers: HashMap<Arc<str>, u32>,
     recent: [(usize, usize, u32); RECENT],
     owners: [Option<(LeaseOwner, [u64; 2])>; OWNERS],
@@ -373,6 +377,7 @@ impl Writer {
             at: WORDS,
             until: 0,
             woken_from: 0,
+            engine: (0, 0),
             numbers: HashMap::new(),
             recent: [(0, 0, NONE); RECENT],
             owners: [const { None }; OWNERS],
@@ -467,10 +472,28 @@ impl Writer {
         self.buffer = Some(self.log.buffers.append(self.buffer.as_deref(), buffer));
         self.at = 0;
         if self.session.last.is_some() {
-            // What describes variables goes with the buffer that it is in.
+            // What describes variables and engines goes with the buffer that it is in.
             self.described.fill(0);
+            self.engine = (0, 0);
         }
         true
+    }
+
+    /// What comes next is of this engine.
+    #[inline]
+    pub(super) fn is_of(&mut self, core: &Core) {
+        let now = (core.id, core.pool.at_once());
+        if self.engine != now {
+            self.note_engine(core, now);
+        }
+    }
+
+    #[cold]
+    fn note_engine(&mut self, core: &Core, now: (u64, usize)) {
+        let about = engine(core.id, core.pool.is_worker());
+        let threads = pair(core.pool.workers() as u32, now.1 as u32);
+        self.write(EventKind::Engine, self.last, 0, [about, threads]);
+        self.engine = now;
     }
 
     /// The number of a text that lives for ever.

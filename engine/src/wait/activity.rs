@@ -23,7 +23,7 @@ pub struct Activity {
     pub ready: usize,
     /// Operations that wait for other operations.
     pub queued: usize,
-    /// Operations that wait for leases alone.
+    /// Operations that wait for leases alone, which are held.
     pub leased: usize,
     /// The lease that has been held longest.
     pub oldest_lease: Option<LeaseInfo>,
@@ -32,11 +32,13 @@ pub struct Activity {
 impl From<&Diagnosis> for Activity {
     fn from(diagnosis: &Diagnosis) -> Self {
         let mut live = Self::default();
+        let waits = |op: &&OpStatus| op.status == Status::Waiting;
+        let waiting: HashSet<u64> = diagnosis.operations.iter().filter(waits).map(|op| op.id).collect();
         for op in &diagnosis.operations {
             match &op.status {
                 Status::Running => live.running += 1,
                 Status::Granted => live.ready += 1,
-                Status::Waiting if only_leases(op) => live.leased += 1,
+                Status::Waiting if only_leases(op, &waiting) => live.leased += 1,
                 Status::Waiting | Status::Fenced(_) => live.queued += 1,
                 Status::Held(_) => {
                     let older = |known: &LeaseInfo, new: &LeaseInfo| known.age >= new.age;
@@ -53,8 +55,11 @@ impl From<&Diagnosis> for Activity {
     }
 }
 
-fn only_leases(op: &OpStatus) -> bool {
-    !op.blocked_by.is_empty() && op.blocked_by.iter().all(|blocked| blocked.lease.is_some())
+/// Whether leases alone are in the way of `op`. A lease that waits itself has no holder yet.
+fn only_leases(op: &OpStatus, waiting: &HashSet<u64>) -> bool {
+    let mut blockers = op.blocked_by.iter();
+    !op.blocked_by.is_empty()
+        && blockers.all(|blocked| blocked.lease.is_some() && !waiting.contains(&blocked.id))
 }
 
 /// A stall that the watchdog has found. Its `Display` form is its line of [`Diagnosis`].

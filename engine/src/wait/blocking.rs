@@ -134,6 +134,9 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
         Polled::Failed(error) => Err(*error),
         Polled::Probing(query) => {
             let core = &tensor.inner.core;
+            if query.handle.payload().noted {
+                hooks::blocks(query.handle.id());
+            }
             let waited = block(core, &query.handle, &"a tensor", &query.one_shot, timeout);
             if query.handle.payload().noted {
                 hooks::resumed(query.handle.id().get(), true);

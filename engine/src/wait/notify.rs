@@ -295,7 +295,10 @@ struct QueryNoted(OpId);
 
 impl QueryNoted {
     fn of(query: &OpHandle) -> Option<Self> {
-        query.payload().noted.then(|| Self(query.id()))
+        query.payload().noted.then(|| {
+            hooks::blocks(query.id());
+            Self(query.id())
+        })
     }
 }
 

@@ -85,7 +85,7 @@ impl CoreRef {
                 return Ok(());
             }
         }
-        let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT);
+        let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self);
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
         if checks.are_new() {
@@ -135,7 +135,7 @@ impl CoreRef {
         self.end_caller_runs();
         coalesced::wake_held_back();
         self.pool.leave_to_workers();
-        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
+        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all", self)).flatten();
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
         // The wait is for everything in flight, so helping with any ready operation is allowed. Inside an
@@ -262,7 +262,7 @@ impl CoreRef {
                 }
             }
             if noted.is_none() {
-                noted = WaitNoted::task_for_any(IN_FLIGHT_LIMIT);
+                noted = WaitNoted::task_for_any(IN_FLIGHT_LIMIT, self);
             }
             coalesced::wake_held_back();
             match pending.poll(cx, || Awaited::permit(self)) {

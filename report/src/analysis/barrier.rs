@@ -1,9 +1,12 @@
 //! What a global barrier at each hand-over would have cost: the usual alternative (`cudaDeviceSynchronize` before every exchange),
 //! at which everything that was submitted before must end, needed or not.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::Trace;
+use crate::analysis::merge::process_of;
 use crate::model::{Nanos, OperationKind};
 
 /// The cost of barriers.
@@ -22,17 +25,21 @@ pub struct Barriers {
 /// Computes the cost from what was recorded; what the barriers would have delayed in turn is not counted.
 pub fn barriers(trace: &Trace) -> Barriers {
     // What had been submitted at each moment would all be done at the greatest end so far.
-    let mut ends: Vec<(Nanos, Nanos)> = trace
-        .operations
-        .iter()
-        .filter(|operation| matches!(operation.kind, OperationKind::Operation | OperationKind::Copy))
-        .map(|operation| (operation.submitted, operation.done.unwrap_or(trace.end_of(operation.id))))
-        .collect();
-    ends.sort_unstable();
-    let mut greatest = 0;
-    for (_, end) in &mut ends {
-        greatest = greatest.max(*end);
-        *end = greatest;
+    // A barrier waits for the work of its own process.
+    let mut ends: BTreeMap<usize, Vec<(Nanos, Nanos)>> = BTreeMap::new();
+    for operation in &trace.operations {
+        if matches!(operation.kind, OperationKind::Operation | OperationKind::Copy) {
+            let end = operation.done.unwrap_or(trace.end_of(operation.id));
+            ends.entry(process_of(operation.id)).or_default().push((operation.submitted, end));
+        }
+    }
+    for ends in ends.values_mut() {
+        ends.sort_unstable();
+        let mut greatest = 0;
+        for (_, end) in ends {
+            greatest = greatest.max(*end);
+            *end = greatest;
+        }
     }
     let mut cost = Barriers::default();
     for operation in &trace.operations {
@@ -41,6 +48,7 @@ pub fn barriers(trace: &Trace) -> Barriers {
         }
         let Some(went_on) = operation.resumed.or(operation.began) else { continue };
         cost.hand_overs += 1;
+        let ends = ends.get(&process_of(operation.id)).map(Vec::as_slice).unwrap_or_default();
         let before = ends.partition_point(|(submitted, _)| *submitted < operation.submitted);
         let barrier = before.checked_sub(1).map_or(0, |last| ends[last].1);
         let extra = barrier.saturating_sub(went_on);

@@ -22,6 +22,12 @@ pub struct Difference {
     pub operations: Vec<NamedChange>,
     /// Running by operation, greatest change first.
     pub running: Vec<NamedChange>,
+    /// What is missing of the first, in words.
+    #[serde(default)]
+    pub missing_before: Vec<String>,
+    /// What is missing of the second, in words.
+    #[serde(default)]
+    pub missing_after: Vec<String>,
 }
 
 /// A number in both.
@@ -58,6 +64,8 @@ pub fn difference(before: &Report, after: &Report) -> Difference {
         causes: both(|it| it.causes.iter().map(|row| (row.cause.clone(), row.waited_ns)).collect()),
         operations: both(|it| it.operations.iter().map(|row| (row.name.clone(), row.waited_ns)).collect()),
         running: both(|it| it.operations.iter().map(|row| (row.name.clone(), row.running_ns)).collect()),
+        missing_before: before.missing.clone(),
+        missing_after: after.missing.clone(),
     }
 }
 

@@ -115,11 +115,14 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
             "nothing is known of the workers of its engine, which is one of several".into()
         }
         (Cause::NoWorker, _) if trace.processes.len() > 1 => "no worker was free".into(),
-        (Cause::NoWorker, _) => match busy_workers(trace) {
-            _ if has_several_pools(trace) => "no worker of its engine was free, as far as is known".into(),
-            0 => "no worker was free".into(),
-            1 => "no worker was free (one ran everything)".into(),
-            workers => format!("no worker was free (all {workers} were busy)"),
+        (Cause::NoWorker, _) => match workers(trace) {
+            None => "no worker of its engine was free, as far as is known".into(),
+            Some((0, _)) => "no worker was free".into(),
+            Some((1, _)) => "no worker was free (one ran everything)".into(),
+            Some((count, least)) if least < count => {
+                format!("no worker was free (of {count}, as few as {least} ran at once, which share a lock)")
+            }
+            Some((count, _)) => format!("no worker was free (all {count} were busy)"),
         },
         (Cause::NotObserved, _) => "the end of its input had not been observed yet".into(),
         (Cause::NotResumed, Blocker::Interpreter) => "the Python lock was held elsewhere".into(),
@@ -128,7 +131,10 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
         }
         (Cause::NotResumed, Blocker::Holder(track)) => {
             let track = trace.tracks.get(track).map_or("", |track| track.name.as_str());
-            format!("the Python lock was held elsewhere, and only thread `{}` ran", shown(track))
+            format!(
+                "the Python lock was held elsewhere, and only thread `{}` was not seen waiting",
+                shown(track)
+            )
         }
         (Cause::NotResumed, Blocker::EventLoop) => "the event loop was busy".into(),
         (Cause::NotResumed, Blocker::Thread(track)) => {
@@ -145,7 +151,19 @@ fn elsewhere(trace: &Trace, id: OperationId) -> Option<&Elsewhere> {
     trace.operation(id)?.elsewhere.as_deref()
 }
 
-/// Threads of pools that have run something.
+/// The workers of the engine, and the fewest of them that it ran at once; `None` of several engines.
+fn workers(trace: &Trace) -> Option<(usize, usize)> {
+    match &trace.workers[..] {
+        [one] => Some((one.count as usize, one.least() as usize)),
+        [] if !has_several_pools(trace) => {
+            let busy = busy_workers(trace);
+            Some((busy, busy))
+        }
+        _ => None,
+    }
+}
+
+/// Threads of pools that have run something, for files that do not say how many workers there were.
 fn busy_workers(trace: &Trace) -> usize {
     let mut tracks: Vec<usize> = trace
         .operations

@@ -195,6 +195,9 @@ pub struct Advice {
 /// Names of a critical path that are kept.
 const PATH_NAMES: usize = 64;
 
+/// Tracks whose losses have a line each.
+const LOSSES: usize = 10;
+
 /// What rows of operations are sorted by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SortBy {
@@ -615,9 +618,13 @@ fn run_time(trace: &Trace, steps: &[Step]) -> Vec<RunTimeRow> {
 }
 
 fn missing(trace: &Trace) -> Vec<String> {
-    let lost = trace.losses.records.iter().map(|lost| {
+    let (first, others) = trace.losses.records.split_at(trace.losses.records.len().min(LOSSES));
+    let lost = first.iter().map(|lost| {
         let track = trace.tracks.get(lost.track).map_or("a thread", |track| track.name.as_str());
         format!("{} entries of `{}` did not fit", lost.count, shown(track))
     });
-    lost.chain(trace.losses.damage.iter().map(|damage| shown(damage).to_string())).collect()
+    let count = others.iter().fold(0, |count: u64, lost| count.saturating_add(lost.count));
+    let more = (!others.is_empty()).then(|| format!("{count} entries of {} more did not fit", others.len()));
+    let damage = trace.losses.damage.iter().map(|damage| shown(damage).to_string());
+    lost.chain(more).chain(damage).collect()
 }

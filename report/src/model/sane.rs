@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use crate::Trace;
 use crate::model::{Nanos, Operation};
 
-/// Three days. Sums of some ten thousand of these still fit.
+/// Three days and six hours. Sums of some ten thousand of these still fit.
 pub(crate) const TIME_MAX: Nanos = 1 << 48;
 
-/// The trace with every time cut to [`TIME_MAX`]; itself if there is nothing to cut.
+/// The trace with every time cut to [`TIME_MAX`], which its losses say; itself if there is nothing to cut.
 pub(crate) fn sane(trace: &Trace) -> Cow<'_, Trace> {
     if is_sane(trace) {
         return Cow::Borrowed(trace);
@@ -36,6 +36,9 @@ fn later(operation: &Operation) -> impl Iterator<Item = Nanos> {
 
 fn cut(trace: &mut Trace) {
     each_time(trace, |time| *time = (*time).min(TIME_MAX));
+    let words =
+        "times after the first 78 hours are counted as 78 hours: of a longer run, record the last hours";
+    trace.losses.damage.push(words.to_owned());
     trace.stalls.iter_mut().for_each(|stall| stall.to = stall.to.max(stall.from));
 }
 

@@ -57,6 +57,29 @@ pub struct Trace {
     /// Whether bodies ran when it began, which are not in it. Only attribution needs it: no file has it.
     #[doc(hidden)]
     pub began_amid_bodies: bool,
+    /// Those of each engine. Empty in a file of before they were noted, and in a merged trace.
+    #[doc(hidden)]
+    pub workers: Vec<Workers>,
+}
+
+/// How many bodies an engine runs at once.
+#[doc(hidden)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Workers {
+    /// How many workers it has.
+    pub count: u32,
+    /// How many of them run at once, at most, as long as none of them waits; and from when on. Fewer than `count` where bodies share a lock.
+    /// A file has the least.
+    pub at_once: Vec<(Nanos, u32)>,
+    /// The tracks of its threads; sorted. No file has them.
+    pub tracks: Vec<TrackId>,
+}
+
+impl Workers {
+    /// The fewest that ran at once while there was no room for more.
+    pub fn least(&self) -> u32 {
+        self.at_once.iter().map(|(_, at_once)| *at_once).min().unwrap_or(self.count)
+    }
 }
 
 /// A process that was recorded.
@@ -84,7 +107,7 @@ pub struct Track {
 /// What a track is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TrackKind {
-    /// A thread of an engine's pool.
+    /// A thread of an engine's pool. More than its workers, where some stand in for those that wait.
     Worker,
     /// A thread of the program.
     Thread,
@@ -92,7 +115,7 @@ pub enum TrackKind {
     EventLoop,
     /// A queue of a device.
     Queue,
-    /// The thread that observes fences.
+    /// The thread that observes fences, or another one of an engine that is no worker, such as that of asynchronous bodies.
     Reactor,
     /// The thread that runs foreign deleters.
     Reaper,

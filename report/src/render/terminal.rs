@@ -296,6 +296,12 @@ impl Page {
             rows.push(std::iter::once(name.to_owned()).chain(change(both.before, both.after)).collect());
         }
         self.table(&rows);
+        for (which, missing) in [("before", &difference.missing_before), ("after", &difference.missing_after)]
+        {
+            for missing in missing {
+                self.paragraph("incomplete: ", &format!("{which}: {missing}"), 12);
+            }
+        }
         for (title, changes) in [
             ("Waiting by cause", &difference.causes),
             ("Waiting by operation", &difference.operations),

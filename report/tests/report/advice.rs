@@ -189,7 +189,7 @@ fn lock_held(from: u64, to: u64) -> Program {
 #[test]
 fn the_thread_that_held_the_python_lock_is_named() {
     let told = lock_held(0, 50 * MS).report(51 * MS);
-    let text = "because the Python lock was held elsewhere, and only thread `main` ran";
+    let text = "because the Python lock was held elsewhere, and only thread `main` was not seen waiting";
     assert!(told.worst[0].sentence.ends_with(text), "{:?}", told.worst);
     assert!(told.headline.contains("not resumed (the Python lock, by thread `main`)"), "{}", told.headline);
     assert_eq!(saves(&told, "hold the Python lock for less time on thread `main`"), Some(50 * MS));

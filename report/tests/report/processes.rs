@@ -370,6 +370,16 @@ fn what_a_process_left_unfinished_ends_with_its_own_trace() {
     }
 }
 
+#[test]
+fn a_barrier_waits_for_its_own_process() {
+    use OperationKind::{Operation, Wait};
+    let waits = program(1, 5_000, vec![operation(1, "wait", Wait, [500, 500, 600], (1, Mode::Read))]);
+    let works = program(2, 5_000, vec![operation(1, "long", Operation, [0, 10, 900_000], (1, Mode::Write))]);
+    let alone = report(&waits).barriers;
+    assert_eq!(report(&merge(vec![waits, works]).unwrap()).barriers, alone);
+    assert_eq!((alone.hand_overs, alone.extra_ns), (1, 0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

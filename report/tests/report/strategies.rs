@@ -206,6 +206,12 @@ fn losses() -> BoxedStrategy<Losses> {
         .boxed()
 }
 
+/// As a file has them.
+fn workers() -> BoxedStrategy<Workers> {
+    let made = |(count, least)| Workers { count, at_once: vec![(0, least)], tracks: Vec::new() };
+    any::<(u32, u32)>().prop_map(made).boxed()
+}
+
 /// Operations and leases share their numbers: a lease may have that of the export that it began with.
 pub fn trace() -> BoxedStrategy<Trace> {
     let tracks = prop::collection::vec(
@@ -219,7 +225,7 @@ pub fn trace() -> BoxedStrategy<Trace> {
         prop::collection::vec(process(), 0..3),
         tracks,
         prop::collection::vec(text(), LIBRARIES..=LIBRARIES),
-        (prop::collection::vec(string(), 0..2), losses()),
+        (prop::collection::vec(string(), 0..2), losses(), prop::collection::vec(workers(), 0..3)),
     );
     let things = (
         prop::collection::vec(variable(), 0..8),
@@ -231,7 +237,8 @@ pub fn trace() -> BoxedStrategy<Trace> {
     );
     (head, things)
         .prop_map(|(head, things)| {
-            let (started_unix_ns, duration, program, processes, tracks, libraries, (clocks, losses)) = head;
+            let (started_unix_ns, duration, program, processes, tracks, libraries, rest) = head;
+            let (clocks, losses, workers) = rest;
             let (mut variables, mut operations, mut leases, mut stalls, mut edges, counters) = things;
             variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
             operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
@@ -255,6 +262,7 @@ pub fn trace() -> BoxedStrategy<Trace> {
                 ends: Vec::new(),
                 losses,
                 began_amid_bodies: false,
+                workers,
             }
         })
         .boxed()

@@ -7,7 +7,7 @@ use estafette_report::Trace;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
     Access, Blocker, Cause, IN_FLIGHT_LIMIT, Lease, LostRecords, Mode, Operation, OperationKind, Outcome,
-    Stall, Track, TrackKind,
+    Stall, Track, TrackKind, Workers,
 };
 use estafette_report::roots::roots;
 use estafette_report::walk::walk;
@@ -268,6 +268,50 @@ fn a_worker_of_another_engine_that_is_busy_is_no_reason() {
         estafette_report::report(&trace).worst.into_iter().map(|row| row.sentence).collect();
     assert!(sentences.iter().all(|sentence| !sentence.contains("all 2")), "{sentences:?}");
     assert!(sentences.iter().any(|it| it.ends_with("no worker of its engine was free, as far as is known")));
+}
+
+/// Why the operation 2 waited, for how long, in an engine of these workers. It is ready at one millisecond; the operation 1 runs until five.
+fn waited_for(workers: Workers, others: Vec<Operation>) -> Vec<(Cause, u64)> {
+    let worker = |name: &str| Track { name: name.into(), kind: TrackKind::Worker };
+    let mut operations =
+        vec![ran(1, [0, 0, 0, 5_000_000, 0]), ran(2, [1_000_000, 1_000_000, 5_000_000, 6_000_000, 0])];
+    operations.extend(others);
+    let mut trace = Trace {
+        duration: 10_000_000,
+        tracks: vec![worker("worker 0"), worker("worker 1")],
+        operations,
+        workers: vec![workers],
+        ..Trace::default()
+    };
+    attribute(&mut trace);
+    let of_it = trace.stalls.iter().filter(|stall| stall.waiter == 2);
+    of_it.map(|stall| (stall.cause, stall.duration())).collect()
+}
+
+#[test]
+fn a_worker_is_free_only_where_the_engine_lets_one_more_run() {
+    let workers =
+        |count, at_once: &[(u64, u32)]| Workers { count, at_once: at_once.to_vec(), tracks: vec![0, 1] };
+    // The second one is a spare worker, or was there before.
+    let [no_worker, late] = [Cause::NoWorker, Cause::NotResumed];
+    assert_eq!(waited_for(workers(1, &[(0, 1)]), Vec::new()), [(no_worker, 4_000_000)]);
+    assert_eq!(waited_for(workers(2, &[(0, 2)]), Vec::new()), [(late, 4_000_000)]);
+    let fewer = workers(2, &[(0, 1), (3_000_000, 2)]);
+    assert_eq!(waited_for(fewer, Vec::new()), [(no_worker, 2_000_000), (late, 2_000_000)]);
+    // The body that runs waits for something, and the spare worker had time.
+    let wait = Operation {
+        id: 3,
+        kind: OperationKind::Wait,
+        submitter: Some(0),
+        submitted: 2_000_000,
+        resumed: Some(4_000_000),
+        ..Operation::default()
+    };
+    let both = [(no_worker, 1_000_000), (late, 2_000_000), (no_worker, 1_000_000)];
+    assert_eq!(waited_for(workers(1, &[(0, 1)]), vec![wait.clone()]), both);
+    // It helps meanwhile.
+    let helped = ran(4, [2_000_000, 2_000_000, 2_000_000, 4_000_000, 0]);
+    assert_eq!(waited_for(workers(1, &[(0, 1)]), vec![wait, helped]), [(no_worker, 4_000_000)]);
 }
 
 #[test]

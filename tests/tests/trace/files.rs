@@ -56,6 +56,26 @@ fn work(engine: &Engine, steps: usize) {
     engine.wait_all(None).unwrap();
 }
 
+#[test]
+fn saving_costs_the_same_for_each_lease_however_often_its_tensor_was_described() {
+    let folder = Folder::new("described");
+    let engine = Engine::builder().workers(1).build().unwrap();
+    // What a thread remembers to have described, it remembers by the lower bits of the number.
+    let tensors: Vec<_> = (0..257).map(|_| engine.zeros(&[4], DType::F32).unwrap()).collect();
+    let recorder = open().to_file(&folder.0.join("run.pftrace")).unwrap();
+    for _ in 0..10_000 {
+        for tensor in [&tensors[0], &tensors[256]] {
+            drop(tensor.lease(Access::Read, "a reader").try_now().unwrap().unwrap());
+        }
+    }
+    let began = Instant::now();
+    recorder.save().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let trace = trace::read(&folder.0.join("run.pftrace")).unwrap();
+    assert_eq!(trace.leases.len(), 20_000);
+    assert!(trace.variables.iter().all(|variable| variable.bytes == Some(16)));
+}
+
 /// A copy of the unfinished file, as a process leaves it that is killed now; once it has an operation of that
 /// name, and the ends of so many. Threads are written one after the other, so what one has noted may come later than what
 /// another one has noted after it.

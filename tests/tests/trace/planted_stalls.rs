@@ -4,13 +4,17 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Waker};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tests::ops::exclusive;
 
+use estafette::engine::SharedLock;
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, bindings};
+use estafette_report::model::Cause;
 use estafette_report::{Report, Trace, perfetto, report};
 use futures::executor::block_on;
 use tests::watchdog::Watchdog;
@@ -129,12 +133,13 @@ fn a_lease_kept_too_long() {
     });
 }
 
-#[test]
-fn a_starved_pool() {
+/// Operations that one worker could run at once, in an engine that `prepare` has used before, and the end of their first line.
+fn starved(workers: usize, prepare: impl Fn(&Engine), end: &str) {
     planted(|long| {
-        let (engine, _watchdog) = engine(1);
+        let (engine, _watchdog) = engine(workers);
         let recorder = Recorder::open(TraceOptions::default()).unwrap();
-        for _ in 0..8 {
+        prepare(&engine);
+        for _ in 0..8 * workers.max(1) {
             let own = engine.var();
             let op = engine.op("resize").writes_vars(&[&own]);
             op.run(move |[], []| {
@@ -146,7 +151,123 @@ fn a_starved_pool() {
         sleep(long * 2);
         engine.wait_all(None).unwrap();
         let trace = recorder.finish();
-        assert_first_line(&trace, &["no worker (the worker pool)", "`resize` waited", "one ran everything"]);
+        assert_first_line(&trace, &["no worker (the worker pool)", "`resize` waited", end]);
+        assert!(told(&trace).advice[0].change.starts_with("use more workers"), "{:?}", told(&trace).advice);
+    });
+}
+
+#[test]
+fn a_starved_pool() {
+    starved(1, |_| (), "one ran everything");
+    starved(2, |_| (), "all 2 were busy");
+}
+
+fn run_asynchronously(engine: &Engine) {
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    engine.op("fetch").writes([&x]).run_future(|[], [_x]| async { Ok(()) }).unwrap().wait().unwrap();
+}
+
+/// A spare worker runs what is waited for.
+fn wait_inside_of_a_body(engine: &Engine) {
+    let [x, y] = [(); 2].map(|()| engine.zeros(&[1], DType::F32).unwrap());
+    let inner = engine.clone();
+    let outer = engine.op("outer").writes([&x]).run(move |[], [_x]| {
+        let inner = inner.op("inner").worker_only().writes([&y]).run(|[], [_y]| Ok(()));
+        Ok(inner?.wait()?)
+    });
+    outer.unwrap().wait().unwrap();
+}
+
+#[test]
+fn a_starved_pool_beside_other_threads_of_the_engine() {
+    starved(1, run_asynchronously, "one ran everything");
+    starved(1, wait_inside_of_a_body, "one ran everything");
+    starved(2, wait_inside_of_a_body, "all 2 were busy");
+}
+
+/// How long operations of that name waited for each of these causes.
+fn waited<const N: usize>(trace: &Trace, name: &str, causes: [Cause; N]) -> [u64; N] {
+    let is_own = |id| trace.operation(id).is_some_and(|operation| operation.name == name);
+    causes.map(|cause| {
+        let stalls = trace.stalls.iter().filter(|stall| stall.cause == cause && is_own(stall.waiter));
+        stalls.map(|stall| stall.duration()).sum()
+    })
+}
+
+#[test]
+fn a_starved_pool_beside_a_body_that_waits_all_the_time() {
+    planted(|long| {
+        let (engine, _watchdog) = engine(2);
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
+        let (begun, has_begun) = channel();
+        let gate = engine.op("gate").run_external(move |completion| begun.send(completion).unwrap());
+        let (gate, completion) = (gate.unwrap(), has_begun.recv().unwrap());
+        // A spare worker takes its place.
+        engine.op("outer").run(move |[], []| Ok(gate.wait()?)).unwrap();
+        sleep(long / 8);
+        for _ in 0..16 {
+            engine
+                .op("resize")
+                .run(move |[], []| {
+                    sleep(long / 8);
+                    Ok(())
+                })
+                .unwrap();
+        }
+        sleep(long * 2);
+        completion.complete(Ok(()));
+        engine.wait_all(None).unwrap();
+        let trace = recorder.finish();
+        let [no_worker, late] = waited(&trace, "resize", [Cause::NoWorker, Cause::NotResumed]);
+        assert!(no_worker > 8 * late, "{no_worker} {late}");
+    });
+}
+
+#[test]
+fn an_engine_without_workers_whose_stand_in_ran_something() {
+    starved(0, wait_inside_of_a_body, "no worker was free");
+}
+
+/// A lock that bodies share and none waits for.
+#[derive(Debug)]
+struct NoLock;
+
+impl SharedLock for NoLock {
+    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+        while next() {}
+    }
+}
+
+#[test]
+fn a_pool_whose_workers_share_a_lock_and_run_one_at_a_time() {
+    planted(|long| {
+        let (engine, _watchdog) = engine(4);
+        engine.share_lock(Arc::new(NoLock));
+        let recorder = Recorder::open(TraceOptions::default()).unwrap();
+        // Bodies that are short: fewer than all workers run at once, but several of them take turns.
+        let until = Instant::now() + long;
+        while Instant::now() < until {
+            let ops: Vec<_> = (0..64)
+                .map(|_| {
+                    let own = engine.var();
+                    let op = engine.op("short").writes_vars(&[&own]).needs_lock();
+                    op.run(|[], []| {
+                        sleep(Duration::from_micros(60));
+                        Ok(())
+                    })
+                    .unwrap()
+                })
+                .collect();
+            sleep(Duration::from_millis(1));
+            drop(ops);
+            engine.wait_all(None).unwrap();
+        }
+        let trace = recorder.finish();
+        let [no_worker, late] = waited(&trace, "short", [Cause::NoWorker, Cause::NotResumed]);
+        assert!(no_worker > 4 * late, "{no_worker} {late}");
+        let report = told(&trace);
+        let sentence = &report.worst[0].sentence;
+        assert!(sentence.contains("of 4, as few as 1 ran at once"), "{sentence}");
     });
 }
 

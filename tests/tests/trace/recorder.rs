@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, mpsc};
 use std::time::Duration;
-use tests::ops::exclusive;
+use tests::ops::{exclusive, until};
 
 use estafette::bindings::{copy_begins, wait_any};
 use estafette::trace::{Recorder, TraceOptions};
@@ -338,6 +338,25 @@ fn a_copy_that_a_library_was_asked_for_and_did_not_make_took_no_time() {
 }
 
 #[test]
+fn a_wait_of_a_thread_that_lasts_is_no_await() {
+    let (_clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let (begun, has_begun) = mpsc::channel();
+    let op = engine.op("lasts").writes([&x]).run_external(move |completion| begun.send(completion).unwrap());
+    let (op, completion) = (op.unwrap(), has_begun.recv().unwrap());
+    let waits = std::thread::spawn(move || x.wait().unwrap());
+    until("it waits", || engine.diagnose().operations.iter().any(|op| op.name == "ready"));
+    std::thread::sleep(Duration::from_millis(20));
+    let trace = recorder.finish();
+    let wait = trace.operations.iter().find(|operation| operation.name == "ready").unwrap();
+    assert_eq!((wait.kind, wait.resumed), (OperationKind::Wait, None));
+    completion.complete(Ok(()));
+    waits.join().unwrap();
+    op.wait().unwrap();
+}
+
+#[test]
 fn a_wait_for_room_is_for_what_makes_room() {
     let (clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
@@ -368,6 +387,30 @@ fn a_wait_for_room_is_for_what_makes_room() {
     let told: Vec<_> = waits.map(|wait| (wait.kind, wait.submitted, wait.resumed, wait.waits_for)).collect();
     let row = |from, to| (OperationKind::Await, from, Some(to), Some(write));
     assert_eq!(told, [row(20, 40), row(30, 60)]);
+}
+
+#[test]
+fn a_wait_for_room_is_for_an_operation_of_its_own_engine() {
+    let (clock, recorder, _alone) = open();
+    let other = Engine::builder().workers(1).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
+    let (begun, has_begun) = mpsc::channel();
+    let own = engine.op("own").run_external(move |completion| begun.send(completion).unwrap()).unwrap();
+    clock.set(20);
+    let mut late = Box::pin(engine.op("late").permit());
+    assert!((&mut late).now_or_never().is_none());
+    clock.set(30);
+    has_begun.recv().unwrap().complete(Ok(()));
+    own.wait().unwrap();
+    clock.set(40);
+    other.op("of the other engine").run(|[], []| Ok(())).unwrap().wait().unwrap();
+    clock.set(50);
+    let late = block_on(late).unwrap();
+    clock.set(60);
+    late.run(|[], []| Ok(())).unwrap().wait().unwrap();
+    let trace = recorder.finish();
+    let wait = trace.operations.iter().find(|operation| operation.name == "in-flight limit").unwrap();
+    assert_eq!(wait.waits_for, Some(operation(&trace, "own").id));
 }
 
 #[test]

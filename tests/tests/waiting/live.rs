@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use estafette::wait::Activity;
 use estafette::{Access, DType, Engine, trace};
+use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
 use tests::ops::{exclusive, until};
@@ -35,6 +36,24 @@ fn a_snapshot_tells_what_is_stalled_and_by_what() {
     assert_eq!(&*live.oldest_lease.unwrap().owner, "the first owner");
     drop((first, second));
     running.complete(Ok(()));
+    engine.wait_all(None).unwrap();
+}
+
+#[test]
+fn what_waits_for_a_lease_that_waits_itself_is_queued() {
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let _watchdog = Watchdog::of(&engine);
+    let (busy, x) = (engine.var(), engine.zeros(&[1], DType::F32).unwrap());
+    let gate = Gate::on_variable(&engine, &busy);
+    let running = gate.begun();
+    engine.op("before").reads_vars(&[&busy]).writes([&x]).run(|[], [_x]| Ok(())).unwrap();
+    let mut wanted = Box::pin(x.lease(Access::Write, "one that waits"));
+    assert!((&mut wanted).now_or_never().is_none());
+    engine.op("after").writes([&x]).run(|[], [_x]| Ok(())).unwrap();
+    let live = Activity::from(&engine.diagnose());
+    assert_eq!((live.running, live.queued, live.leased), (1, 3, 0), "{}", engine.diagnose());
+    running.complete(Ok(()));
+    drop(block_on(wanted).unwrap());
     engine.wait_all(None).unwrap();
 }
 

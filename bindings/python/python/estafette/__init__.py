@@ -276,7 +276,7 @@ if hasattr(_threading, "_register_atexit"):
     with _contextlib.suppress(RuntimeError):
         _threading._register_atexit(_before_threads_end)
 
-_set_program_name(_os.path.basename(_sys.argv[0]) if getattr(_sys, "argv", None) and _sys.argv[0] else "python")
+_set_program_name(_os.path.basename(_sys.argv[0]).encode(errors="replace").decode() if getattr(_sys, "argv", None) and _sys.argv[0] else "python")
 
 # The engine records the whole run then. Leases are to have the lines that take them.
 if _os.environ.get("ESTAFETTE_TRACE"):

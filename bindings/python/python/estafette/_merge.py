@@ -10,6 +10,8 @@ import json
 import os
 import pathlib
 import stat
+import sys
+import warnings
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +40,14 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
     of which the newest run is taken, or the ``.trace.json.gz`` of a run beside its ``.xplane.pb``. JAX must be installed to read that.
 
     Times are those of the computer's calendar clock: traces of one computer fit to some microseconds, for as long as that clock was
-    not set. Raises ``ValueError`` for a trace that does not say when it began.
+    not set. Raises ``ValueError`` for a trace that does not say when it began. Warns of recordings that are not whole.
     """
     target = pathlib.Path(os.fsdecode(to))
     _check_target(target, [pathlib.Path(os.fsdecode(path)) for path in paths])
     traces = [_read(pathlib.Path(os.fsdecode(path))) for path in paths]
+    for path, (_began, trace) in zip(paths, traces):
+        for words in _missing(trace.get("otherData", {})):
+            warnings.warn(f"{os.fsdecode(path)} is incomplete: {words}", stacklevel=2)
     timed = [(began, event) for began, trace in traces for event in trace["traceEvents"] if _is_timed(event)]
     origin = min((began + int(event["ts"] * 1000) for began, event in timed), default=0)
     for began, event in timed:
@@ -63,6 +68,12 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
         target.write_bytes(content)
     else:
         _replace_file(os.fspath(target.resolve()), content)
+
+
+def _missing(head: dict[str, Any]) -> list[str]:
+    """What a recording lacks, in words."""
+    lost = [f"{lost['count']} entries of `{head['tracks'][lost['track']]['name']}` did not fit" for lost in head.get("lost", ())]
+    return [*lost, *head.get("damage", ())]
 
 
 _HEAD = b'{"mergedBy": "estafette"'
@@ -150,6 +161,9 @@ def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
     except (ValueError, RecursionError):
         trace = json.loads(_read_chrome(os.fspath(path)))
         return trace["otherData"]["started"], trace
+    if isinstance(trace, dict):
+        # Of other profilers it may be anything.
+        trace.pop("otherData", None)
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError(f"{path} is no trace: it has no `traceEvents`")
     for event in trace["traceEvents"]:
@@ -200,7 +214,11 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("-o", "--to", required=True, metavar="FILE", help="the file to write: .json or .json.gz")
     wanted = parser.parse_args(arguments)
     try:
-        merge_traces(*wanted.paths, to=wanted.to)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            merge_traces(*wanted.paths, to=wanted.to)
+        for warning in caught:
+            print(f"estafette merge: {warning.message}", file=sys.stderr)
     except (OSError, ValueError) as error:
         parser.exit(2, f"estafette merge: {error}\n")
     return 0

@@ -134,7 +134,7 @@ class record:  # noqa: N801 - used like a function
     costs what one costs. Leases note the lines of code that take them meanwhile.
 
     memory_max: bytes for the recording until its file is written, 256 MiB unless given: half of them for what is noted, the other
-    half for writing it. What does not fit is counted, and the report says so.
+    half for writing it. What does not fit is counted, and the report says so. Each thread that something is noted on takes 64 KiB at least.
     last: seconds; keeps only what happened in so much time before the end, or before a `snapshot`, for programs that run for
     long. When the watchdog of an engine reports a stall, a snapshot is written to ``run.snapshot-1.pftrace``, at most one in
     that time; the next one to ``run.snapshot-2.pftrace``, and after ten of them to the first again.

@@ -122,7 +122,8 @@ def _frame() -> dict[str, Any]:
     return {
         "schema": 1,
         "pid": os.getpid(),
-        "program": sys.argv[0] if getattr(sys, "argv", None) else "python",
+        # A path that is no UTF-8 could not be printed.
+        "program": sys.argv[0].encode(errors="replace").decode() if getattr(sys, "argv", None) else "python",
         "seconds": time.monotonic(),
         "counters": counters,
         "engines": engines,

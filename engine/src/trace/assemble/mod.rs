@@ -10,12 +10,12 @@ mod operation;
 mod source;
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use estafette_report::Trace;
 use estafette_report::model::{
-    LibraryId, LostRecords, Nanos, Operation, OperationKind, Text, Track, TrackId, TrackKind,
+    LibraryId, LostRecords, Nanos, Operation, OperationKind, Text, Track, TrackId, TrackKind, Workers,
 };
 use estafette_report::source::{Merging, Source};
 use estafette_sync::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ use estafette_sync::sync::atomic::Ordering;
 use self::blocks::{Block, Words, places};
 use self::operation::ThreadTable;
 use super::buffer::WORDS;
-use super::encoding::{Event, EventKind, halves, widened};
+use super::encoding::{Event, EventKind, engine_of, halves, widened};
 use super::names;
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
@@ -56,6 +56,8 @@ pub(super) struct EventIndex<'a> {
     blocks: Vec<(u32, Block)>,
     libraries: HashMap<Text, LibraryId>,
     queues: HashMap<u64, TrackId>,
+    /// Those of each engine.
+    workers: BTreeMap<u64, Workers>,
     /// Bodies that still ran, by operation: ticks, track.
     running: HashMap<u64, (u64, TrackId)>,
     /// Places of events, by operation, in the order in which they were read.
@@ -149,6 +151,7 @@ impl<'a> EventIndex<'a> {
             blocks: Vec::new(),
             libraries: HashMap::new(),
             queues: HashMap::new(),
+            workers: BTreeMap::new(),
             running: HashMap::new(),
             index: Vec::new(),
             operations: Vec::new(),
@@ -173,7 +176,8 @@ impl<'a> EventIndex<'a> {
             self.about.losses.records.push(LostRecords { track, count: thread.lost });
         }
         self.running.extend(thread.running.map(|(id, ticks)| (id, (ticks, track))));
-        self.threads.push(ThreadTable { track, describes, texts: thread.texts, sites: RefCell::default() });
+        let (texts, engines, sites) = (thread.texts, Vec::new(), RefCell::default());
+        self.threads.push(ThreadTable { track, describes, texts, engines, sites });
     }
 
     /// Adds whole events of that thread, at most as many words as a buffer has.
@@ -186,22 +190,22 @@ impl<'a> EventIndex<'a> {
         if self.blocks.len() < BLOCKS_MAX && block.len() > 0 {
             let number = self.blocks.len();
             self.blocks.push((self.threads.len() as u32 - 1, block));
-            self.register_names(number);
+            self.register(number);
         }
     }
 
-    /// Numbers the queues and libraries that a block names.
-    fn register_names(&mut self, block: usize) {
+    /// Numbers the queues and libraries that a block names, and finds the engines.
+    fn register(&mut self, block: usize) {
         let thread = self.blocks[block].0 as usize;
         for at in places(block, &self.blocks[block].1) {
-            let (kind, queue_or_library) = self.with(at, |_, event| {
+            let (kind, queue_or_library, second, time) = self.with(at, |_, event| {
                 let library = match event.kind {
                     Some(EventKind::Variable) => halves(event.word(1)).1,
                     Some(EventKind::LeaseOwner) => halves(event.word(0)).1,
                     Some(EventKind::LeasePinned) => halves(event.word(1)).1,
                     _ => event.word(0) as u32,
                 };
-                (event.kind, (event.word(0), library))
+                (event.kind, (event.word(0), library), event.word(1), self.scale.nanos(event.ticks))
             });
             match kind {
                 Some(EventKind::Began) if queue_or_library.0 != 0 => {
@@ -220,9 +224,26 @@ impl<'a> EventIndex<'a> {
                         self.about.libraries.push(name.clone());
                     }
                 }
+                Some(EventKind::Engine) => {
+                    let ((engine, is_worker), (count, at_once)) =
+                        (engine_of(queue_or_library.0), halves(second));
+                    let table = &mut self.threads[thread];
+                    table.engines.push((at, engine));
+                    let workers = self.workers.entry(engine).or_default();
+                    workers.count = count;
+                    workers.at_once.push((time, at_once));
+                    workers.tracks.extend(is_worker.then_some(table.track));
+                }
                 _ => {}
             }
         }
+    }
+
+    /// The engine of what was submitted at a place; 0 if that is not known.
+    fn engine(&self, place: u32) -> u64 {
+        let engines = &self.threads[self.blocks[place as usize / WORDS].0 as usize].engines;
+        let before = engines.partition_point(|(from, _)| *from < place);
+        before.checked_sub(1).map_or(0, |last| engines[last].1)
     }
 
     /// Calls `f` with the event at a place and the table of the thread that noted the event.
@@ -266,10 +287,40 @@ impl<'a> EventIndex<'a> {
         };
         let mut index = sorted(all, false);
         let operations = self.keep_submitted(&mut index);
-        let descriptions = sorted(descriptions, true);
+        let mut descriptions = sorted(descriptions, true);
+        self.keep_last(&mut descriptions);
         (self.index, self.operations, self.descriptions) = (index, operations, descriptions);
         self.find_leases_and_variables();
+        for workers in self.workers.values_mut() {
+            workers.at_once.sort_unstable();
+            workers.at_once.dedup_by_key(|(_, at_once)| *at_once);
+            workers.tracks.sort_unstable();
+            workers.tracks.dedup();
+        }
+        self.about.workers = std::mem::take(&mut self.workers).into_values().collect();
         self
+    }
+
+    /// Keeps the descriptions of a variable that matter: the last one, and the last that names a library. A variable that is lent thousands
+    /// of times may be described as often, and each of its leases is written with its name.
+    fn keep_last(&self, descriptions: &mut Vec<u32>) {
+        let names_library = |place: u32| {
+            self.with(place, |table, event| self.library(table.known(halves(event.word(1)).1)).is_some())
+        };
+        let (mut kept, mut first) = (0, 0);
+        while first < descriptions.len() {
+            let id = self.kind_and_id(descriptions[first]).1;
+            let own = descriptions[first..].iter().take_while(|place| self.kind_and_id(**place).1 == id);
+            let last = first + own.count() - 1;
+            let library = (first..last).rfind(|at| names_library(descriptions[*at]));
+            for at in library.into_iter().chain([last]) {
+                descriptions[kept] = descriptions[at];
+                kept += 1;
+            }
+            first = last + 1;
+        }
+        descriptions.truncate(kept);
+        descriptions.shrink_to_fit();
     }
 
     /// Removes what was submitted before the recorder was opened, or whose submission was lost. Returns where each operation begins.
@@ -334,15 +385,15 @@ impl<'a> EventIndex<'a> {
             variables.dedup();
         });
         self.descriptions.iter().for_each(|place| variables.push(self.kind_and_id(*place).1));
-        let mut waits: Vec<WaitForAny> = Vec::new();
+        let mut waits: BTreeMap<u64, Vec<WaitForAny>> = BTreeMap::new();
         let mut leases = 0;
         for at in 0..self.operations() {
             let assembled = self.assemble(at);
             assembled.operation.accesses.iter().for_each(|access| variables.push(access.variable));
             leases += usize::from(assembled.lease().is_some());
-            if assembled.waits_for_any {
+            if let Some(engine) = assembled.waits_for_any {
                 let Operation { submitted, resumed, .. } = assembled.operation;
-                waits.push(WaitForAny {
+                waits.entry(engine).or_default().push(WaitForAny {
                     until: resumed.unwrap_or(Nanos::MAX),
                     at: at as u32,
                     since: submitted,
@@ -350,16 +401,23 @@ impl<'a> EventIndex<'a> {
             }
         }
         (self.variables, self.leases) = (variables.finish(), leases);
-        if waits.is_empty() {
-            return;
+        for (engine, waits) in waits {
+            self.find_targets(engine, waits);
         }
+        self.waits_for_any.sort_unstable();
+    }
+
+    /// Finds what waits for everything of an engine have waited for. Where the engine of a wait or of an operation is not known, any is
+    /// taken for it.
+    fn find_targets(&mut self, engine: u64, mut waits: Vec<WaitForAny>) {
+        let is_other = |at: usize| engine != 0 && ![0, engine].contains(&self.engine_of(at));
         waits.sort_unstable();
         // What ends between the end of one such wait and that of the next: the last of it, and the first.
         let mut lasts: Vec<Option<(Nanos, u64)>> = vec![None; waits.len()];
         let mut firsts: Vec<Option<(Nanos, u64, Nanos)>> = vec![None; waits.len() + 1];
         for at in 0..self.operations() {
             let operation = self.operation(at);
-            if operation.kind != OperationKind::Operation {
+            if operation.kind != OperationKind::Operation || is_other(at) {
                 continue;
             }
             let end = operation.issued.unwrap_or(Nanos::MAX);
@@ -384,7 +442,6 @@ impl<'a> EventIndex<'a> {
             let target = ended.map(|(_, id)| id).or_else(|| ends().map(|(_, id, _)| id));
             self.waits_for_any.extend(target.map(|id| (wait.at, id)));
         }
-        self.waits_for_any.sort_unstable();
     }
 }
 

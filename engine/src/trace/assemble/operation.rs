@@ -21,6 +21,8 @@ pub(super) struct AssembledOp {
     pub(super) locked: Option<Nanos>,
     /// The event loop whose thread had it then.
     pub(super) event_loop: Option<TrackId>,
+    /// The thread of the engine, none of the workers, on which it ended.
+    pub(super) left_to: Option<TrackId>,
     /// Began on the queue of a device.
     pub(super) on_queue: bool,
     /// The thread of a waiter that has resumed.
@@ -30,8 +32,8 @@ pub(super) struct AssembledOp {
     pub(super) ended: bool,
     /// Granted before the part that is kept, as the description of what is in flight says.
     pub(super) granted_before: Option<Nanos>,
-    /// A wait for whatever ends last.
-    pub(super) waits_for_any: bool,
+    /// A wait for whatever ends last: of which engine, or 0 if that is not known.
+    pub(super) waits_for_any: Option<u64>,
 }
 
 pub(super) struct LeaseOwner {
@@ -109,6 +111,7 @@ impl AssembledOp {
             }
             EventKind::Ended => {
                 let (how, device_work, why) = ended_of(words[0]);
+                self.left_to = (events.about.tracks[track].kind == TrackKind::Reactor).then_some(track);
                 self.ended(at, events.outcome(table, how, why), device_work);
             }
             EventKind::Done => {
@@ -149,9 +152,10 @@ impl AssembledOp {
                 let (name, awaits) = halves(words[1]);
                 operation.kind = if awaits == 0 { OperationKind::Wait } else { OperationKind::Await };
                 operation.waits_for = (words[0] != 0).then_some(words[0]);
-                self.waits_for_any = words[0] == 0;
+                self.waits_for_any = (words[0] == 0).then(|| event.word(2));
                 self.submitted(events, table, at, name, UseKind::Wait);
             }
+            EventKind::Blocks => operation.kind = OperationKind::Wait,
             EventKind::LeaseOwner => self.owner = Some(events.owner(table, words)),
             EventKind::LeasePinned => {
                 operation.accesses = access_in(words[0]).into_iter().collect();
@@ -178,8 +182,8 @@ impl AssembledOp {
                 operation.elsewhere = Some(Box::new(Elsewhere { process, key: words[1], clock }));
                 operation.site = table.site(site);
             }
-            // Of a variable.
-            EventKind::Variable => {}
+            // Of a variable, or of a thread.
+            EventKind::Variable | EventKind::Engine => {}
         }
     }
 
@@ -236,6 +240,10 @@ impl AssembledOp {
         if operation.elsewhere.is_some() {
             // No thread here runs it.
             (operation.kind, operation.track) = (OperationKind::Import, None);
+        }
+        if what == UseKind::Body && operation.began.is_some() && !self.on_queue {
+            // The worker that began an asynchronous body runs others meanwhile.
+            operation.track = self.left_to.or(operation.track);
         }
         match (what, self.locked) {
             // The body began when it had the lock; before, the thread was merely awake.
@@ -309,6 +317,8 @@ pub(super) struct ThreadTable {
     /// No thread, but the description of what is in flight where the beginning of the trace is left out.
     pub(super) describes: bool,
     pub(super) texts: Vec<Text>,
+    /// The engines that it has worked for: from which place on. In order.
+    pub(super) engines: Vec<(u32, u64)>,
     /// Lines of programs, by the numbers of their texts.
     pub(super) sites: RefCell<HashMap<u32, Option<Site>>>,
 }

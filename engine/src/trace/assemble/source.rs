@@ -8,7 +8,7 @@ use estafette_report::budget::Budget;
 use estafette_report::model::{Lease, LibraryId, Operation, OperationKind, Outcome, Text, Variable};
 use estafette_report::source::Source;
 
-use super::super::encoding::{NONE, OutcomeCode, element_of, halves};
+use super::super::encoding::{EventKind, NONE, OutcomeCode, element_of, halves};
 use super::EventIndex;
 use super::operation::{AssembledOp, LeaseOwner, ThreadTable};
 
@@ -26,12 +26,13 @@ impl EventIndex<'_> {
             owner: None,
             locked: None,
             event_loop: None,
+            left_to: None,
             on_queue: false,
             resumed_on: None,
             last_awake: None,
             ended: false,
             granted_before: None,
-            waits_for_any: false,
+            waits_for_any: None,
         };
         if let Some((ticks, track)) = self.running.get(&id) {
             assembled.began(self.scale.nanos(*ticks), *track);
@@ -40,11 +41,21 @@ impl EventIndex<'_> {
             self.with(*place, |table, event| assembled.event(self, table, event));
         }
         assembled.settle();
-        if assembled.waits_for_any {
+        if assembled.waits_for_any.is_some() {
             let known = self.waits_for_any.binary_search_by_key(&(at as u32), |(wait, _)| *wait);
             assembled.operation.waits_for = known.ok().map(|known| self.waits_for_any[known].1);
         }
         assembled
+    }
+
+    /// The engine that an operation was submitted to; 0 if that is not known.
+    pub(super) fn engine_of(&self, at: usize) -> u64 {
+        let submits = |place: &&u32| {
+            let kind = self.kind_and_id(**place).0;
+            matches!(kind, Some(EventKind::Submitted | EventKind::SubmittedNarrow))
+        };
+        let places = &self.index[self.operations[at] as usize..self.operations[at + 1] as usize];
+        places.iter().rfind(submits).map_or(0, |place| self.engine(*place))
     }
 
     pub(super) fn library(&self, name: Option<&Text>) -> Option<LibraryId> {

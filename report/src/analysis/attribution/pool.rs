@@ -1,11 +1,11 @@
-//! When all workers were busy. At other times an operation that is ready waits for a worker that must wake up, and more
+//! When as many bodies ran as an engine runs at once. At other times an operation that is ready waits for a worker that must wake up, and more
 //! workers would not help it.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::Trace;
 use crate::model::source::{Merging, Source, operations};
-use crate::model::{Blocker, Nanos, OperationKind, TrackId, TrackKind};
+use crate::model::{Blocker, Nanos, Operation, OperationKind, TrackId, TrackKind, Workers};
 
 /// A worker that pauses for less is looking for the next operation.
 const PAUSE_MAX: Nanos = 50_000;
@@ -19,18 +19,10 @@ pub(super) struct Pool {
     workers: HashSet<TrackId>,
     /// When each of them is first known to have been busy.
     first: HashMap<TrackId, Nanos>,
-    full: Full,
-}
-
-/// Which workers have to be busy for an operation to lack one.
-enum Full {
-    /// All, which are those of one engine.
-    Together(Stretches),
-    /// Those of the operation's engine. A trace does not say which workers that has, but it has the one that ran the operation: while
-    /// that one was free, the operation lacked none.
-    Apart(HashMap<TrackId, Stretches>),
-    /// There are none.
-    Always,
+    /// When as many bodies ran as run at once, by engine.
+    full: Vec<Stretches>,
+    /// The engine of each worker.
+    engine_of: HashMap<TrackId, usize>,
 }
 
 /// Why there was no worker in a stretch of time.
@@ -38,37 +30,24 @@ pub(super) type NoWorker = (Nanos, Nanos, Blocker);
 
 impl Pool {
     pub(super) fn of(source: &impl Source) -> Self {
-        let tracks = &source.about().tracks;
-        let is_worker = |track: &TrackId| tracks[*track].kind == TrackKind::Worker;
-        let workers: HashSet<TrackId> = (0..tracks.len()).filter(is_worker).collect();
-        if workers.is_empty() {
-            return Self { workers, first: HashMap::new(), full: Full::Always };
-        }
+        let about = source.about();
+        let is_worker = |track: &TrackId| about.tracks[*track].kind == TrackKind::Worker;
+        let workers: HashSet<TrackId> = (0..about.tracks.len()).filter(is_worker).collect();
         let busy = busy(source, &workers);
-        let first = busy.iter().filter_map(|(track, busy)| Some((*track, busy.first()?.0))).collect();
-        if has_several_pools(source.about()) {
-            let of_each = busy.into_iter().map(|(track, busy)| (track, Stretches::of(busy)));
-            return Self { full: Full::Apart(of_each.collect()), first, workers };
+        let first = busy.iter().filter(|(track, _)| workers.contains(track));
+        let first = first.filter_map(|(track, busy)| Some((*track, busy.first()?.0))).collect();
+        let engines = engines(about, &workers);
+        let tracks = engines.iter().map(|engine| &engine.tracks).enumerate();
+        let engine_of: HashMap<TrackId, usize> =
+            tracks.flat_map(|(at, tracks)| tracks.iter().map(move |track| (*track, at))).collect();
+        let mut of_each = vec![Vec::new(); engines.len()];
+        for (track, busy) in busy {
+            // A thread of the program takes a turn of the only engine.
+            let engine = engine_of.get(&track).copied().or((engines.len() == 1).then_some(0));
+            engine.into_iter().for_each(|engine| of_each[engine].extend_from_slice(&busy));
         }
-        let mut changes: Vec<(Nanos, i32)> =
-            Vec::with_capacity(2 * busy.values().map(Vec::len).sum::<usize>());
-        for (from, to) in busy.into_values().flatten() {
-            changes.extend([(from, 1), (to, -1)]);
-        }
-        // At one moment ends come first.
-        changes.sort_unstable();
-        let mut full = Vec::new();
-        let (mut count, mut since) = (0, 0);
-        for (time, change) in changes {
-            let was_full = count == workers.len() as i32;
-            count += change;
-            match (was_full, count == workers.len() as i32) {
-                (false, true) => since = time,
-                (true, false) if time > since => full.push((since, time)),
-                _ => {}
-            }
-        }
-        Self { workers, first, full: Full::Together(Stretches::of(full)) }
+        let full = engines.iter().zip(of_each).map(|(engine, busy)| full(engine, &busy)).collect();
+        Self { workers, first, full, engine_of }
     }
 
     pub(super) fn has(&self, track: TrackId) -> bool {
@@ -82,16 +61,14 @@ impl Pool {
 
     /// The parts of a time in which an operation that `worker` ran, if one did, lacked a worker: in order, at most [`PARTS_MAX`].
     pub(super) fn full_between(&self, worker: Option<TrackId>, from: Nanos, to: Nanos) -> Vec<NoWorker> {
-        let because_of = |blocker| move |(from, to)| (from, to, blocker);
-        match (&self.full, worker) {
-            (Full::Together(full), _) => full.between(from, to).map(because_of(Blocker::Pool)).collect(),
-            (Full::Apart(own), Some(worker)) => {
-                let busy = own.get(&worker).into_iter();
-                busy.flat_map(|busy| busy.between(from, to)).map(because_of(Blocker::Pool)).collect()
-            }
+        let full = match &self.full[..] {
+            [only] => Some(only),
+            all => worker.and_then(|worker| self.engine_of.get(&worker)).map(|engine| &all[*engine]),
+        };
+        match full {
+            Some(full) => full.between(from, to).map(|(from, to)| (from, to, Blocker::Pool)).collect(),
             // Of which engine it was is not known.
-            (Full::Apart(_), None) => vec![(from, to.max(from), Blocker::None)],
-            (Full::Always, _) => vec![(from, to.max(from), Blocker::Pool)],
+            None => vec![(from, to.max(from), Blocker::None)],
         }
     }
 }
@@ -137,28 +114,129 @@ pub(crate) fn has_several_pools(trace: &Trace) -> bool {
     !workers.all(|track| names.insert(track.name.as_str()))
 }
 
-/// When each worker was busy, without its short pauses.
+/// The workers of each engine.
+fn engines(trace: &Trace, workers: &HashSet<TrackId>) -> Vec<Workers> {
+    let (all, count): (Vec<TrackId>, u32) = (workers.iter().copied().collect(), workers.len() as u32);
+    match &trace.workers[..] {
+        [only] => vec![Workers { tracks: all, ..only.clone() }],
+        noted if noted.iter().any(|engine| !engine.tracks.is_empty()) => noted.to_vec(),
+        // A file of before does not say which workers the engine of an operation has, but it has the one that ran the operation: while
+        // that one was free, the operation lacked none.
+        _ if has_several_pools(trace) => {
+            let alone = |track| Workers { count: 1, tracks: vec![track], ..Workers::default() };
+            all.into_iter().map(alone).collect()
+        }
+        _ => vec![Workers { count, tracks: all, ..Workers::default() }],
+    }
+}
+
+/// When there was no room for one more body, with these.
+fn full(engine: &Workers, busy: &[(Nanos, Nanos)]) -> Stretches {
+    let first = engine.at_once.first().map_or(engine.count, |(_, at_once)| *at_once);
+    let mut room = i64::from(first);
+    let limits = engine.at_once.windows(2);
+    let mut changes: Vec<(Nanos, i64)> =
+        limits.map(|two| (two[1].0, i64::from(two[1].1) - i64::from(two[0].1))).collect();
+    changes.reserve_exact(2 * busy.len());
+    changes.extend(busy.iter().flat_map(|(from, to)| [(*from, -1), (*to, 1)]));
+    // At one moment ends come first.
+    changes.sort_unstable_by_key(|(time, change)| (*time, -change));
+    let (mut full, mut since) = (Vec::new(), 0);
+    for (time, change) in changes {
+        let was_full = room <= 0;
+        room += change;
+        match (was_full, room <= 0) {
+            (false, true) => since = time,
+            (true, false) if time > since => full.push((since, time)),
+            _ => {}
+        }
+    }
+    if room <= 0 {
+        full.push((since, Nanos::MAX));
+    }
+    Stretches::of(full)
+}
+
+/// When each worker ran bodies, without its short pauses and without what it waited for inside of them: then another thread stands in for it.
+/// And when threads of the program ran bodies that share a lock, for which they take turns with the workers.
 fn busy(source: &impl Source, workers: &HashSet<TrackId>) -> HashMap<TrackId, Vec<(Nanos, Nanos)>> {
-    let mut busy: HashMap<TrackId, Merging<(Nanos, Nanos)>> = HashMap::new();
+    type Busy = HashMap<TrackId, Merging<(Nanos, Nanos)>>;
+    let (about, mut waits) = (source.about(), Busy::new());
     for operation in operations(source) {
-        let Some(track) = operation.track.filter(|track| workers.contains(track)) else { continue };
+        let Some(track) = operation.submitter.filter(|track| workers.contains(track)) else { continue };
+        let to = match operation.kind {
+            OperationKind::Wait => operation.resumed.unwrap_or(about.duration),
+            OperationKind::Export if operation.track == Some(track) => operation.resumed.unwrap_or(0),
+            _ => continue,
+        };
+        if operation.submitted < to {
+            waits.entry(track).or_insert_with(|| Merging::new(joined)).push((operation.submitted, to));
+        }
+    }
+    let waits: HashMap<TrackId, Vec<(Nanos, Nanos)>> =
+        waits.into_iter().map(|(track, waits)| (track, waits.finish())).collect();
+    let waits_of = |track: TrackId| waits.get(&track).map(Vec::as_slice).unwrap_or_default();
+    let takes_turn = |track: TrackId, operation: &Operation| {
+        about.workers.len() == 1
+            && operation.awake.is_some()
+            && about.tracks.get(track).is_some_and(|track| track.kind == TrackKind::Thread)
+    };
+    // What runs inside of a wait is what the worker helps with.
+    let (mut outside, mut inside) = (Busy::new(), Busy::new());
+    for operation in operations(source) {
+        let is_counted = |track: &TrackId| workers.contains(track) || takes_turn(*track, &operation);
+        let Some(track) = operation.track.filter(is_counted) else { continue };
         let Some(from) = operation.awake.or(operation.began) else { continue };
-        let to = operation.issued.unwrap_or(source.about().duration);
+        let to = operation.issued.unwrap_or(about.duration);
         if matches!(operation.kind, OperationKind::Operation | OperationKind::Copy) && from < to {
+            let waits = waits_of(track);
+            let before = waits.partition_point(|(begin, _)| *begin <= from);
+            let helps = before.checked_sub(1).is_some_and(|wait| waits[wait].1 >= to);
+            let busy = if helps { &mut inside } else { &mut outside };
             busy.entry(track).or_insert_with(|| Merging::new(without_pauses)).push((from, to));
         }
     }
-    busy.into_iter().map(|(track, busy)| (track, busy.finish())).collect()
+    let mut all: HashMap<_, _> =
+        outside.into_iter().map(|(track, busy)| (track, without(&busy.finish(), waits_of(track)))).collect();
+    for (track, helped) in inside {
+        let own: &mut Vec<_> = all.entry(track).or_default();
+        own.extend(helped.finish());
+        without_pauses(own);
+    }
+    all
+}
+
+/// The stretches without the holes; both in order, and apart from each other.
+fn without(stretches: &[(Nanos, Nanos)], holes: &[(Nanos, Nanos)]) -> Vec<(Nanos, Nanos)> {
+    let mut left = Vec::with_capacity(stretches.len());
+    for &(mut from, to) in stretches {
+        let first = holes.partition_point(|(_, end)| *end <= from);
+        for &(begin, end) in holes[first..].iter().take_while(|(begin, _)| *begin < to) {
+            left.extend((from < begin).then_some((from, begin)));
+            from = end;
+        }
+        left.extend((from < to).then_some((from, to)));
+    }
+    left
 }
 
 /// Puts stretches of time together that follow each other closely.
 fn without_pauses(stretches: &mut Vec<(Nanos, Nanos)>) {
+    join(stretches, PAUSE_MAX);
+}
+
+/// Puts stretches of time together that overlap.
+fn joined(stretches: &mut Vec<(Nanos, Nanos)>) {
+    join(stretches, 0);
+}
+
+fn join(stretches: &mut Vec<(Nanos, Nanos)>, pause_max: Nanos) {
     stretches.sort_unstable();
     stretches.dedup_by(|next, last| {
-        let joined = next.0 <= last.1.saturating_add(PAUSE_MAX);
-        if joined {
+        let is_joined = next.0 <= last.1.saturating_add(pause_max);
+        if is_joined {
             last.1 = last.1.max(next.1);
         }
-        joined
+        is_joined
     });
 }

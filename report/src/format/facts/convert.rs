@@ -6,7 +6,7 @@ use super::words::{Word, blocker, blocker_words, cause};
 use super::{Fact, Facts, Item, ReadFacts};
 use crate::model::{
     Access, ClockOffset, Disorder, Edge, Elsewhere, Hazard, Lease, LostRecords, Mode, Operation,
-    OperationKind, Outcome, Process, Site, Stall, Text, Trace, Track, TrackKind, Variable,
+    OperationKind, Outcome, Process, Site, Stall, Text, Trace, Track, TrackKind, Variable, Workers,
 };
 
 /// The text called `name`, or `earlier` in files of before the first release.
@@ -23,6 +23,7 @@ pub(crate) struct Head {
     pub processes: Vec<Process>,
     pub tracks: Vec<Track>,
     pub libraries: Vec<Text>,
+    pub workers: Vec<Workers>,
     pub lost: Vec<LostRecords>,
     pub clocks: Vec<Text>,
     pub damage: Vec<Text>,
@@ -92,6 +93,10 @@ pub(crate) fn head(trace: &Trace, totals: Totals, is_last: bool) -> Facts {
     let lost = |lost: &LostRecords| {
         Fact::Facts(Facts::default().uint("track", lost.track as u64).uint("count", lost.count))
     };
+    let workers = |workers: &Workers| {
+        let facts = Facts::default().uint("count", workers.count.into());
+        Fact::Facts(facts.uint("at once", workers.least().into()))
+    };
     let facts = Facts::default()
         .text("program", &trace.program)
         .uint("started", trace.started_unix_ns)
@@ -100,6 +105,7 @@ pub(crate) fn head(trace: &Trace, totals: Totals, is_last: bool) -> Facts {
         .list("processes", trace.processes.iter().map(process))
         .list("tracks", trace.tracks.iter().map(track))
         .list("libraries", trace.libraries.iter().cloned().map(Fact::Text))
+        .list("workers", trace.workers.iter().map(workers))
         .list("lost", trace.losses.records.iter().map(lost))
         .list("clocks", trace.clocks.iter().map(|words| Fact::Text(words.as_str().into())))
         .list("damage", trace.losses.damage.iter().map(|damage| Fact::Text(damage.as_str().into())));
@@ -132,6 +138,15 @@ pub(crate) fn head_from(facts: &impl ReadFacts) -> Result<Head, String> {
         let facts = facts?;
         let kind = TrackKind::of(facts.need_text("kind")?)?;
         head.tracks.push(Track { name: facts.need_text("name")?.clone(), kind });
+    }
+    for facts in facts.find_things("workers") {
+        let facts = facts?;
+        let number = |name| {
+            let number = facts.need_uint(name)?;
+            u32::try_from(number).map_err(|_| format!("has {number} workers, which no engine has"))
+        };
+        let (count, at_once) = (number("count")?, number("at once")?);
+        head.workers.push(Workers { count, at_once: vec![(0, at_once)], tracks: Vec::new() });
     }
     for facts in facts.find_things("lost") {
         let facts = facts?;

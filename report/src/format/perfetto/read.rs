@@ -13,7 +13,9 @@ use super::wire::{Fields, Garbled, Value};
 use crate::analysis::merge::{self, Axes};
 use crate::format::budget::{Budget, Spent};
 use crate::format::facts::{self, Head, ReadFacts};
-use crate::model::{Blocker, Counter, Edge, Lease, Operation, Stall, Text, Trace, Track, Variable};
+use crate::model::{
+    Blocker, Counter, Edge, Lease, Nanos, Operation, Stall, Text, Trace, Track, Variable, Workers,
+};
 
 /// The trace in a Perfetto trace that [`write`](super::write()) made.
 ///
@@ -403,7 +405,8 @@ impl Sequence {
                     return Ok(());
                 }
                 let named = head.libraries.len() + head.clocks.len() + head.damage.len();
-                budget.take(head.tracks.len() * size_of::<Track>() + named * size_of::<Text>())?;
+                let workers = head.workers.len() * (size_of::<Workers>() + size_of::<(Nanos, u32)>());
+                budget.take(head.tracks.len() * size_of::<Track>() + named * size_of::<Text>() + workers)?;
                 // Room for all at once: a vector that grows is there twice while it moves. Less for what the file cannot hold.
                 let room = (budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
                 self.trace.operations.reserve_exact(room);
@@ -482,6 +485,7 @@ impl Sequence {
                 trace.processes = std::mem::take(&mut head.processes);
                 trace.tracks = std::mem::take(&mut head.tracks);
                 trace.libraries = std::mem::take(&mut head.libraries);
+                trace.workers = std::mem::take(&mut head.workers);
                 trace.clocks = head.clocks.iter().map(Text::to_string).collect();
                 trace.losses.records = std::mem::take(&mut head.lost);
                 trace.losses.damage = head.damage.iter().map(Text::to_string).chain(missing).collect();

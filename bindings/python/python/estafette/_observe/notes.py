@@ -48,6 +48,9 @@ Exchange: TypeAlias = tuple[
 """A call that hands something over, as short as it can be noted: name, the libraries it goes from and to, whether the first may still have
 been at work, whether it was copied, began, done, site, track, element type, shape, bytes, failed, verdict."""
 
+LONG_NS = 1_000_000
+"""A wait that has lasted for less when the observation ends is not missed."""
+
 SHORT_NS = 5_000
 """A wait that is shorter is none: the call itself takes some of it."""
 
@@ -81,6 +84,8 @@ class Notes:
         self.local = threading.local()
         self.lanes: dict[tuple[int | None, str], Lane] = {}
         """Those of Python's threads, for others that wait for their end: identity, which later threads get again, and name."""
+        self.calls: dict[int, int] = {}
+        """Calls that may wait and have not returned, by thread: when they began."""
         self.lost = 0
         self.broken: list[str] = []
         self.started_unix_ns = time.time_ns()
@@ -227,6 +232,10 @@ class Notes:
             "operation", f"work of {library}", began, library=library, submitter=track, began=began, done=ended
         )
 
+    def unseen_work(self, began: int, ended: int) -> int:
+        """What a future is of that no observed executor has."""
+        return self.add("operation", "work that is not observed", began, submitter=self.track(), began=began, done=ended)
+
     def wait(
         self,
         name: str,
@@ -259,6 +268,12 @@ class Notes:
             texts.append(f"{self.lost} steps beyond the first {self.most} were not kept")
         if self.broken:
             texts.append(f"{len(self.broken)} calls were made and could not be noted; the first: {self.broken[0]}")
+        now = clock()
+        waits = [now - began for began in list(self.calls.values()) if now - began >= LONG_NS]
+        # Without any step there is no trace that could lack them.
+        if waits and self.steps:
+            were = "1 wait had" if len(waits) == 1 else f"{len(waits)} waits had"
+            texts.append(f"{were} not ended, and is not counted: the longest had lasted {max(waits) / 1e9:.3g} s")
         return texts
 
 

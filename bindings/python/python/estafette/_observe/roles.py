@@ -6,6 +6,7 @@ import contextvars
 import functools
 import os
 import sys
+import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -121,7 +122,7 @@ def _timed(
     lane.inside = True
     result, failed = None, None
     try:
-        began = clock()
+        began = notes.calls[threading.get_ident()] = clock()
         try:
             result = observed._original(*args, **kwargs)
         except BaseException as error:
@@ -129,6 +130,7 @@ def _timed(
             raise
         finally:
             ended = clock()
+            notes.calls.pop(threading.get_ident(), None)
             if observed._act is not None and failed is None:
                 _noted(notes, observed._act, Act(notes.order, args, kwargs, result))
             _noted(notes, note, began, ended, result, failed)
@@ -312,6 +314,8 @@ class _Work:
         self.identity = identity
         self.submitted: int | None = None
         self.submitter: int | None = None
+        self.is_seen = False
+        """Whether an executor has it that is observed."""
 
 
 def _work_for(notes: Notes, future: Any) -> _Work:
@@ -326,7 +330,14 @@ def _work_for(notes: Notes, future: Any) -> _Work:
 
 def result(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A wait for a future."""
-    return _wait_for(observed, args, kwargs, lambda notes, _began, _ended: _work_for(notes, args[0]).identity)
+
+
+    def blocker(notes: Notes, began: int, ended: int) -> int:
+        work = _work_for(notes, args[0])
+        # Processes, event loops and the program itself have futures too, and an executor may have begun before the observation.
+        return work.identity if work.is_seen else notes.unseen_work(began, ended)
+
+    return _wait_for(observed, args, kwargs, blocker)
 
 
 def submit(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -339,7 +350,7 @@ def submit(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
     def note() -> None:
         work = _work_for(notes, future)
-        work.submitted, work.submitter = began, notes.track()
+        work.submitted, work.submitter, work.is_seen = began, notes.track(), True
 
     _noted(notes, note)
     return future
@@ -356,6 +367,8 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     # The item lets go of them when it is done.
     future, function = getattr(item, "future", None), getattr(item, "fn", None) or getattr(item, "task", (None,))[0]
     work = _noted(notes, _work_for, notes, future)
+    if work is not None:
+        work.is_seen = True
     began = clock()
     try:
         return observed._original(*args, **kwargs)

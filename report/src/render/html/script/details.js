@@ -41,7 +41,8 @@ function nodeDetails(data, node, actions) {
   fact("library", libraryName(data, libraryOfNode(data, node)));
   fact("line", siteOf(data, node));
   if (operation) {
-    fact("number", operations.id[node].toString());
+    // Waits have numbers that only the recorder uses, and that are too large for a double.
+    if (operations.id[node] < 2 ** 53) fact("number", operations.id[node].toString());
     fact("kind", data.kinds[operations.kind[node]]);
     if (operations.track[node] >= 0) fact("track", data.tracks[operations.track[node]][0]);
     const uses = [];
