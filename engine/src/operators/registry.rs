@@ -154,7 +154,8 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operators::{Invocation, OperatorKind};
+    use crate::bindings::Invocation;
+    use crate::operators::OperatorKind;
 
     struct Nothing;
 
