@@ -48,7 +48,6 @@ pub(crate) type EarlierNodes<'a> = dyn Fn(&TensorInner, bool) -> bool + Sync + '
 
 impl OnQueue<'_> {
     /// Checks that the host may read the memory, and `writes` it where that is set.
-    #[cold]
     pub(crate) fn check_settled(&self, writes: bool) -> Result<(), Error> {
         let tensor = self.tensor;
         if tensor.has_device_work(writes) || self.earlier_nodes.is_some_and(|used| used(tensor, writes)) {
@@ -61,7 +60,20 @@ impl OnQueue<'_> {
 }
 
 /// Checks that the host can use the memory, and may do so now.
+#[inline]
 fn check_host(definition: &Definition, on_queue: Option<OnQueue<'_>>, writes: bool) -> Result<(), Error> {
+    if definition.host && on_queue.is_none() {
+        return Ok(());
+    }
+    check_host_closely(definition, on_queue, writes)
+}
+
+#[cold]
+fn check_host_closely(
+    definition: &Definition,
+    on_queue: Option<OnQueue<'_>>,
+    writes: bool,
+) -> Result<(), Error> {
     if !definition.host {
         let device = definition.layout.device();
         return Err(Error::invalid(format!("memory on {device} cannot be used by the host")));
@@ -100,6 +112,7 @@ impl<'a> View<'a> {
     }
 
     /// Checks that the host can read the memory, and may do so now.
+    #[inline]
     pub(crate) fn check_host(&self) -> Result<(), Error> {
         check_host(self.definition, self.on_queue, false)
     }
@@ -179,6 +192,7 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Checks that the host can use the memory, and may do so now.
+    #[inline]
     pub(crate) fn check_host(&self) -> Result<(), Error> {
         check_host(self.definition, self.on_queue, true)
     }
