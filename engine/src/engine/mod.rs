@@ -13,7 +13,9 @@ mod shutdown;
 mod stats;
 
 use std::borrow::Cow;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+#[cfg(feature = "operators")]
+use std::sync::Weak;
 use std::time::Duration;
 
 use estafette_devices::{DLDevice, Device};
@@ -60,11 +62,13 @@ pub struct Engine {
 
 /// For the bodies of operations, which must not keep an engine: a thread that drops the last handle as it ends an operation would end the
 /// engine, and without workers no thread would run that operation.
+#[cfg(feature = "operators")]
 pub(crate) struct WeakEngine {
     core: CoreRef,
     handle: Weak<Handle>,
 }
 
+#[cfg(feature = "operators")]
 impl WeakEngine {
     pub(crate) fn core(&self) -> &CoreRef {
         &self.core
@@ -290,6 +294,7 @@ impl Engine {
         self.core().same(other.core())
     }
 
+    #[cfg(feature = "operators")]
     pub(crate) fn downgrade(&self) -> WeakEngine {
         WeakEngine { core: self.core().clone(), handle: Arc::downgrade(&self.handle) }
     }
