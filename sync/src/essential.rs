@@ -4,8 +4,20 @@
 //! this project: the thread's counters and queues may be half changed, and without the thread others would
 //! wait for ever and say that nothing is in flight. So it ends the process, with a message.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::Write;
+
+use crate::thread_local;
+
+thread_local! {
+    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is one that others rely on.
+pub fn is_here() -> bool {
+    IS_HERE.get()
+}
 
 /// Runs `body`, all that a thread does; a panic that leaves it ends the process. `thread` names the thread in
 /// the message.
@@ -26,7 +38,9 @@ pub fn essential<R>(thread: &str, body: impl FnOnce() -> R) -> R {
     }
 
     let watch = Watch(thread);
+    let before = IS_HERE.replace(true);
     let result = body();
+    IS_HERE.set(before);
     drop(watch);
     result
 }

@@ -19,6 +19,7 @@ use crate::lease::Access;
 use crate::operation::completion::Scope;
 use crate::operation::import::Produced;
 use crate::tensor::handle::Tensor;
+use crate::tensor::views::OnQueue;
 
 impl Engine {
     /// A read-only tensor of this shape in the memory of `array`; arrow itself knows one dimension. The array is dropped when the
@@ -50,8 +51,9 @@ impl Scope {
     /// lease. In a node of a program it is of a copy: nodes that write the tensor later do not wait for it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the operation does not read `operand` or writes it, and when the tensor is not a contiguous one of the
-    /// array's type on the host.
+    /// [`Error::Invalid`] when the operation does not read `operand` or writes it, when the tensor is not a contiguous one of the
+    /// array's type on the host, and on a queue while device work that the queue comes after is pending there; [`Error::Conflict`] when
+    /// the operation writes another operand that overlaps it.
     pub fn arrow<T>(&self, operand: &Tensor) -> Result<PrimitiveArray<T>, Error>
     where
         T: ArrowPrimitiveType<Native: Element>,
@@ -60,8 +62,14 @@ impl Scope {
             let message = "arrow arrays are immutable: the operation must read this tensor and not write it";
             return Err(Error::invalid(message));
         }
-        let options = ExportOptions { copy: self.is_of_node(), ..ExportOptions::from(Access::Read) };
-        let lent = self.export(operand, &options)?;
+        let copy = self.is_of_node();
+        if !copy {
+            self.check_unwritten(operand)?;
+            if self.queue().is_some() {
+                OnQueue { tensor: &operand.inner, earlier_nodes: None }.check_settled(false)?;
+            }
+        }
+        let lent = self.export(operand, &ExportOptions { copy, ..ExportOptions::from(Access::Read) })?;
         // SAFETY: the operation was granted read access, which the export prolongs until it is dropped; or the memory is a copy.
         unsafe { borrow(lent) }
     }
@@ -128,8 +136,11 @@ mod tests {
 
     use arrow_array::Float32Array;
     use arrow_array::types::Float32Type;
+    use estafette_devices::Device;
+    use estafette_devices::sim::{SimDevice, SimOptions, SimQueue};
 
     use super::*;
+    use crate::operation::completion::Completion;
 
     fn engine() -> Engine {
         Engine::builder().workers(1).build().unwrap()
@@ -179,6 +190,46 @@ mod tests {
         program.finish().unwrap().replay().unwrap().wait().unwrap();
         assert_eq!(kept.lock().unwrap().as_ref().unwrap().values(), &[1.0, 2.0]);
         assert_eq!(x.to_vec::<f32>().unwrap(), [9.0, 9.0]);
+    }
+
+    #[test]
+    fn memory_that_something_still_writes_is_no_array() {
+        let device = SimDevice::new(SimOptions::default()).unwrap();
+        let engine = Engine::builder().workers(1).device(device.clone()).build().unwrap();
+        let [first, second] = [(); 2].map(|()| device.create_queue().unwrap());
+        let memory: &'static mut [f32] = Box::leak(Box::new([1.0; 2]));
+        let start = memory.as_mut_ptr();
+        let [x, y] = [(); 2].map(|()| {
+            let layout = Layout::contiguous(f32::DTYPE, DLDevice::CPU, &[2]).unwrap();
+            // SAFETY: memory that is never freed, and that only the engine uses.
+            unsafe {
+                engine.import(export(&layout, start.cast(), ExportFlags::default(), Abi::Versioned, || ()))
+            }
+            .unwrap()
+        });
+        let takes = |operand: &Tensor| {
+            let operand = operand.clone();
+            move |end: Completion| {
+                let refused = end.scope().arrow::<Float32Type>(&operand);
+                end.complete(refused.map(drop).map_err(Into::into));
+            }
+        };
+        let both = engine.op("both").reads([&x]).writes([&y]).run_external(takes(&x)).unwrap();
+        assert!(both.wait().unwrap_err().to_string().contains("overlap"));
+        x.clear_error().unwrap();
+        engine
+            .op("write")
+            .updates([&x])
+            .on(&first)
+            .run_on(|queue, [], [], [_x]| {
+                Ok(SimQueue::from_queue(queue).unwrap().launch("write", 10, || ())?)
+            })
+            .unwrap();
+        let early = engine.op("early").reads([&x]).on(&second).run_external(takes(&x)).unwrap();
+        assert!(early.wait().unwrap_err().to_string().contains("pending"));
+        device.run_until_idle();
+        engine.op("late").reads([&x]).on(&second).run_external(takes(&x)).unwrap().wait().unwrap();
+        device.run_until_idle();
     }
 
     #[test]

@@ -78,8 +78,8 @@ impl Tensor {
     /// lease ends with what is on the stream when the [`CudarcLease`] is dropped.
     ///
     /// # Errors
-    /// Those of [`export`](Self::export); [`Error::Invalid`] when the tensor is not a contiguous one of the element type on the
-    /// stream's device, for `bool`, whose bytes nothing can check there, and for a stream of another context than the
+    /// Those of [`export`](Self::export); [`Error::Invalid`] for [`Access::Alias`], when the tensor is not a contiguous one of the element
+    /// type on the stream's device, for `bool`, whose bytes nothing can check there, and for a stream of another context than the
     /// device's primary one, or one that means another stream on other threads.
     ///
     /// # Panics
@@ -92,6 +92,11 @@ impl Tensor {
         if T::DTYPE == <bool as Element>::DTYPE {
             return Err(Error::invalid("the bytes of a bool on a device may be neither true nor false"));
         }
+        if access == Access::Alias {
+            return Err(Error::invalid(
+                "an alias orders nothing: lease the tensor for reading or for writing",
+            ));
+        }
         let (device, handle) = place(stream)?;
         // SAFETY: the stream is alive as long as the keeper.
         let consumer = unsafe { self.consumer_on_kept(device, handle, Arc::clone(stream) as _) }?;
@@ -103,7 +108,9 @@ impl Tensor {
         let len = layout.check_slice::<T>(lent.data())?;
         // SAFETY: `check_slice` has found `len` elements of an initialized tensor there. They stay until `lent` is dropped, and
         // the slice never frees them.
-        let slice = unsafe { stream.upgrade_device_ptr(lent.data().expose_provenance() as u64, len) };
+        let mut slice = unsafe { stream.upgrade_device_ptr(lent.data().expose_provenance() as u64, len) };
+        // Other streams wait for what this one waits for: here cudarc records the event of the last write.
+        drop(slice.device_ptr_mut(stream));
         Ok(CudarcLease { slice: ManuallyDrop::new(slice), access, _lent: lent })
     }
 }
@@ -129,8 +136,8 @@ impl<T> CudarcLease<T> {
     /// [`Error::Invalid`] for a read lease.
     pub fn view_mut(&mut self) -> Result<CudaViewMut<'_, T>, Error> {
         match self.access {
-            Access::Read => Err(Error::invalid("a read lease must not be written")),
-            _ => Ok(self.slice.as_view_mut()),
+            Access::Write => Ok(self.slice.as_view_mut()),
+            _ => Err(Error::invalid("a read lease must not be written")),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::exchange::storage::Storage;
 use crate::exchange::{DType, Element, Layout};
 use crate::operation::import::{self, Produced};
 use crate::tensor::handle::{Definition, Tensor};
-use crate::tensor::views::{View, ViewMut, check_host};
+use crate::tensor::views::{View, ViewMut};
 
 impl Engine {
     /// A tensor in the memory of `array`, with the array's shape and strides. The array is dropped when the tensor's last use is over.
@@ -59,6 +59,7 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`as_slice`](Self::as_slice), but for contiguity; [`Error::Invalid`] when `D` has another number of dimensions.
     pub fn as_ndarray<T: Element, D: Dimension>(&self) -> Result<ArrayView<'a, T, D>, Error> {
+        self.check_host()?;
         // SAFETY: `elements` checks type and place, and that the bytes are values; the operation is granted read
         // access for as long as the view lives.
         let view = unsafe { elements::<T>(self.definition())?.deref_into_view() };
@@ -72,6 +73,7 @@ impl ViewMut<'_> {
     /// # Errors
     /// As [`View::as_ndarray`]; [`Error::Invalid`] when several indices may lead to one element.
     pub fn as_ndarray_mut<T: Element, D: Dimension>(&mut self) -> Result<ArrayViewMut<'_, T, D>, Error> {
+        self.check_host()?;
         let elements = elements::<T>(self.definition())?;
         if may_overlap(self.layout()) {
             let (strides, shape) = (self.layout().strides(), self.layout().shape());
@@ -86,10 +88,9 @@ impl ViewMut<'_> {
     }
 }
 
-/// The elements, which the host can use and which are values of `T`.
+/// The elements of memory that the host can use, which are values of `T`.
 fn elements<T: Element>(definition: &Definition) -> Result<RawArrayViewMut<T, IxDyn>, Error> {
     let layout = &definition.layout;
-    check_host(definition)?;
     layout.check_elements::<T>(definition.data)?;
     let shape = dimension(layout.shape());
     if layout.is_empty() {

@@ -394,6 +394,11 @@ impl OpState {
         self.phase.store(self.phase.load(Ordering::Relaxed) | BEGUN, Ordering::Relaxed);
     }
 
+    /// Notes where references see it that the operation has begun: before the first reference is made of an operation that runs.
+    pub(crate) fn note_begun(&self) {
+        self.phase.fetch_or(BEGUN, Ordering::AcqRel);
+    }
+
     /// Whether the operation has a permit.
     pub(crate) fn is_counted(&self) -> bool {
         self.counted.load(Ordering::Relaxed)

@@ -218,7 +218,8 @@ impl EngineBuilder {
             let _ = WAIT_WITHOUT_ENGINE.set(fence::wait_without_engine);
             stand_in::register(&core)
         });
-        let handle = Arc::new(Handle { core, _registered: registered, watch: OnceLock::new() });
+        let handle =
+            Arc::new(Handle { core, is_inner: false, _registered: registered, watch: OnceLock::new() });
         if let Some((limit, report)) = self.watch {
             let watched = Arc::downgrade(&handle);
             let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, report)

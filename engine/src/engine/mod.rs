@@ -14,18 +14,22 @@ mod stats;
 
 use std::borrow::Cow;
 use std::sync::Arc;
+#[cfg(feature = "operators")]
+use std::sync::Weak;
 use std::time::Duration;
 
 use estafette_devices::{DLDevice, Device};
+use estafette_sync::essential;
 use estafette_sync::sync::OnceLock;
 
 use crate::core::coalesced;
+use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::WaitHook;
 use crate::core::error::Error;
 use crate::core::operation::Name;
 use crate::core::unretrieved::Unretrieved;
-use crate::exchange::{DType, Element, ManagedTensor};
+use crate::exchange::{DType, Element, ManagedTensor, callback, is_releasing};
 use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
 use crate::operation::builder::OpBuilder;
 use crate::operation::import::{self, ImportOptions};
@@ -56,8 +60,32 @@ pub struct Engine {
     handle: Arc<Handle>,
 }
 
+/// For the bodies of operations, which must not keep an engine: a thread that drops the last handle as it ends an operation would end the
+/// engine, and without workers no thread would run that operation.
+#[cfg(feature = "operators")]
+pub(crate) struct WeakEngine {
+    core: CoreRef,
+    handle: Weak<Handle>,
+}
+
+#[cfg(feature = "operators")]
+impl WeakEngine {
+    pub(crate) fn core(&self) -> &CoreRef {
+        &self.core
+    }
+
+    /// A handle. If the program has none any more, it is one whose drop ends nothing.
+    pub(crate) fn to_engine(&self) -> Engine {
+        let inner =
+            || Handle { core: self.core.clone(), _registered: None, watch: OnceLock::new(), is_inner: true };
+        Engine { handle: self.handle.upgrade().unwrap_or_else(|| Arc::new(inner())) }
+    }
+}
+
 struct Handle {
     core: CoreRef,
+    /// The program's last handle is gone, and this one is for a body that runs on.
+    is_inner: bool,
     /// Of an engine without workers: its place in the registry for waits that know no engine.
     _registered: Option<Arc<CoreRef>>,
     /// Set once the handle is where the watch can find it.
@@ -71,6 +99,9 @@ impl Drop for Handle {
             std::mem::forget(self.watch.take());
             return std::mem::forget(self.core.clone());
         }
+        if self.is_inner {
+            return;
+        }
         go_on_alone(&self.core);
         self.core.failures.close();
         self.core.detach();
@@ -78,9 +109,12 @@ impl Drop for Handle {
     }
 }
 
-/// Without workers nothing else would ever run what is ready.
+/// Without workers nothing else would ever run what is ready. What is ready may wait for the body or the callback that drops the last handle,
+/// or need the thread that does: then other threads run it.
 fn go_on_alone(core: &CoreRef) {
-    if core.has_no_workers() && !std::thread::panicking() {
+    let is_needed =
+        || context::current().is_some() || callback::is_running() || is_releasing() || essential::is_here();
+    if core.has_no_workers() && !std::thread::panicking() && !is_needed() {
         while core.help_any() {}
     }
     if core.has_no_workers() && core.in_flight() > 0 {
@@ -258,7 +292,12 @@ impl Engine {
     /// Whether both are handles to the same engine.
     #[doc(hidden)]
     pub fn is_same(&self, other: &Engine) -> bool {
-        Arc::ptr_eq(&self.handle, &other.handle)
+        self.core().same(other.core())
+    }
+
+    #[cfg(feature = "operators")]
+    pub(crate) fn downgrade(&self) -> WeakEngine {
+        WeakEngine { core: self.core().clone(), handle: Arc::downgrade(&self.handle) }
     }
 
     /// From now on bodies share `lock`, such as that of a language's interpreter. A worker that has it runs one

@@ -51,7 +51,7 @@ pub(crate) struct IntervalKey {
     id: u64,
 }
 
-/// IntervalMap of memory with a value each; they may overlap and repeat. Thread-safe: one lock around everything.
+/// Ranges of memory with a value each; they may overlap and repeat. Thread-safe: one lock around everything.
 ///
 /// Values are cloned out under the lock and dropped outside of it; `Clone` must be short and call nothing
 /// foreign (an `Arc` or `Weak` is what it is made for). An empty range overlaps nothing.

@@ -59,7 +59,7 @@ pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub(crate) use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 pub use layout::Layout;
 pub use reaper::{Release, ReleaseStatus, flush_deleters};
-pub(crate) use reaper::{Releasing, reaper, releasing};
+pub(crate) use reaper::{Releasing, is_releasing, reaper, releasing};
 pub use release_stream::ReleaseStream;
 pub(crate) use release_stream::handed_back;
 pub(crate) use storage::Storage;

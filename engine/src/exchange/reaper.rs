@@ -62,7 +62,7 @@ use estafette_sync::time::Instant;
 pub use self::inline::with_inline_deleters;
 use self::queue::{Phase, Queue, Ready, Ticket};
 use self::releasing::Others;
-pub(crate) use self::releasing::{Releasing, releasing};
+pub(crate) use self::releasing::{Releasing, is_releasing, releasing};
 pub use self::slow::{Release, ReleaseStatus, ReleasedMemory};
 use self::thread::Shared;
 
@@ -196,7 +196,7 @@ impl Reaper {
         // A timeout beyond what a clock can say is no timeout.
         let deadline = Instant::now().checked_add(timeout);
         let left = || deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-        let waits = !(self.shared.lock().on_own_thread() || callback::is_running() || releasing::is_here());
+        let waits = !(self.shared.lock().on_own_thread() || callback::is_running() || is_releasing());
         let mut others = Others::now();
         let mut polls = 0;
         while !others.are_through() {

@@ -7,7 +7,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use estafette_devices::{DLDevice, Fence, host};
+use estafette_devices::{DLDevice, Fence, FenceSet, host};
 use estafette_sync::sync::Mutex;
 
 use crate::core::error::Error;
@@ -17,7 +17,7 @@ use crate::exchange::foreign_fence::{self, RawFence};
 use crate::exchange::{Abi, DType, ExportFlags, Fenced, Layout, ManagedTensor, export, releasing};
 use crate::export::{ExportOptions, export_alias, export_held};
 use crate::lease::{Access, Lease, LeaseState, check_writable};
-use crate::operation::import::ImportOptions;
+use crate::operation::import::{ImportOptions, Produced};
 use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
 use crate::wait::notify::{device_error, notify};
@@ -26,8 +26,8 @@ impl Engine {
     /// Adopts a fenced tensor of another library, without a copy and without waiting: it is ready when its `ready` fence is.
     ///
     /// # Errors
-    /// As [`import_with`](Self::import_with), and [`Error::Invalid`] for a fence that breaks the rules. The tensor comes back, and its
-    /// deleter was not called.
+    /// As [`import_with`](Self::import_with), and [`Error::Invalid`] for a fence that breaks the rules, and for a release stream of a tensor
+    /// that is described late. The tensor comes back, and its deleter was not called.
     ///
     /// # Safety
     /// As for [`import_with`](Self::import_with); the fence is what its type says.
@@ -35,7 +35,7 @@ impl Engine {
     pub unsafe fn import_fenced(
         &self,
         fenced: Fenced,
-        options: ImportOptions<'_>,
+        mut options: ImportOptions<'_>,
     ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
         let Fenced { managed, ready, described_late } = fenced;
         // SAFETY: by contract; `managed` keeps the struct.
@@ -43,34 +43,39 @@ impl Engine {
             Ok(ready) => ready,
             Err(error) => return Err(Box::new((error, managed))),
         };
+        if !ready.observed_done() {
+            options.ready.insert(ready);
+        }
         if !described_late {
-            let ready = if ready.observed_done() { options.ready } else { ready.into() };
-            let options = ImportOptions { ready, ..options };
             // SAFETY: by contract.
             return unsafe { self.import_or_return(managed, options) };
         }
+        if options.release_stream.is_some() {
+            let error = Error::invalid(
+                "a tensor that is described late has no release stream: its device is unknown",
+            );
+            return Err(Box::new((error, managed)));
+        }
+        let of = if options.read_only { Produced::immutable } else { Produced::from };
         let late = Arc::new(Mutex::new(Some(managed)));
         let body = Arc::clone(&late);
-        let produced = self.gate(ready).and_then(|gate| {
+        let produced = self.gate(options.ready).and_then(|gate| {
             self.op("described late")
                 .beyond_limit()?
                 .reads([&gate])
-                .produce(move |_| Ok(body.lock().take().expect("a body runs once")))
+                .produce(move |_| Ok(of(body.lock().take().expect("a body runs once"))))
         });
         produced.map_err(|error| Box::new((error, late.lock().take().expect("the body has not run"))))
     }
 
     /// A tensor of nothing that is ready when `ready` is.
-    fn gate(&self, ready: Fence) -> Result<Tensor, Error> {
+    fn gate(&self, ready: FenceSet) -> Result<Tensor, Error> {
         let nothing = Layout::contiguous(DType::U8, DLDevice::CPU, &[0])?;
         // SAFETY: there is no memory.
         unsafe {
             let nothing =
                 export(&nothing, std::ptr::null_mut(), ExportFlags::default(), Abi::Versioned, || ());
-            self.import_with(
-                nothing,
-                ImportOptions { ready: ready.into(), read_only: true, ..ImportOptions::default() },
-            )
+            self.import_with(nothing, ImportOptions { ready, read_only: true, ..ImportOptions::default() })
         }
     }
 }
@@ -222,5 +227,38 @@ impl FencedOwner for FencedExport {
         let dropped = (state.held.take(), state.lease.take(), state.described.take());
         drop(state);
         drop(dropped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_fenced_tensor_is_imported_with_all_options() {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        let known = || engine.from_vec(vec![1.0_f32], &[1]).unwrap();
+        let promised =
+            || engine.op("make").produce(|[]| Ok(Produced::from_vec(vec![1.0_f32], &[1])?)).unwrap();
+        for (of, is_late) in [(&known as &dyn Fn() -> Tensor, false), (&promised, true)] {
+            // Nothing runs before the only worker is free.
+            let (done, held) = std::sync::mpsc::channel::<()>();
+            engine.op("holds the worker").run(move |[], []| Ok(held.recv()?)).unwrap();
+            let tensor = of();
+            let fenced = tensor.export_fenced(&ExportOptions::from(Access::Write)).unwrap();
+            assert_eq!(fenced.described_late, is_late);
+            let (completer, ready) = host::promise("what the importer knows");
+            let options = ImportOptions { ready: ready.into(), read_only: true, ..ImportOptions::default() };
+            // SAFETY: the tensor is what it says.
+            let imported = unsafe { engine.import_fenced(fenced, options) }.unwrap();
+            done.send(()).unwrap();
+            assert!(imported.wait_timeout(Duration::from_millis(50)).is_err(), "a fence is pending");
+            completer.complete();
+            imported.wait().unwrap();
+            // What is described late is copied here, since this process knows the memory.
+            assert_eq!(imported.is_read_only().unwrap(), !is_late);
+        }
     }
 }

@@ -14,6 +14,7 @@ use crate::core::lost::lost;
 use crate::core::operation::{OpGranted, OpTag};
 use crate::exchange::quarantine;
 use crate::lease::LeaseState;
+use crate::operation::import::Copying;
 use crate::operation::run::{self, Running};
 use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
@@ -95,18 +96,18 @@ impl ActiveTask {
 
     /// Turns the views that are still alive into leases.
     ///
-    /// A view of a tensor that `aliased`, the result, was declared an alias of becomes no lease: the result
+    /// A view of a tensor that one of `results` was declared an alias of becomes no lease: the result
     /// keeps the view alive, and common variables order the result with the tensor. If another tensor was
     /// derived from the view, the view becomes a lease all the same.
     ///
     /// A node leaves its views to its replay, and they become leases when the replay ends.
-    pub(crate) fn hand_over(&self, views: Views, aliased: Option<&Tensor>) {
+    pub(crate) fn hand_over(&self, views: Views, results: &[(Tensor, Copying)]) {
         let running = match self {
             Self::Op(running) => running,
             Self::Node(node) => return node.keep(views),
         };
         let ordered = |tensor: &Tensor| {
-            let mut vars = aliased.into_iter().flat_map(|result| &result.inner.vars);
+            let mut vars = results.iter().flat_map(|(result, _)| &result.inner.vars);
             vars.any(|var| tensor.inner.vars.iter().any(|its| its.is_ordered_with(var)))
         };
         let untracked = |lease: &LeaseState| {

@@ -11,7 +11,7 @@ use crate::core::operation::contain_panic;
 use crate::exchange::releasing;
 use crate::lease::check_writable;
 use crate::operation::body::Body;
-use crate::operation::completion::{self, Completion, Prepared};
+use crate::operation::completion::{self, Completion, Given, Prepared, Promised};
 use crate::operation::guards::Open;
 use crate::operation::import::{Copying, Produced};
 use crate::operation::operands::{Declared, Grant, OpenRef, Operands, with_modes};
@@ -22,7 +22,7 @@ use crate::tensor::handle::Tensor;
 /// so the closure holds one pointer and `start`.
 pub(crate) fn external_body<R: Operands, W: Operands, U: Operands, F>(
     (reads, writes, updates): (R, W, U),
-    produced: Option<(Tensor, Copying)>,
+    produced: Promised,
     start: F,
 ) -> Body
 where
@@ -127,9 +127,10 @@ where
         let task = RunAs::new(current, async move {
             let outcome = completion::catch(future).await;
             let held = |tensor: &Tensor| task_open.0.holds(tensor);
-            let ended = completion::define_result(&task_tag, outcome, produced.as_ref(), &held, None);
+            let given = outcome.map(|result| result.map(Given::from_iter));
+            let (_, ended) = completion::define_result(&task_tag, given, produced.as_slice(), &held, None);
             let releasing = releasing();
-            task_open.0.conclude(ended.map(drop));
+            task_open.0.conclude(ended);
             drop((task_open, produced));
             drop(releasing);
         });

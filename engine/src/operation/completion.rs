@@ -14,14 +14,19 @@ use estafette_graph::Mode;
 use estafette_sync::process::{Forked, ProcessBound};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::thread_local;
+use smallvec::SmallVec;
 
 use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
+#[cfg(feature = "arrow")]
+use crate::core::error::Error;
 use crate::core::error::{BodyError, BodyResult, FailureKind, OperationError};
 use crate::core::operation::{Op, OpTag, Panic, drop_panic};
 use crate::exchange::releasing;
 use crate::lease::{Access, LeaseState};
 use crate::operation::active::{ActiveTask, Views};
+#[cfg(feature = "arrow")]
+use crate::operation::disjoint::check_pair;
 use crate::operation::import::{Copying, Produced, define, discard};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
@@ -53,7 +58,7 @@ pub(crate) struct ScopeState {
     operands: Declared,
     /// Modes by the address of the tensor. See [`mode_of`](Self::mode_of).
     modes: Option<HashMap<usize, Mode>>,
-    produced: Option<(Tensor, Copying)>,
+    produced: Promised,
     views: Views,
     /// The device of an operand that was lent to a consumer whose streams are unknown.
     pub(crate) lent_on: Option<DLDevice>,
@@ -76,7 +81,7 @@ thread_local! {
 pub(crate) struct Prepared(Arc<ProcessBound<Mutex<ScopeState>>>);
 
 impl Prepared {
-    pub(crate) fn new(operands: Declared, produced: Option<(Tensor, Copying)>) -> Self {
+    pub(crate) fn new(operands: Declared, produced: Promised) -> Self {
         let state =
             ScopeState { running: None, operands, modes: None, produced, views: Views::new(), lent_on: None };
         Self(Arc::new(ProcessBound::new(Mutex::new(state))))
@@ -136,7 +141,10 @@ impl Completion {
     #[doc(hidden)]
     pub fn op(&self) -> Option<Op> {
         match &self.scope().lock().ok()?.running {
-            Some(ActiveTask::Op(running)) => Some(Op::new(running.op().to_ref())),
+            Some(ActiveTask::Op(running)) => {
+                running.op().payload().note_begun();
+                Some(Op::new(running.op().to_ref()))
+            }
             _ => None,
         }
     }
@@ -150,7 +158,7 @@ impl Completion {
     /// ready when the work that it has enqueued there is done. For operations that produce a tensor use
     /// [`produce`](Self::produce).
     pub fn complete(self, result: BodyResult) {
-        self.into_scope().end(None, result.map(|()| None));
+        self.into_scope().end(None, result.map(|()| Given::new()));
     }
 
     /// Ends an operation that produces nothing, with the failure of a node that has a name of its own.
@@ -162,34 +170,41 @@ impl Completion {
     pub(crate) fn conclude_after(self, fences: &[Fence], result: Ended) {
         self.into_scope().end_with(fences, |running, _none, _held, _fence| {
             running.note_settled();
-            result.map(|()| None)
+            (Ends::new(), result)
         });
     }
 
     /// Ends an operation that produces a tensor, with its result.
     pub fn produce(self, result: BodyResult<Produced>) {
-        self.into_scope().end(None, result.map(Some));
+        self.into_scope().end(None, result.map(|produced| Given::from_iter([produced])));
+    }
+
+    /// As [`produce`](Self::produce), of an operation with several results.
+    #[doc(hidden)]
+    pub fn produce_all(self, results: BodyResult<Vec<Produced>>) {
+        self.into_scope().end(None, results.map(Given::from_vec));
     }
 
     /// As [`produce`](Self::produce), with pending work that `fence` marks. Users of the result are ordered
     /// after that work.
     #[doc(hidden)]
     pub fn produce_after(self, fence: &Fence, result: BodyResult<Produced>) {
-        self.into_scope().end(Some(fence), result.map(Some));
+        self.into_scope().end(Some(fence), result.map(|produced| Given::from_iter([produced])));
     }
 
     /// Ends the operation as cancelled, because what it waited for was cancelled. `why` becomes the source of
     /// the failure.
     pub fn cancel(self, why: BodyError) {
-        self.into_scope()
-            .end_with(&[], |running, _produced, _held, _fence| Err(running.tag().called_off(why)));
+        self.into_scope().end_with(&[], |running, _produced, _held, _fence| {
+            (Ends::new(), Err(running.tag().called_off(why)))
+        });
     }
 
     /// Ends the operation with the device work that `fence` marks. Successors on the same device are ordered
     /// after the work, and the host does not wait. If the work fails, what the operation writes fails. `result` is an error for
     /// a body that has failed after it enqueued work.
     pub fn complete_after(self, fence: &Fence, result: BodyResult) {
-        self.into_scope().end(Some(fence), result.map(|()| None));
+        self.into_scope().end(Some(fence), result.map(|()| Given::new()));
     }
 }
 
@@ -288,6 +303,14 @@ impl Scope {
         self.lock().is_ok_and(|inner| matches!(inner.running, Some(ActiveTask::Node(_))))
     }
 
+    /// Refuses a tensor whose memory the operation may write by another operand.
+    #[cfg(feature = "arrow")]
+    pub(crate) fn check_unwritten(&self, tensor: &Tensor) -> Result<(), Error> {
+        let inner = self.lock()?;
+        let written = inner.operands.iter().filter(|(_, mode)| mode.is_exclusive());
+        written.map(|(operand, _)| operand).try_for_each(|operand| check_pair(operand, tensor))
+    }
+
     /// The access that the operation has to `tensor`. `None` if the tensor is not an operand, or the
     /// operation has ended.
     #[doc(hidden)]
@@ -299,7 +322,7 @@ impl Scope {
     fn skip(&self, error: DeviceError) {
         let Ok(mut inner) = self.lock() else { return };
         let running = inner.running.take();
-        let operands = (std::mem::take(&mut inner.operands), inner.produced.take());
+        let operands = (std::mem::take(&mut inner.operands), std::mem::take(&mut inner.produced));
         drop(inner);
         if let Some(running) = running {
             let cause = running.tag().device_failure(error);
@@ -324,13 +347,13 @@ impl Scope {
         let lent_on = inner.lent_on;
         drop(inner);
         let left = running.left_on_queue().or_else(|| running.after_lending(lent_on?));
-        running.hand_over(views, None);
+        running.hand_over(views, &[]);
         let _releasing = releasing();
         dispatch_granted(running.finish(left.as_slice(), Err(failure)));
         drop(operands);
     }
 
-    pub(crate) fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
+    pub(crate) fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Given>) {
         self.end_with(
             fence.map(std::slice::from_ref).unwrap_or_default(),
             |running, produced, held, fence| {
@@ -348,7 +371,7 @@ impl Scope {
         let Some(running) = inner.running.take() else { return };
         let operands = std::mem::take(&mut inner.operands);
         let views = std::mem::take(&mut inner.views);
-        let produced = inner.produced.take();
+        let produced = std::mem::take(&mut inner.produced);
         let lent_on = inner.lent_on;
         drop(inner);
         let left = if fences.is_empty() {
@@ -359,15 +382,10 @@ impl Scope {
         running.node_ends_with(fences);
         let fences = if fences.is_empty() { left.as_slice() } else { fences };
         let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
-        let result = outcome(&running, produced.as_ref(), &held, fences.first());
-        let aliased = produced.as_ref().map(|(tensor, _)| tensor);
-        running.hand_over(views, aliased);
-        let (later, result) = match result {
-            Ok(later) => (later, Ok(())),
-            Err(failure) => (None, Err(failure)),
-        };
+        let (later, result) = outcome(&running, &produced, &held, fences.first());
+        running.hand_over(views, &produced);
         // The fence of a copy follows the fence of its source.
-        let fences = if later.is_some() { later.as_slice() } else { fences };
+        let fences = if later.is_empty() { fences } else { &later };
         let _releasing = releasing();
         dispatch_granted(running.finish(fences, result));
         // Drops the operands last: if a handle is the last of its memory, the drop must see what the
@@ -425,41 +443,52 @@ fn dispatch_granted(next: Option<crate::core::operation::OpGranted>) {
     }
 }
 
-/// The tensor that an operation produces, if any.
-type Target<'a> = Option<&'a (Tensor, Copying)>;
+/// The tensors that an operation produces.
+pub(crate) type Promised = SmallVec<[(Tensor, Copying); 1]>;
+type Target<'a> = &'a [(Tensor, Copying)];
+/// What the body gives for them.
+pub(crate) type Given = SmallVec<[Produced; 1]>;
 /// Returns true for a tensor that the operation may read.
 type MayRead<'a> = &'a dyn Fn(&Tensor) -> bool;
 /// How an operation ended.
 pub(crate) type Ended = Result<(), OperationError>;
-/// How an operation ended. `Ok` has the fence of a copy, if the result was copied.
-type Defined = Result<Option<Fence>, OperationError>;
+/// How an operation ended, and the fences of copies, if results were copied.
+type Defined = (Ends, Ended);
+type Ends = SmallVec<[Fence; 1]>;
 
-/// Turns the outcome of a body into the result of the operation, and defines the produced tensor. `held` says
-/// which tensors the operation may read; `ready` is the fence after which the result may be read.
+/// Turns the outcome of a body into the result of the operation, and defines the produced tensors. `held` says
+/// which tensors the operation may read; `ready` is the fence after which the results may be read.
 pub(crate) fn define_result(
     tag: &OpTag,
-    outcome: Result<BodyResult<Option<Produced>>, Panic>,
+    outcome: Result<BodyResult<Given>, Panic>,
     target: Target<'_>,
     held: MayRead<'_>,
     ready: Option<&Fence>,
 ) -> Defined {
-    let produced = match outcome {
-        Ok(Ok(produced)) => produced,
-        Ok(Err(error)) => return Err(tag.body_failure(error)),
-        Err(panic) => return Err(tag.panic_failure(panic)),
+    let given = match outcome {
+        Ok(Ok(given)) => given,
+        Ok(Err(error)) => return (Ends::new(), Err(tag.body_failure(error))),
+        Err(panic) => return (Ends::new(), Err(tag.panic_failure(panic))),
     };
-    match (target, produced) {
-        (None, None) => Ok(None),
-        (Some((tensor, copying)), Some(produced)) => {
-            define(&tensor.inner, produced, *copying, tag.id, held, ready)
-                .map_err(|error| tag.result_failure(error))
-        }
-        (Some(_), None) => Err(tag.failure(FailureKind::Result, "the body ended without a result", None)),
-        (None, Some(produced)) => {
-            discard(produced, ready);
-            Err(tag.failure(FailureKind::Result, "the operation was not submitted to produce", None))
+    let wrong = match (target.len(), given.len()) {
+        (wanted, given) if wanted == given => None,
+        (0, _) => Some("the operation was not submitted to produce"),
+        (_, 0) => Some("the body ended without a result"),
+        _ => Some("the body ended with another number of results"),
+    };
+    let mut failure = wrong.map(|why| tag.failure(FailureKind::Result, why, None));
+    let mut copied = Ends::new();
+    let mut target = target.iter();
+    for produced in given {
+        match target.next().filter(|_| failure.is_none()) {
+            None => discard(produced, ready),
+            Some((tensor, copying)) => match define(&tensor.inner, produced, *copying, tag.id, held, ready) {
+                Ok(copy) => copied.extend(copy),
+                Err(error) => failure = Some(tag.result_failure(error)),
+            },
         }
     }
+    (copied, failure.map_or(Ok(()), Err))
 }
 
 /// Catches the panics of a future.

@@ -41,7 +41,8 @@ pub(crate) fn check_disjoint(read: &[Tensor], written: &[Tensor], updated: &[Ten
     Ok(())
 }
 
-fn check_pair(written: &Tensor, other: &Tensor) -> Result<(), Error> {
+/// As [`check_disjoint`], of two tensors.
+pub(crate) fn check_pair(written: &Tensor, other: &Tensor) -> Result<(), Error> {
     if written.same(other) {
         return Err(Error::Conflict(SAME.into()));
     }

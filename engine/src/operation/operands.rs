@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::core::error::Error;
 use crate::operation::guards::{Open, ReadGuard, WriteGuard};
 use crate::tensor::handle::Tensor;
-use crate::tensor::views::{View, ViewMut};
+use crate::tensor::views::{EarlierNodes, OnQueue, View, ViewMut};
 
 /// Tensors whose number is known only at run time.
 pub type Tensors = SmallVec<[Tensor; 4]>;
@@ -53,9 +53,9 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     #[doc(hidden)]
     fn each(self, take: impl FnMut(Tensor));
     #[doc(hidden)]
-    fn views<'a>(&'a self, grant: &'a Grant) -> Self::Views<'a>;
+    fn views<'a>(&'a self, grant: &'a Grant<'_>) -> Self::Views<'a>;
     #[doc(hidden)]
-    fn views_mut<'a>(&'a self, grant: &'a Grant) -> Self::ViewsMut<'a>;
+    fn views_mut<'a>(&'a self, grant: &'a Grant<'_>) -> Self::ViewsMut<'a>;
     #[doc(hidden)]
     fn guards(&self, open: &OpenRef) -> Self::Guards;
     #[doc(hidden)]
@@ -106,12 +106,30 @@ impl IntoOperands for Tensors {
 /// Evidence that the operation with these operands was granted and has not ended. Only the engine makes a
 /// `Grant`. Internal to [`Operands`].
 #[doc(hidden)]
-#[derive(Debug)]
-pub struct Grant(());
+pub struct Grant<'a>(Place<'a>);
 
-impl Grant {
-    /// The grant of a body, of an operation or a node, until the body returns.
-    pub(crate) const OF_BODY: Self = Self(());
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Host,
+    Queue(Option<&'a EarlierNodes<'a>>),
+}
+
+impl<'a> Grant<'a> {
+    /// The grant of a body on the host, of an operation or a node, until the body returns.
+    pub(crate) const OF_BODY: Self = Self(Place::Host);
+    /// The grant of the body of an operation on a queue.
+    pub(crate) const ON_QUEUE: Self = Self(Place::Queue(None));
+
+    /// The grant of the body of a node on a queue.
+    pub(crate) fn of_node(earlier: &'a EarlierNodes<'a>) -> Self {
+        Self(Place::Queue(Some(earlier)))
+    }
+}
+
+impl std::fmt::Debug for Grant<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grant").finish_non_exhaustive()
+    }
 }
 
 /// Keeps an asynchronous operation open. The task and each guard hold one. Internal to [`Operands`].
@@ -132,13 +150,21 @@ mod sealed {
     impl Sealed for super::Tensors {}
 }
 
-fn view(tensor: &Tensor) -> View<'_> {
-    View::new(tensor.inner.granted_definition())
+#[inline]
+fn view<'a>(tensor: &'a Tensor, grant: &'a Grant<'_>) -> View<'a> {
+    match grant.0 {
+        Place::Host => View::new(tensor.inner.granted_definition()),
+        Place::Queue(earlier_nodes) => View::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes }),
+    }
 }
 
 /// Only for tensors that the operation was granted to write. Submission has refused tensors that overlap.
-fn view_mut(tensor: &Tensor) -> ViewMut<'_> {
-    ViewMut::new(tensor.inner.granted_definition())
+#[inline]
+fn view_mut<'a>(tensor: &'a Tensor, grant: &'a Grant<'_>) -> ViewMut<'a> {
+    match grant.0 {
+        Place::Host => ViewMut::new(tensor.inner.granted_definition()),
+        Place::Queue(earlier_nodes) => ViewMut::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes }),
+    }
 }
 
 impl<const N: usize> Operands for [Tensor; N] {
@@ -155,12 +181,14 @@ impl<const N: usize> Operands for [Tensor; N] {
         self.into_iter().for_each(take);
     }
 
-    fn views<'a>(&'a self, _grant: &'a Grant) -> [View<'a>; N] {
-        self.each_ref().map(view)
+    #[inline]
+    fn views<'a>(&'a self, grant: &'a Grant<'_>) -> [View<'a>; N] {
+        self.each_ref().map(|tensor| view(tensor, grant))
     }
 
-    fn views_mut<'a>(&'a self, _grant: &'a Grant) -> [ViewMut<'a>; N] {
-        self.each_ref().map(view_mut)
+    #[inline]
+    fn views_mut<'a>(&'a self, grant: &'a Grant<'_>) -> [ViewMut<'a>; N] {
+        self.each_ref().map(|tensor| view_mut(tensor, grant))
     }
 
     fn guards(&self, open: &OpenRef) -> [ReadGuard; N] {
@@ -186,12 +214,12 @@ impl Operands for Tensors {
         self.into_iter().for_each(take);
     }
 
-    fn views<'a>(&'a self, _grant: &'a Grant) -> Vec<View<'a>> {
-        self.iter().map(view).collect()
+    fn views<'a>(&'a self, grant: &'a Grant<'_>) -> Vec<View<'a>> {
+        self.iter().map(|tensor| view(tensor, grant)).collect()
     }
 
-    fn views_mut<'a>(&'a self, _grant: &'a Grant) -> Vec<ViewMut<'a>> {
-        self.iter().map(view_mut).collect()
+    fn views_mut<'a>(&'a self, grant: &'a Grant<'_>) -> Vec<ViewMut<'a>> {
+        self.iter().map(|tensor| view_mut(tensor, grant)).collect()
     }
 
     fn guards(&self, open: &OpenRef) -> Vec<ReadGuard> {
@@ -216,9 +244,9 @@ impl Operands for () {
 
     fn each(self, _take: impl FnMut(Tensor)) {}
 
-    fn views<'a>(&'a self, _grant: &'a Grant) {}
+    fn views<'a>(&'a self, _grant: &'a Grant<'_>) {}
 
-    fn views_mut<'a>(&'a self, _grant: &'a Grant) {}
+    fn views_mut<'a>(&'a self, _grant: &'a Grant<'_>) {}
 
     fn guards(&self, _open: &OpenRef) {}
 

@@ -1,13 +1,17 @@
 //! Submission of operations whose result becomes a tensor.
 
 use std::future::Future;
+use std::slice::from_ref;
+
+use smallvec::SmallVec;
 
 use crate::core::error::{BodyResult, Error};
+use crate::core::operation::Op;
 use crate::exchange::releasing;
 use crate::operation::bodies::{external_body, future_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{Nothing, OpBuilder};
-use crate::operation::completion::Completion;
+use crate::operation::completion::{Completion, Promised};
 use crate::operation::import::{Copying, Produced, define};
 use crate::operation::operands::{Grant, Operands};
 use crate::operation::run::Running;
@@ -30,7 +34,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = tensor.clone();
-        self.submit_on_host(Some(&tensor), |reads, _none, _none_either| {
+        self.submit_on_host(from_ref(&tensor), |reads, _none, _none_either| {
             Body::new(move |running: Running| {
                 // The conversion may run user code.
                 let result = running.call(|| body(reads.defined()?.views(&Grant::OF_BODY)).map(Into::into));
@@ -63,7 +67,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
-        self.submit_on_host(Some(&tensor), |reads, none, none_either| {
+        self.submit_on_host(from_ref(&tensor), |reads, none, none_either| {
             future_body(reads, none, none_either, target, move |_open, reads, _, _| {
                 let future = body(reads);
                 async move { future.await.map(|produced| Some(produced.into())) }
@@ -82,13 +86,39 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     {
         // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
-        let (tensor, copying) = self.promise();
-        let target = Some((tensor.clone(), copying));
         self.check_external()?;
-        self.submit_checked(Some(&tensor), |reads, writes, updates| {
+        self.acquire_permit()?;
+        let (tensors, _op) = self.produce_permitted(1, start);
+        Ok(tensors.into_iter().next().expect("one was promised"))
+    }
+
+    /// As [`produce_external`](Self::produce_external), of so many results, which [`Completion::produce_all`] gets.
+    ///
+    /// # Errors
+    /// As [`produce`](Self::produce).
+    #[doc(hidden)]
+    pub fn produce_several<F>(self, results: usize, start: F) -> Result<Vec<Tensor>, Error>
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        // As above.
+        self.core().check_usable()?;
+        self.check_external()?;
+        self.acquire_permit()?;
+        Ok(self.produce_permitted(results, start).0.into_vec())
+    }
+
+    /// Submits an operation that has a permit and passed all checks, and produces so many tensors.
+    pub(crate) fn produce_permitted<F>(self, results: usize, start: F) -> (SmallVec<[Tensor; 1]>, Op)
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        let target: Promised = (0..results).map(|_| self.promise()).collect();
+        let tensors: SmallVec<[Tensor; 1]> = target.iter().map(|(tensor, _)| tensor.clone()).collect();
+        let op = self.submit_permitted(&tensors, |reads, writes, updates| {
             external_body((reads, writes, updates), target, start)
-        })?;
-        Ok(tensor)
+        });
+        (tensors, op)
     }
 
     /// As [`produce_external`](Self::produce_external), for a result that comes from outside of the engine. A
@@ -123,10 +153,10 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
 
     fn received(self, start: impl FnOnce(Completion) + Send + 'static) -> Tensor {
         let (tensor, copying) = self.promise();
-        let target = Some((tensor.clone(), copying));
+        let target = Promised::from_iter([(tensor.clone(), copying)]);
         let body =
             |reads: R, writes: Nothing, updates: ()| external_body((reads, writes, updates), target, start);
-        self.complete_draft(Some(&tensor), body, submit_and_start);
+        self.complete_draft(from_ref(&tensor), body, submit_and_start);
         tensor
     }
 

@@ -13,7 +13,7 @@ use crate::exchange::{Releasing, releasing};
 use crate::operation::bodies::{external_body, future_body, if_usable, sync_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{OpBuilder, Submission};
-use crate::operation::completion::Completion;
+use crate::operation::completion::{Completion, Promised};
 use crate::operation::guards::WriteGuard;
 use crate::operation::operands::{Declared, Grant, Operands};
 use crate::operation::run::{self, Running};
@@ -77,11 +77,11 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.state_mut().hold_permit();
     }
 
-    /// Submits the operation with `body`, which works on the host. `produced` is the tensor that the operation will define.
+    /// Submits the operation with `body`, which works on the host. `produced` are the tensors that the operation will define.
     #[inline(always)]
     pub(crate) fn submit_on_host(
         self,
-        produced: Option<&Tensor>,
+        produced: &[Tensor],
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
         self.check_on_host("operation", &self.target.pending_op.payload().name)?;
@@ -91,7 +91,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     #[inline(always)]
     pub(crate) fn submit_checked(
         self,
-        produced: Option<&Tensor>,
+        produced: &[Tensor],
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
         self.acquire_permit()?;
@@ -99,11 +99,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     #[inline(always)]
-    pub(crate) fn submit_permitted(
-        self,
-        produced: Option<&Tensor>,
-        body: impl FnOnce(R, W, U) -> Body,
-    ) -> Op {
+    pub(crate) fn submit_permitted(self, produced: &[Tensor], body: impl FnOnce(R, W, U) -> Body) -> Op {
         self.complete_draft(produced, body, submit_to_graph)
     }
 
@@ -111,7 +107,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     #[inline(always)]
     pub(crate) fn complete_draft<T>(
         self,
-        produced: Option<&Tensor>,
+        produced: &[Tensor],
         body: impl FnOnce(R, W, U) -> Body,
         submit: impl FnOnce(OpPending<'_>) -> T,
     ) -> T {
@@ -123,7 +119,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         let tells = pending_op.payload().has_on_skip();
         let no_tensors =
             reads.tensors().is_empty() && writes.tensors().is_empty() && updates.tensors().is_empty();
-        if no_tensors && produced.is_none() && !tells {
+        if no_tensors && produced.is_empty() && !tells {
             pending_op.payload_mut().set_body(body(reads, writes, updates));
             if pending_op.payload().noted {
                 hooks::submitted(&pending_op);
@@ -145,7 +141,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
                 accesses.push((var.clone(), mode));
             }
         }
-        if let Some(tensor) = produced {
+        for tensor in produced {
             // The operation writes the tensor's own variable only: defining an alias does not change the
             // memory behind it.
             accesses.push((tensor.inner.vars[0].clone(), Mode::Write));
@@ -183,8 +179,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.check_external()?;
-        self.submit_checked(None, |reads, writes, updates| {
-            external_body((reads, writes, updates), None, start)
+        self.submit_checked(&[], |reads, writes, updates| {
+            external_body((reads, writes, updates), Promised::new(), start)
         })
     }
 }
@@ -281,7 +277,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        self.submit_on_host(None, |reads, writes, _none| sync_body(reads, writes, body))
+        self.submit_on_host(&[], |reads, writes, _none| sync_body(reads, writes, body))
     }
 
     /// As [`run`](Self::run), without a handle: for operations that are awaited by their outputs. Costs less
@@ -296,7 +292,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     {
         self.check_on_host("operation", &self.target.pending_op.payload().name)?;
         self.acquire_permit()?;
-        self.complete_draft(None, |reads, writes, _none| sync_body(reads, writes, body), submit_detached);
+        self.complete_draft(&[], |reads, writes, _none| sync_body(reads, writes, body), submit_detached);
         Ok(())
     }
 
@@ -311,7 +307,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: FnOnce(R::Guards, W::GuardsMut) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit_on_host(None, |reads, writes, none| {
+        self.submit_on_host(&[], |reads, writes, none| {
             future_body(reads, writes, none, None, move |open, reads, writes: &W, _| {
                 let future = body(reads, writes.guards_mut(open));
                 async move { future.await.map(|()| None) }
@@ -321,7 +317,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
 
     /// Submits the operation with a device body, which enqueues work on the queue given by [`on`](Self::on)
     /// and returns. The operation has ended then; what it writes is ready when the work is done, and fails if
-    /// the work does.
+    /// the work does. The queue comes after earlier device work on the operands; a view shows the host no memory where such work is
+    /// pending.
     ///
     /// # Errors
     /// As [`run`](Self::run), and [`Error::Invalid`] without a queue.
@@ -331,13 +328,13 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     {
         let queue = self.queue_for_body()?;
         self.check()?;
-        self.submit_checked(None, |reads, writes, _none| {
+        self.submit_checked(&[], |reads, writes, _none| {
             Body::new(move |running: Running| {
                 let (_releasing, next) = run_on(queue.as_ref(), running, || {
                     body(
                         queue.as_ref(),
-                        reads.defined()?.views(&Grant::OF_BODY),
-                        writes.views_mut(&Grant::OF_BODY),
+                        reads.defined()?.views(&Grant::ON_QUEUE),
+                        writes.views_mut(&Grant::ON_QUEUE),
                     )
                 });
                 drop((reads, writes));
@@ -394,7 +391,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
     {
-        self.submit_on_host(None, |reads, writes, updates| {
+        self.submit_on_host(&[], |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let result = running.call(|| {
                     body(
@@ -424,14 +421,14 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     {
         let queue = self.queue_for_body()?;
         self.check()?;
-        self.submit_checked(None, |reads, writes, updates| {
+        self.submit_checked(&[], |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let (_releasing, next) = run_on(queue.as_ref(), running, || {
                     body(
                         queue.as_ref(),
-                        reads.defined()?.views(&Grant::OF_BODY),
-                        writes.views_mut(&Grant::OF_BODY),
-                        updates.views_mut(&Grant::OF_BODY),
+                        reads.defined()?.views(&Grant::ON_QUEUE),
+                        writes.views_mut(&Grant::ON_QUEUE),
+                        updates.views_mut(&Grant::ON_QUEUE),
                     )
                 });
                 drop((reads, writes, updates));
@@ -450,7 +447,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         F: FnOnce(R::Guards, W::GuardsMut, [WriteGuard; N]) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit_on_host(None, |reads, writes, updates| {
+        self.submit_on_host(&[], |reads, writes, updates| {
             future_body(
                 reads,
                 writes,

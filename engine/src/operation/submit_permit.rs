@@ -4,8 +4,7 @@ use crate::core::error::{Error, OperationError};
 use crate::core::operation::Op;
 use crate::operation::bodies::external_body;
 use crate::operation::builder::{Nothing, OpBuilder};
-use crate::operation::completion::Completion;
-use crate::operation::import::Copying;
+use crate::operation::completion::{Completion, Promised};
 use crate::operation::operands::Operands;
 use crate::tensor::handle::Tensor;
 
@@ -44,8 +43,8 @@ impl<R: Operands, W: Operands, U: Operands> SubmitPermit<'_, R, W, U> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        self.builder.submit_permitted(None, |reads, writes, updates| {
-            external_body((reads, writes, updates), None, start)
+        self.builder.submit_permitted(&[], |reads, writes, updates| {
+            external_body((reads, writes, updates), Promised::new(), start)
         })
     }
 }
@@ -56,11 +55,7 @@ impl<R: Operands> SubmitPermit<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        let (tensor, copying): (Tensor, Copying) = self.builder.promise();
-        let target = Some((tensor.clone(), copying));
-        let op = self.builder.submit_permitted(Some(&tensor), |reads, writes, updates| {
-            external_body((reads, writes, updates), target, start)
-        });
-        (tensor, op)
+        let (tensors, op) = self.builder.produce_permitted(1, start);
+        (tensors.into_iter().next().expect("one was promised"), op)
     }
 }

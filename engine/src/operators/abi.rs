@@ -146,7 +146,7 @@ impl Operators {
         drop_context: OperatorDrop,
     ) -> Result<(), Error> {
         let operator = foreign(name, "C", function, options, (context, drop_context), None)?;
-        self.add(operator).map_err(|mut refused| {
+        self.add(operator).map(drop).map_err(|mut refused| {
             refused.operator.disown();
             refused.error
         })

@@ -1,14 +1,14 @@
 //! A call as an operation of the graph.
 
+use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use estafette_devices::Queue;
-use estafette_sync::sync::Mutex;
 
-use crate::core::error::{BodyError, Error};
-use crate::core::operation::Op;
+use crate::core::error::Error;
+use crate::core::operation::{Name, Op};
 use crate::engine::Engine;
 use crate::operation::builder::OpBuilder;
 use crate::operation::completion::Completion;
@@ -16,7 +16,7 @@ use crate::operation::operands::{Operands, Tensors};
 use crate::tensor::handle::Tensor;
 
 use super::attributes::Attributes;
-use super::invocation::{Invocation, LeavesWork, Parts, Results, Slots};
+use super::invocation::{Invocation, LeavesWork, Parts, Results};
 use super::operator::Operator;
 
 /// A call being described. Made by [`Engine::operator`] by name.
@@ -116,23 +116,8 @@ impl OperatorCall {
 
     async fn submit_producing(self, awaits: bool) -> Result<Vec<Tensor>, Error> {
         let parts = self.parts_producing()?;
-        if parts.operator.signature.outputs == 1 {
-            let builder = ready(describe(&parts), awaits).await?;
-            return Ok(vec![builder.produce_external(starting(&parts, Results::One))?]);
-        }
-        // One operation runs the operator; one per result makes a tensor of it. They are ordered by a variable of their own.
-        let (slots, ran) = (Slots::default(), parts.engine.var());
-        let results = Results::Several(Arc::clone(&slots));
-        let builder = ready(describe(&parts).writes_vars(&[&ran]), awaits).await?;
-        builder.run_external(starting(&parts, results))?;
-        let mut tensors = Vec::new();
-        for at in 0..parts.operator.signature.outputs {
-            // The results may be memory of the inputs.
-            let builder =
-                parts.engine.op(parts.operator.name.to_string()).reads(&parts.inputs).reads_vars(&[&ran]);
-            tensors.push(ready(builder, awaits).await?.produce_external(fetching(&slots, at))?);
-        }
-        Ok(tensors)
+        let builder = ready(describe(&parts), awaits).await?;
+        builder.produce_several(parts.operator.signature.outputs, starting(&parts, Results::Promised))
     }
 
     fn parts_producing(self) -> Result<Arc<Parts>, Error> {
@@ -156,6 +141,7 @@ impl OperatorCall {
             )));
         }
         let outputs = outputs.iter().map(|tensor| (*tensor).clone()).collect();
+        let engine = engine.downgrade();
         Ok(Arc::new(Parts { operator, engine, inputs, outputs, attributes, queue }))
     }
 }
@@ -177,7 +163,8 @@ fn at_once<T>(submission: impl Future<Output = T>) -> T {
 }
 
 fn describe(parts: &Parts) -> OpBuilder<'_, Tensors> {
-    let mut builder = parts.engine.op(parts.operator.name.to_string()).reads(&parts.inputs);
+    let name = Name::from(Cow::Owned(parts.operator.name.to_string()));
+    let mut builder = OpBuilder::new(parts.engine.core(), name).reads(&parts.inputs);
     if parts.operator.implementation().takes_a_lock() {
         builder = builder.worker_only();
     }
@@ -199,18 +186,6 @@ fn starting(parts: &Arc<Parts>, results: Results) -> impl FnOnce(Completion) + S
         let operator = Arc::clone(&parts.operator);
         let left = parts.queue.as_ref().map(|queue| LeavesWork::new(&operator, queue));
         operator.implementation().start(Invocation { completion, results, parts, left });
-    }
-}
-
-/// The body of the operation that makes a tensor of one of several results.
-fn fetching(
-    slots: &Arc<Mutex<Vec<Option<crate::operation::import::Produced>>>>,
-    at: usize,
-) -> impl FnOnce(Completion) + Send + 'static {
-    let slots = Arc::clone(slots);
-    move |completion| {
-        let taken = slots.lock().get_mut(at).and_then(Option::take);
-        completion.produce(taken.ok_or_else(|| BodyError::from("the operator gave no such result")));
     }
 }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use estafette_devices::{DLDevice, Fence, Queue};
 use estafette_report::shown::shown;
 use estafette_sync::process::Generation;
-use estafette_sync::sync::Mutex;
 
+use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, BodyResult};
 use crate::core::lost::lost;
-use crate::engine::Engine;
+use crate::engine::{Engine, WeakEngine};
 use crate::operation::completion::{Completion, Scope};
 use crate::operation::import::Produced;
 use crate::tensor::handle::{Definition, Tensor};
@@ -17,17 +17,12 @@ use crate::tensor::handle::{Definition, Tensor};
 use super::attributes::Attributes;
 use super::operator::Operator;
 
-/// Where results of an operator with several outputs wait for the operations that make tensors of them.
-pub(super) type Slots = Arc<Mutex<Vec<Option<Produced>>>>;
-
 /// What becomes of the results.
 pub(super) enum Results {
     /// Nothing: they were written to the outputs.
     Written,
-    /// The one becomes the promised tensor.
-    One,
-    /// They are left for others.
-    Several(Slots),
+    /// They become the promised tensors.
+    Promised,
 }
 
 /// A call that has begun: its inputs are there, and its outputs, if it was given any, are free to be written.
@@ -76,7 +71,8 @@ impl Drop for LeavesWork {
 /// What a call consists of.
 pub(super) struct Parts {
     pub(super) operator: Arc<Operator>,
-    pub(super) engine: Engine,
+    /// A call ends no engine, and keeps none.
+    pub(super) engine: WeakEngine,
     pub(super) inputs: Vec<Tensor>,
     pub(super) outputs: Vec<Tensor>,
     pub(super) attributes: Attributes,
@@ -92,8 +88,12 @@ impl Invocation {
 
     /// The engine that runs the call.
     #[doc(hidden)]
-    pub fn engine(&self) -> &Engine {
-        &self.parts.engine
+    pub fn engine(&self) -> Engine {
+        self.parts.engine.to_engine()
+    }
+
+    pub(super) fn core(&self) -> &CoreRef {
+        self.parts.engine.core()
     }
 
     /// What to read.
@@ -155,13 +155,7 @@ impl Invocation {
                 Some(fence) => completion.complete_after(&fence, result.map(drop)),
                 None => completion.complete(result.map(drop)),
             },
-            Results::One => completion.produce(result.and_then(|mut produced| {
-                produced.pop().ok_or_else(|| BodyError::from("the operator gave no result"))
-            })),
-            Results::Several(slots) => completion.complete(result.map(|produced| {
-                let filled = produced.into_iter().map(Some).collect();
-                *slots.lock() = filled;
-            })),
+            Results::Promised => completion.produce_all(result),
         }
     }
 }

@@ -91,7 +91,7 @@ impl<K: Kernel> Run<K> {
         inputs: &[&Definition],
         layouts: Vec<Layout>,
     ) -> BodyResult<Vec<Produced>> {
-        let core = call.engine().core();
+        let core = call.core();
         let outputs = layouts
             .into_iter()
             .map(|layout| {

@@ -115,19 +115,17 @@ impl Operators {
     /// Adds all operators, or none. A library has no business with its contexts any more once its entry point has returned, so
     /// those that are refused are dropped.
     fn add_all(&self, operators: Vec<Operator>) -> Result<Vec<String>, Error> {
-        let mut names: Vec<String> = Vec::new();
+        let mut added: Vec<Arc<Operator>> = Vec::new();
         for operator in operators {
-            let name = operator.name.to_string();
-            if let Err(refused) = self.add(operator) {
-                for name in &names {
-                    // Another thread may have removed the entry in the meantime.
-                    let _ = self.unregister(name);
+            match self.add(operator) {
+                Ok(operator) => added.push(operator),
+                Err(refused) => {
+                    added.iter().for_each(|operator| self.remove(operator));
+                    return Err(refused.error);
                 }
-                return Err(refused.error);
             }
-            names.push(name);
         }
-        Ok(names)
+        Ok(added.iter().map(|operator| operator.name.to_string()).collect())
     }
 }
 

@@ -56,11 +56,12 @@ impl Operators {
     ) -> Result<(), Error> {
         signature.check(name)?;
         self.add(Operator::new(Arc::from(name), signature, origin.into(), implementation))
+            .map(drop)
             .map_err(|refused| refused.error)
     }
 
     /// Adds an operator, or gives it back with the reason.
-    pub(super) fn add(&self, operator: Operator) -> Result<(), Box<Refused>> {
+    pub(super) fn add(&self, operator: Operator) -> Result<Arc<Operator>, Box<Refused>> {
         let known = match self.known() {
             Ok(known) => known,
             Err(forked) => return Err(Box::new(Refused { error: forked.into(), operator })),
@@ -68,8 +69,9 @@ impl Operators {
         // What the implementation drops is foreign, so a refused one is dropped by the caller, outside of the map's lock.
         match known.entry(Arc::clone(&operator.name)) {
             Entry::Vacant(free) => {
-                free.insert(Arc::new(operator));
-                Ok(())
+                let operator = Arc::new(operator);
+                free.insert(Arc::clone(&operator));
+                Ok(operator)
             }
             Entry::Occupied(taken) => {
                 let by = &taken.get().origin;
@@ -91,6 +93,13 @@ impl Operators {
             Some(_dropped_here) => Ok(()),
             None => Err(self.unknown(name)),
         }
+    }
+
+    /// Takes out this operator, and none that another thread has registered under its name since.
+    pub(super) fn remove(&self, operator: &Arc<Operator>) {
+        let is_it = |_: &Arc<str>, known: &Arc<Operator>| Arc::ptr_eq(known, operator);
+        // What is removed is dropped under no lock.
+        drop(self.known().ok().and_then(|known| known.remove_if(&operator.name, is_it)));
     }
 
     /// The operator of that name.
@@ -139,5 +148,32 @@ impl Engine {
     /// [`Error::NoOperator`], with names that are near; [`Error::Forked`].
     pub fn operator(&self, name: &str) -> Result<OperatorCall, Error> {
         Ok(OperatorCall::new(self.clone(), operators().get(name)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bindings::Invocation;
+    use crate::operators::OperatorKind;
+
+    struct Nothing;
+
+    impl Implementation for Nothing {
+        fn start(&self, _call: Invocation) {}
+    }
+
+    #[test]
+    fn an_operator_that_is_taken_back_leaves_another_one_of_its_name() {
+        let signature =
+            Signature { kind: OperatorKind::Allocating, inputs: None, outputs: 1, in_place: false };
+        let new = || Operator::new("taken back".into(), signature, "a test".into(), Nothing);
+        let first = operators().add(new()).ok().expect("a free name");
+        operators().unregister("taken back").unwrap();
+        let second = operators().add(new()).ok().expect("a free name");
+        operators().remove(&first);
+        assert!(Arc::ptr_eq(&operators().get("taken back").unwrap(), &second));
+        operators().remove(&second);
+        assert!(operators().get("taken back").is_err());
     }
 }

@@ -18,7 +18,8 @@ use super::plan::{Node, Plan, numbers};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::OpTag;
-use crate::operation::completion::{Completion, Ended, Prepared, Scope};
+use crate::operation::completion::{Completion, Ended, Prepared, Promised, Scope};
+use crate::tensor::handle::TensorInner;
 use crate::tensor::variable::Variable;
 
 /// How a program becomes a graph.
@@ -155,16 +156,23 @@ impl Capture<'_> {
     fn call(&self, node: u32, tag: &OpTag, queue: &Arc<dyn Queue>) -> Ended {
         match &self.plan.bodies[node as usize] {
             NodeBody::Host(_) => unreachable!("a node on the host was refused"),
-            NodeBody::Device(body) => match call_on_device(&**body, &**queue) {
-                Ok(outcome) => outcome.map_err(|error| tag.body_failure(error)),
-                Err(panic) => Err(tag.panic_failure(panic)),
-            },
+            NodeBody::Device(body) => {
+                // The work of earlier nodes is captured, and has not run.
+                let earlier = |tensor: &TensorInner, writes| {
+                    let issue = self.plan.issue.as_ref();
+                    issue.is_some_and(|issue| issue.uses.before(node, tensor, writes).next().is_some())
+                };
+                match call_on_device(&**body, &**queue, &earlier) {
+                    Ok(outcome) => outcome.map_err(|error| tag.body_failure(error)),
+                    Err(panic) => Err(tag.panic_failure(panic)),
+                }
+            }
             NodeBody::External(external) => {
                 let ticket = Arc::new(Ticket::default());
                 let (core, scope) = (self.core.clone(), self.scope.clone());
                 let running =
                     NodeRun::new(tag.clone(), core, Some(Arc::clone(queue)), scope, Arc::clone(&ticket));
-                let prepared = Prepared::new(external.operands.clone(), None);
+                let prepared = Prepared::new(external.operands.clone(), Promised::new());
                 let node = prepared.start_node(running, &external.start);
                 let why = "a node of a graph has to end before its function returns";
                 // Unless it has ended: its scope would lend operands after the end of the replay.

@@ -23,8 +23,11 @@ use super::shared::{SharedRun, StartWith};
 use crate::core::error::BodyResult;
 use crate::core::inputs::Earlier;
 use crate::core::var_state::same;
-use crate::operation::completion::Prepared;
+use crate::operation::completion::{Prepared, Promised};
+use crate::operation::operands::Grant;
 use crate::operation::submit::record_end;
+use crate::tensor::handle::TensorInner;
+use crate::tensor::views::EarlierNodes;
 
 /// The fences that nodes have left.
 pub(super) struct NodeFences {
@@ -49,13 +52,14 @@ impl NodeFences {
         self.left[node as usize].get().into_iter().flat_map(|left| &left.fences)
     }
 
+    /// The fence of the work of `node`.
+    fn own(&self, node: u32) -> Option<&Fence> {
+        self.left[node as usize].get()?.own.as_ref()
+    }
+
     /// The node whose work `fence` marks; `None` for a fence of earlier work.
     fn origin(&self, fence: &Fence) -> Option<u32> {
-        let is_own = |node: &u32| {
-            let left = self.left[*node as usize].get();
-            left.and_then(|left| left.own.as_ref()).is_some_and(|own| same(own, fence))
-        };
-        numbers(self.left.len()).find(is_own)
+        numbers(self.left.len()).find(|node| self.own(*node).is_some_and(|own| same(own, fence)))
     }
 
     fn set<'a>(&self, node: u32, own: Option<Fence>, passed_on: impl IntoIterator<Item = &'a Fence>) {
@@ -105,10 +109,14 @@ fn order_after(fence: &Fence, queue: Option<&Arc<dyn Queue>>) -> FenceOrder {
 }
 
 /// Calls the body of a node that enqueues on `queue`.
-pub(super) fn call_on_device(body: &DeviceBody, queue: &dyn Queue) -> std::thread::Result<BodyResult> {
+pub(super) fn call_on_device(
+    body: &DeviceBody,
+    queue: &dyn Queue,
+    earlier: &EarlierNodes<'_>,
+) -> std::thread::Result<BodyResult> {
     catch_unwind(AssertUnwindSafe(|| {
         let _current = CurrentGuard::queue(queue)?;
-        body(queue)
+        body(queue, &Grant::of_node(earlier))
     }))
 }
 
@@ -160,7 +168,10 @@ impl SharedRun {
             NodeBody::Host(_) => self.call_on_host(node),
             NodeBody::Device(body) => {
                 let queue = queue.expect("a device body was recorded with a queue");
-                run.returned(node, call_on_device(&**body, &**queue));
+                let is_pending = |earlier| fences.own(earlier).is_some_and(|fence| !fence.is_done());
+                let earlier =
+                    |tensor: &TensorInner, writes| plan.uses.before(node, tensor, writes).any(is_pending);
+                run.returned(node, call_on_device(&**body, &**queue, &earlier));
                 let (left, marked) = record_end(&**queue, || run.tag(node));
                 if let Err(failure) = marked {
                     run.failed(node, failure);
@@ -171,7 +182,8 @@ impl SharedRun {
                 let ticket = Arc::new(Ticket::default());
                 let (tag, core, scope) = (run.tag(node), self.core.clone(), self.scope.clone());
                 let running = NodeRun::new(tag, core, queue.cloned(), scope, Arc::clone(&ticket));
-                Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
+                Prepared::new(external.operands.clone(), Promised::new())
+                    .start_node(running, &external.start);
                 let shared = Arc::clone(self);
                 let later = move |end| {
                     shared.note(node, end);

@@ -86,7 +86,7 @@
 //! | `plan` | what all runs of a program share |
 //! | `handle` | the handle of a program; submission of replays |
 //! | `run` | one run, from grant to completion |
-//! | `has_no_workers` | a run by one thread |
+//! | `alone` | a run by one thread |
 //! | `shared` | a run by several threads |
 //! | `pace` | the choice between these two |
 //! | `issue` | nodes on devices, and nodes that report their end |

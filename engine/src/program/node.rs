@@ -12,10 +12,10 @@ use crate::core::operation::OpTag;
 use crate::lease::consumer::EndsAfter;
 use crate::operation::active::Views;
 use crate::operation::completion::{Completion, Ended, Scope};
-use crate::operation::operands::Declared;
+use crate::operation::operands::{Declared, Grant};
 
 /// A body that enqueues on the queue it gets.
-pub(super) type DeviceBody = dyn Fn(&dyn Queue) -> BodyResult + Send + Sync;
+pub(super) type DeviceBody = dyn for<'a> Fn(&'a dyn Queue, &'a Grant<'a>) -> BodyResult + Send + Sync;
 
 /// The body of a node, which owns its operands. A run calls it at most once.
 pub(super) enum NodeBody {

@@ -170,8 +170,8 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
         F: for<'a> Fn(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
     {
         self.record_on_device(|reads, writes, _none| {
-            NodeBody::Device(Box::new(move |queue| {
-                body(queue, reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
+            NodeBody::Device(Box::new(move |queue, grant| {
+                body(queue, reads.defined()?.views(grant), writes.views_mut(grant))
             }))
         })
     }
@@ -211,13 +211,8 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
             + 'static,
     {
         self.record_on_device(|reads, writes, updates| {
-            NodeBody::Device(Box::new(move |queue| {
-                body(
-                    queue,
-                    reads.defined()?.views(&Grant::OF_BODY),
-                    writes.views_mut(&Grant::OF_BODY),
-                    updates.views_mut(&Grant::OF_BODY),
-                )
+            NodeBody::Device(Box::new(move |queue, grant| {
+                body(queue, reads.defined()?.views(grant), writes.views_mut(grant), updates.views_mut(grant))
             }))
         })
     }

@@ -1,9 +1,11 @@
 //! The plan of a program, shared by all its runs.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use estafette_devices::Queue;
 use estafette_graph::program::{Countdown, ProgramOrder};
+use estafette_graph::{Mode, VarId};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
@@ -11,7 +13,8 @@ use super::footprint::Footprint;
 use super::graph::GraphPlan;
 use super::node::NodeBody;
 use super::pace::Pace;
-use crate::core::operation::Name;
+use crate::core::operation::{Name, OpVar};
+use crate::tensor::handle::TensorInner;
 
 /// Countdowns kept for later runs. Runs of one program overlap only if the program only reads, and then
 /// rarely.
@@ -42,12 +45,13 @@ pub(super) struct Plan {
 pub(super) struct IssuePlan {
     pub(super) queues: Box<[Option<Arc<dyn Queue>>]>,
     pub(super) before: Box<[SmallVec<[u32; 2]>]>,
+    pub(super) uses: VarUses,
     /// True if a second thread could help: one thread issues all nodes that only enqueue.
     pub(super) shares: bool,
 }
 
 impl IssuePlan {
-    fn new(order: &ProgramOrder, queues: Box<[Option<Arc<dyn Queue>>]>) -> Self {
+    fn new(order: &ProgramOrder, queues: Box<[Option<Arc<dyn Queue>>]>, uses: VarUses) -> Self {
         let mut before: Box<[SmallVec<[u32; 2]>]> = vec![SmallVec::new(); order.len()].into();
         for node in numbers(order.len()) {
             for after in order.successors(node) {
@@ -55,7 +59,40 @@ impl IssuePlan {
             }
         }
         let shares = queues.iter().filter(|queue| queue.is_none()).count() > 1;
-        Self { queues, before, shares }
+        Self { queues, before, uses, shares }
+    }
+}
+
+/// Which nodes use each variable, in the order of recording.
+#[derive(Default)]
+pub(super) struct VarUses {
+    /// Where in `nodes` a variable has its uses; variables that were one when the program was finished share them.
+    places: HashMap<VarId, usize>,
+    nodes: Vec<Vec<(u32, Mode)>>,
+}
+
+impl VarUses {
+    /// `accesses` are those of all nodes, each with its node and the variable that orders it.
+    pub(super) fn of<'a>(accesses: impl Iterator<Item = (u32, &'a OpVar, VarId, Mode)>) -> Self {
+        let mut uses = Self::default();
+        let mut orders = HashMap::new();
+        for (node, var, order, mode) in accesses {
+            let place = *orders.entry(order).or_insert_with(|| {
+                uses.nodes.push(Vec::new());
+                uses.nodes.len() - 1
+            });
+            uses.places.insert(var.id(), place);
+            uses.nodes[place].push((node, mode));
+        }
+        uses
+    }
+
+    /// The nodes before `node` that write `tensor`, an operand of it; those that use it if `node` `writes` it.
+    pub(super) fn before(&self, node: u32, tensor: &TensorInner, writes: bool) -> impl Iterator<Item = u32> {
+        let places = tensor.vars.iter().filter_map(|var| self.places.get(&var.id()));
+        let nodes = places
+            .flat_map(move |place| self.nodes[*place].iter().take_while(move |(earlier, _)| *earlier < node));
+        nodes.filter(move |(_, mode)| writes || mode.is_exclusive()).map(|(earlier, _)| *earlier)
     }
 }
 
@@ -79,6 +116,7 @@ impl Plan {
         footprint: Footprint,
         graph: Option<GraphPlan>,
         worker_only: bool,
+        uses: impl FnOnce() -> VarUses,
     ) -> Self {
         assert_eq!(order.len(), nodes.len(), "every node was recorded");
         let issues = nodes.iter().any(|node| !matches!(node.body, NodeBody::Host(_)));
@@ -91,7 +129,7 @@ impl Plan {
             })
             .unzip();
         let chain = order.is_chain();
-        let issue = issues.then(|| IssuePlan::new(&order, queues.into()));
+        let issue = issues.then(|| IssuePlan::new(&order, queues.into(), uses()));
         Self {
             name,
             bodies: bodies.into(),

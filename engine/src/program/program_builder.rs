@@ -10,7 +10,7 @@ use super::footprint::Uses;
 use super::graph::GraphPlan;
 use super::handle::Program;
 use super::node_builder::NodeBuilder;
-use super::plan::{Node, Plan};
+use super::plan::{Node, Plan, VarUses};
 use crate::core::error::Error;
 use crate::core::operation::{Name, OpVar};
 use crate::engine::Engine;
@@ -120,12 +120,21 @@ impl ProgramBuilder {
         let mut log = ProgramLog::new();
         let orders = orders(accesses.iter().map(|(var, _)| var));
         let mut begin = 0;
-        for end in ends {
+        for &end in &ends {
             let modes = accesses[begin..end].iter().map(|(_, mode)| *mode);
             log.push(orders[begin..end].iter().copied().zip(modes));
             begin = end;
         }
-        let plan = Plan::new(name, nodes, ProgramOrder::of(&log), footprint, graph, worker_only);
+        let uses = || {
+            let mut node = 0;
+            VarUses::of(accesses.iter().zip(orders).enumerate().map(|(at, ((var, mode), order))| {
+                while ends[node] <= at {
+                    node += 1;
+                }
+                (node as u32, var, order, *mode)
+            }))
+        };
+        let plan = Plan::new(name, nodes, ProgramOrder::of(&log), footprint, graph, worker_only, uses);
         Ok(Program::new(engine, plan))
     }
 

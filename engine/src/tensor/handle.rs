@@ -455,6 +455,12 @@ impl TensorInner {
         self.fences(VarState::all_fences)
     }
 
+    /// Whether device work may be writing the memory, or with `reads` reading it. What has failed may have written anything.
+    pub(crate) fn has_device_work(&self, reads: bool) -> bool {
+        self.writers().iter().any(|fence| !fence.is_done())
+            || reads && self.fences(|state| [state.fences().1]).iter().any(|fence| fence.state().is_pending())
+    }
+
     /// The fences of the version's writers.
     pub(crate) fn writers(&self) -> FenceSet {
         self.fences(|state| [state.writers()])

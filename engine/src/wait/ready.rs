@@ -5,6 +5,7 @@
 //! leaves the graph as soon as it is granted, so it never holds up a writer. The reactor then watches the
 //! fences of the version. A query that is dropped leaves at once.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -196,14 +197,14 @@ pub struct Writable {
 
 impl Writable {
     pub(crate) fn new(tensor: &Tensor) -> Self {
-        let mut uses: Vec<OpHandle> = Vec::new();
+        // A queue has each operation once, but several queues may have the same ones.
+        let (mut uses, mut seen): (Vec<OpHandle>, HashSet<OpId>) = Default::default();
+        let is_one = tensor.inner.vars.len() == 1;
         let mut pins = Vec::new();
         let mut held = SmallVec::new();
         // Locks of what is inherited may be held for ever; the future refuses that when it is polled.
         let inherited = tensor.inner.core.generation.is_inherited();
-        for (at, var) in tensor.inner.vars.iter().filter(|_| !inherited).enumerate() {
-            // A queue has each operation once, so only those of other variables may be known.
-            let known = uses.len() * usize::from(at > 0);
+        for var in tensor.inner.vars.iter().filter(|_| !inherited) {
             var.with_state(|state, _| {
                 state.pins().each(|mut pin| {
                     held.push(pin.number());
@@ -211,9 +212,7 @@ impl Writable {
                 });
             });
             for handle in var.queued() {
-                if handle.payload().kind != Kind::ReadinessQuery
-                    && uses[..known].iter().all(|known| known.id() != handle.id())
-                {
+                if handle.payload().kind != Kind::ReadinessQuery && (is_one || seen.insert(handle.id())) {
                     uses.push(handle);
                 }
             }

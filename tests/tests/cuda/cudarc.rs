@@ -80,6 +80,26 @@ fn a_write_lease_is_in_the_order_of_the_stream_and_ends_with_it() {
 }
 
 #[test]
+fn a_lease_that_is_used_on_another_stream_comes_after_what_its_own_stream_waits_for() {
+    let bench = bench();
+    let [first, second, other] = [(); 3].map(|()| bench.context.new_stream().unwrap());
+    let x = bench.engine.from_cudarc(first.clone_htod(&VALUES).unwrap(), &[4]).unwrap();
+    x.wait().unwrap();
+    let handle = first.cu_stream().expose_provenance();
+    bench.simulator.block(handle);
+    let mut lease = block_on(x.lease_cudarc::<f32>(Access::Write, &first)).unwrap();
+    first.memcpy_htod(&[9.0_f32; 4], &mut lease.view_mut().unwrap()).unwrap();
+    drop(lease);
+    let lease = block_on(x.lease_cudarc::<f32>(Access::Read, &second)).unwrap();
+    // SAFETY: cudarc writes the elements before they are read.
+    let mut copy = unsafe { other.alloc::<f32>(4) }.unwrap();
+    other.memcpy_dtod(&lease.view(), &mut copy).unwrap();
+    bench.simulator.unblock(handle);
+    assert_eq!(other.clone_dtoh(&copy).unwrap(), [9.0; 4]);
+    drop(lease);
+}
+
+#[test]
 fn what_cannot_be_a_slice_or_a_tensor_is_refused() {
     let bench = bench();
     let stream = bench.context.new_stream().unwrap();
@@ -89,6 +109,7 @@ fn what_cannot_be_a_slice_or_a_tensor_is_refused() {
     assert!(block_on(x.lease_cudarc::<i32>(Access::Read, &stream)).is_err());
     invalid(block_on(x.lease_cudarc::<bool>(Access::Read, &stream)).unwrap_err());
     invalid(block_on(x.lease_cudarc::<f32>(Access::Read, &bench.context.per_thread_stream())).unwrap_err());
+    invalid(block_on(x.lease_cudarc::<f32>(Access::Alias, &stream)).unwrap_err());
     let mut read = block_on(x.lease_cudarc::<f32>(Access::Read, &bench.context.default_stream())).unwrap();
     invalid(read.view_mut().map(|_| ()).unwrap_err());
     drop(read);

@@ -213,6 +213,27 @@ fn a_graph_that_only_reads_is_recorded_once_although_its_replays_are_not_ordered
     bench.silent();
 }
 
+#[test]
+fn a_body_that_is_captured_sees_on_the_host_what_no_earlier_node_writes() {
+    let bench = bench();
+    let value = |value: u8| bench.engine.from_vec(vec![value], &[1]).unwrap();
+    let (factor, made) = (value(7), value(0));
+    let mut builder = bench.engine.program("peeks");
+    let node = builder.op("make").writes([&made]).on(&bench.queues[0]);
+    node.run_on(|_, [], [_made]| Ok(())).unwrap();
+    let node = builder.op("peek").reads([&factor, &made]).on(&bench.queues[0]);
+    node.run_on(|_, [factor, made], []| {
+        assert_eq!(factor.as_slice::<u8>()?, [7]);
+        assert!(made.as_slice::<u8>().is_err());
+        Ok(())
+    })
+    .unwrap();
+    let program = builder.finish_as_graph().unwrap();
+    program.replay().unwrap().wait().unwrap();
+    made.wait().unwrap();
+    bench.silent();
+}
+
 /// The same with the order taken out: what one branch does to memory of another one is kept from the engine.
 #[test]
 fn what_the_engine_is_not_told_is_a_race_in_the_graph() {

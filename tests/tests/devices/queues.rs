@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimQueue};
-use estafette::devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
+use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
 use estafette::tensor::TensorState;
 use estafette::{Engine, Error, FailureKind, Variable};
 use futures::FutureExt;
@@ -372,5 +372,55 @@ fn a_body_that_works_on_the_host_is_refused_on_a_queue() {
     for refused in refused {
         assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("`run_on`")), "{refused:?}");
     }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_body_on_a_queue_sees_on_the_host_what_has_settled_and_nothing_that_the_device_still_uses() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let (first, second) = (queue(&device), queue(&device));
+    let [written, read, settled] = [(); 3].map(|()| on_device(&device, &engine));
+    write_on(&engine, &first, "write", &written, 1.0).wait().unwrap();
+    read_on(&engine, &first, "read", &read).wait().unwrap();
+    let pending = |outcome: Result<(), Error>| assert!(outcome.unwrap_err().to_string().contains("pending"));
+    let looks = engine.op("looks").reads([&written, &read]).updates([&settled]).on(&second);
+    let looks = looks.run_on(move |_, [written, read], [], [mut settled]| {
+        pending(written.as_slice::<f32>().map(drop));
+        pending(written.to_vec::<f32>().map(drop));
+        assert_eq!(read.as_slice::<f32>()?, [0.0]);
+        settled.as_mut_slice::<f32>()?.fill(2.0);
+        Ok(())
+    });
+    looks.unwrap().wait().unwrap();
+    let overwrites = engine.op("overwrites").writes([&read]).on(&second);
+    let overwrites = overwrites.run_on(move |_, [], [mut read]| {
+        pending(read.as_mut_slice::<f32>().map(drop));
+        Ok(())
+    });
+    overwrites.unwrap().wait().unwrap();
+    device.run_until_idle();
+    let later = engine.op("later").reads([&written, &settled]).writes([&read]).on(&second);
+    let later = later.run_on(|_, [written, settled], [mut read]| {
+        assert_eq!((written.to_vec::<f32>()?, settled.to_vec::<f32>()?), (vec![1.0], vec![2.0]));
+        read.as_mut_slice::<f32>()?.fill(3.0);
+        Ok(())
+    });
+    later.unwrap().wait().unwrap();
+    device.run_until_idle();
+    assert_eq!(get(&read), 3.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_copy_that_a_device_is_making_is_not_shown_to_the_host() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let copy = engine.copy(&tensor(&engine, 4.0), device.id()).unwrap();
+    let peek = engine.op("peek").reads([&copy]).on(&queue(&device)).run_on(|_, [copy], []| {
+        assert!(copy.as_slice::<f32>().is_err());
+        Ok(())
+    });
+    peek.unwrap().wait().unwrap();
+    device.run_until_idle();
+    assert_eq!(get(&copy), 4.0);
     assert!(watchdog.still_watches());
 }

@@ -16,7 +16,8 @@ use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
 use estafette::operators::OUTPUTS_MAX;
 use estafette::operators::{Closure, OperatorKind, Signature, abi, operators};
 use estafette::wait::without_helping;
-use estafette::{DType, Engine, Error, Produced, Tensor};
+use estafette::{Access, DType, Engine, Error, Produced, Tensor};
+use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
 use tests::ops::{engine, until};
@@ -523,4 +524,52 @@ fn a_function_that_cannot_enqueue_is_refused_on_a_queue() {
         let refused = call.run_into(&[&vector(&engine, &[0.0])]);
         assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains(name)), "{refused:?}");
     }
+}
+
+#[test]
+fn a_call_goes_on_when_the_last_handle_of_its_engine_without_workers_is_dropped() {
+    register_sums("left");
+    let watchdog = Watchdog::alone();
+    let engine = engine(0);
+    let (x, y) = (vector(&engine, &[1.0]), vector(&engine, &[2.0]));
+    let sum = engine.zeros(&[1], DType::F32).unwrap();
+    let lease = x.lease(Access::Write, "a test").wait(None).unwrap();
+    drop(engine.operator("left.into").unwrap().inputs(&[&x, &y]).run_into(&[&sum]).unwrap());
+    drop(engine);
+    drop(lease);
+    until("the call has ended", || sum.is_ready());
+    assert_eq!(sum.to_vec::<f32>().unwrap(), [3.0]);
+    assert!(watchdog.still_watches());
+}
+
+/// Gives its input twice.
+struct Echo;
+
+impl Implementation for Echo {
+    fn start(&self, call: Invocation) {
+        let input = call.inputs()[0].clone();
+        call.finish(Ok(vec![Produced::from(input.clone()), Produced::from(input)]));
+    }
+}
+
+#[test]
+fn several_results_are_those_of_the_call_whatever_is_written_to_its_inputs_before_the_next_submission() {
+    let signature =
+        Signature { kind: OperatorKind::Allocating, inputs: Some(1), outputs: 2, in_place: false };
+    operators().register("echo.twice", signature, "a test", Echo).unwrap();
+    // A second submission has to wait for the end of the first one.
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = vector(&engine, &[1.0]);
+    let mut call = Box::pin(engine.operator("echo.twice").unwrap().inputs(&[&x]).produce_async());
+    let at_once = call.as_mut().now_or_never();
+    let lease = x.lease(Access::Write, "a test").wait(None).unwrap();
+    let results = at_once.unwrap_or_else(|| block_on(call)).unwrap();
+    for result in &results {
+        // The holder of the lease may wait for them.
+        result.wait_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(result.to_vec::<f32>().unwrap(), [1.0]);
+    }
+    drop(lease);
+    assert!(watchdog.still_watches());
 }

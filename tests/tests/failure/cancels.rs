@@ -210,3 +210,21 @@ fn a_failure_that_was_mended_is_told_to_no_later_wait() {
     y.wait().unwrap();
     assert!(watchdog.still_watches());
 }
+
+#[test]
+fn an_operation_that_runs_is_not_cancelled_by_the_first_handle_that_is_made_of_it() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 0.0);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
+    let (said, heard) = channel();
+    let op = engine.op("runs").updates([&x]).run_external(move |end| {
+        said.send(end.op().expect("an operation").cancel()).unwrap();
+        end.complete(Ok(()));
+    });
+    drop(op.unwrap());
+    gate.open();
+    assert!(!heard.recv().unwrap());
+    x.wait().unwrap();
+    assert!(watchdog.still_watches());
+}

@@ -708,3 +708,34 @@ fn many_replays_leave_nothing_behind() {
     assert_eq!(engine.stats().in_flight, 0);
     assert!(watchdog.still_watches());
 }
+
+#[test]
+fn a_node_on_a_queue_sees_on_the_host_what_has_settled_and_nothing_that_earlier_nodes_still_use() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let [step, constant, work] = three(&device, &engine);
+    let queues = [queue(&device), queue(&device)];
+    let mut builder = engine.program("peeks");
+    adds(&mut builder, "count", &step, 1.0);
+    let node = builder.op("work").reads([&constant]).writes([&work]).on(&queues[0]);
+    node.run_on(|queue, [_constant], [_work]| Ok(launch(queue, "work", 10, || ())?)).unwrap();
+    let looks = Arc::new(AtomicUsize::new(0));
+    let looked = Arc::clone(&looks);
+    let node = builder.op("peek").reads([&step, &constant, &work]).on(&queues[1]);
+    node.run_on(move |_, [step, constant, work], []| {
+        assert_eq!((step.to_vec::<f32>()?, constant.to_vec::<f32>()?), (vec![1.0], vec![0.0]));
+        assert!(work.as_slice::<f32>().unwrap_err().to_string().contains("pending"));
+        looked.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    })
+    .unwrap();
+    let node = builder.op("overwrite").writes([&constant]).on(&queues[1]);
+    node.run_on(|_, [], [mut constant]| {
+        assert!(constant.as_mut_slice::<f32>().is_err(), "the device reads it");
+        Ok(())
+    })
+    .unwrap();
+    builder.finish().unwrap().replay().unwrap().wait().unwrap();
+    assert_eq!(looks.load(Ordering::SeqCst), 1);
+    device.run_until_idle();
+    assert!(watchdog.still_watches());
+}

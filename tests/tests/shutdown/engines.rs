@@ -1,5 +1,6 @@
 //! Hard cases: shutdown, and updates that did not happen.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -183,6 +184,28 @@ fn the_last_handle_may_be_dropped_inside_an_operation() {
     go.send(()).unwrap();
     heard.recv().unwrap();
     op.unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn the_last_handle_of_an_engine_without_workers_that_a_body_drops_runs_no_body_inside_of_that_one() {
+    thread_local! {
+        static INSIDE: Cell<bool> = const { Cell::new(false) };
+    }
+    let watchdog = Watchdog::alone();
+    let engine = engine(0);
+    let last = engine.clone();
+    let first = engine.op("first").run(move |[], []| {
+        INSIDE.set(true);
+        drop(last);
+        INSIDE.set(false);
+        Ok(())
+    });
+    let (said, heard) = channel();
+    engine.op("second").run(move |[], []| Ok(said.send(INSIDE.get())?)).unwrap();
+    drop(engine);
+    first.unwrap().wait().unwrap();
+    assert!(!heard.recv().unwrap(), "the second body ran inside of the first");
     assert!(watchdog.still_watches());
 }
 

@@ -84,9 +84,10 @@ impl Implementation for OperatorFunction {
 
 impl Parts {
     fn run(&self, py: Python<'_>, call: &Invocation) -> PyResult<Vec<Produced>> {
-        let handle = exit::known(call.engine()).unwrap_or_else(|| {
+        let engine = call.engine();
+        let handle = exit::known(&engine).unwrap_or_else(|| {
             // The engine of another language, or one that no object of Python has any more. The tensors that it is for end no engine.
-            let (engine, failures) = (ProcessBound::new(call.engine().clone()), Failures::Log);
+            let (engine, failures) = (ProcessBound::new(engine.clone()), Failures::Log);
             let shared = Shared { engine, failures, using: None, is_watched: false };
             EngineHandle { shared: Arc::new(shared) }
         });
@@ -102,7 +103,7 @@ impl Parts {
             for (at, (dtype, shape)) in described_outputs(&described, outputs)?.into_iter().enumerate() {
                 match call.outputs().get(at) {
                     Some(given) => check_fit(py, call, at, given, dtype, &shape)?,
-                    None => fresh.push(call.engine().zeros(&shape, dtype).or_raise(py)?),
+                    None => fresh.push(engine.zeros(&shape, dtype).or_raise(py)?),
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! Our fence as a struct for other schedulers.
 
+use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +64,7 @@ fn export_with(
         after,
         text: OnceLock::new(),
         native: OnceLock::new(),
-        subscriptions: Mutex::new(Vec::new()),
+        subscriptions: Mutex::default(),
         last: AtomicU64::new(0),
         generation: Generation::current(),
     });
@@ -134,7 +135,7 @@ struct Exported {
     /// The text of its failure, made when first asked for.
     text: OnceLock<CString>,
     native: OnceLock<Option<Kept>>,
-    subscriptions: Mutex<Vec<Arc<Subscription>>>,
+    subscriptions: Mutex<Subscriptions>,
     last: AtomicU64,
     generation: Generation,
 }
@@ -231,9 +232,15 @@ unsafe extern "C" fn order_on(context: *mut c_void, device: DLDevice, stream: *m
     })
 }
 
+#[derive(Default)]
+struct Subscriptions {
+    /// By their tokens. Those that were called go when there are twice as many as were left.
+    known: HashMap<u64, Arc<Subscription>>,
+    left: usize,
+}
+
 /// A foreign callback, which is called once or taken back.
 struct Subscription {
-    number: u64,
     call: Mutex<Option<Call>>,
 }
 
@@ -289,15 +296,19 @@ unsafe extern "C" fn subscribe(
     guarded(FAILED, || {
         let number = exported.last.fetch_add(1, Ordering::Relaxed) + 1;
         let call = Mutex::new(Some(Call { callback, argument }));
-        let subscription = Arc::new(Subscription { number, call });
+        let subscription = Arc::new(Subscription { call });
         if !token.is_null() {
             // SAFETY: NULL or a place for the token. Written first, as the callback may run before this returns.
             unsafe { token.write(number) };
         }
         {
-            let mut known = exported.subscriptions.lock();
-            known.retain(|known| !known.abandoned());
-            known.push(subscription.clone());
+            let mut subscriptions = exported.subscriptions.lock();
+            let Subscriptions { known, left } = &mut *subscriptions;
+            if known.len() > 2 * *left {
+                known.retain(|_, known| !known.abandoned());
+                *left = known.len();
+            }
+            known.insert(number, subscription.clone());
         }
         Reactor::global().watch(&exported.fence, subscription);
         OK
@@ -311,11 +322,7 @@ unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
         return PENDING;
     }
     guarded(FAILED, || {
-        let found = {
-            let mut known = exported.subscriptions.lock();
-            let at = known.iter().position(|known| known.number == token);
-            at.map(|at| known.swap_remove(at))
-        };
+        let found = exported.subscriptions.lock().known.remove(&token);
         if found.and_then(|subscription| subscription.take()).is_some() { OK } else { PENDING }
     })
 }

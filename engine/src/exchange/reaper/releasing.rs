@@ -129,6 +129,6 @@ impl Others {
 }
 
 /// Whether this thread reports an end: a flush here may be what the end of another thread's mark waits for.
-pub(super) fn is_here() -> bool {
+pub(crate) fn is_releasing() -> bool {
     own().is_some_and(|mark| mark.set_at().is_some())
 }
