@@ -62,7 +62,7 @@ fn saving_costs_the_same_for_each_lease_however_often_its_tensor_was_described()
     let engine = Engine::builder().workers(1).build().unwrap();
     // What a thread remembers to have described, it remembers by the lower bits of the number.
     let tensors: Vec<_> = (0..257).map(|_| engine.zeros(&[4], DType::F32).unwrap()).collect();
-    let recorder = open().to_file(&folder.0.join("run.pftrace")).unwrap();
+    let recorder = open().to_file(folder.0.join("run.pftrace")).unwrap();
     for _ in 0..10_000 {
         for tensor in [&tensors[0], &tensors[256]] {
             drop(tensor.lease(Access::Read, "a reader").try_now().unwrap().unwrap());
@@ -144,7 +144,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
 #[test]
 fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
     let folder = Folder::new("cut");
-    let recorder = open().to_file(&folder.0.join("run")).unwrap();
+    let recorder = open().to_file(folder.0.join("run")).unwrap();
     let engine = Engine::builder().workers(1).build().unwrap();
     work(&engine, 100);
     let unfinished = folder.0.join(format!("run.{}.unfinished", std::process::id()));
@@ -204,7 +204,7 @@ fn a_second_recording_to_the_same_file_is_refused_until_the_first_is_over() {
             assert_eq!(refused.kind(), std::io::ErrorKind::AlreadyExists);
             assert!(refused.to_string().contains("records to it already"), "{refused}");
         }
-        let other = open().to_file(&folder.0.join("other")).unwrap();
+        let other = open().to_file(folder.0.join("other")).unwrap();
         work(&engine, 10);
         drop(other);
         end(recorder);
