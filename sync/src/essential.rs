@@ -11,12 +11,12 @@ use std::io::Write;
 use crate::thread_local;
 
 thread_local! {
-    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+    static IS_ESSENTIAL: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the calling thread is one that others rely on.
-pub fn is_here() -> bool {
-    IS_HERE.get()
+pub fn is_essential_thread() -> bool {
+    IS_ESSENTIAL.get()
 }
 
 /// Runs `body`, all that a thread does; a panic that leaves it ends the process. `thread` names the thread in
@@ -38,9 +38,9 @@ pub fn essential<R>(thread: &str, body: impl FnOnce() -> R) -> R {
     }
 
     let watch = Watch(thread);
-    let before = IS_HERE.replace(true);
+    let before = IS_ESSENTIAL.replace(true);
     let result = body();
-    IS_HERE.set(before);
+    IS_ESSENTIAL.set(before);
     drop(watch);
     result
 }

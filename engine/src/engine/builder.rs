@@ -219,7 +219,7 @@ impl EngineBuilder {
             stand_in::register(&core)
         });
         let handle =
-            Arc::new(Handle { core, is_inner: false, _registered: registered, watch: OnceLock::new() });
+            Arc::new(Handle { core, ends_nothing: false, _registered: registered, watch: OnceLock::new() });
         if let Some((limit, report)) = self.watch {
             let watched = Arc::downgrade(&handle);
             let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, report)

@@ -19,7 +19,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use estafette_devices::{DLDevice, Device};
-use estafette_sync::essential;
+use estafette_sync::essential::is_essential_thread;
 use estafette_sync::sync::OnceLock;
 
 use crate::core::coalesced;
@@ -76,16 +76,20 @@ impl WeakEngine {
 
     /// A handle. If the program has none any more, it is one whose drop ends nothing.
     pub(crate) fn to_engine(&self) -> Engine {
-        let inner =
-            || Handle { core: self.core.clone(), _registered: None, watch: OnceLock::new(), is_inner: true };
+        let inner = || Handle {
+            core: self.core.clone(),
+            _registered: None,
+            watch: OnceLock::new(),
+            ends_nothing: true,
+        };
         Engine { handle: self.handle.upgrade().unwrap_or_else(|| Arc::new(inner())) }
     }
 }
 
 struct Handle {
     core: CoreRef,
-    /// The program's last handle is gone, and this one is for a body that runs on.
-    is_inner: bool,
+    /// Its drop ends nothing: the program's last handle is gone, and this one is for a body that runs on.
+    ends_nothing: bool,
     /// Of an engine without workers: its place in the registry for waits that know no engine.
     _registered: Option<Arc<CoreRef>>,
     /// Set once the handle is where the watch can find it.
@@ -99,7 +103,7 @@ impl Drop for Handle {
             std::mem::forget(self.watch.take());
             return std::mem::forget(self.core.clone());
         }
-        if self.is_inner {
+        if self.ends_nothing {
             return;
         }
         go_on_alone(&self.core);
@@ -113,7 +117,7 @@ impl Drop for Handle {
 /// or need the thread that does: then other threads run it.
 fn go_on_alone(core: &CoreRef) {
     let is_needed =
-        || context::current().is_some() || callback::is_running() || is_releasing() || essential::is_here();
+        || context::current().is_some() || callback::is_running() || is_releasing() || is_essential_thread();
     if core.has_no_workers() && !std::thread::panicking() && !is_needed() {
         while core.help_any() {}
     }

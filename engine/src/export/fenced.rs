@@ -56,14 +56,14 @@ impl Engine {
             );
             return Err(Box::new((error, managed)));
         }
-        let of = if options.read_only { Produced::immutable } else { Produced::from };
+        let adopt = if options.read_only { Produced::immutable } else { Produced::from };
         let late = Arc::new(Mutex::new(Some(managed)));
         let body = Arc::clone(&late);
         let produced = self.gate(options.ready).and_then(|gate| {
             self.op("described late")
                 .beyond_limit()?
                 .reads([&gate])
-                .produce(move |_| Ok(of(body.lock().take().expect("a body runs once"))))
+                .produce(move |_| Ok(adopt(body.lock().take().expect("a body runs once"))))
         });
         produced.map_err(|error| Box::new((error, late.lock().take().expect("the body has not run"))))
     }

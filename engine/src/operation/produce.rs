@@ -84,12 +84,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
-        self.core().check_usable()?;
-        self.check_external()?;
-        self.acquire_permit()?;
-        let (tensors, _op) = self.produce_permitted(1, start);
-        Ok(tensors.into_iter().next().expect("one was promised"))
+        Ok(self.produce_several(1, start)?.pop().expect("one was promised"))
     }
 
     /// As [`produce_external`](Self::produce_external), of so many results, which [`Completion::produce_all`] gets.
@@ -101,7 +96,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        // As above.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         self.check_external()?;
         self.acquire_permit()?;

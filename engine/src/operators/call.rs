@@ -108,6 +108,8 @@ impl OperatorCall {
 
     async fn submit_into(self, outputs: &[&Tensor], awaits: bool) -> Result<Op, Error> {
         self.operator.check_arity(self.inputs.len(), Some(outputs.len()))?;
+        // The parts keep no engine, and the engine must not end before the submission.
+        let _engine = self.engine.clone();
         let parts = self.parts(outputs)?;
         let builder = describe(&parts).writes(&parts.outputs);
         check_overlap(&parts.operator, &builder)?;
@@ -115,6 +117,7 @@ impl OperatorCall {
     }
 
     async fn submit_producing(self, awaits: bool) -> Result<Vec<Tensor>, Error> {
+        let _engine = self.engine.clone();
         let parts = self.parts_producing()?;
         let builder = ready(describe(&parts), awaits).await?;
         builder.produce_several(parts.operator.signature.outputs, starting(&parts, Results::Promised))

@@ -542,6 +542,22 @@ fn a_call_goes_on_when_the_last_handle_of_its_engine_without_workers_is_dropped(
     assert!(watchdog.still_watches());
 }
 
+#[test]
+fn a_call_that_is_described_goes_on_when_the_last_handle_of_its_engine_without_workers_is_dropped() {
+    register_sums("described");
+    let watchdog = Watchdog::alone();
+    let engine = engine(0);
+    let (x, y) = (vector(&engine, &[1.0]), vector(&engine, &[2.0]));
+    let sum = engine.zeros(&[1], DType::F32).unwrap();
+    engine.wait_all(None).unwrap();
+    let call = engine.operator("described.into").unwrap().inputs(&[&x, &y]);
+    drop(engine);
+    drop(call.run_into(&[&sum]).unwrap());
+    until("the call has ended", || sum.is_ready());
+    assert_eq!(sum.to_vec::<f32>().unwrap(), [3.0]);
+    assert!(watchdog.still_watches());
+}
+
 /// Gives its input twice.
 struct Echo;
 
