@@ -73,7 +73,7 @@ fn recorded(name: &str, program: Program, operations: usize) -> (Recorder, usize
     let before = *BEFORE;
     let engine = Engine::builder().workers(1).build().unwrap();
     let options = TraceOptions { memory_max: Some(1 << 30), ..TraceOptions::default() };
-    let recorder = Recorder::open(options).unwrap().to_file(&file(name)).unwrap();
+    let recorder = Recorder::open(options).unwrap().to_file(file(name)).unwrap();
     program(&engine, operations);
     engine.wait_all(None).unwrap();
     drop(engine);
