@@ -355,6 +355,22 @@ mod tests {
     }
 
     #[test]
+    fn beats_that_are_due_follow_a_look_at_a_host() {
+        let mut state = State::new(network());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let deadline = Duration::from_secs(5);
+        let reach = Reach { host: "127.0.0.1".to_owned(), port, key: [3; 16], deadline };
+        let now = Instant::now();
+        let mut host = Host::new(reach.clone(), 7, now);
+        assert!(host.connected(Host::connect(&reach)).is_ok());
+        state.hosts.insert(1, host);
+        state.due = now;
+        state.look(|_| true, false, now);
+        assert!(state.due > now);
+    }
+
+    #[test]
     fn a_reply_that_is_dropped_says_that_there_is_none() {
         let network = network();
         drop(Reply { network, guest: 1, number: 2, is_sent: false });
