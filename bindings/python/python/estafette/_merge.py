@@ -58,7 +58,8 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
         _renumber(trace["traceEvents"], taken)
         _tell_apart(trace["traceEvents"], identities)
     merged: dict[str, Any] = {"mergedBy": "estafette"}
-    merged |= {key: value for _began, trace, _missing in reversed(traces) for key, value in trace.items() if key not in ("otherData", "mergedBy")}
+    for _began, trace, _missing in reversed(traces):
+        merged |= {key: value for key, value in trace.items() if key not in ("otherData", "mergedBy")}
     merged["traceEvents"] = [event for _began, trace, _missing in traces for event in trace["traceEvents"]]
     merged["baseTimeNanoseconds"] = origin
     text = json.dumps(merged).encode()
