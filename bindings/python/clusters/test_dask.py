@@ -288,11 +288,13 @@ def test_a_tensor_comes_on_an_event_loop_although_its_engine_is_full():
         eng.submit(lambda _: None, reads=[busy])
 
     async def on_loop():
-        return estafette.dask._deserialize(header, frames)
+        return estafette.dask._deserialize(header, frames), estafette.dask._deserialize({"failure": "no data", "died": False}, [])
 
-    y = run(on_loop())
+    y, failed = run(on_loop())
     gate.set()
     assert np.from_dlpack(y).tolist() == [0] * 3
+    with pytest.raises(est.OperationError, match="no data"):
+        failed.wait(60)
 
 
 def test_a_death_crosses_as_a_death():

@@ -48,7 +48,10 @@ mod _estafette {
     use super::classes::{
         access::{PyAccess, PyView},
         c_handles::{c_api, engine_from_c},
-        engine::{PyEngine, engine_states, remote::from_tickets},
+        engine::{
+            PyEngine, engine_states,
+            remote::{failed, from_tickets},
+        },
         exporter::Exporter,
         observation::write_observation,
         operation::PyOperation,

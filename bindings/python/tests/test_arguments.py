@@ -381,6 +381,17 @@ class TestWrapped:
         assert copy(y, y).exception(30).operation == "load"
         assert called == []
 
+    def test_op_fills_in_positional_only_parameters(self, eng, np, ones):
+        acc = eng.zeros(3, "float64")
+
+        def add(x, factor=2, acc=acc, /, *, more=1):
+            acc += x * factor + more
+
+        add = eng.op(add, writes="acc", using=np.from_dlpack)
+        add(ones).wait(30)
+        add(ones, 3, more=0).wait(30)
+        assert value(np, acc) == [6.0] * 3
+
     def test_op_without_writes_promises_its_result(self, eng, np, ones):
         @eng.op(using=np.from_dlpack)
         def double(x):

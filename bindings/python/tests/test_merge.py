@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from conftest import run_program
@@ -212,6 +213,22 @@ def test_a_merge_says_which_recording_is_not_whole(eng, tmp_path):
     command = [sys.executable, "-m", "estafette", "merge", str(cut), "-o", str(tmp_path / "merged.json")]
     merged = subprocess.run(command, check=True, capture_output=True, text=True)
     assert merged.stderr.startswith("estafette merge: ") and "cut.pftrace is incomplete: " in merged.stderr, merged.stderr
+
+
+def test_what_a_merge_says_of_a_thread_is_shown_and_not_obeyed(eng, tmp_path):
+    def submits():
+        for _ in range(20_000):
+            eng.submit(lambda: None, name="step")
+        eng.wait_all()
+
+    with est.record(tmp_path / "run.pftrace", memory_max=512 << 10):
+        thread = threading.Thread(target=submits, name="\x1b]0;x")
+        thread.start()
+        thread.join()
+    with pytest.warns(UserWarning, match="did not fit") as said:
+        est.merge_traces(tmp_path / "run.pftrace", to=tmp_path / "merged.json")
+    text = "\n".join(str(warning.message) for warning in said)
+    assert r"entries of `\u{1b}]0;x` did not fit" in text and "\x1b" not in text, text
 
 
 def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):

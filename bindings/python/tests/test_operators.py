@@ -1,5 +1,6 @@
 """Operators: functions of one library in the schedule of another, called by name."""
 
+import asyncio
 import os
 import pathlib
 import shutil
@@ -34,6 +35,18 @@ class TestRegistry:
         operators.register("pair", lambda x: [x * 2, 0.5], using=np.from_dlpack, inputs=1, outputs=2)
         results = operators["pair"](eng.from_dlpack(np.arange(2.0)))
         assert [values(np, result) for result in results] == [[0.0, 2.0], 0.5]
+
+    def test_several_results_take_the_room_of_one_operation(self, operators, np):
+        operators.register("divmod", np.divmod, using=np.from_dlpack, inputs=2, outputs=2)
+
+        async def main():
+            async with est.Engine(workers=1, in_flight_limit=2) as eng:
+                x = eng.from_dlpack(np.arange(1.0, 4.0))
+                quotient, rest = eng.operators["divmod"](x, x)
+                await rest
+                assert values(np, quotient) == [1.0] * 3
+
+        asyncio.run(main())
 
     def test_it_is_a_mapping_of_names(self, operators, np):
         def double(x):

@@ -294,6 +294,10 @@ class TestUnpacked:
         del model
         until(lambda: gc.collect() is not None and gone() is None)
 
+    def test_collections_look_at_promises_of_calls_alone(self, eng, np):
+        assert gc.is_tracked(eng.call(np.zeros, 3))
+        assert not gc.is_tracked(eng.from_dlpack(np.zeros(3)))
+
 
 class TestDeclared:
     def test_promises_are_there_at_once(self, eng, np, x):

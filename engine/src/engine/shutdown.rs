@@ -84,8 +84,8 @@ impl Engine {
     }
 
     /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`. After the
-    /// timeout the engine cancels operations that only leases hold up, and reports them with the leases. Runs
-    /// nothing on this thread.
+    /// timeout the engine cancels operations that only leases hold up, and reports them with the leases. With a
+    /// limit it runs nothing on this thread.
     ///
     /// A timeout beyond the end of the clock, such as `Duration::MAX`, is no limit. Without a limit, leases are waited for
     /// [`lease_timeout`](crate::engine::EngineBuilder::lease_timeout); then what they hold up is cancelled. Without a limit the call may run

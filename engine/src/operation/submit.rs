@@ -53,7 +53,11 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     /// Holds a permit whatever the limit.
-    pub(crate) fn beyond_limit(mut self) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Shutdown`], [`Error::Forked`].
+    #[doc(hidden)]
+    pub fn beyond_limit(mut self) -> Result<Self, Error> {
         self.core().acquire_permit_beyond_limit()?;
         self.hold_permit();
         Ok(self)

@@ -140,6 +140,7 @@ impl Guest {
                 let rest = body.strip_prefix(&GREETING)?.strip_prefix(&self.key)?;
                 let (process, rest) = short(rest)?;
                 let (deadline, _) = short(rest)?;
+                // A consumer may ask for less.
                 self.process = Some((process, Duration::from_millis(deadline.into()).max(DEADLINE_MIN)));
                 let (own, clock) = (std::process::id().to_le_bytes(), monotonic_name().unwrap_or_default());
                 self.wire.as_mut()?.send(Kind::Welcome, &[&own, clock.as_bytes()]);

@@ -22,6 +22,8 @@ const IDLE_TIME: Duration = Duration::from_secs(30);
 /// How long a failed transfer waits for news of its owner, which say more.
 const NEWS_TIME: Duration = Duration::from_secs(1);
 const ALIGN: usize = 64;
+/// Bytes that take a considerable part of a deadline to make.
+const LARGE: usize = 256 << 20;
 
 type Done = Box<dyn FnOnce(Result<Fetched, DeviceError>) + Send>;
 
@@ -270,9 +272,12 @@ impl Host {
             self.metadata = metadata.to_vec();
         }
         let bytes = usize::try_from(bytes).map_err(too_large)?;
-        // Memory of many gigabytes takes seconds to make, and the first agent half a second.
+        // Memory of many gigabytes takes seconds to make, and the first agent half a second, so this process says first that it is there.
         if let Some(wire) = &mut self.wire {
-            wire.beat(self.reach.deadline, Instant::now());
+            match bytes < LARGE {
+                true => drop(wire.beat(self.reach.deadline, Instant::now())),
+                false => wire.send(Kind::Beat, &[]),
+            }
         }
         let memory = Arena.allocate(bytes.max(1), ALIGN)?;
         if let Some((agent, _)) = &mut self.agent

@@ -210,6 +210,7 @@ pub fn fetch(
     match check().map_err(LinkError::Invalid).and_then(|()| Network::get()) {
         Ok(network) => {
             let asked = Asked { secret, until_kept, done: Box::new(done) };
+            // A ticket is bytes from others.
             let reach = Reach { deadline: reach.deadline.max(DEADLINE_MIN), ..reach.clone() };
             network.command(Command::Fetch { reach, process, asked });
         }

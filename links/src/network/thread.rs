@@ -121,6 +121,8 @@ struct State {
     guests: BTreeMap<u64, Guest>,
     hosts: BTreeMap<u64, Host>,
     ends: Ends,
+    /// When to look at all connections.
+    due: Instant,
     /// Looks since something happened.
     idle: u32,
 }
@@ -128,7 +130,16 @@ struct State {
 impl State {
     fn new(network: &'static Network) -> Self {
         let (listeners, guests, hosts) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { network, last: WAKER, listeners, guests, hosts, ends: Vec::new(), idle: 0 }
+        Self {
+            network,
+            last: WAKER,
+            listeners,
+            guests,
+            hosts,
+            ends: Vec::new(),
+            due: Instant::now(),
+            idle: 0,
+        }
     }
 
     fn token(&mut self) -> u64 {
@@ -137,11 +148,10 @@ impl State {
     }
 
     fn run(mut self) {
-        let mut due = Instant::now();
         loop {
             let now = Instant::now();
             let is_busy = self.guests.values().any(Guest::is_busy) || self.hosts.values().any(Host::is_busy);
-            let timeout = self.timeout(is_busy, due, now);
+            let timeout = self.timeout(is_busy, now);
             let tokens = self.network.poll.wait(timeout).expect("a set of descriptors can be waited for");
             if !self.network.turns.enter() {
                 // The process exits. Agents stay as they are.
@@ -152,20 +162,16 @@ impl State {
                 self.network.waker.clear();
             }
             let commands = std::mem::take(&mut *self.network.commands.lock());
-            let is_time = now >= due;
+            let is_time = now >= self.due;
             let is_due = is_time || !commands.is_empty() || !tokens.is_empty();
             for command in commands {
                 self.handle(command, now);
-                // An agent takes long to make, and other processes are to hear of this one meanwhile.
-                let after = Instant::now();
-                if after >= due {
-                    due = self.next(after);
-                }
+                self.beat();
             }
             tokens.iter().for_each(|token| self.accept(*token));
             if is_due {
                 self.look(|token| tokens.contains(&token), is_time, now);
-                due = self.next(now);
+                self.due = self.next(now);
             }
             if is_busy {
                 self.progress(now);
@@ -175,7 +181,7 @@ impl State {
         }
     }
 
-    fn timeout(&self, is_busy: bool, due: Instant, now: Instant) -> Option<Duration> {
+    fn timeout(&self, is_busy: bool, now: Instant) -> Option<Duration> {
         let guests = self.guests.values().filter_map(|guest| guest.wire.as_ref());
         let mut wires = guests.chain(self.hosts.values().filter_map(|host| host.wire.as_ref()));
         match () {
@@ -183,7 +189,7 @@ impl State {
             () if wires.any(Wire::is_full) => Some(ROOM_TIME),
             // With no connection there is no time to keep.
             () if self.guests.is_empty() && self.hosts.is_empty() => None,
-            () => Some(due.saturating_duration_since(now)),
+            () => Some(self.due.saturating_duration_since(now)),
         }
     }
 
@@ -266,18 +272,27 @@ impl State {
             |token: u64, guest: &mut Guest| wanted(token, &guest.wire) && guest.look(network, now, ends);
         let over: Vec<_> = self.guests.extract_if(.., |token, guest| is_over(*token, guest)).collect();
         over.into_iter().for_each(|(_, guest)| self.end_guest(guest));
-        let mut over = Vec::new();
-        for (token, host) in &mut self.hosts {
-            if wanted(*token, &host.wire)
-                && let Err(why) = host.look(now, &mut self.ends)
-            {
-                over.push((*token, why));
+        let tokens: Vec<u64> = (self.hosts.iter())
+            .filter_map(|(token, host)| wanted(*token, &host.wire).then_some(*token))
+            .collect();
+        for token in tokens {
+            let looked = self.hosts.get_mut(&token).map(|host| host.look(now, &mut self.ends));
+            if let Some(Err(why)) = looked {
+                self.end_host(token, why);
             }
+            self.beat();
         }
-        over.into_iter().for_each(|(token, why)| self.end_host(token, why));
     }
 
-    /// When to look at all connections.
+    /// Says to other processes that this one is there, if it is time. An agent, and large memory, take long to make.
+    fn beat(&mut self) {
+        let now = Instant::now();
+        if now >= self.due {
+            self.due = self.next(now);
+        }
+    }
+
+    /// Beats, and returns when to look at all connections.
     fn next(&mut self, now: Instant) -> Instant {
         let guests = self.guests.values_mut().filter_map(|guest| guest.next(now));
         let hosts = self.hosts.values_mut().filter_map(|host| host.next(now));
@@ -321,7 +336,7 @@ mod tests {
     use super::*;
     use crate::network::Reply;
 
-    /// One without a thread: commands stay.
+    /// A network without a thread, so that commands stay in the list.
     fn network() -> &'static Network {
         Box::leak(Box::new(Network::new().expect("descriptors")))
     }
@@ -337,6 +352,22 @@ mod tests {
             state.hosts.len()
         });
         assert_eq!(hosts, [1, 2, 2]);
+    }
+
+    #[test]
+    fn beats_that_are_due_follow_a_look_at_a_host() {
+        let mut state = State::new(network());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let deadline = Duration::from_secs(5);
+        let reach = Reach { host: "127.0.0.1".to_owned(), port, key: [3; 16], deadline };
+        let now = Instant::now();
+        let mut host = Host::new(reach.clone(), 7, now);
+        assert!(host.connected(Host::connect(&reach)).is_ok());
+        state.hosts.insert(1, host);
+        state.due = now;
+        state.look(|_| true, false, now);
+        assert!(state.due > now);
     }
 
     #[test]

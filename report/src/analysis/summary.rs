@@ -617,7 +617,8 @@ fn run_time(trace: &Trace, steps: &[Step]) -> Vec<RunTimeRow> {
     rows
 }
 
-fn missing(trace: &Trace) -> Vec<String> {
+/// What the trace lacks, in words.
+pub fn missing(trace: &Trace) -> Vec<String> {
     let (first, others) = trace.losses.records.split_at(trace.losses.records.len().min(LOSSES));
     let lost = first.iter().map(|lost| {
         let track = trace.tracks.get(lost.track).map_or("a thread", |track| track.name.as_str());

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 import numbers
 import operator
 import sys
@@ -304,11 +305,12 @@ def op(engine, function, reads, writes, options):
             return wrap(engine, function, options)
 
         # Only these: what `jax.jit` makes takes a default for a constant, and what is passed for an array.
-        defaults = {
-            name: parameter.default
-            for name, parameter in signature.parameters.items()
-            if _filler(parameter.default, [], _is_tensor) is not None
-        }
+        filled = [parameter for parameter in signature.parameters.values() if _filler(parameter.default, [], _is_tensor) is not None]
+        # One that has no name in a call is passed after all before it.
+        last = next((parameter for parameter in reversed(filled) if parameter.kind is inspect.Parameter.POSITIONAL_ONLY), None)
+        before = itertools.takewhile(lambda parameter: parameter is not last, signature.parameters.values() if last else ())
+        optional = (parameter for parameter in before if parameter.default is not inspect.Parameter.empty)
+        defaults = {parameter.name: parameter.default for parameter in [*optional, *filled]}
 
         @functools.wraps(function)
         def submitted(*args, **kwargs):

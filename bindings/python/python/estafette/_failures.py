@@ -119,11 +119,11 @@ _looked_at = -math.inf
 
 def _on_collection(phase, info):
     global _looked_at
-    if phase != "start":
+    generation = info["generation"]
+    if phase != "start" or generation < (1 if _INCREMENTAL else 2):
         return
     now = time.monotonic()
-    is_increment = _INCREMENTAL and info["generation"] == 1 and now - _looked_at >= _SECONDS_BETWEEN_INCREMENTS
-    if info["generation"] == 2 or is_increment:
+    if generation == 2 or now - _looked_at >= _SECONDS_BETWEEN_INCREMENTS:
         _looked_at = now
         forget_waiters()
 

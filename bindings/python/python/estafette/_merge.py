@@ -45,21 +45,22 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
     target = pathlib.Path(os.fsdecode(to))
     _check_target(target, [pathlib.Path(os.fsdecode(path)) for path in paths])
     traces = [_read(pathlib.Path(os.fsdecode(path))) for path in paths]
-    for path, (_began, trace) in zip(paths, traces):
-        for words in _missing(trace.get("otherData", {})):
+    for path, (_began, _trace, missing) in zip(paths, traces):
+        for words in missing:
             warnings.warn(f"{os.fsdecode(path)} is incomplete: {words}", stacklevel=2)
-    timed = [(began, event) for began, trace in traces for event in trace["traceEvents"] if _is_timed(event)]
+    timed = [(began, event) for began, trace, _missing in traces for event in trace["traceEvents"] if _is_timed(event)]
     origin = min((began + int(event["ts"] * 1000) for began, event in timed), default=0)
     for began, event in timed:
         event["ts"] += (began - origin) / 1000
     taken: set[object] = set()
     identities: set[object] = set()
-    for _began, trace in traces:
+    for _began, trace, _missing in traces:
         _renumber(trace["traceEvents"], taken)
         _tell_apart(trace["traceEvents"], identities)
     merged: dict[str, Any] = {"mergedBy": "estafette"}
-    merged |= {key: value for _began, trace in reversed(traces) for key, value in trace.items() if key not in ("otherData", "mergedBy")}
-    merged["traceEvents"] = [event for _began, trace in traces for event in trace["traceEvents"]]
+    for _began, trace, _missing in reversed(traces):
+        merged |= {key: value for key, value in trace.items() if key not in ("otherData", "mergedBy")}
+    merged["traceEvents"] = [event for _began, trace, _missing in traces for event in trace["traceEvents"]]
     merged["baseTimeNanoseconds"] = origin
     text = json.dumps(merged).encode()
     content = gzip.compress(text) if target.name.endswith(".gz") else text
@@ -68,12 +69,6 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
         target.write_bytes(content)
     else:
         _replace_file(os.fspath(target.resolve()), content)
-
-
-def _missing(head: dict[str, Any]) -> list[str]:
-    """What a recording lacks, in words."""
-    lost = [f"{lost['count']} entries of `{head['tracks'][lost['track']]['name']}` did not fit" for lost in head.get("lost", ())]
-    return [*lost, *head.get("damage", ())]
 
 
 _HEAD = b'{"mergedBy": "estafette"'
@@ -140,8 +135,8 @@ def _identity(written: object) -> object:
         return str(written)
 
 
-def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
-    """The trace of a file, and the nanoseconds since 1970 that its times count from."""
+def _read(path: pathlib.Path) -> tuple[int, dict[str, Any], list[str]]:
+    """The nanoseconds since 1970 that the times of a file's trace count from, the trace, and what it lacks, in words."""
     if path.is_dir():
         runs = sorted(path.glob("**/*.trace.json.gz"), key=os.path.getmtime)
         if not runs:
@@ -159,8 +154,9 @@ def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
     try:
         trace = json.loads(text)
     except (ValueError, RecursionError):
-        trace = json.loads(_read_chrome(os.fspath(path)))
-        return trace["otherData"]["started"], trace
+        text, missing = _read_chrome(os.fspath(path))
+        trace = json.loads(text)
+        return trace["otherData"]["started"], trace, missing
     if isinstance(trace, dict):
         # Of other profilers it may be anything.
         trace.pop("otherData", None)
@@ -179,7 +175,7 @@ def _read(path: pathlib.Path) -> tuple[int, dict[str, Any]]:
         )
     if not _is_number(began):
         raise ValueError(f"{path} is damaged: it began at {began!r:.100}")
-    return int(began), trace
+    return int(began), trace, []
 
 
 def _is_number(what: object) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._errors import EstafetteError
+from ._fork import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,17 +90,7 @@ class _Exporter:
         return observe
 
 
-_lock = threading.Lock()
-
-
-def _in_child() -> None:
-    # Another thread may have held it during the fork.
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+_lock = ForkLock()
 
 _exporters: weakref.WeakKeyDictionary[Meter, _Exporter] = weakref.WeakKeyDictionary()
 
@@ -124,7 +113,7 @@ def export_metrics(engine: Engine, name: str = "default", *, meter: Meter | None
         from . import __version__
 
         meter = get_meter("estafette", __version__)
-    with _lock:
+    with _lock.now:
         exporter = _exporters.get(meter)
         if exporter is None:
             exporter = _exporters[meter] = _Exporter(meter)

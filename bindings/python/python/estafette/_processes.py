@@ -6,14 +6,13 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 from . import default_engine
 from ._errors import EstafetteError, OperationError, PeerDiedError
-from ._estafette import Tensor, Ticket, _from_tickets
+from ._estafette import Tensor, Ticket, _failed, _from_tickets
 
 # The owner answers in microseconds, unless it is stopped. Then the tensor comes without its answer.
 _ANSWER_MAX = 5.0
@@ -81,9 +80,7 @@ def failed_by_death(error: BaseException | None) -> bool:
 
 def failed(error: EstafetteError) -> Tensor:
     """The tensor of another process, in place of which there is an error."""
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return default_engine().from_future(future, name="tensor of another process")
+    return _failed(default_engine(), error)
 
 
 def packed(tensor: Tensor) -> tuple[dict[str, Any], list[bytes]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 from dataclasses import dataclass, field
 from signal import valid_signals
 from typing import TYPE_CHECKING, Any
 
 from ._estafette import _begin_recording, _end_recording, _read_report, _snapshot_recording, record_call_sites
+from ._fork import ForkLock
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -92,33 +92,24 @@ class _CallSites:
     """Has leases note the lines that take them while a recording is made."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self._lock = ForkLock()
         self._wanted = 0
         self._before = False
 
     def want(self) -> None:
-        with self.lock:
+        with self._lock.now:
             if self._wanted == 0:
                 self._before = record_call_sites(True)
             self._wanted += 1
 
     def unwant(self) -> None:
-        with self.lock:
+        with self._lock.now:
             self._wanted -= 1
             if self._wanted == 0:
                 record_call_sites(self._before)
 
 
 _sites = _CallSites()
-
-
-def _in_child() -> None:
-    # Another thread may have held it during the fork.
-    _sites.lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
 
 
 class record:  # noqa: N801 - used like a function

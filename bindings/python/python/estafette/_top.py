@@ -21,6 +21,7 @@ import time
 from typing import Any
 
 from ._estafette import _engine_states, _shown
+from ._fork import ForkLock
 
 _SECONDS = 5.0
 """How long a process may take for a frame: a function that holds the interpreter's lock keeps it from answering."""
@@ -56,17 +57,7 @@ class _Handler(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(_frame()).encode() + b"\n")
 
 
-_lock = threading.Lock()
-
-
-def _in_child() -> None:
-    # Another thread may have held it during the fork.
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+_lock = ForkLock()
 
 _served: dict[int, str] = {}
 
@@ -78,7 +69,7 @@ def serve_top() -> str:
     answers; nothing is done while nothing asks. ``ESTAFETTE_TOP=1`` in the environment does the same when the package is imported. A
     forked child is not shown unless it asks for that itself. Raises ``OSError`` when there can be no such socket.
     """
-    with _lock:
+    with _lock.now:
         pid = os.getpid()
         if pid not in _served:
             path = _folder() / f"{pid}.sock"

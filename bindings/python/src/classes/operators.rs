@@ -240,14 +240,12 @@ impl PyOperator {
 
     fn produce<'py>(&self, py: Python<'py>, call: &OperatorCall) -> PyResult<Bound<'py, PyAny>> {
         let wrap = |tensor| PyTensor::new(tensor, self.engine.clone());
+        let attempt = || poll_once(call.clone().produce_async());
+        let mut tensors = self.engine.submit(py, attempt, || call.clone().produce())?;
         if self.operator.signature.outputs > 1 {
-            self.engine.check_room(py, self.operator.signature.outputs + 1)?;
-            let tensors = guard::detach(py, || call.clone().produce()).or_raise(py)?;
             return Ok(PyTuple::new(py, tensors.into_iter().map(wrap))?.into_any());
         }
-        let attempt = || poll_once(call.clone().produce_async());
-        let tensor = self.engine.submit(py, attempt, || call.clone().produce())?.pop();
-        let tensor = tensor.ok_or_else(|| PyTypeError::new_err("no result"))?;
+        let tensor = tensors.pop().ok_or_else(|| PyTypeError::new_err("no result"))?;
         Ok(Bound::new(py, wrap(tensor))?.into_any())
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{file, html, merge, perfetto, report};
+use estafette_report::{chrome, file, html, merge, perfetto, report, summary};
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::{PyFileExistsError, PyOSError, PyRuntimeError, PyValueError};
@@ -116,15 +116,16 @@ pub fn read_report(
     })
 }
 
-/// The recording of a file, as Chrome's JSON.
+/// The recording of a file, as Chrome's JSON, and what it lacks, in words.
 /// Raises `ValueError` when it is no recording.
 #[pyfunction(name = "_read_chrome", signature = (path, /))]
-pub fn read_chrome(py: Python<'_>, path: PathBuf) -> PyResult<Vec<u8>> {
+pub fn read_chrome(py: Python<'_>, path: PathBuf) -> PyResult<(Vec<u8>, Vec<String>)> {
     guard::detach(py, || {
         let wrong = |error| PyValueError::new_err(format!("{} {error}", path.display()));
+        let recording = trace::read(&path).map_err(wrong)?;
         let mut json = Vec::new();
-        estafette_report::chrome::write(&trace::read(&path).map_err(wrong)?, &mut json).map_err(wrong)?;
-        Ok(json)
+        chrome::write(&recording, &mut json).map_err(wrong)?;
+        Ok((json, summary::missing(&recording)))
     })
 }
 

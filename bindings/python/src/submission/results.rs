@@ -193,7 +193,7 @@ impl Results {
         [&state.build, &state.built].into_iter().flatten().try_for_each(|kept| visit.call(&**kept))
     }
 
-    /// Drops that. The promise cannot be unpacked from then on.
+    /// Drops the structure and what makes it. The promise cannot be unpacked from then on.
     pub fn clear(&self) {
         let kept = self.state.try_lock().map(|mut state| (state.build.take(), state.built.take()));
         drop(kept);

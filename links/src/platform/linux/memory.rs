@@ -14,8 +14,10 @@ use super::{check, new_descriptor};
 
 /// What the machine may not have. To ask that of the system costs a hundredth of what it takes to make as much memory.
 const LARGE: usize = 16 << 20;
-/// Bytes, of which the kernel takes half a millisecond to make memory: a large page.
+/// The size of a large page. The kernel makes so much memory in half a millisecond.
 const STEP: libc::off_t = 2 << 20;
+/// The size of a small page.
+const STEP_MIN: libc::off_t = 4096;
 /// Without these a peer could shrink the memory under a mapping of it, whose use would be a fault.
 const FIXED_SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
@@ -143,16 +145,16 @@ impl Memory {
 }
 
 /// Takes pages for all of the memory, so that a shortage is an error here, and not a fault at the first use. In older kernels (5.14 to 6.1 at
-/// least) a signal interrupts the call, which then undoes what it has done. So each call makes little, in less time than a profiler's timer
-/// leaves between two signals.
+/// least) a signal interrupts the call, which then undoes what it has done. So each call makes little, and less after a signal.
 fn allocate(descriptor: &OwnedFd, length: libc::off_t) -> io::Result<()> {
-    for start in (0..length).step_by(STEP as usize) {
-        let step = STEP.min(length - start);
+    let (mut start, mut step) = (0, STEP);
+    while start < length {
+        let bytes = step.min(length - start);
         // SAFETY: takes integers.
-        while let Err(error) = check(unsafe { libc::fallocate(descriptor.as_raw_fd(), 0, start, step) }) {
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
+        match check(unsafe { libc::fallocate(descriptor.as_raw_fd(), 0, start, bytes) }) {
+            Ok(_) => start += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => step = STEP_MIN.max(step / 2),
+            Err(error) => return Err(error),
         }
     }
     Ok(())
@@ -192,7 +194,7 @@ mod tests {
                 while !is_over.load(Ordering::Relaxed) {
                     // SAFETY: that thread waits for this one.
                     unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
-                    std::thread::sleep(Duration::from_millis(1));
+                    std::thread::sleep(Duration::from_micros(50));
                 }
             });
             let memory = Memory::create("memory", 128 << 20);

@@ -331,7 +331,6 @@ def _work_for(notes: Notes, future: Any) -> _Work:
 def result(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A wait for a future."""
 
-
     def blocker(notes: Notes, began: int, ended: int) -> int:
         work = _work_for(notes, args[0])
         # Processes, event loops and the program itself have futures too, and an executor may have begun before the observation.

@@ -90,7 +90,7 @@ impl PyEngine {
         {
             imported(py);
             let copies = wanted.device.is_some() || copy == Some(true);
-            return Bound::new(py, self.wrap(self.copied_if(py, copies, tensor, &wanted)?));
+            return self.object(py, self.copied_if(py, copies, tensor, &wanted)?);
         }
         // A library that is asked for a copy mostly makes it here and now.
         let copying = if copy == Some(true) { bindings::copy_begins(peers::of(x).peer().root) } else { None };
@@ -118,7 +118,7 @@ impl PyEngine {
         }
         let moved = wanted.device.is_some_and(|wanted| tensor.device().is_ok_and(|device| device != wanted));
         let copies = moved || copy == Some(true) && !made_a_copy;
-        Bound::new(py, self.wrap(self.copied_if(py, copies, tensor, &wanted)?))
+        self.object(py, self.copied_if(py, copies, tensor, &wanted)?)
     }
 
     /// Returns a promise of the memory behind an Arrow array, without a copy: an object with
@@ -166,7 +166,7 @@ impl PyEngine {
         if !copies {
             return Ok(tensor.clone());
         }
-        Bound::new(py, self.wrap(self.copied_if(py, true, inner.clone(), wanted)?))
+        self.object(py, self.copied_if(py, true, inner.clone(), wanted)?)
     }
 
     fn copied_if(&self, py: Python<'_>, copies: bool, tensor: Tensor, wanted: &Wanted) -> PyResult<Tensor> {
@@ -197,7 +197,7 @@ impl PyEngine {
             )
         };
         IMPORTED.fetch_add(1, Ordering::Relaxed);
-        Bound::new(py, self.wrap(tensor.or_raise(py)?))
+        self.object(py, tensor.or_raise(py)?)
     }
 }
 

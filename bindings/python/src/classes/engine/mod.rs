@@ -119,6 +119,10 @@ impl PyEngine {
         PyTensor::new(tensor, self.handle.clone())
     }
 
+    pub(super) fn object<'py>(&self, py: Python<'py>, tensor: Tensor) -> PyResult<Bound<'py, PyTensor>> {
+        PyTensor::object(py, tensor, self.handle.clone())
+    }
+
     /// Waits for everything in flight, then cancels the operations that only leases hold up.
     fn drain(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<ShutdownReport> {
         let engine = self.engine(py)?;

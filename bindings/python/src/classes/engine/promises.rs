@@ -76,7 +76,7 @@ impl PyEngine {
         let (tensor, slot) = from_future::receive(py, &self.handle, &args)?;
         let delivery = from_future::Delivery::new(Arc::clone(&slot));
         listen.call1((delivery,)).inspect_err(|error| from_future::call_off(py, &slot, error))?;
-        Bound::new(py, self.wrap(tensor))
+        self.object(py, tensor)
     }
 
     /// A promise of the memory of an array of MXNet 1.9, without a copy, and without waiting for MXNet's engine: the tensor is
@@ -112,6 +112,6 @@ impl PyEngine {
         let (tensor, slot) = from_future::receive(py, &self.handle, &args)?;
         mxnet::push(py, handle, functions, slot, write)?;
         imported(py);
-        Bound::new(py, self.wrap(tensor))
+        self.object(py, tensor)
     }
 }

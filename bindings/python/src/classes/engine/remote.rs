@@ -8,7 +8,7 @@ use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
 use crate::classes::remote::{PyDoor, PyLink, parse_ticket};
 use crate::classes::tensor::PyTensor;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, Raised};
 use crate::interpreter::call_site::traced_line;
 use crate::interpreter::guard;
 
@@ -80,4 +80,16 @@ pub fn from_tickets(
         waited => waited.or_raise(py)?,
     }
     Ok(tensors.into_iter().map(|tensor| engine.wrap(tensor)).collect())
+}
+
+/// The tensor of another process in whose place there is an error. Waits for no room: an event loop of Dask's gets it.
+#[pyfunction(name = "_failed", signature = (engine, error, /))]
+pub fn failed(py: Python<'_>, engine: &PyEngine, error: Bound<'_, PyAny>) -> PyResult<PyTensor> {
+    let why = Raised::foreign(py, PyErr::from_value(error));
+    let submitting = engine.engine(py)?;
+    let fail = || {
+        let op = submitting.op("tensor of another process").beyond_limit()?;
+        op.receive(|completion| completion.produce(Err(why)))
+    };
+    Ok(engine.wrap(guard::detach(py, fail).or_raise(py)?))
 }
