@@ -152,7 +152,10 @@ pub const SUITES: &[Suite] = &[
         let mut tests = rust_tests(&context.target, &[]);
         if context.quick {
             // Of each kind of random program one; the suite `property` runs many. Of long recordings one as well. Of tensors that come and go a fifth.
-            tests.env("ESTAFETTE_SEEDS", "1").env("ESTAFETTE_FEW_EXAMPLES", "1").env("ESTAFETTE_TENSORS", "20000");
+            tests
+                .env("ESTAFETTE_SEEDS", "1")
+                .env("ESTAFETTE_FEW_EXAMPLES", "1")
+                .env("ESTAFETTE_TENSORS", "20000");
         } else {
             // Processes are killed at random moments for so long.
             tests.env("ESTAFETTE_KILLS_S", "30");

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{Access, DType, Engine};
-use estafette_report::model::Blocker;
+use estafette_report::model::{Blocker, OperationKind};
 use estafette_report::{Trace, report};
-use tests::ops::exclusive;
+use tests::ops::{exclusive, until};
 
 use crate::files::Folder;
 
@@ -230,6 +230,43 @@ fn more_texts_than_a_thread_keeps() {
     }
     let trace = recorder.finish();
     assert_eq!((0..100).filter(|number| count(&trace, &format!("last {number}")) == 1).count(), 100);
+}
+
+#[test]
+fn a_thread_whose_wait_has_left_its_buffer_waits_still() {
+    let _alone = exclusive();
+    let (clock, recorder) = rolling(1 << 20);
+    // The thread that waits runs everything else.
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let held = x.lease(Access::Read, "a holder").try_now().unwrap().unwrap();
+    let late = engine.op("late").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| x.wait().unwrap());
+        until("it waits", || engine.diagnose().operations.iter().any(|op| op.name == "ready"));
+        let ran = Arc::new(AtomicU64::new(0));
+        // A buffer has room for fewer.
+        for number in 1..10_000 {
+            let its = Arc::clone(&ran);
+            let op = engine.op("step").run_detached(move |[], []| {
+                its.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            });
+            op.unwrap();
+            clock.fetch_add(1, Ordering::Relaxed);
+            if number % 32 == 0 {
+                until("the thread ran them", || ran.load(Ordering::Relaxed) == number);
+            }
+        }
+        let trace = recorder.finish();
+        let wait = trace.operations.iter().find(|operation| operation.name == "ready").unwrap();
+        let submitter = wait.submitter.map(|track| trace.tracks[track].name.to_string());
+        assert_eq!(submitter.as_deref(), Some("before what is kept"), "its buffer is given up");
+        assert_eq!((wait.kind, wait.resumed), (OperationKind::Wait, None));
+        drop(held);
+        waits.join().unwrap();
+    });
+    late.wait().unwrap();
 }
 
 #[test]
