@@ -10,7 +10,7 @@ use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{Access, DType, Engine};
 use estafette_report::model::{Blocker, OperationKind};
 use estafette_report::{Trace, report};
-use tests::ops::{exclusive, until};
+use tests::ops::exclusive;
 
 use crate::files::Folder;
 
@@ -236,37 +236,32 @@ fn more_texts_than_a_thread_keeps() {
 fn a_thread_whose_wait_has_left_its_buffer_waits_still() {
     let _alone = exclusive();
     let (clock, recorder) = rolling(1 << 20);
-    // The thread that waits runs everything else.
-    let engine = Engine::builder().workers(0).build().unwrap();
+    let engine = Engine::builder().workers(0).in_flight_limit(20_000).build().unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();
-    let held = x.lease(Access::Read, "a holder").try_now().unwrap().unwrap();
-    let late = engine.op("late").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    // More than a buffer has room for. The thread that waits runs them.
+    for _ in 0..10_000 {
+        let its = Arc::clone(&clock);
+        let op = engine.op("step").updates([&x]).run(move |[], [], [_x]| {
+            its.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        op.unwrap();
+    }
+    let (begun, has_begun) = mpsc::channel();
+    let last = engine.op("last").updates([&x]);
+    let last = last.run_external(move |completion| begun.send(completion).unwrap()).unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| x.wait().unwrap());
-        until("it waits", || engine.diagnose().operations.iter().any(|op| op.name == "ready"));
-        let ran = Arc::new(AtomicU64::new(0));
-        // A buffer has room for fewer.
-        for number in 1..10_000 {
-            let its = Arc::clone(&ran);
-            let op = engine.op("step").run_detached(move |[], []| {
-                its.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            });
-            op.unwrap();
-            clock.fetch_add(1, Ordering::Relaxed);
-            if number % 32 == 0 {
-                until("the thread ran them", || ran.load(Ordering::Relaxed) == number);
-            }
-        }
+        let completion = has_begun.recv().unwrap();
         let trace = recorder.finish();
         let wait = trace.operations.iter().find(|operation| operation.name == "ready").unwrap();
         let submitter = wait.submitter.map(|track| trace.tracks[track].name.to_string());
         assert_eq!(submitter.as_deref(), Some("before what is kept"), "its buffer is given up");
         assert_eq!((wait.kind, wait.resumed), (OperationKind::Wait, None));
-        drop(held);
+        completion.complete(Ok(()));
         waits.join().unwrap();
     });
-    late.wait().unwrap();
+    last.wait().unwrap();
 }
 
 #[test]
