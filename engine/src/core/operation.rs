@@ -247,8 +247,8 @@ pub(crate) struct EndKeys {
 pub(crate) enum Role {
     /// The queue that the body enqueues on.
     Device(Arc<dyn Queue>),
-    /// Set early when the version that a readiness query waits for can no longer come.
-    ReadinessQuery(Arc<OneShot<Result<(), Error>>>),
+    /// Set early when the version that a readiness query waits for can no longer come; and whether the waiter is a thread, which blocks.
+    ReadinessQuery(Arc<OneShot<Result<(), Error>>>, bool),
     /// Who took a lease.
     Lease(Arc<crate::lease::LeaseOp>),
     /// A replay whose nodes settle the fences and failures of its variables: where the nodes find these.
@@ -347,9 +347,14 @@ impl OpState {
     /// The one-shot that a readiness query sets.
     pub(crate) fn query(&self) -> Option<&Arc<OneShot<Result<(), Error>>>> {
         match self.role()? {
-            Role::ReadinessQuery(one_shot) => Some(one_shot),
+            Role::ReadinessQuery(one_shot, _) => Some(one_shot),
             _ => None,
         }
+    }
+
+    /// Whether it is a readiness query for which a thread blocks.
+    pub(crate) fn blocks(&self) -> bool {
+        matches!(self.role(), Some(Role::ReadinessQuery(_, true)))
     }
 
     /// Who took a lease.

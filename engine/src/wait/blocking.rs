@@ -129,14 +129,11 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
         // A query only, which leaves nothing in any queue.
         return tensor.inner.look().unwrap_or(Err(Error::Timeout(timeout)));
     }
-    match poll_or_query(&tensor.inner) {
+    match poll_or_query(&tensor.inner, true) {
         Polled::Ready => Ok(()),
         Polled::Failed(error) => Err(*error),
         Polled::Probing(query) => {
             let core = &tensor.inner.core;
-            if query.handle.payload().noted {
-                hooks::blocks(query.handle.id());
-            }
             let waited = block(core, &query.handle, &"a tensor", &query.one_shot, timeout);
             if query.handle.payload().noted {
                 hooks::resumed(query.handle.id().get(), true);

@@ -124,7 +124,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
 #[doc(hidden)]
 pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {
     // Leaves a failure unretrieved that has come meanwhile.
-    let ended = Ended::new(&tensor.inner);
+    let ended = Ended::new(&tensor.inner, false);
     holding_up(&ended.handle()?)
 }
 

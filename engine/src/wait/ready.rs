@@ -41,19 +41,20 @@ pub(crate) enum Polled {
     Probing(ReadinessQuery),
 }
 
+/// `blocks` says that the caller is a thread that will block for the query.
 #[inline]
-pub(crate) fn poll_or_query(tensor: &TensorInner) -> Polled {
-    if tensor.is_quiet() { Polled::Ready } else { poll_closely_or_query(tensor) }
+pub(crate) fn poll_or_query(tensor: &TensorInner, blocks: bool) -> Polled {
+    if tensor.is_quiet() { Polled::Ready } else { poll_closely_or_query(tensor, blocks) }
 }
 
 #[cold]
-fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
+fn poll_closely_or_query(tensor: &TensorInner, blocks: bool) -> Polled {
     match tensor.look() {
         Some(Ok(())) => return Polled::Ready,
         Some(Err(error)) => return Polled::Failed(Box::new(error)),
         None => {}
     }
-    let (query, granted) = submit_query(tensor);
+    let (query, granted) = submit_query(tensor, blocks);
     if let Some(granted) = granted {
         run::dispatch_one(granted);
     } else {
@@ -62,13 +63,17 @@ fn poll_closely_or_query(tensor: &TensorInner) -> Polled {
     Polled::Probing(query)
 }
 
-fn submit_query(tensor: &TensorInner) -> (ReadinessQuery, Option<OpGranted>) {
+fn submit_query(tensor: &TensorInner, blocks: bool) -> (ReadinessQuery, Option<OpGranted>) {
     let one_shot = Arc::new(OneShot::new());
     let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::ReadinessQuery);
-    pending_op.payload_mut().set_role(Role::ReadinessQuery(Arc::clone(&one_shot)));
+    pending_op.payload_mut().set_role(Role::ReadinessQuery(Arc::clone(&one_shot), blocks));
     tensor.vars.iter().for_each(|var| pending_op.access(var, Mode::Read));
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
+        // Before another thread can see the query.
+        if blocks {
+            hooks::blocks(pending_op.id());
+        }
     }
     cancellation::query_enters();
     let (handle, granted) = pending_op.submit();
@@ -80,11 +85,12 @@ fn submit_query(tensor: &TensorInner) -> (ReadinessQuery, Option<OpGranted>) {
 pub(crate) struct Ended(Option<ReadinessQuery>);
 
 impl Ended {
-    pub(crate) fn new(tensor: &TensorInner) -> Self {
+    /// `blocks` says that the caller is a thread that will block for it.
+    pub(crate) fn new(tensor: &TensorInner, blocks: bool) -> Self {
         if tensor.is_quiet() || tensor.core.generation.is_inherited() || tensor.look_closely().is_some() {
             return Self(None);
         }
-        let (query, granted) = submit_query(tensor);
+        let (query, granted) = submit_query(tensor, blocks);
         match granted {
             Some(granted) => run::dispatch_one(granted),
             None => cancellation::query_waits(&query.handle),
@@ -123,7 +129,7 @@ pub struct Ready {
 impl Ready {
     #[inline]
     pub(crate) fn new(tensor: &Tensor) -> Self {
-        Self { looked: poll_or_query(&tensor.inner) }
+        Self { looked: poll_or_query(&tensor.inner, false) }
     }
 }
 

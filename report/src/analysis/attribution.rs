@@ -306,7 +306,7 @@ impl<S: Source> Attribution<'_, S> {
             {
                 tiling.until(waits.awake, Cause::Queued, None, Blocker::None);
             }
-            for (from, to, blocker) in self.pool.full_between(worker, tiling.at(), waits.awake) {
+            for (from, to, blocker) in self.pool.full_between(operation, tiling.at(), waits.awake) {
                 // Before that another worker was free, and asleep.
                 tiling.until(from, Cause::NotResumed, None, late);
                 tiling.until(to, Cause::NoWorker, None, blocker);

@@ -66,6 +66,8 @@ pub struct Trace {
 #[doc(hidden)]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Workers {
+    /// The engine's number in its process; 0 if that is not known. No file has it.
+    pub engine: u64,
     /// How many workers it has.
     pub count: u32,
     /// How many of them run at once, at most, as long as none of them waits; and from when on. Fewer than `count` where bodies share a lock.
@@ -186,6 +188,9 @@ pub struct Operation {
     pub disorder: Option<Box<Disorder>>,
     /// Of an import: the process that has the memory, and orders its uses.
     pub elsewhere: Option<Box<Elsewhere>>,
+    /// The [engine](Workers::engine) that it was submitted to; 0 if that is not known. Only attribution needs it: no file has it.
+    #[doc(hidden)]
+    pub engine: u64,
 }
 
 /// A value of another process.

@@ -120,6 +120,7 @@ fn operation() -> BoxedStrategy<Operation> {
                 waits_for,
                 disorder: disorder.map(Box::new),
                 elsewhere: elsewhere.map(Box::new),
+                engine: 0,
             }
         })
         .boxed()
@@ -208,7 +209,7 @@ fn losses() -> BoxedStrategy<Losses> {
 
 /// As a file has them.
 fn workers() -> BoxedStrategy<Workers> {
-    let made = |(count, least)| Workers { count, at_once: vec![(0, least)], tracks: Vec::new() };
+    let made = |(count, least)| Workers { count, at_once: vec![(0, least)], ..Workers::default() };
     any::<(u32, u32)>().prop_map(made).boxed()
 }
 

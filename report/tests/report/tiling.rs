@@ -69,6 +69,7 @@ fn operation() -> BoxedStrategy<Operation> {
                 waits_for: if accesses.is_empty() { about.3 } else { None },
                 disorder: None,
                 elsewhere: None,
+                engine: 0,
                 accesses,
             }
         })
@@ -270,6 +271,54 @@ fn a_worker_of_another_engine_that_is_busy_is_no_reason() {
     assert!(sentences.iter().any(|it| it.ends_with("no worker of its engine was free, as far as is known")));
 }
 
+#[test]
+fn what_no_worker_ran_lacked_one_of_its_own_engine() {
+    let worker = || Track { name: "worker 0".into(), kind: TrackKind::Worker };
+    let workers = |engine, track| Workers { engine, count: 1, tracks: vec![track], ..Workers::default() };
+    let of = |engine, operation| Operation { engine, ..operation };
+    let mut trace = Trace {
+        duration: 10_000_000,
+        tracks: vec![worker(), worker(), Track { name: "main".into(), kind: TrackKind::Thread }],
+        workers: vec![workers(7, 0), workers(9, 1)],
+        operations: vec![
+            of(7, ran(1, [0, 0, 0, 5_000_000, 0])),
+            of(9, ran(2, [0, 0, 0, 1_000_000, 1])),
+            of(7, ran(3, [2_000_000, 2_000_000, 3_000_000, 3_100_000, 2])),
+            of(9, ran(4, [3_500_000, 3_500_000, 4_000_000, 4_100_000, 2])),
+        ],
+        ..Trace::default()
+    };
+    attribute(&mut trace);
+    let stalls = |waiter: u64| -> Vec<_> {
+        let of_it = trace.stalls.iter().filter(|stall| stall.waiter == waiter);
+        of_it.map(|stall| (stall.cause, stall.blocker, stall.duration())).collect()
+    };
+    assert_eq!(stalls(3), [(Cause::NoWorker, Blocker::Pool, 1_000_000)]);
+    assert_eq!(stalls(4), [(Cause::NotResumed, Blocker::Pool, 500_000)]);
+}
+
+#[test]
+fn workers_that_take_turns_one_by_one_do_not_fill_a_pool_that_runs_two_at_once() {
+    const TURN: u64 = 20_000;
+    let worker = |name: &str| Track { name: name.into(), kind: TrackKind::Worker };
+    let mut operations = vec![ran(1, [1_000_000, 1_000_000, 4_000_000, 5_000_000, 0])];
+    operations.extend((0..200).map(|turn| {
+        let from = turn * TURN;
+        ran(turn + 2, [from, from, from, from + TURN, turn % 2])
+    }));
+    let mut trace = Trace {
+        duration: 10_000_000,
+        tracks: vec![worker("worker 0"), worker("worker 1")],
+        operations,
+        workers: vec![Workers { count: 3, at_once: vec![(0, 2)], tracks: vec![0, 1], ..Workers::default() }],
+        ..Trace::default()
+    };
+    attribute(&mut trace);
+    let own = trace.stalls.iter().filter(|stall| stall.waiter == 1);
+    let told: Vec<_> = own.map(|stall| (stall.cause, stall.duration())).collect();
+    assert_eq!(told, [(Cause::NotResumed, 3_000_000)]);
+}
+
 /// Why the operation 2 waited, for how long, in an engine of these workers. It is ready at one millisecond; the operation 1 runs until five.
 fn waited_for(workers: Workers, others: Vec<Operation>) -> Vec<(Cause, u64)> {
     let worker = |name: &str| Track { name: name.into(), kind: TrackKind::Worker };
@@ -290,8 +339,12 @@ fn waited_for(workers: Workers, others: Vec<Operation>) -> Vec<(Cause, u64)> {
 
 #[test]
 fn a_worker_is_free_only_where_the_engine_lets_one_more_run() {
-    let workers =
-        |count, at_once: &[(u64, u32)]| Workers { count, at_once: at_once.to_vec(), tracks: vec![0, 1] };
+    let workers = |count, at_once: &[(u64, u32)]| Workers {
+        count,
+        at_once: at_once.to_vec(),
+        tracks: vec![0, 1],
+        ..Workers::default()
+    };
     // The second one is a spare worker, or was there before.
     let [no_worker, late] = [Cause::NoWorker, Cause::NotResumed];
     assert_eq!(waited_for(workers(1, &[(0, 1)]), Vec::new()), [(no_worker, 4_000_000)]);

@@ -414,6 +414,31 @@ fn a_wait_for_room_is_for_an_operation_of_its_own_engine() {
 }
 
 #[test]
+fn an_asynchronous_body_lacks_a_worker_of_its_own_engine_beside_another_one() {
+    let (clock, recorder, _alone) = open();
+    let [engine, other] = [(); 2].map(|()| Engine::builder().workers(1).build().unwrap());
+    other.op("of the other engine").worker_only().run(|[], []| Ok(())).unwrap().wait().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+    let busy = engine.op("busy").run(move |[], []| {
+        begun.send(()).unwrap();
+        let _ = may_go_on.recv();
+        Ok(())
+    });
+    has_begun.recv().unwrap();
+    let fetch = engine.op("fetch").writes([&x]).run_future(|[], [_x]| async { Ok(()) }).unwrap();
+    clock.set(50_000_000);
+    drop(go_on);
+    fetch.wait().unwrap();
+    busy.unwrap().wait().unwrap();
+    let trace = recorder.finish();
+    let fetch = operation(&trace, "fetch").id;
+    let stalls = trace.stalls.iter().filter(|stall| stall.waiter == fetch);
+    let told: Vec<_> = stalls.map(|stall| (stall.duration(), stall.cause, stall.blocker)).collect();
+    assert_eq!(told, [(50_000_000, Cause::NoWorker, Blocker::Pool)]);
+}
+
+#[test]
 fn a_worker_that_runs_something_older_is_not_one_that_sleeps() {
     let alone = exclusive();
     let engine = Engine::builder().workers(1).build().unwrap();

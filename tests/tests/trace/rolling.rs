@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{Access, DType, Engine};
-use estafette_report::model::Blocker;
+use estafette_report::model::{Blocker, OperationKind};
 use estafette_report::{Trace, report};
 use tests::ops::exclusive;
 
@@ -230,6 +230,38 @@ fn more_texts_than_a_thread_keeps() {
     }
     let trace = recorder.finish();
     assert_eq!((0..100).filter(|number| count(&trace, &format!("last {number}")) == 1).count(), 100);
+}
+
+#[test]
+fn a_thread_whose_wait_has_left_its_buffer_waits_still() {
+    let _alone = exclusive();
+    let (clock, recorder) = rolling(1 << 20);
+    let engine = Engine::builder().workers(0).in_flight_limit(20_000).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    // More than a buffer has room for. The thread that waits runs them.
+    for _ in 0..10_000 {
+        let its = Arc::clone(&clock);
+        let op = engine.op("step").updates([&x]).run(move |[], [], [_x]| {
+            its.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        op.unwrap();
+    }
+    let (begun, has_begun) = mpsc::channel();
+    let last = engine.op("last").updates([&x]);
+    let last = last.run_external(move |completion| begun.send(completion).unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| x.wait().unwrap());
+        let completion = has_begun.recv().unwrap();
+        let trace = recorder.finish();
+        let wait = trace.operations.iter().find(|operation| operation.name == "ready").unwrap();
+        let submitter = wait.submitter.map(|track| trace.tracks[track].name.to_string());
+        assert_eq!(submitter.as_deref(), Some("before what is kept"), "its buffer is given up");
+        assert_eq!((wait.kind, wait.resumed), (OperationKind::Wait, None));
+        completion.complete(Ok(()));
+        waits.join().unwrap();
+    });
+    last.wait().unwrap();
 }
 
 #[test]

@@ -37,6 +37,8 @@ struct Description {
     kind: Kind,
     is_granted: bool,
     has_begun: bool,
+    /// A thread waits for it, and blocks.
+    blocks: bool,
     lease: Option<LeaseInfo>,
 }
 
@@ -51,13 +53,15 @@ impl InFlight {
                 kind: state.kind,
                 is_granted: has_begun,
                 has_begun,
+                blocks: state.blocks(),
                 lease,
             })
         };
         let pins = |state: &mut VarState, found: &mut Vec<(OpId, Option<Description>)>| {
             state.pins().each(|pin| {
                 let (name, kind, lease) = (Name::Static("lease"), Kind::Lease, Some(pin.lease().info()));
-                let description = Description { name, kind, is_granted: true, has_begun: true, lease };
+                let description =
+                    Description { name, kind, is_granted: true, has_begun: true, blocks: false, lease };
                 found.push((pin.number(), Some(description)));
             });
         };
@@ -77,6 +81,9 @@ impl InFlight {
         let (first, rest) = accesses.split_at(accesses.len().min(ACCESSES_MAX));
         self.event(EventKind::Submitted, id, &[&[about], first].concat());
         rest.chunks(ACCESSES_MAX).for_each(|some| self.event(EventKind::Accesses, id, some));
+        if it.blocks {
+            self.event(EventKind::Blocks, id, &[]);
+        }
         if let Some(lease) = &it.lease {
             let owner = &lease.owner;
             let text = self.text(owner);

@@ -230,8 +230,16 @@ impl<'a> EventIndex<'a> {
                     let table = &mut self.threads[thread];
                     table.engines.push((at, engine));
                     let workers = self.workers.entry(engine).or_default();
-                    workers.count = count;
-                    workers.at_once.push((time, at_once));
+                    (workers.engine, workers.count) = (engine, count);
+                    match &mut workers.at_once[..] {
+                        // A thread that turns from one engine to another notes each again and again.
+                        [.., (first, before), (last, now)]
+                            if [*before, *now] == [at_once; 2] && *first <= *last && *last <= time =>
+                        {
+                            *last = time;
+                        }
+                        _ => workers.at_once.push((time, at_once)),
+                    }
                     workers.tracks.extend(is_worker.then_some(table.track));
                 }
                 _ => {}
@@ -401,47 +409,74 @@ impl<'a> EventIndex<'a> {
             }
         }
         (self.variables, self.leases) = (variables.finish(), leases);
-        for (engine, waits) in waits {
-            self.find_targets(engine, waits);
-        }
-        self.waits_for_any.sort_unstable();
+        self.waits_for_any = self.find_targets(waits);
     }
 
     /// Finds what waits for everything of an engine have waited for. Where the engine of a wait or of an operation is not known, any is
     /// taken for it.
-    fn find_targets(&mut self, engine: u64, mut waits: Vec<WaitForAny>) {
-        let is_other = |at: usize| engine != 0 && ![0, engine].contains(&self.engine_of(at));
-        waits.sort_unstable();
-        // What ends between the end of one such wait and that of the next: the last of it, and the first.
-        let mut lasts: Vec<Option<(Nanos, u64)>> = vec![None; waits.len()];
-        let mut firsts: Vec<Option<(Nanos, u64, Nanos)>> = vec![None; waits.len() + 1];
-        for at in 0..self.operations() {
+    fn find_targets(&self, waits: BTreeMap<u64, Vec<WaitForAny>>) -> Vec<(u32, u64)> {
+        let mut all: BTreeMap<u64, Ends> =
+            waits.into_iter().map(|(engine, waits)| (engine, Ends::of(waits))).collect();
+        for at in 0..if all.is_empty() { 0 } else { self.operations() } {
             let operation = self.operation(at);
-            if operation.kind != OperationKind::Operation || is_other(at) {
-                continue;
+            match operation.engine {
+                _ if operation.kind != OperationKind::Operation => {}
+                0 => all.values_mut().for_each(|ends| ends.add(&operation)),
+                engine => [0, engine].iter().for_each(|engine| {
+                    all.get_mut(engine).into_iter().for_each(|ends| ends.add(&operation));
+                }),
             }
-            let end = operation.issued.unwrap_or(Nanos::MAX);
-            let wait = waits.partition_point(|wait| wait.until < end);
-            if let Some(last) = lasts.get_mut(wait) {
-                *last = (*last).max(Some((end, operation.id)));
-            }
-            let own = (end, operation.id, operation.submitted);
-            firsts[wait] = Some(firsts[wait].map_or(own, |first| first.min(own)));
         }
+        let mut targets: Vec<(u32, u64)> = all.into_values().flat_map(Ends::targets).collect();
+        targets.sort_unstable();
+        targets
+    }
+}
+
+/// What ends in an engine, and the waits for that.
+struct Ends {
+    /// In order.
+    waits: Vec<WaitForAny>,
+    /// What ends between the end of one such wait and that of the next: the last of it, and the first.
+    lasts: Vec<Option<(Nanos, u64)>>,
+    firsts: Vec<Option<(Nanos, u64, Nanos)>>,
+}
+
+impl Ends {
+    fn of(mut waits: Vec<WaitForAny>) -> Self {
+        waits.sort_unstable();
+        let (lasts, firsts) = (vec![None; waits.len()], vec![None; waits.len() + 1]);
+        Self { waits, lasts, firsts }
+    }
+
+    fn add(&mut self, operation: &Operation) {
+        let end = operation.issued.unwrap_or(Nanos::MAX);
+        let wait = self.waits.partition_point(|wait| wait.until < end);
+        if let Some(last) = self.lasts.get_mut(wait) {
+            *last = (*last).max(Some((end, operation.id)));
+        }
+        let own = (end, operation.id, operation.submitted);
+        self.firsts[wait] = Some(self.firsts[wait].map_or(own, |first| first.min(own)));
+    }
+
+    /// What each wait was for, if anything: position of the wait, operation.
+    fn targets(self) -> Vec<(u32, u64)> {
+        let Self { waits, lasts, mut firsts } = self;
         let mut next = None;
         for first in firsts.iter_mut().rev() {
             next = first.or(next);
             *first = next;
         }
-        let mut latest = None;
+        let (mut latest, mut targets) = (None, Vec::new());
         for (number, (wait, last)) in waits.into_iter().zip(lasts).enumerate() {
             latest = latest.max(last);
             let ended = latest.filter(|(end, _)| *end >= wait.since);
             // A wait that looks after a while, and waits again, was for what ends later.
             let ends = || firsts[number + 1].filter(|(_, _, submitted)| *submitted <= wait.until);
             let target = ended.map(|(_, id)| id).or_else(|| ends().map(|(_, id, _)| id));
-            self.waits_for_any.extend(target.map(|id| (wait.at, id)));
+            targets.extend(target.map(|id| (wait.at, id)));
         }
+        targets
     }
 }
 

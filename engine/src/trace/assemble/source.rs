@@ -41,6 +41,7 @@ impl EventIndex<'_> {
             self.with(*place, |table, event| assembled.event(self, table, event));
         }
         assembled.settle();
+        assembled.operation.engine = self.engine_of(at);
         if assembled.waits_for_any.is_some() {
             let known = self.waits_for_any.binary_search_by_key(&(at as u32), |(wait, _)| *wait);
             assembled.operation.waits_for = known.ok().map(|known| self.waits_for_any[known].1);
@@ -49,7 +50,7 @@ impl EventIndex<'_> {
     }
 
     /// The engine that an operation was submitted to; 0 if that is not known.
-    pub(super) fn engine_of(&self, at: usize) -> u64 {
+    fn engine_of(&self, at: usize) -> u64 {
         let submits = |place: &&u32| {
             let kind = self.kind_and_id(**place).0;
             matches!(kind, Some(EventKind::Submitted | EventKind::SubmittedNarrow))

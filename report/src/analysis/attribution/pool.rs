@@ -23,6 +23,8 @@ pub(super) struct Pool {
     full: Vec<Stretches>,
     /// The engine of each worker.
     engine_of: HashMap<TrackId, usize>,
+    /// Engines by their numbers, where those are known.
+    numbers: HashMap<u64, usize>,
 }
 
 /// Why there was no worker in a stretch of time.
@@ -33,21 +35,26 @@ impl Pool {
         let about = source.about();
         let is_worker = |track: &TrackId| about.tracks[*track].kind == TrackKind::Worker;
         let workers: HashSet<TrackId> = (0..about.tracks.len()).filter(is_worker).collect();
-        let busy = busy(source, &workers);
-        let first = busy.iter().filter(|(track, _)| workers.contains(track));
-        let first = first.filter_map(|(track, busy)| Some((*track, busy.first()?.0))).collect();
         let engines = engines(about, &workers);
         let tracks = engines.iter().map(|engine| &engine.tracks).enumerate();
         let engine_of: HashMap<TrackId, usize> =
             tracks.flat_map(|(at, tracks)| tracks.iter().map(move |track| (*track, at))).collect();
+        let numbers = engines.iter().enumerate().filter(|(_, engine)| engine.engine != 0);
+        let numbers = numbers.map(|(at, engine)| (engine.engine, at)).collect();
+        // A thread of the program takes a turn of the only engine.
+        let engine = |track| engine_of.get(&track).copied().or((engines.len() == 1).then_some(0));
+        let is_limited = |track| engine(track).is_some_and(|engine| is_limited(&engines[engine]));
+        // Nothing can make an engine without workers fuller.
+        let can_be_free = !workers.is_empty() || engines.iter().any(|engine| engine.count > 0);
+        let busy = if can_be_free { busy(source, &workers, is_limited) } else { HashMap::new() };
+        let first = busy.iter().filter(|(track, _)| workers.contains(track));
+        let first = first.filter_map(|(track, busy)| Some((*track, busy.first()?.0))).collect();
         let mut of_each = vec![Vec::new(); engines.len()];
         for (track, busy) in busy {
-            // A thread of the program takes a turn of the only engine.
-            let engine = engine_of.get(&track).copied().or((engines.len() == 1).then_some(0));
-            engine.into_iter().for_each(|engine| of_each[engine].extend_from_slice(&busy));
+            engine(track).into_iter().for_each(|engine| of_each[engine].extend_from_slice(&busy));
         }
         let full = engines.iter().zip(of_each).map(|(engine, busy)| full(engine, &busy)).collect();
-        Self { workers, first, full, engine_of }
+        Self { workers, first, full, engine_of, numbers }
     }
 
     pub(super) fn has(&self, track: TrackId) -> bool {
@@ -59,11 +66,13 @@ impl Pool {
         self.first.get(&worker).copied()
     }
 
-    /// The parts of a time in which an operation that `worker` ran, if one did, lacked a worker: in order, at most [`PARTS_MAX`].
-    pub(super) fn full_between(&self, worker: Option<TrackId>, from: Nanos, to: Nanos) -> Vec<NoWorker> {
+    /// The parts of a time in which an operation lacked a worker: in order, at most [`PARTS_MAX`].
+    pub(super) fn full_between(&self, operation: &Operation, from: Nanos, to: Nanos) -> Vec<NoWorker> {
+        // Where a file does not say it, the engine is that of the worker.
+        let of_worker = || self.engine_of.get(&operation.track?);
         let full = match &self.full[..] {
             [only] => Some(only),
-            all => worker.and_then(|worker| self.engine_of.get(&worker)).map(|engine| &all[*engine]),
+            all => self.numbers.get(&operation.engine).or_else(of_worker).map(|engine| &all[*engine]),
         };
         match full {
             Some(full) => full.between(from, to).map(|(from, to)| (from, to, Blocker::Pool)).collect(),
@@ -116,18 +125,23 @@ pub(crate) fn has_several_pools(trace: &Trace) -> bool {
 
 /// The workers of each engine.
 fn engines(trace: &Trace, workers: &HashSet<TrackId>) -> Vec<Workers> {
-    let (all, count): (Vec<TrackId>, u32) = (workers.iter().copied().collect(), workers.len() as u32);
+    let all = || workers.iter().copied();
     match &trace.workers[..] {
-        [only] => vec![Workers { tracks: all, ..only.clone() }],
+        [only] => vec![Workers { tracks: all().collect(), ..only.clone() }],
         noted if noted.iter().any(|engine| !engine.tracks.is_empty()) => noted.to_vec(),
         // A file of before does not say which workers the engine of an operation has, but it has the one that ran the operation: while
         // that one was free, the operation lacked none.
         _ if has_several_pools(trace) => {
             let alone = |track| Workers { count: 1, tracks: vec![track], ..Workers::default() };
-            all.into_iter().map(alone).collect()
+            all().map(alone).collect()
         }
-        _ => vec![Workers { count, tracks: all, ..Workers::default() }],
+        _ => vec![Workers { count: workers.len() as u32, tracks: all().collect(), ..Workers::default() }],
     }
+}
+
+/// Whether more threads take turns than run at once.
+fn is_limited(engine: &Workers) -> bool {
+    engine.least() < engine.count
 }
 
 /// When there was no room for one more body, with these.
@@ -154,15 +168,25 @@ fn full(engine: &Workers, busy: &[(Nanos, Nanos)]) -> Stretches {
     if room <= 0 {
         full.push((since, Nanos::MAX));
     }
+    if is_limited(engine) {
+        without_pauses(&mut full);
+    }
     Stretches::of(full)
 }
 
 /// When each worker ran bodies, without its short pauses and without what it waited for inside of them: then another thread stands in for it.
-/// And when threads of the program ran bodies that share a lock, for which they take turns with the workers.
-fn busy(source: &impl Source, workers: &HashSet<TrackId>) -> HashMap<TrackId, Vec<(Nanos, Nanos)>> {
+/// And when threads of the program ran bodies that share a lock, for which they take turns with the workers. The pauses of threads for
+/// which `is_limited` returns true stay: another thread takes its turn in them.
+fn busy(
+    source: &impl Source,
+    workers: &HashSet<TrackId>,
+    is_limited: impl Fn(TrackId) -> bool,
+) -> HashMap<TrackId, Vec<(Nanos, Nanos)>> {
     type Busy = HashMap<TrackId, Merging<(Nanos, Nanos)>>;
+    let join =
+        |track| -> fn(&mut Vec<(Nanos, Nanos)>) { if is_limited(track) { joined } else { without_pauses } };
     let (about, mut waits) = (source.about(), Busy::new());
-    for operation in operations(source) {
+    for operation in (!workers.is_empty()).then(|| operations(source)).into_iter().flatten() {
         let Some(track) = operation.submitter.filter(|track| workers.contains(track)) else { continue };
         let to = match operation.kind {
             OperationKind::Wait => operation.resumed.unwrap_or(about.duration),
@@ -193,7 +217,7 @@ fn busy(source: &impl Source, workers: &HashSet<TrackId>) -> HashMap<TrackId, Ve
             let before = waits.partition_point(|(begin, _)| *begin <= from);
             let helps = before.checked_sub(1).is_some_and(|wait| waits[wait].1 >= to);
             let busy = if helps { &mut inside } else { &mut outside };
-            busy.entry(track).or_insert_with(|| Merging::new(without_pauses)).push((from, to));
+            busy.entry(track).or_insert_with(|| Merging::new(join(track))).push((from, to));
         }
     }
     let mut all: HashMap<_, _> =
@@ -201,7 +225,7 @@ fn busy(source: &impl Source, workers: &HashSet<TrackId>) -> HashMap<TrackId, Ve
     for (track, helped) in inside {
         let own: &mut Vec<_> = all.entry(track).or_default();
         own.extend(helped.finish());
-        without_pauses(own);
+        join(track)(own);
     }
     all
 }

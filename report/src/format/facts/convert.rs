@@ -146,7 +146,7 @@ pub(crate) fn head_from(facts: &impl ReadFacts) -> Result<Head, String> {
             u32::try_from(number).map_err(|_| format!("has {number} workers, which no engine has"))
         };
         let (count, at_once) = (number("count")?, number("at once")?);
-        head.workers.push(Workers { count, at_once: vec![(0, at_once)], tracks: Vec::new() });
+        head.workers.push(Workers { count, at_once: vec![(0, at_once)], ..Workers::default() });
     }
     for facts in facts.find_things("lost") {
         let facts = facts?;
@@ -309,6 +309,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
         elsewhere: process
             .zip(facts.find_uint("key"))
             .map(|(process, key)| Box::new(Elsewhere { process, key, clock: clock_from(facts) })),
+        engine: 0,
     })
 }
 
