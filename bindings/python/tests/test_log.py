@@ -122,8 +122,10 @@ def test_a_handler_that_hangs_stops_only_the_log(eng, np, logged):
     until(lambda: sum(SLOW in message for message in messages(logged)) == 4)
 
 
-def test_a_panic_that_the_engine_contains_is_logged(eng, logged, gate, capfd):
+@pytest.mark.parametrize("refusals", [[], [ValueError("not yet")]], ids=["at once", "by the thread that tries again"])
+def test_a_panic_that_the_engine_contains_is_logged(eng, logged, gate, capfd, refusals):
     """An exception of PyO3's own class becomes a panic again where the extension gets it: here in a wake-up."""
+    refusals = list(refusals)
     with pytest.raises(est.InvalidTensorError):
         eng.zeros(-1, "int8")  # Any error makes the class.
     panics = [kind for kind in BaseException.__subclasses__() if kind.__name__ == "PanicException"]
@@ -132,6 +134,8 @@ def test_a_panic_that_the_engine_contains_is_logged(eng, logged, gate, capfd):
 
     class Loop(asyncio.SelectorEventLoop):
         def call_soon_threadsafe(self, *call, **options):
+            if refusals:
+                raise refusals.pop()
             # Other packages may have such a class too.
             raise panics.pop()("in the wake-up") if panics else RuntimeError("no more of them")
 

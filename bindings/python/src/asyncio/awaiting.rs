@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use estafette::Scope;
+use estafette_sync::panic::contain_panic;
 use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -364,15 +365,25 @@ impl Inbox {
         let Err(error) = self.try_call_drain(py) else { return };
         interrupt::raise_later(py, &error);
         let inbox = Arc::clone(self);
-        WAITS.send(Box::new(move |py| {
-            if let Err(error) = inbox.try_call_drain(py) {
+        WAITS.send(Box::new(move |py| match contain_panic(|| inbox.try_call_drain(py)) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
                 inbox.woken.lock().clear();
                 error.write_unraisable(py, None);
             }
+            Err(panic) => tracing::error!(panic, "the wake-up of an event loop panicked"),
         }));
     }
 
     fn try_call_drain(&self, py: Python<'_>) -> PyResult<()> {
+        // A panic of the loop's code leaves no call, which later wake-ups would take for one to come.
+        let unsent = Unsent(self);
+        let sent = self.call_soon(py);
+        std::mem::forget(unsent);
+        sent
+    }
+
+    fn call_soon(&self, py: Python<'_>) -> PyResult<()> {
         if let Some((event_loop, wakeups)) = self.event_loop(py)?
             && stopped_loop::call_soon(&event_loop, wakeups.getattr(intern!(py, "drain"))?)?
         {
@@ -389,6 +400,15 @@ impl Inbox {
         let Ok(wakeups) = reference.bind(py).call0()?.cast_into::<Wakeups>() else { return Ok(None) };
         let event_loop = wakeups.get().event_loop.bind(py).call0()?;
         Ok(if event_loop.is_none() { None } else { Some((event_loop, wakeups)) })
+    }
+}
+
+/// Gives up what is woken, for which no call of `drain` comes.
+struct Unsent<'a>(&'a Inbox);
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        self.0.woken.lock().clear();
     }
 }
 

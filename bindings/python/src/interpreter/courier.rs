@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use estafette_sync::panic::contain_panic;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
@@ -104,7 +105,8 @@ impl Courier {
             state.is_busy = true;
             drop(state);
             let mut job = Some(job);
-            guard::attach(|py| job.take().map(|job| job(py)));
+            // A panic would end the thread, which later jobs wait for. It is not logged here, as the job may be a message of the log.
+            let _ = contain_panic(|| guard::attach(|py| job.take().map(|job| job(py))));
             std::mem::forget(job);
             state = self.state.lock();
         }
