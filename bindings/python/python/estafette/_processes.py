@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -62,7 +61,6 @@ def register() -> None:
     ForkingPickler.dump = lambda pickler, value: _dump_or_revoke(dump, pickler, value)  # type: ignore[method-assign]
 
 
-@functools.cache
 def machine() -> str:
     """What processes have in common that reach each other's doors: the boot of the machine and the network namespace. Empty if unknown."""
     try:

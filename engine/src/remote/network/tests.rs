@@ -109,6 +109,7 @@ impl SharedMemory for Sharing {
 }
 
 #[test]
+#[cfg_attr(estafette_portable, ignore = "links between processes need Linux")]
 fn a_copy_that_was_made_on_a_device_is_copied_to_the_host_for_another_machine() {
     let sim =
         SimDevice::new(SimOptions { pace: SimPace::Immediate, ..SimOptions::default() }).expect("a device");
