@@ -48,8 +48,8 @@ pub use crate::tensor::memory::Memory;
 /// Schedules operations in the order that their data demands. A clone is another handle to the same engine.
 ///
 /// Dropping the last handle detaches the engine: submitted operations still run, and nothing waits for them. An engine
-/// without workers runs what is ready on the thread that drops it. Use [`shutdown`](Self::shutdown) to wait for the end. The end of `main` ends the process, whatever is in
-/// flight.
+/// without workers runs what is ready on the thread that drops it. Use [`shutdown`](Self::shutdown) to wait for the end.
+/// The end of `main` ends the process, whatever is in flight.
 ///
 /// A failure of an operation shows where the program inspects its outcome or its outputs. A failure that the
 /// program never retrieves is reported when its last version and handle are gone: at the level *error* of

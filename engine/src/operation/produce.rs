@@ -84,7 +84,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        Ok(self.produce_several(1, start)?.pop().expect("one was promised"))
+        Ok(self.produce_checked(1, start)?.0.pop().expect("one was promised"))
     }
 
     /// As [`produce_external`](Self::produce_external), of so many results, which [`Completion::produce_all`] gets.
@@ -96,11 +96,18 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
+        Ok(self.produce_checked(results, start)?.0.into_vec())
+    }
+
+    fn produce_checked<F>(self, results: usize, start: F) -> Result<(SmallVec<[Tensor; 1]>, Op), Error>
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
         // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         self.check_external()?;
         self.acquire_permit()?;
-        Ok(self.produce_permitted(results, start).0.into_vec())
+        Ok(self.produce_permitted(results, start))
     }
 
     /// Submits an operation that has a permit and passed all checks, and produces so many tensors.

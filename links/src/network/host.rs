@@ -274,9 +274,10 @@ impl Host {
         let bytes = usize::try_from(bytes).map_err(too_large)?;
         // Memory of many gigabytes takes seconds to make, and the first agent half a second, so this process says first that it is there.
         if let Some(wire) = &mut self.wire {
-            match bytes < LARGE {
-                true => drop(wire.beat(self.reach.deadline, Instant::now())),
-                false => wire.send(Kind::Beat, &[]),
+            if bytes < LARGE {
+                wire.beat(self.reach.deadline, Instant::now());
+            } else {
+                wire.send(Kind::Beat, &[]);
             }
         }
         let memory = Arena.allocate(bytes.max(1), ALIGN)?;

@@ -14,7 +14,7 @@ use super::{check, new_descriptor};
 
 /// What the machine may not have. To ask that of the system costs a hundredth of what it takes to make as much memory.
 const LARGE: usize = 16 << 20;
-/// The size of a large page. The kernel makes so much memory in half a millisecond.
+/// The size of a large page.
 const STEP: libc::off_t = 2 << 20;
 /// The size of a small page.
 const STEP_MIN: libc::off_t = 4096;
@@ -144,8 +144,8 @@ impl Memory {
     }
 }
 
-/// Takes pages for all of the memory, so that a shortage is an error here, and not a fault at the first use. In older kernels (5.14 to 6.1 at
-/// least) a signal interrupts the call, which then undoes what it has done. So each call makes little, and less after a signal.
+/// Takes pages for all of the memory, so that a shortage is an error here, and not a fault at the first use. In older
+/// kernels a signal interrupts the call, which then undoes what it has done. So each call makes little, and less after a signal.
 fn allocate(descriptor: &OwnedFd, length: libc::off_t) -> io::Result<()> {
     let (mut start, mut step) = (0, STEP);
     while start < length {
