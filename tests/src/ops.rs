@@ -83,10 +83,18 @@ pub fn waits(engine: &Engine, op: &Op) -> bool {
 ///
 /// # Panics
 /// When it does not come to hold for a long time.
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    until_or(what, condition, String::new);
+}
+
+/// As [`until`]; `state` says what is in the way.
+///
+/// # Panics
+/// As [`until`].
+pub fn until_or(what: &str, mut condition: impl FnMut() -> bool, state: impl Fn() -> String) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {
-        assert!(Instant::now() < deadline, "it never came to this: {what}");
+        assert!(Instant::now() < deadline, "it never came to this: {what} {}", state());
         std::thread::yield_now();
     }
 }
