@@ -1,6 +1,6 @@
 //! Counts what each call costs at 100, 2,000 and 40,000 of something alive, and fails where a cost grows
-//! faster than the table says. Needs valgrind. `scale [ALIVE...]` counts with these kinds alone; `scale
-//! --measure ALIVE` is what it runs under callgrind.
+//! faster than the table says. Needs valgrind. Prints the counts of a kind where one is too high. `scale [ALIVE...]` counts with these kinds
+//! alone, and prints all; `scale --measure ALIVE` is what it runs under callgrind.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -34,8 +34,9 @@ fn main() -> ExitCode {
         eprintln!("usage: scale [ALIVE...], of: {known}");
         return ExitCode::from(2);
     };
-    let chosen = if chosen.is_empty() { Alive::ALL.to_vec() } else { chosen };
-    match count_all(&chosen) {
+    let prints_all = !chosen.is_empty();
+    let chosen = if prints_all { chosen } else { Alive::ALL.to_vec() };
+    match count_all(&chosen, prints_all) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -45,8 +46,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Counts with each of `kinds`, and prints the table.
-fn count_all(kinds: &[Alive]) -> std::io::Result<bool> {
+/// Counts with each of `kinds`. Whether all is well.
+fn count_all(kinds: &[Alive], prints_all: bool) -> std::io::Result<bool> {
     let next = Mutex::new(kinds.iter());
     let take = || next.lock().expect("nothing panics under it").next().copied();
     let good = std::thread::scope(|scope| {
@@ -54,7 +55,7 @@ fn count_all(kinds: &[Alive]) -> std::io::Result<bool> {
             scope.spawn(|| {
                 let mut good = true;
                 while let Some(alive) = take() {
-                    good &= count(alive)?;
+                    good &= count(alive, prints_all)?;
                 }
                 Ok(good)
             })
@@ -67,16 +68,22 @@ fn count_all(kinds: &[Alive]) -> std::io::Result<bool> {
     Ok(good.into_iter().all(|good| good))
 }
 
-fn count(alive: Alive) -> std::io::Result<bool> {
+fn count(alive: Alive, prints_all: bool) -> std::io::Result<bool> {
     let began = Instant::now();
     let folder = Folder::new(alive)?;
     let ended = run(alive, &folder.0)?;
     let counts = judge::read(&folder.0)?;
     let (lines, good) = judge::table(alive, &counts);
     let took = began.elapsed().as_secs();
-    let ended = if ended { "" } else { "; it was ended, or has failed" };
-    println!("{}\n{:<14} took {took} s{ended}\n", lines.join("\n"), alive.name());
-    Ok(good && ended.is_empty())
+    let good = good && ended;
+    if prints_all || !good {
+        println!("{}", lines.join("\n"));
+    }
+    if !ended {
+        println!("it was ended, or has failed: {}", std::fs::read_to_string(folder.0.join("log"))?);
+    }
+    println!("{:<14} {} calls, {took} s", alive.name(), lines.len());
+    Ok(good)
 }
 
 /// Runs this program under callgrind; whether it came to its end.
@@ -99,9 +106,6 @@ fn run(alive: Alive, folder: &Path) -> std::io::Result<bool> {
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    if !success {
-        eprintln!("{}: {}", alive.name(), std::fs::read_to_string(folder.join("log"))?);
-    }
     Ok(success)
 }
 
