@@ -210,7 +210,7 @@ def test_bytes_cross_to_disks_and_other_machines(shape, dtype):
     x = eng.zeros(shape, dtype)
     with x.write() as view:
         np.asarray(view)[...] = np.arange(x.size).reshape(shape)
-    for context in (None, {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.2:1"}}):
+    for context in (None, ELSEWHERE):
         header, frames = serialize(x, context=context, serializers=["dask"])
         y = deserialize(header, frames)
         assert isinstance(y, est.Tensor)
@@ -267,12 +267,28 @@ def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
     assert np.from_dlpack(estafette.dask._deserialize(*run(on_loop()))).tolist() == [0.0, 1.0, 2.0]
 
 
+ELSEWHERE = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.2:1"}}
+
+
 def test_an_asynchronous_client_awaits_its_registration(client, workers):
     async def registered():
         async with distributed.Client(client.scheduler.address, asynchronous=True) as other:
             return await estafette.dask.register(other)
 
     assert set(run(registered())) == set(workers)
+
+
+def test_what_keeps_a_value_from_crossing_crosses_as_a_failure_and_stays_off_the_disk():
+    with est.Engine(workers=1, lease_timeout=0.1) as eng:
+        x = eng.zeros(3, "int64")
+        array = np.from_dlpack(x)
+        eng.submit(lambda _: None, writes=[x])
+        header, frames = estafette.dask._serialize(x, ELSEWHERE)
+        with pytest.raises(est.LeaseHeldError):
+            estafette.dask._serialize(x)
+        del array
+    with pytest.raises(est.OperationError, match="read lease"):
+        estafette.dask._deserialize(header, frames).wait(60)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.worker_state_machine import FreeKeysEvent
 
 from . import default_engine
-from ._errors import CancelledError, NotSharedError
+from ._errors import CancelledError, EstafetteError, NotSharedError, OperationError
 from ._estafette import Tensor, _from_tickets, _stand_for
 from ._processes import failed, failed_by_death, machine, packed, unpacked
 
@@ -124,11 +124,13 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
         return {"ticket": bytes(tensor.ticket(once=True)), "machine": machine()}, []
+    # What cannot be put on the disk now stays in memory, where Dask logs the error.
+    crossing = OperationError if context is None else EstafetteError
     if asyncio._get_running_loop() is None:
-        return packed(tensor)
+        return packed(tensor, crossing)
     # Dask needs the bytes at once, on the thread of its event loop, which may not wait.
     with ThreadPoolExecutor(1, "estafette-serialize", _stand_for, (threading.get_ident(),)) as helper:
-        return helper.submit(packed, tensor).result()
+        return helper.submit(packed, tensor, crossing).result()
 
 
 @dask_deserialize.register(Tensor)
