@@ -265,13 +265,21 @@ fn a_process_that_answers_anything_to_a_ticket_neither_harms_nor_hangs_this_one(
     assert!(looked_at > 0);
 }
 
+fn digits_of(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes_of(digits: &str) -> Vec<u8> {
+    (0..digits.len() / 2)
+        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("digits"))
+        .collect()
+}
+
 #[test]
 fn a_process_that_asks_for_anything_gets_what_it_was_given_a_ticket_for() {
     const NAME: &str = "a_process_that_asks_for_anything_gets_what_it_was_given_a_ticket_for";
     if let Some(digits) = role() {
-        let bytes: Vec<u8> = (0..digits.len() / 2)
-            .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("digits"))
-            .collect();
+        let bytes = bytes_of(&digits);
         let (address, secret) = (&bytes[..Address::BYTES], &bytes[Address::BYTES + 4..]);
         let link = wait(Link::connect(&Address::from_bytes(address).expect("an address"))).expect("a link");
         let (mut random, mut open, mut answers) = (Random(22), Vec::new(), Vec::new());
@@ -295,9 +303,33 @@ fn a_process_that_asks_for_anything_gets_what_it_was_given_a_ticket_for() {
     let engine = engine();
     let x = engine.zeros(&[100], DType::U8).expect("memory");
     let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
-    let digits: String = ticket.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    assert!(Peer::start(NAME, &digits).end().success());
+    assert!(Peer::start(NAME, &digits_of(&ticket.to_bytes())).end().success());
     drop(ticket);
     engine.op("write").writes([&x]).run(|[], [_x]| Ok(())).expect("submitted");
     until("its leases have ended", || x.is_ready());
+}
+
+#[test]
+fn a_process_that_dies_after_it_passed_a_tensor_on_is_named() {
+    const NAME: &str = "a_process_that_dies_after_it_passed_a_tensor_on_is_named";
+    if let Some(passed) = role() {
+        let door = Door::open().expect("a door");
+        println!("door {}", door.address());
+        let link = wait(door.accept()).expect("a link");
+        let request = wait(link.receive()).expect("a request");
+        let note = [&request.note()[..8], &[1], &bytes_of(&passed)[..]].concat();
+        let (completer, fence) = host::promise("a ticket");
+        completer.complete();
+        let _answer = wait(link.send(&fence, &note)).expect("the other process lives");
+        std::process::exit(0);
+    }
+    let engine = engine();
+    // The owner has dropped the ticket that it made for the process between, as after that process's death.
+    let x = engine.zeros(&[100], DType::U8).expect("memory");
+    let passed = x.ticket(&ShareOptions::default()).expect("a ticket").to_bytes();
+    let mut peer = Peer::start(NAME, &digits_of(&passed));
+    let ticket = [peer.address().as_bytes(), &peer.process().to_le_bytes(), &[7; 16]].concat();
+    let ticket = Ticket::from_bytes(&ticket).expect("a ticket");
+    let error = engine.from_ticket(&ticket).expect("a promise").wait().expect_err("it has died");
+    assert!(error.to_string().contains(&format!("process {} died", peer.process())), "{error}");
 }

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import unittest.mock
 
 import cloudpickle
 import dask
@@ -15,6 +16,7 @@ import distributed
 import numpy as np
 import pytest
 from distributed.protocol import deserialize, serialize
+from distributed.spill import SpillBuffer
 
 import estafette as est
 import estafette.dask
@@ -208,7 +210,7 @@ def test_bytes_cross_to_disks_and_other_machines(shape, dtype):
     x = eng.zeros(shape, dtype)
     with x.write() as view:
         np.asarray(view)[...] = np.arange(x.size).reshape(shape)
-    for context in (None, {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.2:1"}}):
+    for context in (None, ELSEWHERE):
         header, frames = serialize(x, context=context, serializers=["dask"])
         y = deserialize(header, frames)
         assert isinstance(y, est.Tensor)
@@ -263,6 +265,67 @@ def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
         return estafette.dask._serialize(x)
 
     assert np.from_dlpack(estafette.dask._deserialize(*run(on_loop()))).tolist() == [0.0, 1.0, 2.0]
+
+
+ELSEWHERE = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.2:1"}}
+
+
+def test_an_asynchronous_client_awaits_its_registration(client, workers):
+    async def registered():
+        async with distributed.Client(client.scheduler.address, asynchronous=True) as other:
+            return await estafette.dask.register(other)
+
+    assert set(run(registered())) == set(workers)
+
+
+def test_what_keeps_a_value_from_crossing_crosses_as_a_failure_and_stays_off_the_disk():
+    with est.Engine(workers=1, lease_timeout=0.1) as eng:
+        x = eng.zeros(3, "int64")
+        array = np.from_dlpack(x)
+        eng.submit(lambda _: None, writes=[x])
+        header, frames = estafette.dask._serialize(x, ELSEWHERE)
+        with pytest.raises(est.LeaseHeldError):
+            estafette.dask._serialize(x)
+        del array
+    with pytest.raises(est.OperationError, match="read lease"):
+        estafette.dask._deserialize(header, frames).wait(60)
+
+
+@pytest.fixture
+def spilling(tmp_path):
+    """The plugin of a worker that spills, has no task but `x`, and calls back at once."""
+    worker = unittest.mock.Mock(data=SpillBuffer(str(tmp_path), 1 << 20))
+    worker.state.tasks = {"x": unittest.mock.Mock(dependencies=(), dependents=())}
+    worker.loop.add_callback.side_effect = lambda call, *arguments: call(*arguments)
+    plugin = estafette.dask._Plugin()
+    plugin.setup(worker)
+    return plugin, worker
+
+
+def test_a_promise_that_is_on_the_disk_when_its_process_has_died_is_given_up(spilling):
+    plugin, worker = spilling
+    death = concurrent.futures.Future()
+    worker.data["x"] = est.default_engine().from_future(death)
+    plugin.transition("x", "flight", "memory")
+    threading.Timer(0.2, death.set_exception, [est.PeerDiedError("process 7 died", 7)]).start()
+    worker.data.evict()
+    assert not worker.data.fast
+    deadline = time.monotonic() + 60
+    while not worker.handle_stimulus.called:
+        assert time.monotonic() < deadline, "it is not given up"
+        time.sleep(0.01)
+    assert worker.handle_stimulus.call_args[0][0].keys == ["x"]
+
+
+def test_the_plugin_reads_no_disk_for_what_a_task_has_made(spilling):
+    plugin, worker = spilling
+    worker.data["x"] = est.default_engine().zeros(3, "int64")
+    worker.data.evict()
+    worker.state.tasks["y"] = unittest.mock.Mock(dependencies=[unittest.mock.Mock(key="x", type=est.Tensor)])
+    worker.data["y"] = est.default_engine().zeros(3, "int64")
+    plugin.transition("x", "flight", "memory")
+    plugin.transition("y", "executing", "memory")
+    assert set(worker.data.fast) == {"y"}
 
 
 HERE = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.1:2"}}

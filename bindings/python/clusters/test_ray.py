@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -151,7 +152,17 @@ class SourceActor:
     @ray.method(concurrency_group=CONTROL)
     def tickets(self):
         """How many objects Ray still counts, or is asked to free."""
-        return len(get_tensor_transport_manager(estafette.ray.NAME)._tickets)
+        return len(get_tensor_transport_manager(estafette.ray.NAME)._made)
+
+    def own(self, x):
+        array = np.from_dlpack(x)
+        assert x.read_only
+        return array.tolist()
+
+    def wait_until_freed(self):
+        """Whether Ray, too, has forgotten the tensor."""
+        ray.experimental.wait_tensor_freed(self.x, timeout=60)
+        return True
 
     @ray.method(tensor_transport="estafette")
     def current(self):
@@ -252,6 +263,14 @@ class SinkActor:
 
     def read_unread(self):
         return np.from_dlpack(self.tensor).tolist()
+
+    @ray.method(concurrency_group=CONTROL)
+    def answers_may_take(self, seconds):
+        estafette.ray.ANSWER_MAX = seconds
+
+    @ray.method(concurrency_group=CONTROL)
+    def has_given_up(self):
+        return bool(get_tensor_transport_manager(estafette.ray.NAME)._aborted)
 
     def in_use(self, x):
         view = np.from_dlpack(x)
@@ -407,6 +426,34 @@ def test_a_tensor_that_is_changed_before_it_is_sent_is_not_lost(source, sink):
     assert get(sink.value.remote(after)) == [2.0] * 4
 
 
+def test_an_actor_gets_back_the_version_that_it_has_returned(source, sink):
+    get(source.write.remote(1.0, held=True))
+    before = source.current.remote()
+    get(source.write.remote(2.0))
+    own = source.own.remote(before)
+    get(source.open.remote())
+    assert get(own) == get(sink.value.remote(before)) == get(source.own.remote(before)) == [1.0] * 4
+    assert not get(source.is_written.remote(0.1))
+    freed = source.wait_until_freed.remote()
+    del before, own
+    assert get(freed)
+    assert get(source.is_written.remote(60))
+    assert get(source.tickets.remote()) == 0
+
+
+def test_what_a_process_has_put_it_gets_back_as_a_version():
+    with est.Engine(workers=1, shared=True, using=np.from_dlpack) as eng:
+        x = eng.zeros(4, "float64")
+        reference = ray.put(x, _tensor_transport="estafette")
+        write = eng.submit(lambda x: x.fill(1), writes=[x])
+        version = ray.get(reference)
+        assert np.from_dlpack(version).tolist() == [0.0] * 4
+        assert version.read_only
+        assert not write.done()
+        del reference, version
+        write.wait(60)
+
+
 def test_what_ray_counts_no_more_holds_nothing_up(source, sink):
     objects = [source.current.remote() for _ in range(100)]
     assert [get(sink.value.remote(x)) for x in objects[::10]] == [[0.0] * 4] * 10
@@ -467,6 +514,42 @@ def test_an_asynchronous_actor_awaits_and_takes_a_stream_by_a_link(source):
     get(source.stream.remote(address, 500))
     assert get(total) == 4 * sum(range(500))
     assert get(value) == [0.0] * 4
+    ray.kill(sink)
+
+
+@contextlib.contextmanager
+def stopped(actor):
+    pid = get(actor.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_an_actor_that_stands_still_keeps_no_object_of_others_back(source, own_source, own_sink):
+    reference = own_source.current.remote()
+    with stopped(own_source):
+        kept = own_sink.keep_unread.remote(reference)
+        assert get(own_sink.value.remote(source.current.remote())) == [0.0] * 4
+        get(kept)
+    assert get(own_sink.read_unread.remote()) == [0.0] * 4
+
+
+def test_what_comes_after_ray_has_given_it_up_is_not_held(own_source, monkeypatch):
+    monkeypatch.setattr(ray._private.ray_constants, "RDT_FETCH_FAIL_TIMEOUT_SECONDS", 1)
+    sink = Sink.options(runtime_env={"env_vars": {"RAY_rdt_fetch_fail_timeout_milliseconds": "1000"}}).remote()
+    get(sink.answers_may_take.remote(60))
+    reference = own_source.current.remote()
+    with stopped(own_source):
+        value = sink.value.remote(reference)
+        with pytest.raises(ray.exceptions.RayError):
+            get(value)
+        wait_until(lambda: get(sink.has_given_up.remote()))
+    wait_until(lambda: not get(sink.has_given_up.remote()))
+    get(own_source.write.remote(1.0))
+    del reference, value
+    assert get(own_source.is_written.remote(60))
     ray.kill(sink)
 
 

@@ -243,6 +243,11 @@ class TestImport:
         with pytest.raises(AttributeError, match="has no attribute 'Devise'"):
             est.Devise
 
+    @pytest.mark.parametrize("name", ["dask", "ray", "typing"])
+    def test_a_module_that_the_program_has_not_imported_is_named(self, name):
+        with pytest.raises(AttributeError, match=f"`import estafette.{name}`"):
+            est.__getattr__(name)
+
     @pytest.mark.parametrize("name", ["estafette", "estafette.typing", "estafette.dask", "estafette.ray"])
     def test_dir_lists_what_the_module_offers_and_no_imports_of_its_own(self, name):
         if name != "estafette":

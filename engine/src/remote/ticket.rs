@@ -328,9 +328,15 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Erro
         Ok(Answer::Ticket(..)) => {
             Err(Error::invalid(format!("process {process} passed on what was not its own")))
         }
-        Err(Error::Invalid(why)) if why.contains(VOID) => Err(Error::invalid(format!(
-            "process {process}, which passed the tensor on, has let go of it or died"
-        ))),
+        // The owner knew of that process's death first, or the process has let go of the tensor. Asked again, a dead one fails as such.
+        Err(Error::Invalid(why)) if why.contains(VOID) => {
+            match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), None).await.0 {
+                Err(error @ Error::Device(_)) => Err(error),
+                _ => Err(Error::invalid(format!(
+                    "process {process}, which passed the tensor on, has let go of it"
+                ))),
+            }
+        }
         Err(error) => Err(error),
     };
     (tensor, None)

@@ -212,7 +212,8 @@ _LATER = {
 def __getattr__(name: str) -> object:
     module = next((module for module, names in _LATER.items() if name in names), None)
     if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = f", but `import {__name__}.{name}` works" if name in ("dask", "ray", "typing") else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     found: object = getattr(_importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = found
     return found

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from . import default_engine
-from ._errors import EstafetteError, OperationError, PeerDiedError
+from ._errors import EstafetteError, PeerDiedError, WouldDeadlockError
 from ._estafette import Tensor, Ticket, _failed, _from_tickets
 
 # The owner answers in microseconds, unless it is stopped. Then the tensor comes without its answer.
-_ANSWER_MAX = 5.0
+ANSWER_MAX = 5.0
 
 
 def _rebuild(ticket: bytes) -> Tensor:
     # Nothing but the ticket's bytes has been taken out of the queue. The owner learns of the use first: a death after this ends the lease.
-    [tensor] = _from_tickets(default_engine(), [ticket], _ANSWER_MAX)
+    [tensor] = _from_tickets(default_engine(), [ticket], ANSWER_MAX)
     return tensor
 
 
@@ -81,14 +81,17 @@ def failed(error: EstafetteError) -> Tensor:
     return _failed(default_engine(), error)
 
 
-def packed(tensor: Tensor) -> tuple[dict[str, Any], list[bytes]]:
-    """The value of a tensor, or its failure, for where its memory cannot be shown. Waits for it."""
+def packed(tensor: Tensor, crossing: type[EstafetteError] = EstafetteError) -> tuple[dict[str, Any], list[bytes]]:
+    """The value of a tensor, or its failure, for where its memory cannot be shown. Waits for it. Errors of the type `crossing` come out at
+    the other end; others are raised, and so is `WouldDeadlockError`, as the value itself comes to no harm."""
     import numpy as np
 
     try:
         with tensor.to_host().read() as view:
             frame = np.asarray(view).tobytes()
-    except OperationError as error:
+    except WouldDeadlockError:
+        raise
+    except crossing as error:
         return {"failure": str(error), "died": failed_by_death(error)}, []
     return {"shape": tensor.shape, "dtype": str(tensor.dtype)}, [frame]
 

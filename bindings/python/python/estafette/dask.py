@@ -32,7 +32,7 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.worker_state_machine import FreeKeysEvent
 
 from . import default_engine
-from ._errors import CancelledError, NotSharedError
+from ._errors import CancelledError, EstafetteError, NotSharedError, OperationError
 from ._estafette import Tensor, _from_tickets, _stand_for
 from ._processes import failed, failed_by_death, machine, packed, unpacked
 
@@ -52,16 +52,16 @@ _WEIGHT = 256
 """Bytes. Dask spills what weighs much, and a tensor that others read would stay in memory all the same."""
 
 
-def register(client: Client) -> None:
+def register(client: Client) -> Any:
     """Lets tensors cross between the workers of a cluster and this client, those that come later too. A further call does nothing.
 
     A task gets promises of its worker's `estafette.default_engine()`, at once, even if the value comes later. They are read-only, and
     later writes wait for them. A tensor whose memory cannot be shown to other processes, see ``shared`` of `Engine`, is copied once it is
     ready. What crosses to another machine, or to the disk, is waited for and copied; the event loop of its process stands still meanwhile.
 
-    Fails as `distributed.Client.register_plugin` does.
+    Returns and fails as `distributed.Client.register_plugin` does: the result is to be awaited where the client is asynchronous.
     """
-    client.register_plugin(_Plugin())
+    return client.register_plugin(_Plugin())
 
 
 class _Plugin(WorkerPlugin):
@@ -73,17 +73,22 @@ class _Plugin(WorkerPlugin):
         self._worker = worker
 
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
-        value = self._worker.data.get(key) if finish == "memory" else None
+        value = self._in_memory(key) if finish == "memory" else None
         if isinstance(value, Tensor) and self._may_be_better_again(key, start):
             value.add_done_callback(functools.partial(self._is_done, key))
+
+    def _in_memory(self, key: Any) -> Any:
+        """The value of a key, unless it is spilled: this is the event loop, which reads no disk."""
+        data = self._worker.data
+        return getattr(data, "fast", data).get(key)
 
     def _may_be_better_again(self, key: Any, start: str) -> bool:
         """Whether others have a part in how the value ends. What a task has made by itself from good inputs fails again."""
         if start not in ("executing", "long-running"):
             return True
         dependencies = self._worker.state.tasks[key].dependencies
-        inputs = [self._worker.data.get(task.key) for task in dependencies if task.type is Tensor]
-        # An input that has failed may have been dropped meanwhile.
+        inputs = [self._in_memory(task.key) for task in dependencies if task.type is Tensor]
+        # An input that has failed may have been spilled or dropped meanwhile.
         return any(tensor is None or not tensor.done() or tensor._failed() for tensor in inputs)
 
     def _is_done(self, key: Any, tensor: Tensor) -> None:
@@ -95,6 +100,7 @@ class _Plugin(WorkerPlugin):
 
     def _drop(self, key: Any, tensor: Tensor, begun: frozenset[Any] = frozenset()) -> None:
         """Gives the worker's copy up. To Dask it is a value; without a copy anywhere the scheduler has it computed again."""
+        # Of what is spilled Dask has the same object for as long as that lives.
         if self._worker.data.get(key) is not tensor:
             return
         # A task that begins takes its inputs in the next turn of the loop; without them it would fail with a `KeyError`.
@@ -118,11 +124,13 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
         return {"ticket": bytes(tensor.ticket(once=True)), "machine": machine()}, []
+    # What cannot be put on the disk now stays in memory, where Dask logs the error.
+    crossing = OperationError if context is None else EstafetteError
     if asyncio._get_running_loop() is None:
-        return packed(tensor)
+        return packed(tensor, crossing)
     # Dask needs the bytes at once, on the thread of its event loop, which may not wait.
     with ThreadPoolExecutor(1, "estafette-serialize", _stand_for, (threading.get_ident(),)) as helper:
-        return helper.submit(packed, tensor).result()
+        return helper.submit(packed, tensor, crossing).result()
 
 
 @dask_deserialize.register(Tensor)

@@ -28,7 +28,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import ray
@@ -43,7 +43,7 @@ from ray.experimental.rdt.util import get_tensor_transport_manager
 from . import default_engine
 from ._errors import EstafetteError, NotDefinedError, NotSharedError
 from ._estafette import Tensor, Ticket, _from_tickets
-from ._processes import packed, unpacked
+from ._processes import ANSWER_MAX, packed, unpacked
 
 __all__ = ["NAME", "register"]
 
@@ -56,6 +56,10 @@ _LOG = logging.getLogger("estafette")
 
 NAME = "ESTAFETTE"
 """What ``tensor_transport=`` takes, in either case."""
+
+
+# A machine that cannot be reached is known to be so after ten seconds.
+_NETWORK_ANSWER_MAX = 30.0
 
 
 @dataclasses.dataclass
@@ -83,6 +87,15 @@ def _transport() -> _Transport:
     return cast(_Transport, get_tensor_transport_manager(NAME))
 
 
+@dataclasses.dataclass
+class _Made:
+    """An object that this process has made: the tickets of its tensors, what Ray has in their place, and the tensors."""
+
+    tickets: list[Ticket]
+    versions: list[Tensor]
+    tensors: list[Tensor]
+
+
 def _reaching(_actor: Any, obj_id: str) -> list[bytes] | str:
     """The tickets of an object for other machines, in the actor that made it, or why there are none."""
     return _transport().reaching(obj_id)
@@ -93,9 +106,9 @@ def _values(_actor: Any, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]
     return _transport().values(obj_id)
 
 
-def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str]) -> list[Tensor]:
+def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str], check: Callable[[str, list[Tensor]], None]) -> list[Tensor]:
     """The tensors of an object on another machine: promises, by NIXL, or else copies by way of Ray's object store, once they are ready. Actors
-    that cannot be connected to for NIXL are noted in `unreachable`."""
+    that cannot be connected to for NIXL are noted in `unreachable`. `check` raises once Ray has given the object up."""
     if metadata.source is None:
         raise NotSharedError(
             f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no way"
@@ -110,13 +123,14 @@ def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str]) -> 
         if isinstance(tickets, str):
             why = tickets
         else:
-            tensors = _from_tickets(default_engine(), tickets)
+            tensors = _from_tickets(default_engine(), tickets, _NETWORK_ANSWER_MAX)
             # Where that actor has not been reached, all of them have failed by now. Or the versions have.
             if not all(tensor.done() and tensor.exception() for tensor in tensors):
                 return tensors
             why = "".join(str(tensor.exception()) for tensor in tensors[:1])
     pause = 0.001
     while (values := ray.get(ask.remote(_values, obj_id))) is None:
+        check(obj_id, [])
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
     # A version that has failed says nothing about the way here.
@@ -140,9 +154,9 @@ class _Transport(TensorTransportManager):
     def __init__(self) -> None:
         # Ray frees each object at most once, on another thread than the one that made it.
         self._lock = threading.Lock()
-        self._tickets: dict[str, list[Ticket]] = {}
-        # Of objects that another machine has asked for by value.
-        self._promises: dict[str, list[Tensor]] = {}
+        self._made: dict[str, _Made] = {}
+        # Objects that were on their way here when Ray gave them up.
+        self._aborted: set[str] = set()
         # Used by the thread of Ray that takes objects, or that which calls `ray.get`.
         self._unreachable: set[str] = set()
 
@@ -162,35 +176,44 @@ class _Transport(TensorTransportManager):
         return True
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Tensor]) -> _Metadata:
-        tickets = [tensor.ticket() for tensor in rdt_object]
         with self._lock:
-            self._tickets[obj_id] = tickets
+            made = self._made.get(obj_id)
+        # A task that Ray runs again has an object already, whose tensors are versions.
+        if made is None:
+            tickets = [tensor.ticket() for tensor in rdt_object]
+            versions = _from_tickets(default_engine(), list(tickets), 0.0)
+            made = _Made(tickets, versions, list(rdt_object))
+            with self._lock:
+                self._made[obj_id] = made
+            # This process takes its own objects out of this list of Ray's. The tensor itself may have another version by then.
+            rdt_object[:] = versions
         return _Metadata(
-            tensor_meta=[_meta(tensor) for tensor in rdt_object],
+            tensor_meta=[_meta(tensor) for tensor in made.tensors],
             tensor_device="cpu",
-            tickets=[bytes(ticket) for ticket in tickets],
+            tickets=[bytes(ticket) for ticket in made.tickets],
             node=_node(),
             source=_source(),
         )
 
-    def reaching(self, obj_id: str) -> list[bytes] | str:
+    def _object(self, obj_id: str) -> _Made:
         with self._lock:
-            tickets = self._tickets[obj_id]
+            made = self._made.get(obj_id)
+        if made is None:
+            raise NotSharedError(f"object {obj_id} is not here any more: Ray counts no reference to it, or has started this actor again")
+        return made
+
+    def reaching(self, obj_id: str) -> list[bytes] | str:
+        made = self._object(obj_id)
         try:
-            return [bytes(ticket._reaching(ray.util.get_node_ip_address())) for ticket in tickets]
+            return [bytes(ticket._reaching(ray.util.get_node_ip_address())) for ticket in made.tickets]
         except EstafetteError as error:
             return str(error)
 
     def values(self, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]] | None:
-        with self._lock:
-            tickets = self._tickets[obj_id]
-            if obj_id not in self._promises:
-                # The tensor itself may have another version by now.
-                self._promises[obj_id] = [default_engine().from_ticket(bytes(ticket)) for ticket in tickets]
-            promises = self._promises[obj_id]
-        if not all(promise.done() for promise in promises):
+        versions = self._object(obj_id).versions
+        if not all(version.done() for version in versions):
             return None
-        return [packed(promise) for promise in promises]
+        return [packed(version) for version in versions]
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> CommunicatorMetadata:
         return CommunicatorMetadata()
@@ -206,22 +229,47 @@ class _Transport(TensorTransportManager):
             raise ValueError("the transport of Estafette copies nothing, so it takes no target buffers")
         assert isinstance(tensor_transport_metadata, _Metadata)
         if tensor_transport_metadata.node != _node():
-            return _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable)
+            tensors = _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable, self._check)
+        else:
+            tensors = self._from_here(tensor_transport_metadata)
+        self._check(obj_id, tensors)
+        return tensors
+
+    def _from_here(self, metadata: _Metadata) -> list[Tensor]:
         # Once this returns Ray may count the last reference down, which revokes the tickets. So the other process must have seen them.
-        # It answers at once, whether the values are ready or not.
-        return _from_tickets(default_engine(), list(tensor_transport_metadata.tickets))
+        # It answers at once, whether the values are ready or not, unless it is stopped or shows this one all that it can. Other objects
+        # do not wait for that.
+        return _from_tickets(default_engine(), list(metadata.tickets), ANSWER_MAX)
 
     def send_multiple_tensors(self, *_arguments: Any, **_keywords: Any) -> None:
         raise NotImplementedError("Ray asks one-sided transports to receive, never to send")
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: TensorTransportMetadata, tensors: list[Tensor]) -> None:
         with self._lock:
-            dropped = self._tickets.pop(obj_id, []), self._promises.pop(obj_id, [])
-        for ticket in dropped[0]:
-            ticket.revoke()
+            made = self._made.pop(obj_id, None)
+        if made is not None:
+            # Ray forgets the tensors by their identities.
+            tensors[:] = made.tensors
+            for ticket in made.tickets:
+                ticket.revoke()
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
-        """What came is dropped by Ray, and with it the leases."""
+        """Ray keeps what comes later for as long as the actor lives, with its leases: so nothing may."""
+        with self._lock:
+            self._aborted.add(obj_id)
+
+    def _check(self, obj_id: str, tensors: list[Tensor]) -> None:
+        """Raises once Ray has given up an object that is on its way here, and empties the list of its tensors."""
+        with self._lock:
+            if obj_id not in self._aborted:
+                return
+            self._aborted.remove(obj_id)
+        # Ray keeps the error, which has the frames of the callers.
+        tensors.clear()
+        raise EstafetteError(
+            f"Ray has given up object {obj_id} on its way here, after RAY_rdt_fetch_fail_timeout_milliseconds. Have values that come by way of"
+            " Ray's object store ready by then, or take fewer objects at once"
+        )
 
 
 def register() -> None:
@@ -235,6 +283,8 @@ def register() -> None:
     An actor on another machine gets promises too, of copies that NIXL makes, if both have the package ``nixl-cu12`` and one connects to
     the other. Otherwise, as the log says once for each actor, it gets a copy once the value is ready, by way of Ray's object store.
     Until then it takes no other object.
+
+    An actor that gets back what it has made gets the version that it returned, as the others do.
     """
     try:
         register_tensor_transport(NAME, ["cpu"], _Transport, Tensor)
