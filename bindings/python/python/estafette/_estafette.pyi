@@ -27,7 +27,7 @@ from .typing import (
     Using,
 )
 
-__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_check_output", "_command", "_end_recording", "_engine_states", "_failed", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_call_back", "_check_interpreter", "_check_output", "_command", "_end_recording", "_engine_states", "_failed", "_from_tickets", "_hold_barriers", "_kept_errors", "_may_block", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -333,7 +333,7 @@ class Engine:
     ) -> Tensor: ...
     @overload
     def call(  # type: ignore[overload-overlap]
-        self, fn: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs
+        self, fn: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> Tensor: ...
     @overload
     def call(
@@ -343,73 +343,73 @@ class Engine:
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None, alias_of: _Tensors | None = None, like: Like | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None, alias_of: _Tensors | None = None, like: Like | None = None,
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None, like: Like | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None, like: Like | None = None,
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: Like | None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: Like | None,
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: None = None,
         copy: bool | None = None, outputs: Literal[0], name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Operation: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: list[Like] | None = None, copy: bool | None = None, outputs: int, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> tuple[Tensor, ...]: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: dict[str, Like] | None = None, copy: bool | None = None, outputs: list[str] | tuple[str, ...],
         name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> dict[str, Tensor]: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: list[Like],
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: list[Like],
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> tuple[Tensor, ...]: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: dict[str, Like], copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> dict[str, Tensor]:
@@ -451,37 +451,37 @@ class Engine:
         """
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[Tensor]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: None = None,
         copy: bool | None = None, outputs: Literal[0], name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[Operation]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: list[Like] | None = None, copy: bool | None = None, outputs: int, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[tuple[Tensor, ...]]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: dict[str, Like] | None = None, copy: bool | None = None, outputs: list[str] | tuple[str, ...],
         name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: list[Like],
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: list[Like],
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[tuple[Tensor, ...]]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: dict[str, Like], copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]:
@@ -687,7 +687,8 @@ class Tensor:
         that wants that very class.
         """
     def _failed(self) -> bool: ...
-    def _add_waiter(self, fn: Callable[[Self], object], /) -> None: ...
+    def _on_end(self, fn: Callable[[Self, Any], object], /) -> Any: ...
+    def _awaited(self) -> Any: ...
     @property
     def _state(self) -> str: ...
     @property
@@ -1037,7 +1038,8 @@ class Operation:
         that wants that very class.
         """
     def _failed(self) -> bool: ...
-    def _add_waiter(self, fn: Callable[[Self], object], /) -> None: ...
+    def _on_end(self, fn: Callable[[Self, Any], object], /) -> Any: ...
+    def _awaited(self) -> Any: ...
     @property
     def _state(self) -> str: ...
     @property
@@ -1396,7 +1398,11 @@ def _run_in_spans(on: bool, /) -> None: ...
 def _set_helping(allowed: bool) -> bool: ...
 def _stand_for(thread: int, /) -> None: ...
 def _shown(name: str, /) -> str: ...
-def _wait_any(promises: list[Tensor | Operation], timeout: float | None) -> None: ...
+def _call_back(function: Callable[[], object]) -> None: ...
+
+def _may_block() -> bool: ...
+
+def _wait_any(promises: list[Tensor | Operation], timeout: float | None) -> list[Tensor | Operation]: ...
 def _check_interpreter() -> None: ...
 def _command(arguments: list[str], /) -> int: ...
 def _hold_barriers(hold: bool, /) -> None: ...
