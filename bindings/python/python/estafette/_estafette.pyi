@@ -56,7 +56,7 @@ class Engine:
     workers: threads for operations, at most 1,024; default one per core. Python functions share the interpreter's lock, so the
         engine measures how many of its workers run at once with the best throughput. With 0, operations run on
         threads that wait without a timeout, and on threads that submit once 32 operations are ready; for an
-        ``await``, a callback or a wait with a timeout the engine starts a thread.
+        ``await``, a callback or a wait with a timeout the engine starts a thread. A program that only asks `done` or `is_ready` runs none.
     in_flight_limit: operations in flight before a submission waits; default 4,096.
     lease_timeout: seconds that leases alone may hold up a wait (blocking or ``await``), or a submission at
         the in-flight limit, before the wait raises `LeaseHeldError`; default 30. A blocking wait for a lease
@@ -565,7 +565,7 @@ class Engine:
             as by `wrap`, and without options `@eng.op` is the decorator.
         reads: names of the parameters whose tensors it reads; default all that `writes` does not name. A parameter that the function
             changes in place stands in both. One in `writes` alone is overwritten: an earlier failure of it is forgotten.
-        options: `using`, `name`, `on` and `priority`, as in `submit`.
+        options: `using`, `name`, `on` and `priority`, as in `submit`, and with `writes` its `on_skip`.
 
             >>> @eng.op(writes="out", using=np.from_dlpack)
             ... def scale(x, factor, out):
@@ -640,8 +640,8 @@ class Tensor:
     def call_in_report(self, name: str) -> None:
         """Names the tensor in reports of recordings, including recordings that begin later."""
     def is_ready(self) -> bool:
-        """Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits. A version that
-        was cancelled has failed at once, while earlier operations may still use the memory.
+        """Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits, and runs nothing
+        in an engine without workers. A version that was cancelled has failed at once, while earlier operations may still use the memory.
         """
     def is_defined(self) -> bool:
         """Returns True if the tensor has its memory and shape. Never waits."""
@@ -669,7 +669,9 @@ class Tensor:
         """
     def __await__(self) -> Generator[Any, None, Any]: ...
     def done(self) -> bool:
-        """Returns True if it is known how the promise ends, with or without a failure. Never waits."""
+        """Returns True if it is known how the promise ends, with or without a failure. Never waits, and runs nothing in an
+        engine without workers.
+        """
     def cancelled(self) -> bool:
         """Returns True if the operation was cancelled. Never waits."""
     def result(self, timeout: float | None = None) -> Any:
@@ -680,11 +682,12 @@ class Tensor:
         """
     def add_done_callback(self, fn: Callable[[Self], object], /) -> None:
         """Calls ``fn(self)`` once when the promise is done: at once if it is, else on a thread of the package that calls
-        one callback after the other. What the function raises is logged.
+        one callback after the other. What the function raises is logged. ``self.result()`` in the function waits for a later
+        write of the tensor, if there is one; the future that `future` returns keeps the end of its version.
         """
     def future(self) -> Future[Any]:
-        """Returns a `concurrent.futures.Future` that ends as the promise does, for `asyncio.wrap_future` and other code
-        that wants that very class.
+        """Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
+        `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
         """
     def _failed(self) -> bool: ...
     def _on_end(self, fn: Callable[[Self, Any], object], /) -> Any: ...
@@ -1020,7 +1023,9 @@ class Operation:
         """
     def __await__(self) -> Generator[Any, None, None]: ...
     def done(self) -> bool:
-        """Returns True if it is known how the promise ends, with or without a failure. Never waits."""
+        """Returns True if it is known how the promise ends, with or without a failure. Never waits, and runs nothing in an
+        engine without workers.
+        """
     def cancelled(self) -> bool:
         """Returns True if the operation was cancelled. Never waits."""
     def result(self, timeout: float | None = None) -> None:
@@ -1031,11 +1036,12 @@ class Operation:
         """
     def add_done_callback(self, fn: Callable[[Self], object], /) -> None:
         """Calls ``fn(self)`` once when the promise is done: at once if it is, else on a thread of the package that calls
-        one callback after the other. What the function raises is logged.
+        one callback after the other. What the function raises is logged. ``self.result()`` in the function waits for a later
+        write of the tensor, if there is one; the future that `future` returns keeps the end of its version.
         """
     def future(self) -> Future[None]:
-        """Returns a `concurrent.futures.Future` that ends as the promise does, for `asyncio.wrap_future` and other code
-        that wants that very class.
+        """Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
+        `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
         """
     def _failed(self) -> bool: ...
     def _on_end(self, fn: Callable[[Self, Any], object], /) -> Any: ...

@@ -197,15 +197,15 @@ def wait(promises: Iterable[Any], timeout: float | None = None, return_when: str
                 _wait_any([promise], _left(until))
                 rest.discard(promise)
             rest -= concurrent.futures.wait(rest, _left(until)).done
-        elif return_when == concurrent.futures.FIRST_COMPLETED and len(rest) < len(promises):
+        elif any(return_when == concurrent.futures.FIRST_COMPLETED or _has_failed(promise) for promise in promises - rest):
             pass
         elif not are_ours:
-            futures = {_Unretrieved(promise) if _is_ours(promise) else promise for promise in promises}
+            futures = {_Unretrieved(promise) if _is_ours(promise) else promise for promise in rest}
             done = concurrent.futures.wait(futures, timeout, return_when).done
             rest -= {it._promise if isinstance(it, _Unretrieved) else it for it in done}
         elif return_when == concurrent.futures.FIRST_COMPLETED:
             rest -= set(_wait_any(list(rest), _left(until)))
-        elif not any(_has_failed(promise) for promise in promises - rest):
+        else:
             next(filter(_has_failed, _as_ended(rest, until)), None)
     except TimeoutError:
         pass
