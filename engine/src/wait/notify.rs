@@ -102,7 +102,7 @@ where
 pub struct Notice(Weak<dyn Withdraw>);
 
 impl Notice {
-    /// Drops the callback, and what waits for it, if it is not being called.
+    /// Drops the callback, unless a thread polls or calls it at this moment.
     pub fn withdraw(&self) {
         if let Some(notification) = self.0.upgrade() {
             notification.withdraw();

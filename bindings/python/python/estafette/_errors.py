@@ -68,7 +68,8 @@ class OperationError(EstafetteError):
 class CancelledError(OperationError, concurrent.futures.CancelledError):
     """The operation was cancelled before it began, or its ``async def`` function was, or the future that it waited for.
 
-    (A cancelled *task* gets ``asyncio.CancelledError`` as usual.)
+    It is the ``CancelledError`` of `concurrent.futures` too, as futures of promises raise it. (A cancelled *task* gets
+    ``asyncio.CancelledError`` as usual.)
     """
 
 
