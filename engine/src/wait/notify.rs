@@ -281,6 +281,8 @@ fn call_back(callback: impl FnOnce() + 'static) {
     });
 }
 
+type End = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
+
 /// Blocks until one of the operations has ended or one of the tensors is finished. Returns the places of those that have, counted
 /// through `ops` and then `tensors`. Failures stay unretrieved.
 ///
@@ -290,7 +292,7 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);
-    let mut ends: Vec<Pin<Box<dyn Future<Output = Result<(), Error>>>>> = Vec::new();
+    let mut ends: Vec<End> = Vec::new();
     let mut waiting: Vec<(&CoreRef, OpHandle)> = Vec::new();
     // In a trace each of them is a wait, which is over when this one is, whichever ends it. Dropped before the queries.
     let mut noted: Vec<QueryNoted> = Vec::new();
