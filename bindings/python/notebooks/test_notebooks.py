@@ -65,6 +65,7 @@ def test_the_example_of_the_readme():
         "t = eng.call(slow)\nwith t.read() as view: view.shape",
         "eng.submit(lambda: time.sleep(0.1)); eng.wait_all()",
         "list(est.as_completed([eng.call(slow), eng.call(slow)]))",
+        "from concurrent.futures import ThreadPoolExecutor as Pool\nest.wait([eng.call(slow), Pool().submit(slow)])",
         "with est.Engine() as other:\n    other.submit(lambda: time.sleep(0.1))",
         "small = est.Engine(in_flight_limit=1)\nfor _ in range(3): small.submit(lambda: time.sleep(0.05))\nsmall.shutdown()",
     ],
@@ -99,15 +100,17 @@ def test_what_is_shown_is_escaped_short_and_never_waits():
         "gate.set(); t.wait(); t",
         "bad = eng.call(lambda: 1 / 0)\ntry: bad.wait()\nexcept est.OperationError: pass\nbad",
         "pair = eng.call(lambda: (np.ones(1), np.ones(2)), outputs=2); eng.wait_all(); pair[1]",
+        "x = eng.zeros(1, 'int8'); held = np.from_dlpack(x); eng.submit(lambda x: None, writes=[x]).cancel(); del held; x",
         "assert all(len(repr(it)) < 120 for it in (t, op, eng, eng.stats(), eng.diagnose(), bad))",
     ]
-    diagnosis, pending, stats, ready, failed, part, _ = run_cells(*cells)
+    diagnosis, pending, stats, ready, failed, part, cancelled, _ = run_cells(*cells)
     assert "&lt;script&gt;" in diagnosis["text/html"] and "<script>" not in diagnosis["text/html"]
     assert "pending" in pending["text/html"]
     assert "in_flight_limit" in stats["text/html"] and "4096" in stats["text/html"]
     assert "ready" in ready["text/html"] and "(2,)" in ready["text/html"]
     assert "failed" in failed["text/html"]
     assert "(2,)" in part["text/html"]
+    assert "cancelled" in cancelled["text/html"]
 
 
 def test_a_report_shows_its_page_and_without_its_file_its_text():

@@ -57,7 +57,7 @@ mod _estafette {
         operation::PyOperation,
         operators::{PyOperator, PyOperators},
         program::PyProgram,
-        promise::wait_any,
+        promise::{call_back, wait_any},
         recording::{
             begin_recording, check_output, end_recording, name_shown, read_chrome, read_report, replace_file,
             set_program_name, snapshot_recording,
@@ -79,7 +79,7 @@ mod _estafette {
     };
     #[pymodule_export]
     use super::{
-        asyncio::stopped_loop::stand_for,
+        asyncio::stopped_loop::{may_block, stand_for},
         command::command,
         error::kept_errors,
         exchange::{peers::peers, unordered::unordered_exchanges},

@@ -9,6 +9,7 @@ use std::time::Duration;
 use estafette::bindings::{EventReceiver, events_asked_for, receive_events};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
@@ -31,7 +32,17 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
         let logger = logger(py)?;
         logger.call_method1("setLevel", (DEBUG,))?;
         if !logger.call_method0("hasHandlers")?.is_truthy()? {
-            let handler = py.import("logging")?.call_method0("StreamHandler")?;
+            let logging = py.import("logging")?;
+            let root = logging.call_method0("getLogger")?.unbind();
+            // A program that configures logging later would get each event twice.
+            let is_alone = PyCFunction::new_closure(py, None, None, move |args, _| {
+                root.bind(args.py())
+                    .call_method0("hasHandlers")?
+                    .is_truthy()
+                    .map(|has_handlers| !has_handlers)
+            })?;
+            let handler = logging.call_method0("StreamHandler")?;
+            handler.call_method1("addFilter", (is_alone,))?;
             logger.call_method1("addHandler", (handler,))?;
         }
     }

@@ -1,6 +1,7 @@
 """Programs that type checkers accept in strict mode; `assert_type` says what they infer. Never run."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, assert_type
 
 import numpy as np
@@ -73,7 +74,7 @@ def calls_with_options(eng: est.Engine, x: est.Tensor, using: Using | None) -> N
 
 def submissions(eng: est.Engine, x: est.Tensor, z: est.Tensor) -> None:
     op = eng.submit(lambda y, z: np.multiply(y, 2, out=z), reads=[x], writes=[z], using=np.from_dlpack)
-    eng.submit(lambda z: z.fill(1), writes=[z])
+    eng.submit(lambda z: z.fill(1), writes=[z], on_skip=lambda error: print(error.operation))
     eng.submit(lambda: None, writes=[eng.var()])
     eng.submit(step, reads=[x], writes=[z], using=np.from_dlpack)
     eng.submit(step, reads=x, writes=eng.var(), using=np.from_dlpack)
@@ -84,6 +85,17 @@ def submissions(eng: est.Engine, x: est.Tensor, z: est.Tensor) -> None:
     assert_type(count.replay(), est.Operation)
     for done in est.as_completed([x, z, op]):
         print(done)
+    for tensor in est.as_completed([x, z]):
+        assert_type(tensor, est.Tensor)
+    assert_type(est.wait([x, z]).done, set[est.Tensor])
+    ended, pending = est.wait([op], return_when="FIRST_EXCEPTION")
+    assert_type(ended, set[est.Operation])
+    print(pending, est.wait([x, op]).done)
+    with ThreadPoolExecutor() as pool:
+        mixed: list[est.Tensor | Future[int]] = [x, pool.submit(int)]
+        assert_type(est.wait(mixed).not_done, set[est.Tensor | Future[int]])
+        for number in est.as_completed([pool.submit(int)]):
+            assert_type(number, Future[int])
 
 
 def submitters(eng: est.Engine, x: est.Tensor, z: est.Tensor, unknown: Any) -> None:
@@ -98,7 +110,7 @@ def submitters(eng: est.Engine, x: est.Tensor, z: est.Tensor, unknown: Any) -> N
     assert_type(eng.wrap(halves, outputs=["head", "tail"])(x), dict[str, est.Tensor])
     assert_type(eng.wrap(of_tensors, outputs=0)(x, 1), est.Operation)
 
-    @eng.op(writes="out", using=np.from_dlpack)
+    @eng.op(writes="out", using=np.from_dlpack, on_skip=print)
     def scale(x: Array, factor: float, out: Array) -> None:
         np.multiply(x, factor, out=out)
 

@@ -59,10 +59,13 @@ eng.wrap(step, outptus=2)  # refused
 eng.wrap(step, using=3)  # refused
 eng.op(wites="out")  # refused
 eng.op(writes="out", outputs=2)  # refused
+eng.op(on_skip=print)  # refused
+eng.wrap(step, on_skip=print)  # refused
 
 # The rest.
 eng.submit(step, read=[x])  # refused
 eng.submit(step, reads=[1])  # refused
+est.wait([1])  # refused
 print(x.sahpe)  # refused
 print(x + 1)  # refused
 print(est.report("run.pftrace").data["totals"]["runing_ns"])  # refused

@@ -462,9 +462,22 @@ class TestWrapped:
         with pytest.raises(TypeError, match="missing"):
             eng.op(writes="y")(lambda x, y: None)(ones)
 
+    def test_the_function_may_have_a_parameter_fn(self, eng, np):
+        assert np.from_dlpack(eng.call(lambda fn: fn * 2, fn=np.ones(1))).tolist() == [2]
+
+        async def main():
+            return await eng.call_async(lambda fn: fn * 2, fn=np.ones(1))
+
+        assert np.from_dlpack(asyncio.run(main())).tolist() == [2]
+
     def test_an_option_that_there_is_not_is_refused_where_the_function_is_made(self, eng, np):
         with pytest.raises(TypeError, match="`wrap` has no option 'ouputs'"):
             eng.wrap(np.divmod, ouputs=2)
+        for name in ("args", "fn", "kwargs"):
+            with pytest.raises(TypeError, match=f"`wrap` has no option '{name}'"):
+                eng.wrap(np.divmod, **{name: 2})
+            with pytest.raises(TypeError, match=f"`op` with `writes` has no option '{name}'"):
+                eng.op(writes="y", **{name: 2})(lambda y: None)
         with pytest.raises(TypeError, match="`op` has no option 'on_skip'"):
             eng.op(on_skip=print)(np.negative)
         with pytest.raises(TypeError, match="`op` with `writes` has no option 'outputs'"):

@@ -66,6 +66,7 @@ class TestResults:
         gate.open()
         until(y.done)
         assert y.cancelled()
+        assert ", cancelled>" in repr(y) and ">cancelled<" in y._repr_html_()
 
     def test_what_only_looks_retrieves_no_failure(self, caplog, monkeypatch):
         told = []
@@ -230,11 +231,10 @@ class TestOthers:
         gate.open()
         assert concurrent.futures.wait([ready, *late], timeout=30).done == {ready, *late}
 
-    def test_polling_costs_one_callback(self, late, gate):
+    def test_polling_leaves_no_callback(self, late, gate):
         def references():
             return [sys.getrefcount(promise) for promise in late]
 
-        concurrent.futures.wait(late, timeout=0)
         before = references()
         for _ in range(100):
             assert concurrent.futures.wait(late, timeout=0).not_done == set(late)
@@ -344,12 +344,20 @@ class TestOthers:
     def test_a_wait_behind_a_lease_of_its_own_thread_ends(self, eng, np):
         t = eng.zeros(1, "int8")
         held = np.from_dlpack(t)
-        op = eng.submit(lambda t: None, writes=[t])
-        for wait in (est.wait, lambda promises: list(est.as_completed(promises))):
+        ops = [eng.submit(lambda t: None, writes=[t]) for _ in range(2)]
+        waits = [
+            lambda promises, return_when=return_when: est.wait(promises, 30, return_when)
+            for return_when in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION")
+        ]
+        other = concurrent.futures.Future()
+        for promises in (ops[:1], ops):
+            for wait in (*waits, lambda promises: list(est.as_completed(promises, 30))):
+                with pytest.raises(est.LeaseHeldError, match="read lease"):
+                    wait(promises)
             with pytest.raises(est.LeaseHeldError, match="read lease"):
-                wait([op])
+                est.wait([*promises, other], 30)
         del held
-        assert est.wait([op], 30).done == {op}
+        assert est.wait(ops, 30).done == set(ops)
 
     @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"])
     def test_waiting_retrieves_no_failure(self, caplog, monkeypatch, gate, return_when):
@@ -365,6 +373,34 @@ class TestOthers:
             # Another thread may drop the last reference. It logs each failure, and then calls the hook.
             until(lambda: len(told) == 2)
             assert sum("never retrieved" in record.getMessage() for record in caplog.records) == 2
+
+    def test_a_future_retrieves_a_failure_when_it_is_asked_for(self, monkeypatch):
+        told = []
+        monkeypatch.setattr("sys.unraisablehook", told.append)
+        for looks in (False, True):
+            with est.Engine(workers=1, failures="log") as eng:
+                future = eng.submit(fails).future()
+                until(future.done)
+                if looks:
+                    assert future.exception() is not None
+                del future
+                # The callback's thread may drop the last reference.
+                until(lambda: told) if not looks else time.sleep(0.1)
+            assert len(told) == 1
+
+    def test_a_cancelled_operation_cancels_what_asyncio_makes_of_its_future(self, np):
+        async def main():
+            async with est.Engine(workers=1) as eng:
+                t = eng.zeros(1, "int8")
+                held = np.from_dlpack(t)
+                op = eng.submit(lambda t: None, writes=[t])
+                wrapped = asyncio.wrap_future(op.future())
+                assert op.cancel()
+                await asyncio.wait([wrapped], timeout=30)
+                assert wrapped.cancelled()
+                del held
+
+        asyncio.run(main())
 
     @pytest.mark.parametrize("is_mixed", [False, True])
     def test_waiting_for_the_first_exception_retrieves_no_failure_that_is_there(self, is_mixed):
@@ -389,7 +425,7 @@ class TestOthers:
 
     def test_a_future_of_the_very_class(self, eng, np, gate, late):
         futures = [promise.future() for promise in late]
-        assert all(type(future) is concurrent.futures.Future and not future.done() for future in futures)
+        assert all(isinstance(future, concurrent.futures.Future) and not future.done() for future in futures)
         gate.open()
         assert futures[0].result(30) is late[0] and futures[1].result(30) is None
         failing = eng.submit(fails).future()
@@ -398,9 +434,86 @@ class TestOthers:
         held = np.from_dlpack(y)
         cancelled = eng.submit(lambda y: None, writes=[y])
         future = cancelled.future()
+        assert not future.cancel() and not future.cancelled()
         cancelled.cancel()
-        assert isinstance(future.exception(30), est.CancelledError)
+        assert concurrent.futures.wait([future], 30).done and future.cancelled() and future.cancel()
+        for ask in (future.exception, future.result):
+            with pytest.raises(concurrent.futures.CancelledError, match="cancelled before it began") as caught:
+                ask()
+            assert type(caught.value) is est.CancelledError
         del held
+
+    def test_a_future_ends_as_the_version_it_was_made_of(self, eng, np):
+        """Whatever writes the tensor later, before a thread could tell of the end."""
+        first, second = Gate(), Gate()
+        t = eng.zeros(1, "int8")
+        eng.submit(lambda t: (first(), fails()), writes=[t])
+        future, busy, free = t.future(), threading.Event(), threading.Event()
+        eng.submit(lambda: None).future().add_done_callback(lambda _: (busy.set(), free.wait(30)))
+        assert busy.wait(30)
+        eng.submit(lambda t: second(), writes=[t])
+        first.open()
+        try:
+            assert isinstance(future.exception(10), est.OperationError) and not t.done()
+            called = threading.Event()
+            free.set()
+            eng.submit(lambda: None).add_done_callback(lambda _: called.set())
+            assert called.wait(10)
+        finally:
+            free.set()
+            second.open()
+        assert t.result(30) is t
+
+    def test_a_callback_waits_for_a_future_of_a_promise(self, eng, gate, late):
+        results, first = [], Gate()
+
+        def waits(_):
+            gate.open()
+            results.extend(promise.future().result(10) for promise in late)
+
+        eng.submit(first).add_done_callback(waits)
+        first.open()
+        until(lambda: len(results) == 2)
+        assert results == [late[0], None]
+
+    def test_callbacks_of_futures_may_wait_for_others(self, eng, gate, late):
+        results, first = [], Gate()
+        future = eng.submit(first).future()
+        future.add_done_callback(lambda _: (gate.open(), results.extend(promise.future().result(10) for promise in late)))
+        first.open()
+        until(lambda: len(results) == 2)
+
+    def test_a_second_wait_is_not_told_of_the_end_of_an_older_version(self, eng):
+        first, second = Gate(), Gate()
+        t, op = eng.zeros(1, "int8"), eng.submit(first)
+        eng.submit(lambda t: first(), writes=[t])
+        assert not concurrent.futures.wait([t], 0).done
+        eng.submit(lambda t: second(), writes=[t])
+        threading.Timer(0.05, first.open).start()
+        done, rest = concurrent.futures.wait([t], 0.5)
+        second.open()
+        assert (done, rest) == (set(), {t})
+        assert concurrent.futures.wait([t, op], 30).done == {t, op}
+
+    @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"])
+    def test_a_wait_ends_where_each_version_is_written_again(self, eng, return_when):
+        """As in a ring of buffers."""
+        slots, ends = [eng.zeros(1, "int8") for _ in range(3)], threading.Event()
+
+        def write(t):
+            if not ends.is_set():
+                time.sleep(0.01)
+                eng.submit(write, writes=[t])
+
+        for t in slots:
+            eng.submit(write, writes=[t])
+        waited = threading.Event()
+        thread = threading.Thread(target=lambda: (est.wait(slots, return_when=return_when), waited.set()), daemon=True)
+        thread.start()
+        try:
+            assert waited.wait(10)
+        finally:
+            ends.set()
 
     @pytest.mark.parametrize("is_done", [False, True])
     def test_asyncio_s_own_wait_is_refused_and_takes_a_future_of_the_promise(self, np, is_done):
@@ -470,34 +583,6 @@ class TestEnds:
             gate.set()
         """)
         assert output.split() == ["7", "called"]
-
-
-    def test_a_child_that_was_forked_during_a_wait_waits(self):
-        output, errors = run_program("""
-            import os, signal, threading
-            import estafette as est
-            from estafette._promises import LOCK
-            held, forked = threading.Event(), threading.Event()
-
-            def holds():
-                with LOCK:
-                    held.set()
-                    forked.wait(30)
-
-            threading.Thread(target=holds).start()
-            held.wait(30)
-            child = os.fork()
-            if child == 0:
-                signal.alarm(30)
-                eng = est.Engine(workers=1)
-                gate = threading.Event()
-                promises = [eng.submit(gate.wait) for _ in range(2)]
-                threading.Timer(0.1, gate.set).start()
-                os._exit(len(list(est.as_completed(promises, 10))))
-            forked.set()
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        """)
-        assert output == "2\n", errors
 
 
 class TestAttributes:

@@ -449,6 +449,9 @@ class TestPrograms:
     def test_the_environment_asks_for_events_in_the_log(self):
         _, said = run_program(self.PROGRAM, env={"RUST_LOG": "info,estafette=debug"})
         assert "submitted (id=" in said and "operation=step" in said
+        configured = "import estafette\nimport logging; logging.basicConfig(level=30)\n" + textwrap.dedent(self.PROGRAM)
+        _, said = run_program(configured, env={"RUST_LOG": "estafette=debug"})
+        assert said.count("submitted (id=") == 10, "each event is there once"
         _, said = run_program(self.PROGRAM, env={"RUST_LOG": "debug"})
         assert said == "", "events cost something, so they are asked for by name"
 

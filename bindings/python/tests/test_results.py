@@ -395,11 +395,36 @@ class TestDeclared:
             with pytest.raises(est.OperationError, match="no data"):
                 promise.wait()
 
-    def test_a_full_engine_refuses_all_of_them_on_a_loop(self, np):
+    def test_a_full_engine_refuses_all_of_them_on_a_loop(self, np, gate):
         async def main():
-            async with est.Engine(workers=1, in_flight_limit=2) as eng:
+            ran = []
+            async with est.Engine(workers=1, in_flight_limit=1) as eng:
+                held = eng.submit(gate)
                 with pytest.raises(est.InFlightLimitError):
-                    eng.call(lambda: (1, 2), outputs=2)
-                assert eng.stats().in_flight == 0
+                    eng.call(lambda: (ran.append(1), 2), outputs=2)
+                assert eng.stats().in_flight == 1
+                gate.open()
+                await held
+            assert not ran
 
         asyncio.run(main())
+
+    @pytest.mark.parametrize("way", ["call", "call_async"])
+    def test_several_outputs_need_one_permit(self, np, way):
+        async def main():
+            async with est.Engine(workers=1, in_flight_limit=2) as eng:
+                given = getattr(eng, way)(lambda: tuple(np.full(1, at) for at in range(5)), outputs=5)
+                tensors = given if way == "call" else await given
+                assert [value(np, await t) for t in tensors] == [[at] for at in range(5)]
+
+        asyncio.run(main())
+
+    def test_a_call_that_raises_has_submitted_nothing(self, eng, np):
+        """An alias of another engine's tensor is refused where the promise is described."""
+        ran = []
+        with est.Engine(workers=1) as other:
+            with pytest.raises(est.InvalidError):
+                eng.call(lambda: (ran.append(1), (np.ones(1),))[1], outputs=1, alias_of=[other.zeros(1, "int8")], like=[((-1,), "int8")])
+        eng.wait_all()
+        assert not ran
+

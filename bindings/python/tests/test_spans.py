@@ -1,6 +1,7 @@
 """Spans around the functions of operations, kept by the SDK's own exporter."""
 
 import asyncio
+import gc
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -94,6 +95,29 @@ def test_coroutines_are_within_their_spans(eng, exporter, tracer):
         spans = [span for span in exporter.get_finished_spans() if span.name == name]
         assert len(spans) == (1 if name == "declared" else 2)
         assert all(links(span) == [request.context.span_id] for span in spans)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_that_is_cancelled_before_it_begins_is_closed(eng, exporter, tracer, monkeypatch):
+    est.export_spans(tracer=tracer)
+    unraisable = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+
+    async def turns():
+        await asyncio.sleep(30)
+
+    async def main():
+        op = eng.submit(lambda: turns(), name="returned")
+        while len(asyncio.all_tasks()) == 1:
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        with pytest.raises(est.CancelledError):
+            await op
+
+    asyncio.run(main())
+    gc.collect()
+    assert not unraisable
 
 
 def test_without_being_asked_for_there_is_the_context_and_no_span(eng, exporter, tracer):

@@ -100,7 +100,8 @@ impl Error {
     }
 
     /// The program gets this error, so the failure in the error is retrieved.
-    pub(crate) fn retrieve(&self) {
+    #[doc(hidden)]
+    pub fn retrieve(&self) {
         if let Some(failure) = self.operation() {
             failure.heard().retrieve();
         }

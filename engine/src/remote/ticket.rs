@@ -360,7 +360,7 @@ pub(super) fn door() -> Result<Address, Error> {
 async fn serve(door: Door) {
     loop {
         match door.accept().await {
-            Ok(link) => notify(answer(link), |()| ()),
+            Ok(link) => drop(notify(answer(link), |()| ())),
             // Most likely descriptors are short. The door goes on.
             Err(error) => {
                 tracing::error!(%error, "a process that came with a ticket waits, or was hung up on")

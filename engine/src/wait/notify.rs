@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use estafette_devices::{Fence, host, log_panic};
@@ -14,7 +14,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::core::core_ref::CoreRef;
 pub(crate) use crate::core::error::device_error;
-use crate::core::error::{Error, FailureKind, OperationError};
+use crate::core::error::{Error, OperationError};
 use crate::core::one_shot::OneShot;
 use crate::core::operation::{Op, OpHandle, OpVar};
 use crate::core::var_state::{Asked, Replaced, thin_out};
@@ -37,7 +37,7 @@ struct Notification<F, C> {
     /// Wake-ups since the last poll began, plus one during a poll. The thread that raises the count from 0
     /// polls.
     wanted: AtomicUsize,
-    /// `None` once the future has ended. Only the polling thread takes this lock.
+    /// `None` during a poll, and once the future has ended or the callback was withdrawn.
     task: Mutex<Option<(Pin<Box<F>>, C)>>,
 }
 
@@ -84,26 +84,60 @@ where
 
 /// Calls `callback` with the output of `future`: on this thread if `future` is ready, else on the thread that
 /// wakes the future last.
-pub(crate) fn notify<F, C>(future: F, callback: C)
+pub(crate) fn notify<F, C>(future: F, callback: C) -> Notice
 where
     F: Future + Send + 'static,
     C: FnOnce(F::Output) + Send + 'static,
 {
     let task = Mutex::new(Some((Box::pin(future), callback)));
-    Arc::new(Notification { wanted: AtomicUsize::new(0), task }).run();
+    let notification = Arc::new(Notification { wanted: AtomicUsize::new(0), task });
+    let notice = Notice(Arc::downgrade(&notification) as Weak<dyn Withdraw>);
+    notification.run();
+    notice
+}
+
+/// A callback that is due. Dropping the notice changes nothing.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Notice(Weak<dyn Withdraw>);
+
+impl Notice {
+    /// Drops the callback, unless a thread polls or calls it at this moment.
+    pub fn withdraw(&self) {
+        if let Some(notification) = self.0.upgrade() {
+            notification.withdraw();
+        }
+    }
+}
+
+trait Withdraw: Send + Sync + std::fmt::Debug {
+    fn withdraw(&self);
+}
+
+impl<F, C> std::fmt::Debug for Notification<F, C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Notification").finish_non_exhaustive()
+    }
+}
+
+impl<F: Send, C: Send> Withdraw for Notification<F, C> {
+    fn withdraw(&self) {
+        let task = self.task.lock().take();
+        drop(task);
+    }
 }
 
 /// Calls `callback` at the end of `op`, which `ended` is the future of. No thread waits for it, so stand-ins run what it needs.
-fn notify_end<F, C>(ended: F, op: Option<&OpHandle>, callback: C)
+fn notify_end<F, C>(ended: F, op: Option<&OpHandle>, callback: C) -> Notice
 where
-    F: Future<Output = ()> + Send + 'static,
-    C: FnOnce() + Send + 'static,
+    F: Future<Output = Result<(), Error>> + Send + 'static,
+    C: FnOnce(Result<(), Error>) + Send + 'static,
 {
     let stand_ins = op.map(Awaited::stand_ins);
-    notify(ended, move |()| {
+    notify(ended, move |outcome| {
         drop(stand_ins);
-        call_back(callback);
-    });
+        call_back(move || callback(outcome));
+    })
 }
 
 /// The fence that settles as `future` does.
@@ -129,31 +163,30 @@ impl Tensor {
         notify(self.notified_ready(), move |outcome| call_back(move || callback(outcome)));
     }
 
-    /// As [`on_ready`](Self::on_ready), without the outcome: a failure stays unretrieved.
+    /// As [`on_ready`](Self::on_ready), but a failure stays unretrieved.
     #[doc(hidden)]
-    pub fn on_done<C>(&self, callback: C)
+    pub fn on_end<C>(&self, callback: C) -> Notice
     where
-        C: FnOnce() + Send + 'static,
+        C: FnOnce(Result<(), Error>) + Send + 'static,
     {
         let ended = Ended::new(&self.inner, false);
         let query = ended.handle();
         let noted = query.clone().filter(|query| query.payload().noted);
-        notify_end(ended, query.as_ref(), move || {
+        notify_end(ended, query.as_ref(), move |outcome| {
             if let Some(query) = noted {
                 hooks::resumed(query.id().get(), false);
             }
-            callback();
-        });
+            callback(outcome);
+        })
     }
 
-    /// How the current version failed, if it did. The failure stays unretrieved.
+    /// How the current version ended, if that is known. A failure stays unretrieved.
     #[doc(hidden)]
-    pub fn failure_kind(&self) -> Option<FailureKind> {
+    pub fn outcome(&self) -> Option<Result<(), Error>> {
         match self.inner.look_closely() {
-            Some(outcome) => outcome.err()?.operation().map(OperationError::kind),
             // It is known to be cancelled before the operations in front of it have ended.
-            None if cancellation::is_any() => Ended::new(&self.inner, false).failure_kind(),
-            None => None,
+            None if cancellation::is_any() => Ended::new(&self.inner, false).outcome(),
+            outcome => outcome,
         }
     }
 
@@ -248,40 +281,51 @@ fn call_back(callback: impl FnOnce() + 'static) {
     });
 }
 
-/// Blocks until one of the operations has ended or one of the tensors is finished. Failures stay unretrieved.
+type End = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
+
+/// Blocks until one of the operations has ended or one of the tensors is finished. Returns the places of those that have, counted
+/// through `ops` and then `tensors`. Failures stay unretrieved.
 ///
 /// # Errors
-/// [`Error::Timeout`]; the reason why the last of them can never end, if none can.
-pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<(), Error> {
+/// [`Error::Timeout`]; [`Error::Forked`]; the reason why the last of them can never end, if none can.
+pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<Vec<usize>, Error> {
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);
-    let mut ends: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
+    let mut ends: Vec<End> = Vec::new();
     let mut waiting: Vec<(&CoreRef, OpHandle)> = Vec::new();
     // In a trace each of them is a wait, which is over when this one is, whichever ends it. Dropped before the queries.
     let mut noted: Vec<QueryNoted> = Vec::new();
     for op in ops {
+        op.handle.payload().core.generation.check()?;
         ends.push(Box::pin(OpEnded(op.clone())));
         waiting.push((&op.handle.payload().core, op.handle.clone()));
     }
     for tensor in tensors {
+        tensor.inner.core.generation.check()?;
         let ended = Ended::new(&tensor.inner, true);
-        let Some(query) = ended.handle() else { return Ok(tensor.inner.core.generation.check()?) };
-        noted.extend(QueryNoted::of(&query));
+        if let Some(query) = ended.handle() {
+            noted.extend(QueryNoted::of(&query));
+            waiting.push((&tensor.inner.core, query));
+        }
         ends.push(Box::pin(ended));
-        waiting.push((&tensor.inner.core, query));
     }
-    if ends.iter_mut().any(|ended| ended.as_mut().poll(&mut cx).is_ready()) {
-        return Ok(());
+    let mut ended = || -> Vec<usize> {
+        let polled = ends.iter_mut().map(|ended| ended.as_mut().poll(&mut cx).is_ready());
+        polled.enumerate().filter_map(|(place, is_ready)| is_ready.then_some(place)).collect()
+    };
+    let known = ended();
+    if !known.is_empty() {
+        return Ok(known);
     }
     let until = timeout.and_then(clock::deadline);
     let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
     // Another one may end while this thread would run the first.
     let takes_turns = waiting.len() == 1;
-    let mut outcome = Ok(());
+    let mut outcome = Ok(Vec::new());
     for (core, handle) in waiting {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        outcome = blocking::block_while(core, &handle, &what, &woken.0, left, takes_turns);
+        outcome = blocking::block_while(core, &handle, &what, &woken.0, left, takes_turns).map(|()| ended());
         // Another one may still end.
         if !matches!(outcome, Err(Error::WouldDeadlock(_) | Error::LeaseHeld(_))) {
             return outcome;
@@ -324,17 +368,18 @@ impl Wake for Woken {
 struct OpEnded(Op);
 
 impl Future for OpEnded {
-    type Output = ();
+    type Output = Result<(), Error>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Op { handle, key, .. } = &mut self.0;
         let state = handle.payload();
-        if state.core.generation.is_inherited() || state.one_shot().is_set(cx, key) {
+        state.core.generation.check()?;
+        let polled = state.one_shot().peek(cx, key);
+        if polled.is_ready() {
             // A one-shot that is set has no wakers.
             *key = WakerKey::default();
-            return Poll::Ready(());
         }
-        Poll::Pending
+        polled.map_err(OperationError::into_error)
     }
 }
 
@@ -345,15 +390,24 @@ impl Op {
     where
         C: FnOnce() + Send + 'static,
     {
-        let is_pending = !self.handle.payload().core.generation.is_inherited() && !self.is_done();
-        notify_end(OpEnded(self.clone()), is_pending.then_some(&self.handle), callback);
+        self.on_end(|_| callback());
     }
 
-    /// How the operation failed, if it has ended so. The failure stays unretrieved.
+    /// As [`on_done`](Self::on_done), with the outcome.
     #[doc(hidden)]
-    pub fn failure_kind(&self) -> Option<FailureKind> {
-        let state = self.handle.payload();
-        if self.is_done() { state.failure().map(|failure| failure.kind()) } else { None }
+    pub fn on_end<C>(&self, callback: C) -> Notice
+    where
+        C: FnOnce(Result<(), Error>) + Send + 'static,
+    {
+        let is_pending = !self.handle.payload().core.generation.is_inherited() && !self.is_done();
+        notify_end(OpEnded(self.clone()), is_pending.then_some(&self.handle), callback)
+    }
+
+    /// How the operation ended, if it has. A failure stays unretrieved.
+    #[doc(hidden)]
+    pub fn outcome(&self) -> Option<Result<(), Error>> {
+        let failure = self.handle.payload().failure();
+        self.is_done().then(|| failure.map_or(Ok(()), |failure| Err(failure.clone().into_error())))
     }
 
     /// The end of the operation as a fence. An operation that leaves device work ends when this work was

@@ -15,7 +15,7 @@ use estafette_devices::Reactor;
 use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
-use crate::core::error::{Error, FailureKind, OperationError};
+use crate::core::error::Error;
 use crate::core::one_shot::{OneShot, ReadySignal};
 use crate::core::operation::{self, EndKeys, Kind, Name, OpGranted, OpHandle, Role};
 use crate::core::wakers::WakerKey;
@@ -82,40 +82,52 @@ fn submit_query(tensor: &TensorInner, blocks: bool) -> (ReadinessQuery, Option<O
 
 /// The end of the version that is current when the future is made. A failure stays unretrieved, and leases alone
 /// never end the future.
-pub(crate) struct Ended(Option<ReadinessQuery>);
+pub(crate) enum Ended {
+    Known(Result<(), Error>),
+    Probing(ReadinessQuery),
+}
 
 impl Ended {
     /// `blocks` says that the caller is a thread that will block for it.
     pub(crate) fn new(tensor: &TensorInner, blocks: bool) -> Self {
-        if tensor.is_quiet() || tensor.core.generation.is_inherited() || tensor.look_closely().is_some() {
-            return Self(None);
+        if tensor.is_quiet() {
+            return Self::Known(Ok(()));
+        }
+        if let Some(outcome) = tensor.look_closely() {
+            return Self::Known(outcome);
         }
         let (query, granted) = submit_query(tensor, blocks);
         match granted {
             Some(granted) => run::dispatch_one(granted),
             None => cancellation::query_waits(&query.handle),
         }
-        Self(Some(query))
+        Self::Probing(query)
     }
 
     /// The query for the end, if that is not known.
     pub(crate) fn handle(&self) -> Option<OpHandle> {
-        self.0.as_ref().map(|query| query.handle.clone())
+        match self {
+            Self::Known(_) => None,
+            Self::Probing(query) => Some(query.handle.clone()),
+        }
     }
 
-    /// How the version failed, if that is known.
-    pub(crate) fn failure_kind(&self) -> Option<FailureKind> {
-        self.0.as_ref()?.one_shot.glance()?.err()?.operation().map(OperationError::kind)
+    /// How the version ended, if that is known.
+    pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
+        match self {
+            Self::Known(outcome) => Some(outcome.clone()),
+            Self::Probing(query) => query.one_shot.glance(),
+        }
     }
 }
 
 impl Future for Ended {
-    type Output = ();
+    type Output = Result<(), Error>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        match &self.0 {
-            Some(query) if !query.one_shot.is_set(cx, &mut WakerKey::alone()) => Poll::Pending,
-            _ => Poll::Ready(()),
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &*self {
+            Self::Known(outcome) => Poll::Ready(outcome.clone()),
+            Self::Probing(query) => query.one_shot.peek(cx, &mut WakerKey::alone()),
         }
     }
 }

@@ -365,7 +365,7 @@ fn is_opened_elsewhere(name: &str, workers: usize) {
             if workers > 0 {
                 // No thread waits for the link, so its own thread hears of the answer.
                 let (done, is_done) = channel();
-                x.on_done(move || done.send(()).unwrap());
+                x.on_end(move |_| done.send(()).unwrap());
                 is_done.recv().unwrap();
             }
             assert_eq!(side.value(&x).unwrap(), 4);

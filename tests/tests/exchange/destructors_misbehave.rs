@@ -503,7 +503,7 @@ fn callbacks_and_hooks() {
             assert!(!panics, "a callback");
         });
         let (value, called) = (stage.value(), sender.clone());
-        stage.x.on_done(move || {
+        stage.x.on_end(move |_| {
             value.calls_back();
             called.send(true).unwrap();
             assert!(!panics, "a callback");

@@ -11,7 +11,7 @@ use std::task::{Context, Waker};
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::tensor::TensorState;
 use estafette::wait::Activity;
-use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, ImportOptions, Tensor};
+use estafette::{Access, DType, Engine, Error, ExportOptions, ImportOptions, Tensor};
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
@@ -209,14 +209,17 @@ fn looks_that_show_no_failure_do_not_retrieve() {
     assert!(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     let (called, calls) = channel();
     let also = called.clone();
-    x.on_done(move || called.send(()).unwrap());
+    x.on_end(move |_| called.send(()).unwrap());
     op.on_done(move || also.send(()).unwrap());
     gate.begun().complete(Ok(()));
     engine.wait_all(None).unwrap();
     calls.recv().unwrap();
     calls.recv().unwrap();
     assert!(x.is_ready() && op.is_done());
-    assert_eq!((x.failure_kind(), op.failure_kind()), (Some(FailureKind::Error), Some(FailureKind::Error)));
+    assert!(matches!(
+        (x.outcome(), op.outcome()),
+        (Some(Err(Error::Failed(_))), Some(Err(Error::Failed(_))))
+    ));
     block_on(x.writable()).unwrap();
     let _ = (engine.diagnose(), Activity::from(&engine.diagnose()), engine.stats(), format!("{op:?}"));
     drop((op, x));

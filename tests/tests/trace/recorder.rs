@@ -280,7 +280,7 @@ fn a_callback_ends_the_wait_that_it_was_asked_for() {
     let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
     clock.set(10);
     let (called, is_called) = mpsc::channel();
-    x.on_done(move || called.send(()).unwrap());
+    x.on_end(move |_| called.send(()).unwrap());
     clock.set(50);
     drop(reader);
     write.wait().unwrap();

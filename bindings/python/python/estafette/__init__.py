@@ -27,7 +27,6 @@ import os as _os
 import sys as _sys
 import threading as _threading
 
-from . import _promises
 from ._dtype import DType
 from ._errors import (
     CancelledError,
@@ -82,6 +81,7 @@ from ._estafette import (
     unordered_exchanges,
     unregister_context,
 )
+from ._fork import ForkLock as _ForkLock
 from ._helping import without_helping
 from ._promises import as_completed, wait
 from ._streams import Stream, current_stream, hold_barriers
@@ -227,7 +227,7 @@ def __dir__() -> list[str]:
 _check_interpreter()
 
 _default: Engine | None = None
-_default_lock = _threading.Lock()
+_default_lock = _ForkLock()
 
 
 def default_engine() -> Engine:
@@ -236,7 +236,7 @@ def default_engine() -> Engine:
     engine = _default
     if engine is not None and engine._is_usable():
         return engine
-    with _default_lock:
+    with _default_lock.now:
         if _default is None or not _default._is_usable():
             _default = Engine()
         return _default
@@ -256,9 +256,9 @@ def from_dlpack(
 
 
 def _in_child() -> None:
-    # The default engine is the parent's, and another thread may have held a lock during the fork.
-    global _default, _default_lock
-    _default, _default_lock, _promises.LOCK = None, _threading.Lock(), _threading.RLock()
+    # The default engine is the parent's.
+    global _default
+    _default = None
     _after_fork_in_child()
 
 

@@ -145,9 +145,11 @@ def start_async(scope, function, using, arguments, loop, context, done):
 
 def start_coroutine(coroutine, loop, context, done):
     """As `start_async`, for the coroutine that a plain function has returned, with the context in which it was called."""
-    if span:
-        coroutine = _in_span(coroutine)
-    _report(_loops.create_task(loop, coroutine, done.failed, context=context), loop, context, done)
+    task = _loops.create_task(loop, _in_span(coroutine) if span else coroutine, done.failed, context=context)
+    if span and isinstance(coroutine, _loops.Coroutine):
+        # As `create_task` closes what it gets.
+        task.add_done_callback(lambda _: coroutine.close())
+    _report(task, loop, context, done)
 
 
 def _report(task, loop, context, done):

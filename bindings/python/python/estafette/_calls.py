@@ -346,7 +346,9 @@ def _check(function, options, what, submits):
     """An option that `submits` does not have would become an argument of the function at each call."""
     if not callable(function):
         raise TypeError(f"{function!r} is not callable")
-    unknown = [name for name in options if name not in inspect.signature(submits).parameters]
+    variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    known = {name for name, parameter in inspect.signature(submits).parameters.items() if parameter.kind not in variadic} - {"fn"}
+    unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(f"{what} has no option {', '.join(map(repr, unknown))}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 from ._estafette import _shown
 
 TYPE_CHECKING = False
@@ -63,10 +65,11 @@ class OperationError(EstafetteError):
         return self._text or f"operation `{_shown(self.operation)}` (op {self.id}) failed: {self.message}"
 
 
-class CancelledError(OperationError):
+class CancelledError(OperationError, concurrent.futures.CancelledError):
     """The operation was cancelled before it began, or its ``async def`` function was, or the future that it waited for.
 
-    (A cancelled *task* gets ``asyncio.CancelledError`` as usual.)
+    It is the ``CancelledError`` of `concurrent.futures` too, as futures of promises raise it. (A cancelled *task* gets
+    ``asyncio.CancelledError`` as usual.)
     """
 
 

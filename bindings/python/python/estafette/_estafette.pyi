@@ -27,7 +27,7 @@ from .typing import (
     Using,
 )
 
-__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_check_output", "_command", "_end_recording", "_engine_states", "_failed", "_from_tickets", "_hold_barriers", "_kept_errors", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_call_back", "_check_interpreter", "_check_output", "_command", "_end_recording", "_engine_states", "_failed", "_from_tickets", "_hold_barriers", "_kept_errors", "_may_block", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_recording", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -56,7 +56,7 @@ class Engine:
     workers: threads for operations, at most 1,024; default one per core. Python functions share the interpreter's lock, so the
         engine measures how many of its workers run at once with the best throughput. With 0, operations run on
         threads that wait without a timeout, and on threads that submit once 32 operations are ready; for an
-        ``await``, a callback or a wait with a timeout the engine starts a thread.
+        ``await``, a callback or a wait with a timeout the engine starts a thread. A program that only asks `done` or `is_ready` runs none.
     in_flight_limit: operations in flight before a submission waits; default 4,096.
     lease_timeout: seconds that leases alone may hold up a wait (blocking or ``await``), or a submission at
         the in-flight limit, before the wait raises `LeaseHeldError`; default 30. A blocking wait for a lease
@@ -333,7 +333,7 @@ class Engine:
     ) -> Tensor: ...
     @overload
     def call(  # type: ignore[overload-overlap]
-        self, fn: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs
+        self, fn: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> Tensor: ...
     @overload
     def call(
@@ -343,73 +343,73 @@ class Engine:
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None, alias_of: _Tensors | None = None, like: Like | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None, alias_of: _Tensors | None = None, like: Like | None = None,
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None, like: Like | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None, like: Like | None = None,
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: Like | None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: Like | None,
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None, priority: int = 0, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int, **kwargs: Any,
     ) -> Tensor: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: None = None,
         copy: bool | None = None, outputs: Literal[0], name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Operation: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: list[Like] | None = None, copy: bool | None = None, outputs: int, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> tuple[Tensor, ...]: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: dict[str, Like] | None = None, copy: bool | None = None, outputs: list[str] | tuple[str, ...],
         name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> dict[str, Tensor]: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: list[Like],
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: list[Like],
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> tuple[Tensor, ...]: ...
     @overload
     def call(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: dict[str, Like], copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> dict[str, Tensor]:
@@ -451,37 +451,37 @@ class Engine:
         """
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[Tensor]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: None = None,
         copy: bool | None = None, outputs: Literal[0], name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[Operation]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: list[Like] | None = None, copy: bool | None = None, outputs: int, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[tuple[Tensor, ...]]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: dict[str, Like] | None = None, copy: bool | None = None, outputs: list[str] | tuple[str, ...],
         name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: list[Like],
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: list[Like],
         copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[tuple[Tensor, ...]]: ...
     @overload
     def call_async(
-        self, fn: Body, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: dict[str, Like], copy: bool | None = None, outputs: None = None, name: str | None = None,
         on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
     ) -> Awaitable[dict[str, Tensor]]:
@@ -565,7 +565,7 @@ class Engine:
             as by `wrap`, and without options `@eng.op` is the decorator.
         reads: names of the parameters whose tensors it reads; default all that `writes` does not name. A parameter that the function
             changes in place stands in both. One in `writes` alone is overwritten: an earlier failure of it is forgotten.
-        options: `using`, `name`, `on` and `priority`, as in `submit`.
+        options: `using`, `name`, `on` and `priority`, as in `submit`, and with `writes` its `on_skip`.
 
             >>> @eng.op(writes="out", using=np.from_dlpack)
             ... def scale(x, factor, out):
@@ -640,8 +640,8 @@ class Tensor:
     def call_in_report(self, name: str) -> None:
         """Names the tensor in reports of recordings, including recordings that begin later."""
     def is_ready(self) -> bool:
-        """Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits. A version that
-        was cancelled has failed at once, while earlier operations may still use the memory.
+        """Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits, and runs nothing
+        in an engine without workers. A version that was cancelled has failed at once, while earlier operations may still use the memory.
         """
     def is_defined(self) -> bool:
         """Returns True if the tensor has its memory and shape. Never waits."""
@@ -669,7 +669,9 @@ class Tensor:
         """
     def __await__(self) -> Generator[Any, None, Any]: ...
     def done(self) -> bool:
-        """Returns True if it is known how the promise ends, with or without a failure. Never waits."""
+        """Returns True if it is known how the promise ends, with or without a failure. Never waits, and runs nothing in an
+        engine without workers.
+        """
     def cancelled(self) -> bool:
         """Returns True if the operation was cancelled. Never waits."""
     def result(self, timeout: float | None = None) -> Any:
@@ -680,14 +682,16 @@ class Tensor:
         """
     def add_done_callback(self, fn: Callable[[Self], object], /) -> None:
         """Calls ``fn(self)`` once when the promise is done: at once if it is, else on a thread of the package that calls
-        one callback after the other. What the function raises is logged.
+        one callback after the other. What the function raises is logged. ``self.result()`` in the function waits for a later
+        write of the tensor, if there is one; the future that `future` returns keeps the end of its version.
         """
     def future(self) -> Future[Any]:
-        """Returns a `concurrent.futures.Future` that ends as the promise does, for `asyncio.wrap_future` and other code
-        that wants that very class.
+        """Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
+        `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
         """
     def _failed(self) -> bool: ...
-    def _add_waiter(self, fn: Callable[[Self], object], /) -> None: ...
+    def _on_end(self, fn: Callable[[Self, Any], object], /) -> Any: ...
+    def _awaited(self) -> Any: ...
     @property
     def _state(self) -> str: ...
     @property
@@ -1019,7 +1023,9 @@ class Operation:
         """
     def __await__(self) -> Generator[Any, None, None]: ...
     def done(self) -> bool:
-        """Returns True if it is known how the promise ends, with or without a failure. Never waits."""
+        """Returns True if it is known how the promise ends, with or without a failure. Never waits, and runs nothing in an
+        engine without workers.
+        """
     def cancelled(self) -> bool:
         """Returns True if the operation was cancelled. Never waits."""
     def result(self, timeout: float | None = None) -> None:
@@ -1030,14 +1036,16 @@ class Operation:
         """
     def add_done_callback(self, fn: Callable[[Self], object], /) -> None:
         """Calls ``fn(self)`` once when the promise is done: at once if it is, else on a thread of the package that calls
-        one callback after the other. What the function raises is logged.
+        one callback after the other. What the function raises is logged. ``self.result()`` in the function waits for a later
+        write of the tensor, if there is one; the future that `future` returns keeps the end of its version.
         """
     def future(self) -> Future[None]:
-        """Returns a `concurrent.futures.Future` that ends as the promise does, for `asyncio.wrap_future` and other code
-        that wants that very class.
+        """Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
+        `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
         """
     def _failed(self) -> bool: ...
-    def _add_waiter(self, fn: Callable[[Self], object], /) -> None: ...
+    def _on_end(self, fn: Callable[[Self, Any], object], /) -> Any: ...
+    def _awaited(self) -> Any: ...
     @property
     def _state(self) -> str: ...
     @property
@@ -1396,7 +1404,11 @@ def _run_in_spans(on: bool, /) -> None: ...
 def _set_helping(allowed: bool) -> bool: ...
 def _stand_for(thread: int, /) -> None: ...
 def _shown(name: str, /) -> str: ...
-def _wait_any(promises: list[Tensor | Operation], timeout: float | None) -> None: ...
+def _call_back(function: Callable[[], object]) -> None: ...
+
+def _may_block() -> bool: ...
+
+def _wait_any(promises: list[Tensor | Operation], timeout: float | None) -> list[Tensor | Operation]: ...
 def _check_interpreter() -> None: ...
 def _command(arguments: list[str], /) -> int: ...
 def _hold_barriers(hold: bool, /) -> None: ...

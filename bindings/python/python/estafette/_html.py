@@ -28,7 +28,7 @@ def _table(head, rows):
 
 def tensor(tensor):
     """A row with what is known, without waiting for anything."""
-    state = "failed" if tensor._failed() else "ready" if tensor.is_ready() else "pending"
+    state = "failed" if tensor._failed() else "cancelled" if tensor.cancelled() else "ready" if tensor.is_ready() else "pending"
     if not tensor.is_defined():
         return _table(["tensor"], [[state]])
     try:

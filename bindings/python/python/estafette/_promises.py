@@ -10,15 +10,21 @@ import time
 
 from ._body import operation
 from ._errors import WouldBlockError
-from ._estafette import Operation, Tensor, _wait_any
+from ._estafette import Operation, Tensor, _call_back, _may_block, _wait_any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any, Union, overload
+    from typing import Any, Generic, NamedTuple, TypeVar, Union, overload
 
-    _Promise = Union[Operation, Tensor]
+    _AnyPromise = Union[Operation, Tensor, concurrent.futures.Future[Any]]
+    _Promise = TypeVar("_Promise", bound=_AnyPromise)
+
+    class _Waited(NamedTuple, Generic[_Promise]):
+        done: set[_Promise]
+        not_done: set[_Promise]
 else:
+    _Waited = concurrent.futures._base.DoneAndNotDoneFutures
 
     def overload(function):
         return function
@@ -53,10 +59,8 @@ class _Ends(threading.local):
 
 
 ENDS = _Ends()
-# The waiters of promises that have not ended. Each such promise has one callback, however often it is waited for.
-_WAITERS: dict[_Promise, list[Any]] = {}
-# Of the waiters. A finalizer that waits may run while its thread has the lock.
-LOCK = threading.RLock()
+# The callbacks of waiters, each of one wait for one promise.
+_NOTICES: dict[tuple[Any, Any], Any] = {}
 
 
 def state(promise):
@@ -78,59 +82,70 @@ class Waiters:
         self._promise = promise
 
     def append(self, waiter):
-        if ENDS.states.get(self._promise, "PENDING") != "PENDING":
-            return
-        with LOCK:
-            waiters = _WAITERS.get(self._promise)
-            if waiters is not None:
-                waiters.append(waiter)
-                return
-            _WAITERS[self._promise] = [waiter]
-            try:
-                self._promise._add_waiter(_tell)
-            except BaseException:
-                # The next wait adds a callback of its own.
-                _WAITERS.pop(self._promise, None)
-                raise
+        if ENDS.states.get(self._promise, "PENDING") == "PENDING":
+            _NOTICES[waiter, self._promise] = self._promise._on_end(functools.partial(_tell, waiter))
 
     def remove(self, waiter):
-        """A promise that has ended has no waiters."""
-        with LOCK:
-            waiters = _WAITERS.get(self._promise, ())
-            if waiter in waiters:
-                waiters.remove(waiter)
+        notice = _NOTICES.pop((waiter, self._promise), None)
+        if notice:
+            notice.withdraw()
 
 
-def _tell(promise):
-    with LOCK:
-        waiters = _WAITERS.pop(promise, ())
-    for waiter in waiters:
-        if promise.cancelled():
-            waiter.add_cancelled(promise)
-        elif promise._failed():
-            waiter.add_exception(promise)
-        else:
-            waiter.add_result(promise)
+def _tell(waiter, promise, failure):
+    if failure is None:
+        waiter.add_result(promise)
+    elif failure.cancelled:
+        waiter.add_cancelled(promise)
+    else:
+        waiter.add_exception(promise)
+
+
+class Future(concurrent.futures.Future):
+    """The future of a promise. A failure is retrieved when it is asked for."""
+
+    _failure = None
+
+    def cancel(self):
+        return self.cancelled()
+
+    def exception(self, timeout=None):
+        try:
+            error = super().exception(timeout)
+        except concurrent.futures.CancelledError:
+            raise self._failure.error() from None
+        if self._failure is not None:
+            self._failure.retrieve()
+        return error
+
+    def result(self, timeout=None):
+        self.exception(timeout)
+        return super().result()
+
+    def _invoke_callbacks(self):
+        # Functions of users, which may wait for what this thread settles.
+        if self._done_callbacks:
+            _call_back(super()._invoke_callbacks)
 
 
 def future(promise):
-    """A future that ends as `promise` does."""
-    made = concurrent.futures.Future()
-    made.set_running_or_notify_cancel()
-    promise.add_done_callback(functools.partial(_settle, made))
+    """A future that ends as the current version of `promise` does."""
+    made = Future()
+    promise._on_end(functools.partial(_settle, made))
     return made
 
 
-def _settle(made, promise):
-    try:
-        error = promise.exception()
-        result = promise.result() if error is None else None
-    except BaseException as raised:
-        error = raised
-    if error is None:
-        made.set_result(result)
+def _settle(made, promise, failure):
+    made._failure = failure
+    if failure is None:
+        try:
+            made.set_result(promise._awaited())
+        except BaseException as error:
+            made.set_exception(error)
+    elif failure.cancelled:
+        concurrent.futures.Future.cancel(made)
+        made.set_running_or_notify_cancel()
     else:
-        made.set_exception(error)
+        made.set_exception(failure.error())
 
 
 class _Unretrieved:
@@ -149,13 +164,18 @@ class _Unretrieved:
 _RETURN_WHEN = (concurrent.futures.ALL_COMPLETED, concurrent.futures.FIRST_COMPLETED, concurrent.futures.FIRST_EXCEPTION)
 
 
-def wait(
-    promises: Iterable[_Promise], timeout: float | None = None, return_when: str = concurrent.futures.ALL_COMPLETED
-) -> concurrent.futures._base.DoneAndNotDoneFutures[_Promise]:
-    """Waits for tensors and operations, as ``concurrent.futures.wait`` does: returns the sets `done` and `not_done`.
+# Of a list of several kinds mypy takes the common base class for its type, `object`, unless the parameter has their union.
+@overload
+def wait(promises: Iterable[_Promise], timeout: float | None = None, return_when: str = "ALL_COMPLETED") -> _Waited[_Promise]: ...
+@overload
+def wait(promises: Iterable[_AnyPromise], timeout: float | None = None, return_when: str = "ALL_COMPLETED") -> _Waited[_AnyPromise]: ...
+def wait(promises: Iterable[Any], timeout: float | None = None, return_when: str = concurrent.futures.ALL_COMPLETED) -> _Waited[Any]:
+    """Waits for tensors, operations and futures of `concurrent.futures`, as ``concurrent.futures.wait`` does: returns the sets
+    `done` and `not_done`.
 
     timeout: seconds; default no limit. return_when: ``"ALL_COMPLETED"``, ``"FIRST_COMPLETED"`` or
-    ``"FIRST_EXCEPTION"``. A failure is not raised here. A wait that can never end raises as `Tensor.wait` does. Use
+    ``"FIRST_EXCEPTION"``. A failure is not raised here. A wait that can never end raises as `Tensor.wait` does, but
+    not the one for the first of promises and futures together. What was done once is in `done`, whatever writes the tensor later. Use
     this function inside operations: `concurrent.futures.wait` occupies a worker there.
 
         >>> a, b = eng.call(np.zeros, 3), eng.call(np.ones, 3)
@@ -164,58 +184,87 @@ def wait(
         (2, 0)
     """
     promises = _checked(promises)
-    if not _are_ours(promises) or (return_when == concurrent.futures.FIRST_EXCEPTION and not _asks_the_engine()):
-        _check_loop(promises, timeout)
-        futures = {_Unretrieved(promise) if _are_ours([promise]) else promise for promise in promises}
-        concurrent.futures.wait(futures, timeout, return_when)  # type: ignore[arg-type]
-        rest = _pending(promises)
-        return concurrent.futures._base.DoneAndNotDoneFutures(promises - rest, rest)
     if return_when not in _RETURN_WHEN:
         raise ValueError(f"return_when is one of {_RETURN_WHEN}, not {return_when!r}")
-    until = _until(timeout)
-    rest = _pending(promises)
+    # What was seen done leaves this set for good: a later write of the tensor is not waited for.
+    until, rest = _until(timeout), _pending(promises)
+    are_ours = all(map(_is_ours, rest))
+    if not are_ours:
+        _check_loop(rest, timeout)
     try:
         if return_when == concurrent.futures.ALL_COMPLETED:
-            for promise in rest:
+            for promise in list(filter(_is_ours, rest)):
                 _wait_any([promise], _left(until))
-        while not _is_over(promises, rest, return_when):
-            _wait_any(list(rest), _left(until))
-            rest = _pending(promises)
+                rest.discard(promise)
+            rest -= concurrent.futures.wait(rest, _left(until)).done
+        elif any(return_when == concurrent.futures.FIRST_COMPLETED or _has_failed(promise) for promise in promises - rest):
+            pass
+        elif not are_ours:
+            futures = {_Unretrieved(promise) if _is_ours(promise) else promise for promise in rest}
+            done = concurrent.futures.wait(futures, timeout, return_when).done
+            rest -= {it._promise if isinstance(it, _Unretrieved) else it for it in done}
+        elif return_when == concurrent.futures.FIRST_COMPLETED:
+            rest -= set(_wait_any(list(rest), _left(until)))
+        else:
+            next(filter(_has_failed, _as_ended(rest, until)), None)
     except TimeoutError:
         pass
-    rest = _pending(promises)
-    return concurrent.futures._base.DoneAndNotDoneFutures(promises - rest, rest)
+    rest = _pending(rest)
+    return _Waited(promises - rest, rest)
 
 
-@overload
-def as_completed(promises: Iterable[Tensor], timeout: float | None = None) -> Iterator[Tensor]: ...
-@overload
-def as_completed(promises: Iterable[Operation], timeout: float | None = None) -> Iterator[Operation]: ...
 @overload
 def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> Iterator[_Promise]: ...
-def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> Iterator[_Promise]:
-    """Gives tensors and operations as they are done, as ``concurrent.futures.as_completed`` does.
+@overload
+def as_completed(promises: Iterable[_AnyPromise], timeout: float | None = None) -> Iterator[_AnyPromise]: ...
+def as_completed(promises: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    """Gives tensors, operations and futures of `concurrent.futures` as they are done, as ``concurrent.futures.as_completed`` does.
 
         >>> sorted(t.shape for t in est.as_completed([eng.call(np.zeros, 3), eng.call(np.ones, 2)]))
         [(2,), (3,)]
     """
     rest = _checked(promises)
-    if not _are_ours(rest) or (len(rest) > 1 and not _asks_the_engine()):
-        _check_loop(rest, timeout)
-        yield from concurrent.futures.as_completed(rest, timeout)  # type: ignore[arg-type, misc]
-        return
-    until = _until(timeout)
+    if not all(map(_is_ours, rest)):
+        _check_loop(_pending(rest), timeout)
+        yield from concurrent.futures.as_completed(rest, timeout)
+    else:
+        yield from _as_ended(rest, _until(timeout))
+
+
+_SLICE = 0.1
+"""Seconds that `concurrent.futures` waits for several promises before the engine is asked whether they can end. A wait in the engine costs
+something for each promise each time that one ends.
+"""
+
+
+def _as_ended(rest, until):
+    """Gives the promises of `rest` as they are done, and takes them out of it. Raises ``TimeoutError``, and what else ends a wait."""
+    ended = rest - _pending(rest)
+    while True:
+        rest -= ended
+        yield from ended
+        if len(rest) > 1 and not _asks_the_engine():
+            yield from _as_told(rest, _SLICE if until is None else min(_SLICE, _left(until)))
+        if not rest:
+            return
+        ended = set(_wait_any(list(rest), _left(until)))
+
+
+def _as_told(rest, timeout):
+    """As `_as_ended`, for at most `timeout` seconds."""
+    ends = concurrent.futures.as_completed(rest, timeout)
     while rest:
-        ended, left = wait(rest, _left(until), concurrent.futures.FIRST_COMPLETED)
-        if not ended:
-            raise TimeoutError(f"{len(left)} promises are not done")
-        rest -= ended  # type: ignore[operator]
-        yield from ended  # type: ignore[misc]
+        try:
+            promise = next(ends)
+        except TimeoutError:
+            return
+        rest.discard(promise)
+        yield promise
 
 
 def _checked(promises):
     """What is waited for. `concurrent.futures` would fail where it asks for a condition."""
-    if isinstance(promises, (Operation, Tensor)):
+    if _is_ours(promises):
         raise TypeError(f"a list of promises is waited for, not {type(promises).__qualname__}: write `[x]`")
     promises = set(promises)
     for promise in promises:
@@ -224,9 +273,13 @@ def _checked(promises):
     return promises
 
 
-def _are_ours(promises):
-    """Whether no future of others is among them."""
-    return all(isinstance(promise, (Operation, Tensor)) for promise in promises)
+def _is_ours(promise):
+    return isinstance(promise, (Operation, Tensor))
+
+
+def _has_failed(promise):
+    """Leaves the failure of a promise unretrieved."""
+    return promise._failed() if _is_ours(promise) else not promise.cancelled() and promise.exception() is not None
 
 
 def _runs_a_loop() -> bool:
@@ -240,20 +293,13 @@ def _asks_the_engine():
     return operation.get() is not None or _runs_a_loop()
 
 
-def _check_loop(promises, timeout):
-    if timeout != 0 and _runs_a_loop() and _pending(promises):
+def _check_loop(rest, timeout):
+    if rest and timeout != 0 and not _may_block():
         raise WouldBlockError("promises are not done; waiting here would stop the running event loop; use `await`")
 
 
 def _pending(promises):
     return {promise for promise in promises if not promise.done()}
-
-
-def _is_over(promises, rest, return_when):
-    if return_when == concurrent.futures.FIRST_COMPLETED and len(rest) < len(promises):
-        return True
-    fails = return_when == concurrent.futures.FIRST_EXCEPTION
-    return not rest or (fails and any(promise._failed() for promise in promises))
 
 
 def _until(timeout):

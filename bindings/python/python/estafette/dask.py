@@ -93,8 +93,9 @@ class _Plugin(WorkerPlugin):
 
     def _is_done(self, key: Any, tensor: Tensor) -> None:
         error: BaseException | None = None
-        with contextlib.suppress(CancelledError):
-            error = tensor.exception()
+        # A later write is not waited for.
+        with contextlib.suppress(CancelledError, TimeoutError):
+            error = tensor.exception(0)
         if failed_by_death(error):
             self._worker.loop.add_callback(self._drop, key, tensor)
 

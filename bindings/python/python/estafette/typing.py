@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, SupportsIndex, TypeAlias, TypedDict, TypeVar, Union
 from typing import overload
 
+from ._errors import OperationError
 from ._estafette import Tensor
 from ._reports import Device
 
@@ -126,16 +127,20 @@ Body: TypeAlias = Union[
 """The function of an operation, as ``submit`` takes it: any function."""
 
 
-class SubmitOptions(TypedDict, total=False):
-    """Keyword options of ``submit`` and ``op``."""
-
+class _Options(TypedDict, total=False):
     using: Using | None
     name: str | None
     on: object
     priority: int
 
 
-class CallOptions(SubmitOptions, total=False):
+class SubmitOptions(_Options, total=False):
+    """Keyword options of ``submit``, and of ``op`` with `writes`."""
+
+    on_skip: Callable[[OperationError], object] | None
+
+
+class CallOptions(_Options, total=False):
     """Keyword options of ``call``, ``wrap`` and ``op``, but for `outputs` and `like`."""
 
     alias_of: Iterable[Tensor] | None

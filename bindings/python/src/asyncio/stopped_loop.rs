@@ -221,6 +221,7 @@ pub fn check_again(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) 
 }
 
 /// Whether this thread may wait.
+#[pyfunction(name = "_may_block")]
 pub fn may_block(py: Python<'_>) -> PyResult<bool> {
     match running_loop::get(py)? {
         None => Ok(true),

@@ -75,13 +75,13 @@ impl EngineHandle {
         self.submit(py, attempt, || submit(args.promise(engine)))
     }
 
-    /// Makes sure of room for `count` operations that are submitted together or not at all, where the thread cannot wait for it.
+    /// Makes sure of room for an operation, where the thread cannot wait for it.
     /// Raises `InFlightLimitError` on an event loop's thread.
-    pub fn check_room(&self, py: Python<'_>, count: usize) -> PyResult<()> {
+    pub fn check_room(&self, py: Python<'_>) -> PyResult<()> {
         let engine = self.engine(py)?;
         let is_full = || {
             let stats = engine.stats();
-            stats.in_flight + count > stats.in_flight_limit
+            stats.in_flight >= stats.in_flight_limit
         };
         if stopped_loop::may_block(py)? || !is_full() { Ok(()) } else { self.may_wait(py) }
     }

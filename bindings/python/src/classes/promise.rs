@@ -3,9 +3,10 @@
 //! `concurrent.futures.wait` and `as_completed` take any object with the attributes of a future that they use: `_condition`, `_state`
 //! and `_waiters` (CPython: Lib/concurrent/futures/_base.py). `asyncio.wrap_future` wants the class itself, which `future()` gives.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use estafette::{FailureKind, Op, Tensor};
+use estafette::bindings::Notice;
+use estafette::{Error, Op, Tensor};
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -14,7 +15,7 @@ use crate::arguments::seconds;
 use crate::asyncio::stopped_loop;
 use crate::classes::operation::PyOperation;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, class, import_module};
+use crate::error::{OrRaise, class, import_module, to_py};
 use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
@@ -29,31 +30,34 @@ estafette_sync::per_process! {
 
 /// Waits until every callback was called, for at most `timeout`.
 pub fn flush(py: Python<'_>, timeout: Duration) {
-    CALLBACKS.flush(py, timeout);
+    // What settles futures hands their callbacks over.
+    let until = Instant::now() + timeout;
+    WAITS.flush(py, timeout);
+    CALLBACKS.flush(py, until.saturating_duration_since(Instant::now()));
 }
 
 /// A handle of the engine that ends.
 pub trait Ends {
     fn is_done(&self, py: Python<'_>) -> bool;
-    /// How it failed; the failure stays unretrieved.
-    fn failure_kind(&self) -> Option<FailureKind>;
+    /// How it ended, if that is known; a failure stays unretrieved, as with the callback.
+    fn outcome(&self) -> Option<Result<(), Error>>;
     /// Calls back on any thread, under no lock.
-    fn on_done(&self, callback: impl FnOnce() + Send + 'static);
+    fn on_end(&self, callback: impl FnOnce(Result<(), Error>) + Send + 'static) -> Notice;
 }
 
 impl Ends for Tensor {
     fn is_done(&self, py: Python<'_>) -> bool {
         // A driver is queried without the Python lock.
         self.known_ready() == Some(true)
-            || guard::detach(py, || self.is_ready() || self.failure_kind().is_some())
+            || guard::detach(py, || self.is_ready() || Self::outcome(self).is_some())
     }
 
-    fn failure_kind(&self) -> Option<FailureKind> {
-        self.failure_kind()
+    fn outcome(&self) -> Option<Result<(), Error>> {
+        self.outcome()
     }
 
-    fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
-        self.on_done(callback);
+    fn on_end(&self, callback: impl FnOnce(Result<(), Error>) + Send + 'static) -> Notice {
+        self.on_end(callback)
     }
 }
 
@@ -62,26 +66,58 @@ impl Ends for Op {
         self.is_done()
     }
 
-    fn failure_kind(&self) -> Option<FailureKind> {
-        self.failure_kind()
+    fn outcome(&self) -> Option<Result<(), Error>> {
+        self.outcome()
     }
 
-    fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
-        self.on_done(callback);
+    fn on_end(&self, callback: impl FnOnce(Result<(), Error>) + Send + 'static) -> Notice {
+        self.on_end(callback)
     }
 }
 
 pub fn is_cancelled(handle: &impl Ends) -> bool {
-    handle.failure_kind() == Some(FailureKind::Cancelled)
+    matches!(handle.outcome(), Some(Err(Error::Cancelled(_))))
 }
 
 pub fn is_failed(handle: &impl Ends) -> bool {
-    handle.failure_kind().is_some_and(|kind| kind != FailureKind::Cancelled)
+    matches!(handle.outcome(), Some(Err(error)) if !matches!(error, Error::Cancelled(_)))
 }
 
-/// Calls `callback(promise)` once: now if the promise of `handle` is done, else soon after its end, on the thread of `courier`.
+/// How a promise has failed. The failure stays unretrieved until [`retrieve`](Self::retrieve).
+#[pyclass(frozen, module = "estafette", name = "_Failure")]
+pub struct PyFailure(Error);
+
+#[pymethods]
+impl PyFailure {
+    #[getter]
+    fn cancelled(&self) -> bool {
+        matches!(self.0, Error::Cancelled(_))
+    }
+
+    /// A new exception.
+    fn error<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        to_py(py, &self.0).into_value(py).into_bound(py).into_any()
+    }
+
+    fn retrieve(&self) {
+        self.0.retrieve();
+    }
+}
+
+/// A callback that is due.
+#[pyclass(frozen, module = "estafette", name = "_Notice")]
+pub struct PyNotice(Notice);
+
+#[pymethods]
+impl PyNotice {
+    /// Drops the callback.
+    fn withdraw(&self, py: Python<'_>) {
+        guard::detach(py, || self.0.withdraw());
+    }
+}
+
+/// Calls `callback(promise)` once: now if the promise of `handle` is done, else soon after its end, on the thread of callbacks.
 pub fn add_done_callback(
-    courier: &'static Courier,
     handle: &impl Ends,
     promise: Bound<'_, PyAny>,
     callback: Bound<'_, PyAny>,
@@ -103,22 +139,62 @@ pub fn add_done_callback(
             called => called.map(drop),
         };
     }
+    notify(&CALLBACKS, handle, promise, callback, |callback, promise, _outcome| {
+        callback.call1((promise,)).map(drop)
+    });
+    Ok(())
+}
+
+/// Calls `callback(promise, failure)` once, with how the version that is current now has failed, or None: now if the promise of
+/// `handle` is done, else soon after its end, on a thread that calls no functions of users. Returns what withdraws a callback that is due.
+pub fn on_end(
+    handle: &impl Ends,
+    promise: Bound<'_, PyAny>,
+    callback: Bound<'_, PyAny>,
+) -> PyResult<Option<PyNotice>> {
+    let call = |callback: &Bound<'_, PyAny>, promise: &Bound<'_, PyAny>, outcome: Result<(), Error>| {
+        callback.call1((promise, outcome.err().map(PyFailure))).map(drop)
+    };
+    match handle.outcome() {
+        Some(outcome) => call(&callback, &promise, outcome).map(|()| None),
+        None => Ok(Some(PyNotice(notify(&WAITS, handle, promise, callback, call)))),
+    }
+}
+
+/// Calls `call` with the outcome of `handle` on the thread of `courier`, soon after its end.
+fn notify(
+    courier: &'static Courier,
+    handle: &impl Ends,
+    promise: Bound<'_, PyAny>,
+    callback: Bound<'_, PyAny>,
+    call: impl FnOnce(&Bound<'_, PyAny>, &Bound<'_, PyAny>, Result<(), Error>) -> PyResult<()> + Send + 'static,
+) -> Notice {
     let kept = Kept::new((callback.unbind(), promise.unbind()));
     let expected = courier.expect();
-    handle.on_done(move || {
+    handle.on_end(move |outcome| {
         let _expected = expected;
         courier.send(Box::new(move |py| {
             let (callback, promise) = &*kept;
             let promise = promise.bind(py);
-            if let Err(error) = callback.call1(py, (promise,))
+            if let Err(error) = call(callback.bind(py), promise, outcome)
                 && let Err(error) = log(&error, promise)
             {
                 // A handler of the user's that fails.
                 error.write_unraisable(py, None);
             }
         }));
-    });
-    Ok(())
+    })
+}
+
+/// Calls `function`, which logs what it raises, on the thread of callbacks.
+#[pyfunction(name = "_call_back")]
+pub fn call_back(function: Py<PyAny>) {
+    let kept = Kept::new(function);
+    CALLBACKS.send(Box::new(move |py| {
+        if let Err(error) = kept.call0(py) {
+            error.write_unraisable(py, None);
+        }
+    }));
 }
 
 /// Logs what a callback has raised, in the manner of `concurrent.futures`.
@@ -132,25 +208,41 @@ fn log(error: &PyErr, promise: &Bound<'_, PyAny>) -> PyResult<()> {
         .map(drop)
 }
 
-/// Blocks until one of `promises`, tensors and operations, is done. Failures stay unretrieved.
+/// Blocks until one of `promises`, tensors and operations, is done. Returns those that are. Failures stay unretrieved.
 /// Raises `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a wait.
 #[pyfunction(name = "_wait_any")]
-pub fn wait_any(py: Python<'_>, promises: Vec<Bound<'_, PyAny>>, timeout: Option<f64>) -> PyResult<()> {
+pub fn wait_any<'py>(
+    py: Python<'py>,
+    promises: Vec<Bound<'py, PyAny>>,
+    timeout: Option<f64>,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let timeout = seconds("timeout", timeout)?;
     let (mut ops, mut tensors) = (Vec::new(), Vec::new());
-    for promise in &promises {
+    let (mut operations, mut others) = (Vec::new(), Vec::new());
+    for promise in promises {
         match promise.cast::<PyOperation>() {
-            Ok(operation) => ops.push(operation.get().ended(py)?.clone()),
-            Err(_) => tensors.push(promise.cast::<PyTensor>()?.get().ended(py)?.clone()),
+            Ok(operation) => {
+                ops.push(operation.get().ended(py)?.clone());
+                operations.push(promise);
+            }
+            Err(_) => {
+                tensors.push(promise.cast::<PyTensor>()?.get().ended(py)?.clone());
+                others.push(promise);
+            }
         }
     }
-    if ops.iter().any(|op| op.is_done()) || tensors.iter().any(|tensor| Ends::is_done(tensor, py)) {
-        return Ok(());
+    operations.append(&mut others);
+    let pick = |places: Vec<usize>| places.into_iter().map(|place| operations[place].clone()).collect();
+    let done =
+        ops.iter().map(|op| op.is_done()).chain(tensors.iter().map(|tensor| Ends::is_done(tensor, py)));
+    let done: Vec<usize> = done.enumerate().filter_map(|(place, is_done)| is_done.then_some(place)).collect();
+    if !done.is_empty() {
+        return Ok(pick(done));
     }
     if timeout != Some(Duration::ZERO) {
         stopped_loop::check(py, "a promise")?;
     }
-    guard::detach(py, || estafette::bindings::wait_any(&ops, &tensors, timeout)).or_raise(py)
+    guard::detach(py, || estafette::bindings::wait_any(&ops, &tensors, timeout)).or_raise(py).map(pick)
 }
 
 /// `exception(timeout)`, from the outcome of a wait: the failure of an operation is returned, other errors are raised.
@@ -172,7 +264,8 @@ macro_rules! future_methods {
     ($class:ty) => {
         #[pymethods]
         impl $class {
-            /// Returns True if it is known how the promise ends, with or without a failure. Never waits.
+            /// Returns True if it is known how the promise ends, with or without a failure. Never waits, and runs nothing in an
+            /// engine without workers.
             fn done(&self, py: Python<'_>) -> PyResult<bool> {
                 Ok(crate::classes::promise::Ends::is_done(self.ended(py)?, py))
             }
@@ -197,30 +290,34 @@ macro_rules! future_methods {
             }
 
             /// Calls ``fn(self)`` once when the promise is done: at once if it is, else on a thread of the package that calls
-            /// one callback after the other. What the function raises is logged.
+            /// one callback after the other. What the function raises is logged. ``self.result()`` in the function waits for a later
+            /// write of the tensor, if there is one; the future that `future` returns keeps the end of its version.
             #[pyo3(signature = (r#fn, /))]
             fn add_done_callback(this: &Bound<'_, Self>, r#fn: Bound<'_, PyAny>) -> PyResult<()> {
                 crate::classes::promise::add_done_callback(
-                    &crate::classes::promise::CALLBACKS,
                     this.get().ended(this.py())?,
                     this.clone().into_any(),
                     r#fn,
                 )
             }
 
-            /// As `add_done_callback`, on a thread that calls no functions of users.
+            /// Calls ``fn(self, failure)`` at the end of the current version, on a thread that calls no functions of users.
             #[pyo3(signature = (r#fn, /))]
-            fn _add_waiter(this: &Bound<'_, Self>, r#fn: Bound<'_, PyAny>) -> PyResult<()> {
-                crate::classes::promise::add_done_callback(
-                    &crate::classes::promise::WAITS,
-                    this.get().ended(this.py())?,
-                    this.clone().into_any(),
-                    r#fn,
-                )
+            fn _on_end(
+                this: &Bound<'_, Self>,
+                r#fn: Bound<'_, PyAny>,
+            ) -> PyResult<Option<crate::classes::promise::PyNotice>> {
+                crate::classes::promise::on_end(this.get().ended(this.py())?, this.clone().into_any(), r#fn)
             }
 
-            /// Returns a `concurrent.futures.Future` that ends as the promise does, for `asyncio.wrap_future` and other code
-            /// that wants that very class.
+            /// What ``await`` gives of a promise that is done.
+            #[pyo3(name = "_awaited")]
+            fn awaited_now(this: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+                Self::awaited(this)
+            }
+
+            /// Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
+            /// `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
             fn future<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
                 crate::classes::promise::helper(this.as_any(), "future")
             }

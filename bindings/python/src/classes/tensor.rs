@@ -22,7 +22,7 @@ use crate::asyncio::awaiting::Awaiter;
 use crate::classes::access::PyAccess;
 use crate::classes::exporter::Exporter;
 use crate::classes::handle::EngineHandle;
-use crate::classes::promise::Ends;
+use crate::classes::promise::{Ends, is_cancelled};
 use crate::classes::remote::PyTicket;
 use crate::error::{OrRaise, exchange_error, import_module};
 use crate::exchange::buffer;
@@ -145,8 +145,8 @@ impl PyTensor {
         Ok(())
     }
 
-    /// Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits. A version that
-    /// was cancelled has failed at once, while earlier operations may still use the memory.
+    /// Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits, and runs nothing
+    /// in an engine without workers. A version that was cancelled has failed at once, while earlier operations may still use the memory.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(Ends::is_done(self.ended(py)?, py))
     }
@@ -466,6 +466,7 @@ impl PyTensor {
         };
         let place = tensor.device().map_or_else(|_| String::new(), |device| format!(", {device}"));
         let state = match tensor.state() {
+            _ if is_cancelled(tensor) => "cancelled",
             TensorState::Ready => "ready",
             TensorState::Undefined | TensorState::Pending => "pending",
             TensorState::Failed(_) => "failed",

@@ -39,7 +39,7 @@ impl PyEngine {
     fn from_ticket(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
         let ticket = parse_ticket(py, ticket)?;
         let engine = self.engine(py)?;
-        self.handle.check_room(py, 1)?;
+        self.handle.check_room(py)?;
         let site = traced_line(py);
         Ok(self.wrap(guard::detach(py, || engine.from_ticket_at(&ticket, site)).or_raise(py)?))
     }

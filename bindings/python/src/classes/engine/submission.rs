@@ -157,7 +157,7 @@ impl PyEngine {
     ///     (2, 2)
     ///     >>> np.from_dlpack(b).tolist()
     ///     [[2.0, 0.0], [0.0, 2.0]]
-    #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, outputs = None, name = None, on = None, priority = 0, **kwargs))]
+    #[pyo3(signature = (r#fn, /, *args, using = None, alias_of = None, like = None, copy = None, outputs = None, name = None, on = None, priority = 0, **kwargs))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call(
         &self,
@@ -182,11 +182,12 @@ impl PyEngine {
                 Given::One(self.call_now(py, &args, body)?, results).into_python(py, self.handle.clone())
             }
             Outcome::Several { results, promises, build } => {
-                self.handle.check_room(py, promises.len() + 1)?;
-                let op = self.submit_now(py, &args, body)?;
-                let promise =
-                    |(at, args)| self.handle.promise(py, args, |op| op.produce_external(results.deliver(at)));
-                let tensors = promises.iter().enumerate().map(promise).collect::<PyResult<Vec<_>>>()?;
+                let engine = self.engine(py)?;
+                let submit = |permit: SubmitPermit<'_, _, _, _>, body: Body| {
+                    submit_several(engine, permit, body, &promises, &results)
+                };
+                let submitted = self.submit_with(py, |engine| args.operation(engine), body, submit)?;
+                let (op, tensors) = submitted.or_raise(py)?;
                 Given::Several(op, tensors, build).into_python(py, self.handle.clone())
             }
         }
@@ -194,7 +195,7 @@ impl PyEngine {
 
     /// As `call`, but waits for a permit without stopping the event loop: ``z = await eng.call_async(...)``
     /// gives the promise. A forgotten ``await`` warns, as that of `submit_async` does.
-    #[pyo3(signature = (r#fn, *args, using = None, alias_of = None, like = None, copy = None, outputs = None, name = None, on = None, priority = 0, **kwargs))]
+    #[pyo3(signature = (r#fn, /, *args, using = None, alias_of = None, like = None, copy = None, outputs = None, name = None, on = None, priority = 0, **kwargs))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call_async(
         &self,
@@ -223,13 +224,8 @@ impl PyEngine {
                     Ok::<_, Error>(Given::One(tensor, results))
                 }
                 Outcome::Several { results, promises, build } => {
-                    let op = args.operation(&engine).permit().await?;
-                    let op = op.run_external(move |end| body.start(end))?;
-                    let mut tensors = Vec::new();
-                    for (at, args) in promises.iter().enumerate() {
-                        let op = args.promise(&engine).permit().await?;
-                        tensors.push(op.produce_external(results.deliver(at))?);
-                    }
+                    let permit = args.operation(&engine).permit().await?.reserve()?;
+                    let (op, tensors) = submit_several(&engine, permit, body, &promises, &results)?;
                     Ok(Given::Several(op, tensors, build))
                 }
             }
@@ -261,7 +257,7 @@ impl PyEngine {
     ///     as by `wrap`, and without options `@eng.op` is the decorator.
     /// reads: names of the parameters whose tensors it reads; default all that `writes` does not name. A parameter that the function
     ///     changes in place stands in both. One in `writes` alone is overwritten: an earlier failure of it is forgotten.
-    /// options: `using`, `name`, `on` and `priority`, as in `submit`.
+    /// options: `using`, `name`, `on` and `priority`, as in `submit`, and with `writes` its `on_skip`.
     ///
     ///     >>> @eng.op(writes="out", using=np.from_dlpack)
     ///     ... def scale(x, factor, out):
@@ -336,6 +332,25 @@ impl Given {
             }
         }
     }
+}
+
+/// Submits a function and the operations that make tensors of its results, all or none of them. Only the function waits for a permit:
+/// two submissions that each had some of their permits would wait for each other.
+fn submit_several(
+    engine: &Engine,
+    function: SubmitPermit<'_, Tensors, Tensors, ()>,
+    body: Body,
+    promises: &[SubmissionArgs],
+    results: &Arc<Results>,
+) -> Result<(estafette::Op, Vec<Tensor>), Error> {
+    let permits: Vec<_> = promises
+        .iter()
+        .map(|args| args.promise(engine).beyond_limit()?.reserve())
+        .collect::<Result<_, Error>>()?;
+    let op = function.run_external(|end| body.start(end));
+    let deliver =
+        |(at, permit): (usize, SubmitPermit<'_, _, _, _>)| permit.produce_external(results.deliver(at)).0;
+    Ok((op, permits.into_iter().enumerate().map(deliver).collect()))
 }
 
 impl PyEngine {
