@@ -93,6 +93,12 @@ def examples(many):
     return many // 10 if "ESTAFETTE_FEW_EXAMPLES" in os.environ else many
 
 
+def pairs(some, others):
+    """Each of `some` with each of `others`, or with one of them in turn in `cargo xtask test` without `--all`: for tests that start a program."""
+    few = "ESTAFETTE_FEW_EXAMPLES" in os.environ
+    return [(one, other) for i, one in enumerate(some) for j, other in enumerate(others) if not few or i % len(others) == j]
+
+
 def until(condition, seconds=10.0):
     """Waits for something that another thread brings about."""
     deadline = time.monotonic() + seconds
