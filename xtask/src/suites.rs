@@ -487,16 +487,6 @@ pub const SUITES: &[Suite] = &[
     )
     .counted(),
     suite(
-        "fuzz",
-        "fuzz targets in their instrumented build: the kept inputs; `cargo xtask fuzz` looks for new ones",
-        20,
-        |_| {
-            // No new inputs: a change is judged by what it changed.
-            vec![this_program(&["fuzz", "--seconds", "0"])]
-        },
-    )
-    .needs(&[CPP]),
-    suite(
         "site",
         "the site of the documents: it builds without a warning, no link is dead, and a browser without \
             a network searches it",

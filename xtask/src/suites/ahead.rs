@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::commands::{checked, models, portable, random, sanitized_links};
-use crate::{fuzz, install, shell};
+use crate::{install, shell};
 
 /// What is built ahead: the suite, and its commands. Where a command runs tests, these are only built.
 type Builds = fn(&Path) -> Result<Vec<Command>, String>;
@@ -19,7 +19,6 @@ const AHEAD: &[(&str, Builds)] = &[
     ("memcheck", |target| Ok(vec![checked(target)])),
     ("links-asan", |target| Ok(sanitized_links(target).into())),
     ("portable", |target| Ok(vec![portable(target)])),
-    ("fuzz", |target| Ok(vec![fuzz::build(target, false)?])),
 ];
 
 /// The commands that build for `suite` what can be built before its turn.
