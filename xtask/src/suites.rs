@@ -67,10 +67,10 @@ impl Model {
 /// What lets the GPU suite run without a GPU.
 pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
 
-/// What the simulated CUDA driver is like in further runs of its tests, beside one without limits: hardware
-/// connections of a context, commands that a stream takes, and nanoseconds that a call lasts. Each pair of values
-/// that matters comes once.
-const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "1024", "0"], ["32", "16", "0"]];
+/// What the simulated CUDA driver is like in the runs of its tests: hardware connections of a context, commands that a stream takes, and
+/// nanoseconds that a call lasts. Each pair of values that matters comes once. The second run has room for the most commands, and the last
+/// connections for the most streams, that a test enqueues on or blocks.
+const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "2048", "0"], ["256", "16", "0"]];
 
 /// The Rust tests leave out the extension: it has no interpreter to run in. Other suites name the same packages, even where
 /// they use one of them: cargo turns on the features that the named packages ask for together, and compiles a
@@ -277,18 +277,17 @@ pub const SUITES: &[Suite] = &[
     .needs(&[Need::Python]),
     suite(
         "cuda",
-        "CUDA devices on a simulated driver, which finds what nothing ordered, also with few \
-            connections and short queues; no GPU",
+        "CUDA devices on a simulated driver, which finds what nothing ordered, with few connections, \
+            with short queues, and with many of both; no GPU",
         15,
         |context| {
-            let tests = || cargo(&context.target, &["test", "--test", "cuda*"], TESTED);
-            let limited = DRIVERS.map(|[connections, depth, call_ns]| {
-                let mut tests = tests();
+            let runs = DRIVERS.map(|[connections, depth, call_ns]| {
+                let mut tests = cargo(&context.target, &["test", "--test", "cuda*"], TESTED);
                 tests.env("ESTAFETTE_CUDA_SIM_CONNECTIONS", connections);
                 tests.env("ESTAFETTE_CUDA_SIM_DEPTH", depth).env("ESTAFETTE_CUDA_SIM_CALL_NS", call_ns);
                 tests
             });
-            [tests()].into_iter().chain(limited).collect()
+            runs.into()
         },
     )
     .counted(),
