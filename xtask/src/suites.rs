@@ -427,21 +427,13 @@ pub const SUITES: &[Suite] = &[
         delegate,
     )
     .needs(&[Need::Python, CPP, CMAKE]),
-    suite("perfetto", "the file of a recording, decoded with Perfetto's own schema", 15, |context| {
-        looks_at_reports(context, "report/tests/python/test_perfetto.py")
-    })
-    .needs(&[Need::Python]),
     suite(
-        "viewers",
-        "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a \
-            screen",
-        15,
-        |context| looks_at_reports(context, "report/tests/python/test_viewers.py"),
+        "reports",
+        "what a recording becomes: the file decoded with Perfetto's own schema, the files in Perfetto's UI and \
+            in the viewer of chrome://tracing, and the page, without a screen",
+        20,
+        looks_at_reports,
     )
-    .needs(&[Need::Python, CHROMIUM, CHROMEDRIVER]),
-    suite("html", "the page of a recording, in a browser without a screen", 15, |context| {
-        looks_at_reports(context, "report/tests/python/test_html.py")
-    })
     .needs(&[Need::Python, CHROMIUM, CHROMEDRIVER]),
     suite(
         "c",

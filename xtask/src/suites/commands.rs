@@ -192,11 +192,11 @@ pub(super) fn pytest(context: &Context, arguments: &[&str]) -> Command {
 
 /// Python tests of the files that a recording becomes; first the files. Their program is built as the Rust tests are, where the report is
 /// optimized.
-pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
+pub(super) fn looks_at_reports(context: &Context) -> Vec<Command> {
     let samples = context.target.join("report-samples");
     let mut write = shell::command(context.target.join("debug/examples/made_up"));
     write.arg(&samples);
-    let mut look = pytest(context, &[tests]);
+    let mut look = pytest(context, &["report/tests/python"]);
     look.env("ESTAFETTE_REPORT_SAMPLES", samples);
     vec![built(context, &["--example", "made_up"]), write, look]
 }
