@@ -115,6 +115,7 @@ fn sdist(files: &Files, folder: &Path, target: &Path) -> Result<(), String> {
     build.arg(&files.sdist).current_dir(folder);
     // Optimizing shows nothing more of the sources.
     build.env("MATURIN_PEP517_ARGS", "--profile dev --features shared-build").env("CARGO_TARGET_DIR", target);
+    build.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0");
     shell::run(build)?;
     let wheel = file_with(&built, ".whl")?;
     let mut unpack = Command::new(&python);
@@ -162,6 +163,8 @@ fn crates(files: &Files, folder: &Path) -> Result<(), String> {
     }
     let mut run = cargo(&["run", "--offline", "--config", r#"source.crates-io.replace-with="artifacts""#]);
     run.arg("--config").arg(format!("source.artifacts.directory={registry:?}"));
+    // Debug information shows nothing more of the crates.
+    run.env("CARGO_PROFILE_DEV_DEBUG", "0");
     shell::run(run)
 }
 
