@@ -20,6 +20,12 @@ APART = {"test_mxnet.py": "mxnet", "test_other_peers.py": "paddle"}
 collect_ignore = [file for file, package in APART.items() if importlib.util.find_spec(package) is None]
 
 
+def pytest_collection_finish():
+    # What there is before the first test, every collection of every test would look through.
+    gc.collect()
+    gc.freeze()
+
+
 def peer(name):
     """The library `name`; skips the test without it, or fails it where every peer must be there."""
     new = name not in sys.modules
