@@ -39,7 +39,7 @@ pub(super) fn delegate(context: &Context) -> Vec<Command> {
 /// nextest where it is installed, as it runs tests in parallel across binaries; else plain `cargo test`.
 pub(super) fn rust_tests(target: &Path, extra: &[&str]) -> Command {
     let runner: &[&str] = if shell::answers("cargo", &["nextest", "--version"]) {
-        &["nextest", "run", "--no-fail-fast", "--no-tests=fail"]
+        &["nextest", "run", "--tests", "--no-fail-fast", "--no-tests=fail"]
     } else {
         &["test", "--tests", "--no-fail-fast"]
     };
