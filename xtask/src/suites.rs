@@ -20,6 +20,7 @@ use crate::python::{ALL, BORROWED, Contents, Environment, LEGACY, NIXL, OTHER, S
 use crate::shell;
 
 /// Tests that only exist for a model checker.
+#[derive(Clone, Copy)]
 pub struct Model {
     /// The checker; its cfg is `estafette_` and this name.
     pub checker: &'static str,
@@ -32,6 +33,9 @@ pub struct Model {
 
 const LOOM: &str = "--package estafette-sync --package estafette-graph --package estafette-devices --package estafette-links \
     --package estafette --no-default-features --features estafette-graph/reduction";
+/// As [`LOOM`] in the quick form: for the few models of the engine all of it would be compiled.
+const LOOM_WITHOUT_ENGINE: &str = "--package estafette-sync --package estafette-graph --package estafette-devices --package estafette-links \
+    --no-default-features --features estafette-graph/reduction";
 const SHUTTLE: &str = "--config profile.dev.package.estafette-report.opt-level=0 \
     --config profile.dev.package.estafette-cuda-sim.opt-level=0 \
     --package estafette-devices --package tests";
@@ -64,6 +68,12 @@ pub fn configured(configuration: &str, target: &Path, arguments: &[&str]) -> Com
 }
 
 impl Model {
+    /// These models in the quick form.
+    fn quick(&self) -> Self {
+        let packages = if self.checker == "loom" { LOOM_WITHOUT_ENGINE } else { self.packages };
+        Self { packages, ..*self }
+    }
+
     /// A cargo command on these models.
     pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str]) -> Command {
         let packages: Vec<&str> = self.packages.split_whitespace().collect();
@@ -183,7 +193,7 @@ pub const SUITES: &[Suite] = &[
         "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
         30,
         |context| {
-            let mut explore = models(&context.target, "loom");
+            let mut explore = models(&context.target, "loom", context.quick);
             if context.quick {
                 // Three, which some models allow, multiply their time. With two, these models take two thirds of the time of all.
                 for command in &mut explore {
@@ -199,7 +209,7 @@ pub const SUITES: &[Suite] = &[
     .quick()
     .counted(),
     suite("shuttle", "whole pools, devices and protocols of engines under random schedules", 30, |context| {
-        models(&context.target, "shuttle")
+        models(&context.target, "shuttle", false)
     })
     .counted(),
     suite(

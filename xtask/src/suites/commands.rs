@@ -47,8 +47,9 @@ pub(super) fn rust_tests(target: &Path, extra: &[&str]) -> Command {
 }
 
 /// The models are built optimized, as a checker runs each of them many thousand times.
-pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
+pub(super) fn models(target: &Path, checker: &str, quick: bool) -> Vec<Command> {
     let chosen = MODELS.iter().filter(|model| model.checker == checker);
+    let chosen = chosen.map(|model| if quick { model.quick() } else { *model });
     // The simulation is built for shuttle as well, with the checks of a test build.
     let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--profile", "model"] };
     // Other unit tests use the same primitives, which exist inside of a model only.
