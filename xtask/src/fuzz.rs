@@ -27,8 +27,8 @@ const LENGTH_MAX: usize = 4096;
 pub struct Options {
     #[arg(value_name = "TARGET", default_values = TARGETS, value_parser = PossibleValuesParser::new(TARGETS))]
     targets: Vec<String>,
-    /// How long each target looks for new inputs; 0 runs the kept ones only
-    #[arg(long, default_value_t = 60)]
+    /// How long each target looks for new inputs, after the kept ones
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// Add what reaches new code to tests/fuzz, the fewest inputs that do
     #[arg(long)]
@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
         return Err("--input needs one target".into());
     }
     let target = shell::target()?;
-    shell::run(build(&target, options.seconds > 0)?)?;
+    shell::run(build(&target)?)?;
     let (target, host) = (target.join("fuzz"), host()?);
     let program = target.join(&host).join("checked/fuzz");
     let mut failed = Vec::new();
@@ -63,14 +63,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
 }
 
 /// Builds the targets, into a folder of their own. With a target triple, so that build scripts, which have no libFuzzer, are not
-/// instrumented. Only a search for new inputs is worth the minutes that optimizing takes.
-pub fn build(target: &Path, search: bool) -> Result<Command, String> {
-    let optimized = if search { "package.estafette-report.opt-level=3" } else { "opt-level=0" };
-    let setting = format!("profile.checked.{optimized}");
+/// instrumented.
+fn build(target: &Path) -> Result<Command, String> {
+    let setting = "profile.checked.package.estafette-report.opt-level=3";
     let arguments =
-        ["build", "--profile", "checked", "--config", &setting, "--package", "tests", "--bin", "fuzz"];
+        ["build", "--profile", "checked", "--config", setting, "--package", "tests", "--bin", "fuzz"];
     let mut command = shell::cargo(&target.join("fuzz"), &arguments);
-    command.args(["--features", "fuzzing", "--target", &host()?]).env("RUSTFLAGS", INSTRUMENTED);
+    command.args(["--features", "libfuzzer", "--target", &host()?]).env("RUSTFLAGS", INSTRUMENTED);
     Ok(command)
 }
 
@@ -134,12 +133,7 @@ impl<'a> Session<'a> {
 
     fn run(&self, options: &Options) -> Result<(), String> {
         let mut command = of(self.program, self.name);
-        // libFuzzer takes no time as no limit, and runs the inputs that it is given before it counts new ones.
-        command.arg(match options.seconds {
-            0 => "-runs=0".to_owned(),
-            seconds => format!("-max_total_time={seconds}"),
-        });
-        command.arg(format!("-max_len={LENGTH_MAX}"));
+        command.arg(format!("-max_total_time={}", options.seconds)).arg(format!("-max_len={LENGTH_MAX}"));
         command.args(["-print_final_stats=1", "-use_value_profile=1"]);
         command.arg(format!("-artifact_prefix={}/", self.failing.display()));
         command.args([&self.work, &self.kept]);

@@ -51,23 +51,10 @@ fn run_files(name: &str, files: &[PathBuf], with_estafette: bool) -> [String; 2]
 
 #[test]
 fn the_header_compiles_in_every_standard_and_is_short() {
-    let header = root().join("bindings/fence/include/dlpack_fence.h");
-    let text = std::fs::read_to_string(header).expect("the header is there");
+    let include = root().join("bindings/fence/include");
+    let text = std::fs::read_to_string(include.join("dlpack_fence.h")).expect("the header is there");
     assert!(text.lines().count() < 300, "{} lines", text.lines().count());
-    let folder = scratch("fence-header");
-    let c = ["c99", "c11", "c17", "c2x"];
-    let cpp = ["c++11", "c++14", "c++17", "c++20", "c++23"];
-    // The suite `dist` compiles it with clang.
-    for (compiler, file, standards) in [("gcc", "alone.c", &c[..]), ("g++", "alone.cpp", &cpp)] {
-        let file = folder.join(file);
-        std::fs::write(&file, "#include \"dlpack_fence.h\"\nint main(void) { return 0; }\n")
-            .expect("writable");
-        for standard in standards {
-            let mut command = Command::new(compiler);
-            command.args(WARNINGS).arg(format!("-std={standard}")).arg("-fsyntax-only").arg("-I");
-            run(command.arg(root().join("bindings/fence/include")).arg(&file));
-        }
-    }
+    compile_alone("dlpack_fence.h", &include);
 }
 
 #[test]

@@ -17,35 +17,44 @@ HERE = pathlib.Path(__file__).parent
 PACKAGE = HERE.parent / "python"
 
 
-def mypy(program, folder):
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", folder, program]
+PROGRAMS = [HERE / "accepted.py", HERE / "refused.py"]
+
+
+def mypy(folder):
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", folder, *PROGRAMS]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(PACKAGE)})
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    return [(int(line), text) for line, text in re.findall(r"^.*?:(\d+): error: (.*)", done.stdout, re.MULTILINE)]
+    found = re.findall(r"^(.*?):(\d+): error: (.*)", done.stdout, re.MULTILINE)
+    return [(pathlib.Path(file).name, int(line), text) for file, line, text in found]
 
 
-def pyright(program, folder):
-    settings = {"typeCheckingMode": "strict", "include": [str(program)], "extraPaths": [str(PACKAGE)]}
+def pyright(folder):
+    settings = {"typeCheckingMode": "strict", "include": list(map(str, PROGRAMS)), "extraPaths": [str(PACKAGE)]}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [os.environ["ESTAFETTE_PYRIGHT"], "--outputjson", "--pythonpath", sys.executable, "--project", folder]
     done = subprocess.run(command, capture_output=True, text=True)
-    found = json.loads(done.stdout)["generalDiagnostics"]
-    return [(row["range"]["start"]["line"] + 1, row["message"]) for row in found if row["severity"] == "error"]
+    found = [row for row in json.loads(done.stdout)["generalDiagnostics"] if row["severity"] == "error"]
+    return [(pathlib.Path(row["file"]).name, row["range"]["start"]["line"] + 1, row["message"]) for row in found]
 
 
 CHECKERS = [mypy] + ([pyright] if "ESTAFETTE_PYRIGHT" in os.environ else [])
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_typical_programs_are_accepted(checker, tmp_path):
-    assert checker(HERE / "accepted.py", tmp_path) == []
+@pytest.fixture(scope="module", params=CHECKERS, ids=lambda checker: checker.__name__)
+def checked(request, tmp_path_factory):
+    """The checker's name, and the errors that it finds in both programs: it reads the package once."""
+    return request.param.__name__, request.param(tmp_path_factory.mktemp("checked"))
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_mistakes_are_found(checker, tmp_path):
-    marks = ("# refused", f"# refused by {checker.__name__}")
+def test_typical_programs_are_accepted(checked):
+    _, found = checked
+    assert [error for error in found if error[0] != "refused.py"] == []
+
+
+def test_mistakes_are_found(checked):
+    checker, found = checked
+    marks = ("# refused", f"# refused by {checker}")
     lines = (HERE / "refused.py").read_text(encoding="utf-8").splitlines()
     marked = {number for number, line in enumerate(lines, 1) if line.endswith(marks)}
     assert len(marked) > 25
-    found = checker(HERE / "refused.py", tmp_path)
-    assert {number for number, _ in found} == marked, found
+    assert {line for file, line, _ in found if file == "refused.py"} == marked, found

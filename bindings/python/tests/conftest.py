@@ -20,6 +20,12 @@ APART = {"test_mxnet.py": "mxnet", "test_other_peers.py": "paddle"}
 collect_ignore = [file for file, package in APART.items() if importlib.util.find_spec(package) is None]
 
 
+def pytest_collection_finish():
+    # What there is before the first test, every collection of every test would look through.
+    gc.collect()
+    gc.freeze()
+
+
 def peer(name):
     """The library `name`; skips the test without it, or fails it where every peer must be there."""
     new = name not in sys.modules
@@ -91,6 +97,12 @@ def gate():
 def examples(many):
     """How many made-up inputs a test gets: a tenth of them in `cargo xtask test` without `--all`."""
     return many // 10 if "ESTAFETTE_FEW_EXAMPLES" in os.environ else many
+
+
+def pairs(some, others):
+    """Each of `some` with each of `others`, or with one of them in turn in `cargo xtask test` without `--all`: for tests that start a program."""
+    few = "ESTAFETTE_FEW_EXAMPLES" in os.environ
+    return [(one, other) for i, one in enumerate(some) for j, other in enumerate(others) if not few or i % len(others) == j]
 
 
 def until(condition, seconds=10.0):

@@ -13,7 +13,7 @@ import pytest
 
 import estafette as est
 from capsules import Made
-from conftest import Gate, run_program, until
+from conftest import Gate, pairs, run_program, until
 
 KINDS = [KeyboardInterrupt, SystemExit, GeneratorExit]
 # What asyncio lets out of an event loop.
@@ -353,24 +353,26 @@ class TestCtrlC:
         assert ended == [True]
 
     @pytest.mark.parametrize(
-        "way",
-        [
-            "[eng.submit(body) for _ in range(100)]",
-            "eng.submit(body); eng.wait_all()",
-            "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); eng.wait_all()",
-            "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); t.wait()",
-            "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); memoryview(t)",
-            "eng.submit(body, writes=[t]); eng.submit(step); t.wait()",
-            "eng.call(time.sleep, 20); signal.alarm(1); eng.wait_all()",
-            "eng.call(body).wait()",
-            "eng.submit(step, writes=[t]); eng.submit(body); eng.shutdown()",
-            "eng.operators.register('of', body); eng.operators['of'](t).wait()",
-            "eng.submit(fail, writes=[t]); eng.submit(step, [t], on_skip=body); eng.wait_all()",
-            "eng.call(Result).wait()",
-            "eng.call(lambda: Structure([np.zeros(1)])).wait()",
-        ],
+        "way, handler",
+        pairs(
+            [
+                "[eng.submit(body) for _ in range(100)]",
+                "eng.submit(body); eng.wait_all()",
+                "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); eng.wait_all()",
+                "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); t.wait()",
+                "eng.submit(step, writes=[t]); eng.submit(body, writes=[t]); memoryview(t)",
+                "eng.submit(body, writes=[t]); eng.submit(step); t.wait()",
+                "eng.call(time.sleep, 20); signal.alarm(1); eng.wait_all()",
+                "eng.call(body).wait()",
+                "eng.submit(step, writes=[t]); eng.submit(body); eng.shutdown()",
+                "eng.operators.register('of', body); eng.operators['of'](t).wait()",
+                "eng.submit(fail, writes=[t]); eng.submit(step, [t], on_skip=body); eng.wait_all()",
+                "eng.call(Result).wait()",
+                "eng.call(lambda: Structure([np.zeros(1)])).wait()",
+            ],
+            ["signal.default_int_handler", "handler", "Handler().handle"],
+        ),
     )
-    @pytest.mark.parametrize("handler", ["signal.default_int_handler", "handler", "Handler().handle"])
     def test_in_a_body_that_the_main_thread_runs_leaves_both(self, np, way, handler):
         """The body fails, as by anything else that it raises, and the wait or the submission raises it, too."""
         output, errors = run_program(

@@ -16,7 +16,7 @@ import weakref
 import pytest
 
 import estafette as est
-from conftest import Gate, until
+from conftest import Gate, examples, until
 
 
 def run(main):
@@ -242,7 +242,7 @@ class TestNothingStaysBehind:
 class TestThousands:
     @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
     def test_in_one_gather_with_failures_among_them(self, kind):
-        count = 10_000
+        count = examples(10_000)
 
         def work(i):
             if i % 5 == 0:
@@ -267,7 +267,7 @@ class TestThousands:
         run(main())
 
     def test_in_one_gather_that_is_cancelled_half_way(self, gate):
-        count, ran = 10_000, []
+        count, ran = examples(10_000), []
 
         async def main():
             async with est.Engine(workers=2, in_flight_limit=2 * count) as eng:

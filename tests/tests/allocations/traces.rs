@@ -7,6 +7,7 @@ use tests::ops::exclusive;
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{DType, Engine};
 use tests::counting::{self, taken};
+use tests::dice::few_examples;
 
 /// What is allocated before anything is recorded. Threads let go of one recorder when they write to the next.
 static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
@@ -86,8 +87,7 @@ fn a_recording_is_saved_in_less_than_twice_its_own_memory() {
     let programs: [(&str, Program); 3] =
         [("readers", readers_and_writers), ("chain", a_chain), ("fresh", fresh_tensors)];
     // One in `cargo xtask test` without `--all`.
-    let few = std::env::var_os("ESTAFETTE_FEW_EXAMPLES").is_some();
-    for (name, program) in programs.into_iter().take(if few { 1 } else { 3 }) {
+    for (name, program) in programs.into_iter().take(if few_examples() { 1 } else { 3 }) {
         let [small, large] = SIZES_IN_SLABS.map(|operations| {
             let (recorder, held) = recorded(name, program, operations);
             let (saved, more) = taken(|| recorder.save());

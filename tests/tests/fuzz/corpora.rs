@@ -35,6 +35,9 @@ fn count_panics() {
 fn replay(name: &str) {
     let _alone = exclusive();
     count_panics();
+    // Freed memory is overwritten, so that a use of it shows.
+    // SAFETY: it sets a parameter of the allocator, which guards its parameters itself.
+    assert_eq!(unsafe { libc::mallopt(libc::M_PERTURB, 165) }, 1);
     let target = TARGETS.iter().find(|target| target.name == name).expect("a target of that name");
     let corpus = target.corpus();
     assert!(!corpus.is_empty(), "`cargo xtask fuzz {name} --keep` finds inputs");

@@ -5,21 +5,20 @@ use std::path::Path;
 use std::process::Command;
 
 use super::commands::{checked, models, portable, random, sanitized_links};
-use crate::{fuzz, install, shell};
+use crate::{install, shell};
 
-/// What is built ahead: the suite, and its commands. Where a command runs tests, these are only built.
-type Builds = fn(&Path) -> Result<Vec<Command>, String>;
+/// What is built ahead: the suite, and its commands, also in the quick form. Where a command runs tests, these are only built.
+type Builds = fn(&Path, bool) -> Result<Vec<Command>, String>;
 
 /// In the order of the suites.
 const AHEAD: &[(&str, Builds)] = &[
-    ("loom", |target| Ok(models(target, "loom"))),
-    ("shuttle", |target| Ok(models(target, "shuttle"))),
-    ("property", |target| Ok(random(target).into())),
-    ("c", |target| Ok(vec![install::build_portable(target)?])),
-    ("memcheck", |target| Ok(vec![checked(target)])),
-    ("links-asan", |target| Ok(sanitized_links(target).into())),
-    ("portable", |target| Ok(vec![portable(target)])),
-    ("fuzz", |target| Ok(vec![fuzz::build(target, false)?])),
+    ("loom", |target, quick| Ok(models(target, "loom", quick))),
+    ("shuttle", |target, quick| Ok(models(target, "shuttle", quick))),
+    ("property", |target, _| Ok(random(target).into())),
+    ("c", |target, _| Ok(vec![install::build_portable(target)?])),
+    ("memcheck", |target, _| Ok(vec![checked(target)])),
+    ("links-asan", |target, _| Ok(sanitized_links(target).into())),
+    ("portable", |target, _| Ok(vec![portable(target)])),
 ];
 
 /// The commands that build for `suite` what can be built before its turn.
@@ -27,7 +26,7 @@ pub fn ahead(suite: &str, target: &Path, quick: bool) -> Vec<Command> {
     // The quick form uses the C library that the Rust tests are built with.
     let builds = AHEAD.iter().filter(|(name, _)| *name == suite && !(quick && suite == "c"));
     // What cannot be made here is reported by the suite, which makes it again.
-    let commands = builds.filter_map(|(_, commands)| commands(target).ok()).flatten();
+    let commands = builds.filter_map(|(_, commands)| commands(target, quick).ok()).flatten();
     commands.map(|command| niced(&command, "19", true)).collect()
 }
 

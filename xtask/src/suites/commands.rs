@@ -39,7 +39,7 @@ pub(super) fn delegate(context: &Context) -> Vec<Command> {
 /// nextest where it is installed, as it runs tests in parallel across binaries; else plain `cargo test`.
 pub(super) fn rust_tests(target: &Path, extra: &[&str]) -> Command {
     let runner: &[&str] = if shell::answers("cargo", &["nextest", "--version"]) {
-        &["nextest", "run", "--no-fail-fast", "--no-tests=fail"]
+        &["nextest", "run", "--tests", "--no-fail-fast", "--no-tests=fail"]
     } else {
         &["test", "--tests", "--no-fail-fast"]
     };
@@ -47,8 +47,9 @@ pub(super) fn rust_tests(target: &Path, extra: &[&str]) -> Command {
 }
 
 /// The models are built optimized, as a checker runs each of them many thousand times.
-pub(super) fn models(target: &Path, checker: &str) -> Vec<Command> {
+pub(super) fn models(target: &Path, checker: &str, quick: bool) -> Vec<Command> {
     let chosen = MODELS.iter().filter(|model| model.checker == checker);
+    let chosen = chosen.map(|model| if quick { model.quick() } else { *model });
     // The simulation is built for shuttle as well, with the checks of a test build.
     let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--profile", "model"] };
     // Other unit tests use the same primitives, which exist inside of a model only.
@@ -192,11 +193,11 @@ pub(super) fn pytest(context: &Context, arguments: &[&str]) -> Command {
 
 /// Python tests of the files that a recording becomes; first the files. Their program is built as the Rust tests are, where the report is
 /// optimized.
-pub(super) fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
+pub(super) fn looks_at_reports(context: &Context) -> Vec<Command> {
     let samples = context.target.join("report-samples");
     let mut write = shell::command(context.target.join("debug/examples/made_up"));
     write.arg(&samples);
-    let mut look = pytest(context, &[tests]);
+    let mut look = pytest(context, &["report/tests/python"]);
     look.env("ESTAFETTE_REPORT_SAMPLES", samples);
     vec![built(context, &["--example", "made_up"]), write, look]
 }

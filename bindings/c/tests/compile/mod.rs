@@ -43,6 +43,23 @@ pub fn compiler(source: &Path, standard: &str) -> Command {
     command
 }
 
+/// gcc takes the header by itself in every standard. Suite `dist` gives all headers to clang.
+pub fn compile_alone(header: &str, include: &Path) {
+    let folder = scratch("alone");
+    let c = ["c99", "c11", "c17", "c2x"];
+    let cpp = ["c++11", "c++14", "c++17", "c++20", "c++23"];
+    for (compiler, extension, standards) in [("gcc", "c", &c[..]), ("g++", "cpp", &cpp)] {
+        let file = folder.join(header).with_extension(extension);
+        std::fs::write(&file, format!("#include <{header}>\nint main(void) {{ return 0; }}\n"))
+            .expect("writable");
+        for standard in standards {
+            let mut command = Command::new(compiler);
+            command.args(WARNINGS).arg(format!("-std={standard}")).arg("-fsyntax-only");
+            run(command.arg("-I").arg(include).arg(&file));
+        }
+    }
+}
+
 /// Links the shared library.
 pub fn shared(command: &mut Command) -> &mut Command {
     let lib = prefix().join("lib");
