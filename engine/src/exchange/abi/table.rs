@@ -32,7 +32,7 @@ pub const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const OLDER_MAX: usize = 8;
 
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
-const ALIGN: usize = 64;
+pub(crate) const ALIGN: usize = 64;
 
 /// The header of this engine's table.
 pub const HEADER: Header =
