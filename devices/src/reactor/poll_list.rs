@@ -146,6 +146,17 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_panics_twice_fails_what_waits_for_it() {
+        let driver = Driver::new();
+        let mut poll_list = PollList::default();
+        poll_list.add(armed(&driver, 1));
+        driver.panics.store(true, Ordering::Relaxed);
+        let mut ready = Vec::new();
+        poll_list.sweep(true, &mut ready);
+        assert!(matches!(&ready[..], [(_, Err(_))]));
+    }
+
+    #[test]
     fn a_failed_queue_fails_what_its_counter_does_not_cover() {
         let driver = Driver::new();
         let mut poll_list = PollList::default();
