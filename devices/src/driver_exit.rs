@@ -13,11 +13,15 @@ use estafette_sync::process::Generation;
 use estafette_sync::rundown::Rundown;
 use estafette_sync::sync::OnceLock;
 
+use crate::{DeviceError, DeviceErrorKind};
+
 /// How long the exit waits for calls that are under way. One that waits for the device may last for ever.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// See the module.
 pub(crate) struct DriverExit {
+    /// In words.
+    driver: &'static str,
     /// Closed when the process exits. Calls that are under way are its uses.
     calls: Rundown,
     /// The process that has started the driver.
@@ -26,8 +30,8 @@ pub(crate) struct DriverExit {
 
 impl DriverExit {
     estafette_sync::const_fn! {
-        pub(crate) fn new() -> Self {
-            Self { calls: Rundown::new(), of: OnceLock::new() }
+        pub(crate) fn new(driver: &'static str) -> Self {
+            Self { driver, calls: Rundown::new(), of: OnceLock::new() }
         }
     }
 
@@ -58,6 +62,17 @@ impl DriverExit {
     /// Whether nothing of the driver works in this process any more: it exits, or is a forked child.
     pub(crate) fn is_driver_gone(&self) -> bool {
         self.is_inherited() || self.has_begun()
+    }
+
+    /// Why nothing of the driver works in this process any more.
+    pub(crate) fn gone(&self) -> DeviceError {
+        let driver = self.driver;
+        let why = if self.is_inherited() {
+            format!("forked child: the {driver} belongs to the parent process")
+        } else {
+            format!("the process exits: the {driver} is not called any more")
+        };
+        DeviceError::new(DeviceErrorKind::Other, why)
     }
 
     /// `None` while the process exits, and in a forked child.

@@ -86,7 +86,7 @@ pub use self::{
         Timeline, Watch,
     },
     queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
-    reactor::{AsFence, Reactor},
+    reactor::Reactor,
     shared_memory::{Descriptor, Identity, SharedMemory, SharedSegment, Viewer},
     timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
 };

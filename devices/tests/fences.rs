@@ -82,11 +82,14 @@ fn a_future_as_a_fence_finishes_with_the_future() {
 
 #[test]
 fn a_future_that_is_dropped_or_panics_cancels_its_fence() {
-    let (fence, driver) = host::fence_of(std::future::pending::<()>());
+    let (fence, driver) = host::fence_of(std::future::pending::<Result<(), String>>());
     drop(driver);
     assert!(matches!(fence.state(), FenceState::Failed(error) if error.kind() == DeviceErrorKind::Cancelled));
 
-    let (fence, driver) = host::fence_of(async { assert_eq!(1, 2, "this future is broken on purpose") });
+    let (fence, driver) = host::fence_of(async {
+        assert_eq!(1, 2, "this future is broken on purpose");
+        Ok::<(), String>(())
+    });
     let driving = std::thread::spawn(|| futures::executor::block_on(driver));
     assert!(driving.join().is_err());
     assert!(matches!(fence.state(), FenceState::Failed(error) if error.kind() == DeviceErrorKind::Cancelled));

@@ -88,18 +88,8 @@ fn memory_is_not_given_back_while_a_consumer_holds_it() {
 #[test]
 fn a_bad_tensor_is_refused_by_its_field_and_deleted_once() {
     let engine = engine();
-    let cases: [(&[i64], Edit, &str); 12] = [
-        (&[2], |m| m.tensor.ndim = -1, "ndim is -1"),
-        (&[2], |m| m.tensor.ndim = 100_000, "ndim is 100000, more than 64"),
-        (&[2, 3], |m| m.tensor.shape = ptr::null_mut(), "shape is NULL with ndim 2"),
-        (&[2, -3], |_| (), "shape[1] is -3"),
-        (&[1 << 40, 1 << 40], |_| (), "overflows the element count"),
-        (&[2], |m| m.tensor.data = ptr::null_mut(), "data is NULL, but there are 2 elements"),
-        (&[2], |m| m.tensor.byte_offset = u64::MAX, "byte_offset is 18446744073709551615"),
+    let cases: [(&[i64], Edit, &str); 2] = [
         (&[2], |m| m.tensor.lanes = 0, "dtype.lanes is 0"),
-        (&[2], |m| (m.tensor.code, m.tensor.bits) = (17, 8), "dtype.bits is 8, but float4_e2m1fn has 4"),
-        (&[2], |m| m.tensor.code = 6, "dtype.bits is 32, but bool has 8"),
-        (&[2], |m| m.major = 2, "version is 2.3, but only 1.x is known"),
         (&[2], |m| m.tensor.device_type = 10, "device rocm:0 is not available"),
     ];
     for (shape, edit, message) in cases {
@@ -171,24 +161,6 @@ fn an_opaque_type_is_exchanged_and_only_its_typed_view_is_refused() {
     drop(x.export_wait(&ExportOptions::from(Access::Alias)).unwrap());
     drop(x);
     deletions.wait_for(1);
-}
-
-#[test]
-fn a_null_deleter_means_that_nothing_is_given_back() {
-    let deletions = Arc::default();
-    let engine = engine();
-    let mut deleter = None;
-    let raw = dlpack::versioned(&[2], &deletions, |m| deleter = m.deleter.take());
-    // SAFETY: a fresh tensor that describes its memory truly.
-    let x = unsafe { engine.import(ManagedTensor::from_raw(raw, Abi::Versioned).unwrap()) }.unwrap();
-    x.wait().unwrap();
-    drop(x);
-    drop(engine);
-    assert!(estafette::exchange::flush_deleters(std::time::Duration::from_secs(30)));
-    assert_eq!(deletions.count(), 0);
-    // SAFETY: without a deleter it stayed the producer's, who frees it here, once.
-    unsafe { deleter.unwrap()(raw.cast()) };
-    assert_eq!(deletions.count(), 1);
 }
 
 #[test]

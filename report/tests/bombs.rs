@@ -9,6 +9,7 @@ mod made_up;
 
 use std::io::Write;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use estafette_report::terminal::{Style, text};
 use estafette_report::{Trace, perfetto, report};
@@ -191,6 +192,26 @@ fn a_report_of_many_libraries_has_rows_for_thirty() {
     assert!((30..=33).contains(&matrix.libraries.len()), "{}", matrix.libraries.len());
     let waited: u64 = matrix.waited_ns.iter().flatten().sum();
     assert_eq!(waited, report(&trace).totals.waited_ns, "what waited least is one row");
+}
+
+#[test]
+fn a_file_that_grows_a_thousandfold_is_refused() {
+    let _alone = ALONE.lock();
+    let begin = Instant::now();
+    let trace = read_within_bounds(&block(&packet(&[]).repeat(4 << 20)).repeat(50));
+    assert!(trace.operations.is_empty());
+    let told = trace.losses.damage.join("\n");
+    assert!(told.contains("50 times a block could not be read") && told.contains("grows to more"), "{told}");
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn messages_in_messages_are_followed_to_no_depth_that_ends_the_thread() {
+    let _alone = ALONE.lock();
+    // Arrays of annotations in arrays of annotations.
+    let nested = (0..20_000).fold(Vec::new(), |inner, _| bytes(12, &inner));
+    let trace = read_within_bounds(&packet(&[bytes(11, &nested)]));
+    assert!(!trace.losses.damage.is_empty(), "what is missing is said");
 }
 
 #[test]

@@ -41,7 +41,7 @@ enum Chore {
         #[arg(long)]
         counted: bool,
     },
-    /// Compares the listings of the public interfaces in docs/api (Rust, C, Python) with the sources
+    /// Compares the listings of the public interfaces in docs/api (Rust, Python) with the sources
     Api {
         /// Replace them
         #[arg(long)]

@@ -7,14 +7,14 @@
 
 use estafette_sync::platform::exit;
 
+use crate::DeviceError;
 use crate::driver_exit::{Call, DriverExit, GRACE};
-use crate::{DeviceError, DeviceErrorKind};
 
 /// `CUDA_ERROR_DEINITIALIZED`: the driver is shutting down.
 pub(super) const DEINITIALIZED: i32 = 4;
 
 estafette_sync::statics! {
-    pub(super) static DRIVER: DriverExit = DriverExit::new();
+    pub(super) static DRIVER: DriverExit = DriverExit::new("CUDA driver");
 }
 
 /// To be called once, after the driver has started.
@@ -34,12 +34,5 @@ pub(super) fn is_driver_gone() -> bool {
 
 /// A call of the driver. Fails while the process exits, with the driver's own code for that, and in a forked child.
 pub(super) fn call() -> Result<Call, DeviceError> {
-    DRIVER.enter().ok_or_else(|| {
-        let why = if DRIVER.is_inherited() {
-            "forked child: the CUDA driver belongs to the parent process"
-        } else {
-            "the process exits: the CUDA driver is not called any more"
-        };
-        DeviceError::new(DeviceErrorKind::Other, why).with_code(DEINITIALIZED.into())
-    })
+    DRIVER.enter().ok_or_else(|| DRIVER.gone().with_code(DEINITIALIZED.into()))
 }

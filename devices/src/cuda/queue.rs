@@ -324,7 +324,8 @@ impl Queue for CudaQueue {
                     let sequence = stream.next(&mut state);
                     let seen = state.clock.snapshot();
                     drop(state);
-                    return Ok(Fence::own_point(Arc::clone(stream) as Arc<dyn Timeline>, sequence, seen));
+                    let timeline = Arc::clone(stream) as Arc<dyn Timeline>;
+                    return Ok(Fence::point(timeline, sequence, seen).of_this_crate());
                 }
                 drop(state);
                 // SAFETY: a live stream of the context.

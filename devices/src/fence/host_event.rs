@@ -13,13 +13,18 @@
 //! pending.
 
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU8, Ordering};
 
-use crate::fence::source::{Outcome, Subscriber, Subscribers, Watch, deliver};
+use crate::fence::source::{Outcome, Subscriber, Watch, deliver};
+use crate::fence::waiting::{Ready, Waiting};
 use crate::{DeviceError, FenceState};
+
+/// The one point that the subscribers wait for.
+const POINT: u64 = 0;
 
 /// Pending. Changes once, to one of the other two.
 const PENDING: u8 = 0;
@@ -36,31 +41,38 @@ pub(crate) struct HostEvent {
 
 struct Subscribed {
     failure: Option<DeviceError>,
-    subscribers: Subscribers,
+    subscribers: Waiting,
 }
 
 impl HostEvent {
     pub(crate) fn new() -> Self {
-        let inner = Subscribed { failure: None, subscribers: Subscribers::default() };
+        let inner = Subscribed { failure: None, subscribers: Waiting::default() };
         Self { word: AtomicU8::new(PENDING), inner: Mutex::new(inner) }
     }
 
     /// Settles the event. Returns the subscribers, which the caller notifies under no lock. Later calls do
     /// nothing.
     #[must_use = "the subscribers wait to be told"]
-    pub(crate) fn settle(&self, outcome: &Outcome) -> Vec<Arc<dyn Subscriber>> {
+    pub(crate) fn settle(&self, outcome: &Outcome) -> Vec<Ready> {
         let mut inner = self.inner.lock();
         if self.word.load(Ordering::Relaxed) != PENDING {
             return Vec::new();
         }
         inner.failure = outcome.as_ref().err().cloned();
         self.word.store(if outcome.is_ok() { DONE } else { FAILED }, Ordering::Release);
-        inner.subscribers.take()
+        let mut subscribers = mem::take(&mut inner.subscribers);
+        drop(inner);
+        let mut ready = Vec::new();
+        match outcome {
+            Ok(()) => subscribers.settle_through(POINT, &mut ready),
+            Err(error) => subscribers.fail(error, &mut ready),
+        }
+        ready
     }
 
     /// [Settles](Self::settle) the event and notifies its subscribers; the caller holds no lock.
     pub(crate) fn settle_and_notify(&self, outcome: &Outcome) {
-        self.settle(outcome).into_iter().for_each(|subscriber| deliver(subscriber, outcome.clone()));
+        self.settle(outcome).into_iter().for_each(|(subscriber, outcome)| deliver(subscriber, outcome));
     }
 
     pub(crate) fn state(&self) -> FenceState {
@@ -76,14 +88,15 @@ impl HostEvent {
     }
 
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
-        let swept = {
-            let mut inner = self.inner.lock();
-            if let Some(outcome) = self.settled_outcome(&inner) {
-                return Watch::Settled(outcome);
-            }
-            inner.subscribers.add(subscriber.clone())
-        };
-        drop(swept);
+        // Abandoned subscriptions, which are dropped under no lock.
+        let mut swept = Vec::new();
+        let mut inner = self.inner.lock();
+        if let Some(outcome) = self.settled_outcome(&inner) {
+            return Watch::Settled(outcome);
+        }
+        inner.subscribers.add(POINT, subscriber.clone());
+        inner.subscribers.tidy(&mut swept);
+        drop(inner);
         Watch::Subscribed
     }
 
@@ -132,10 +145,9 @@ mod tests {
             let leaves: Arc<dyn Subscriber> = Arc::new(Waiter(AtomicBool::new(true)));
             assert!(matches!(signal.watch(&leaves), Watch::Subscribed));
         }
-        let waiting = signal.inner.lock().subscribers.len();
-        assert!(waiting <= 32, "{waiting} entries for one live waiter");
         let told = signal.settle(&Ok(()));
-        assert!(told.iter().any(|subscriber| Arc::ptr_eq(subscriber, &stays)));
+        assert!(told.len() <= 128, "{} entries for one live waiter", told.len());
+        assert!(told.iter().any(|(subscriber, _)| Arc::ptr_eq(subscriber, &stays)));
         assert!(signal.settle(&Ok(())).is_empty(), "settling twice tells nobody twice");
     }
 }
@@ -186,8 +198,8 @@ mod models {
             let meeting = thread::spawn(move || meet(&other));
             // SAFETY: loom checks this.
             model.content.with_mut(|content| unsafe { *content = 1 });
-            for subscriber in model.event.settle(&outcome()) {
-                subscriber.settled(outcome());
+            for (subscriber, outcome) in model.event.settle(&outcome()) {
+                subscriber.settled(outcome);
             }
             meeting.join().expect("it does not panic");
         });

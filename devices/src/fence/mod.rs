@@ -6,7 +6,7 @@
 //! | `fence_set` | [`FenceSet`]: fences of several queues, the newest of each |
 //! | `clock` | [`Clock`]: what a queue has seen of other queues, so that waits are left out |
 //! | `source` | [`Timeline`] and [`Event`], which a backend implements; subscribers |
-//! | `waiting` | subscribers of a timeline, by their numbers |
+//! | `waiting` | subscribers of a timeline, by their numbers, or of an event |
 //! | `host_event` | an event that the host settles |
 //! | `native_event` | an event of a driver that leaves the process's hands |
 
@@ -59,9 +59,8 @@ pub struct Fence {
     sequence: u64,
     /// What the queue had seen of other queues when this was recorded.
     seen: Clock,
-    peeks_under_locks: bool,
-    /// The source neither panics nor notifies a subscriber twice.
-    notifies_once: bool,
+    /// The source is of this crate: it neither panics nor notifies a subscriber twice, and its `peek` loads and calls nothing.
+    is_own: bool,
     /// The process that it settles in.
     generation: Generation,
 }
@@ -142,15 +141,10 @@ impl Fence {
         Self::new(Source::Point(Shared(Some(timeline))), queue, sequence, seen)
     }
 
-    /// As [`point`](Self::point), of a timeline whose `peek` loads and calls nothing, and so may be called under locks.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn own_point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
-        Self { peeks_under_locks: true, ..Self::point(timeline, sequence, seen).of_this_crate() }
-    }
-
-    /// The same fence, whose source is of this crate: subscribers need no guard against a source that panics or notifies twice.
+    /// The same fence, whose source is of this crate: subscribers need no guard against a source that panics or notifies twice, and `peek`
+    /// may be called under locks.
     pub(crate) fn of_this_crate(self) -> Self {
-        Self { notifies_once: true, ..self }
+        Self { is_own: true, ..self }
     }
 
     /// A stand-alone fence.
@@ -168,7 +162,7 @@ impl Fence {
 
     fn new(source: Source, queue: Option<QueueId>, sequence: u64, seen: Clock) -> Self {
         let generation = Generation::current();
-        Self { source, queue, sequence, seen, peeks_under_locks: false, notifies_once: false, generation }
+        Self { source, queue, sequence, seen, is_own: false, generation }
     }
 
     /// Whether it was made in a process that this one was forked from, and settles there.
@@ -246,7 +240,7 @@ impl Fence {
     /// As [`peek`](Self::peek), for callers that hold a lock: `None` for what may be a user's.
     #[inline]
     pub fn peek_under_lock(&self) -> Option<bool> {
-        if self.peeks_under_locks { self.peek() } else { None }
+        if self.is_own { self.peek() } else { None }
     }
 
     /// The queue, where there is one.
@@ -318,23 +312,21 @@ impl Fence {
     /// Blocks the calling thread until the fence has settled; `None` when `timeout` passed first. No timeout
     /// means waiting for as long as it takes.
     pub fn wait_timeout(&self, timeout: Option<Duration>) -> Option<Outcome> {
-        if let Some(outcome) = self.state().outcome() {
-            return Some(outcome);
+        if timeout == Some(Duration::ZERO) {
+            return self.state().outcome();
         }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return None;
+        let sleeper = Arc::<Sleeper>::default();
+        let waker = Waker::from(Arc::clone(&sleeper));
+        let mut settled = self.settled();
+        loop {
+            if let Poll::Ready(outcome) = Pin::new(&mut settled).poll(&mut Context::from_waker(&waker)) {
+                return Some(outcome);
+            }
+            if !sleeper.sleep(deadline) {
+                return None;
+            }
         }
-        if let Some(outcome) = spin(self) {
-            return Some(outcome);
-        }
-        let gate = Arc::new(Gate::default());
-        Reactor::global().watch(self, gate.clone());
-        let outcome = gate.wait(deadline);
-        if outcome.is_none() {
-            self.waiter_left();
-        }
-        outcome
     }
 
     fn waiter_left(&self) {
@@ -353,7 +345,7 @@ impl Fence {
 
     /// A backend that panics has failed. A user's backend may have kept the subscriber before the panic, and notify it later.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
-        let once: Arc<dyn Subscriber> = match self.notifies_once {
+        let once: Arc<dyn Subscriber> = match self.is_own {
             true => Arc::clone(subscriber),
             false => Arc::new(Once::new(subscriber)),
         };
@@ -373,7 +365,7 @@ pub(crate) fn contained(query: impl FnOnce() -> FenceState) -> FenceState {
     contain_panic(query).unwrap_or_else(|panic| FenceState::Failed(panicked(&panic)))
 }
 
-fn panicked(panic: &str) -> DeviceError {
+pub(crate) fn panicked(panic: &str) -> DeviceError {
     let message = format!("asking for the progress of device work panicked: {panic}");
     DeviceError::new(DeviceErrorKind::Fault, message)
 }
@@ -489,39 +481,6 @@ impl Subscriber for Slot {
         if let Some(waker) = waker {
             waker.wake();
         }
-    }
-
-    fn abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::Relaxed)
-    }
-}
-
-/// Where a thread blocks in [`Fence::wait_timeout`].
-#[derive(Default)]
-struct Gate {
-    abandoned: AtomicBool,
-    outcome: Mutex<Option<Outcome>>,
-    sleeper: Sleeper,
-}
-
-impl Gate {
-    fn wait(&self, deadline: Option<Instant>) -> Option<Outcome> {
-        loop {
-            if let Some(outcome) = &*self.outcome.lock() {
-                return Some(outcome.clone());
-            }
-            if !self.sleeper.sleep(deadline) {
-                self.abandoned.store(true, Ordering::Relaxed);
-                return None;
-            }
-        }
-    }
-}
-
-impl Subscriber for Gate {
-    fn settled(self: Arc<Self>, outcome: Outcome) {
-        *self.outcome.lock() = Some(outcome);
-        self.sleeper.wake();
     }
 
     fn abandoned(&self) -> bool {

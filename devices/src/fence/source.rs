@@ -204,37 +204,3 @@ fn with_delivery<R>(f: impl FnOnce(&mut Delivery) -> R) -> Option<R> {
 fn notify(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
     log_panic("a callback of a fence", || subscriber.settled(outcome));
 }
-
-/// Subscribers of one thing, with the tombstones of those who left swept out as the list grows.
-#[derive(Default)]
-pub(crate) struct Subscribers {
-    list: Vec<Arc<dyn Subscriber>>,
-    sweep_at: usize,
-}
-
-/// A list shorter than this is never swept: the sweep would cost more than the tombstones.
-const SWEEP_MIN: usize = 16;
-
-impl Subscribers {
-    /// Adds one. Returns abandoned ones, to be dropped under no lock.
-    #[must_use = "drop what was swept outside of the lock"]
-    pub(crate) fn add(&mut self, subscriber: Arc<dyn Subscriber>) -> Vec<Arc<dyn Subscriber>> {
-        let mut swept = Vec::new();
-        if self.list.len() >= self.sweep_at.max(SWEEP_MIN) {
-            swept = self.list.extract_if(.., |subscriber| subscriber.abandoned()).collect();
-            self.sweep_at = self.list.len() * 2;
-        }
-        self.list.push(subscriber);
-        swept
-    }
-
-    pub(crate) fn take(&mut self) -> Vec<Arc<dyn Subscriber>> {
-        self.sweep_at = 0;
-        std::mem::take(&mut self.list)
-    }
-
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.list.len()
-    }
-}

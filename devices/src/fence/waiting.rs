@@ -1,4 +1,4 @@
-//! Subscriptions to one in-order queue, oldest point first.
+//! Subscriptions to one in-order queue, oldest point first, or to one event, which has one point.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -10,7 +10,7 @@ use crate::fence::source::{Outcome, Subscriber};
 /// A subscription that is over, to be delivered under no lock.
 pub(crate) type Ready = (Arc<dyn Subscriber>, Outcome);
 
-/// Who waits for which point of one in-order queue.
+/// Who waits for which point of one in-order queue, or for an event.
 #[derive(Default)]
 pub(crate) struct Waiting {
     pending: VecDeque<(u64, Arc<dyn Subscriber>)>,

@@ -1,7 +1,6 @@
 use std::fmt::Display;
 use std::future::Future;
 
-use crate::fence::source::Outcome;
 use crate::{DeviceError, DeviceErrorKind, Fence};
 
 use super::promise;
@@ -19,28 +18,10 @@ use super::promise;
 /// futures::executor::block_on(driver);
 /// assert_eq!(fence.wait_timeout(None).unwrap().unwrap_err().message(), "no such file");
 /// ```
-pub fn fence_of<F>(future: F) -> (Fence, impl Future<Output = ()>)
-where
-    F: Future<Output: IntoOutcome>,
-{
+pub fn fence_of<E: Display>(
+    future: impl Future<Output = Result<(), E>>,
+) -> (Fence, impl Future<Output = ()>) {
     let (completer, fence) = promise("a future");
-    (fence, async move { completer.settle(future.await.into_outcome()) })
-}
-
-/// What the future of [`fence_of`] may return: nothing, or a result.
-pub trait IntoOutcome {
-    /// How the fence settles.
-    fn into_outcome(self) -> Outcome;
-}
-
-impl IntoOutcome for () {
-    fn into_outcome(self) -> Outcome {
-        Ok(())
-    }
-}
-
-impl<E: Display> IntoOutcome for Result<(), E> {
-    fn into_outcome(self) -> Outcome {
-        self.map_err(|error| DeviceError::new(DeviceErrorKind::Other, error.to_string()))
-    }
+    let failed = |error: E| DeviceError::new(DeviceErrorKind::Other, error.to_string());
+    (fence, async move { completer.settle(future.await.map_err(failed)) })
 }

@@ -8,6 +8,6 @@ mod promise;
 pub(crate) use self::memory::allocate as allocate_host;
 pub use self::{
     device::{HostDevice, HostMemory},
-    future::{IntoOutcome, fence_of},
+    future::fence_of,
     promise::{Completer, promise},
 };

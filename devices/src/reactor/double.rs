@@ -16,6 +16,16 @@ pub(crate) struct Driver {
     pub(crate) is_cheap: AtomicBool,
     pub(crate) failure: Mutex<Option<DeviceError>>,
     pub(crate) queries: AtomicUsize,
+    /// Whether a query panics, and the drop of its payload as well.
+    pub(crate) panics: AtomicBool,
+}
+
+struct PanicsOnDrop;
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        panic!("while dropping the payload");
+    }
 }
 
 impl Driver {
@@ -26,6 +36,7 @@ impl Driver {
             is_cheap: AtomicBool::new(false),
             failure: Mutex::new(None),
             queries: AtomicUsize::new(0),
+            panics: AtomicBool::new(false),
         })
     }
 }
@@ -49,6 +60,9 @@ impl Timeline for Driver {
 
     fn poll(&self) -> u64 {
         self.queries.fetch_add(1, Ordering::Relaxed);
+        if self.panics.load(Ordering::Relaxed) {
+            std::panic::panic_any(PanicsOnDrop);
+        }
         self.completed()
     }
 

@@ -29,6 +29,7 @@ mod poll_list;
 mod spin;
 mod thread;
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use estafette_sync::sync::OnceLock;
@@ -67,7 +68,7 @@ impl Reactor {
     /// A pending fence that a forked child has inherited settles in the parent alone, so `f` gets an error at once there.
     pub fn when_settled<I, F>(&self, fences: I, f: F)
     where
-        I: IntoIterator<Item: AsFence>,
+        I: IntoIterator<Item: Borrow<Fence>>,
         F: FnOnce(Outcome) + Send + 'static,
     {
         self.when_settled_if(fences, || true, f);
@@ -77,14 +78,14 @@ impl Reactor {
     /// which it says under locks and for good, `f` is dropped at some time, or called with any outcome.
     pub fn when_settled_if<I, W, F>(&self, fences: I, wanted: W, f: F)
     where
-        I: IntoIterator<Item: AsFence>,
+        I: IntoIterator<Item: Borrow<Fence>>,
         W: Fn() -> bool + Send + Sync + 'static,
         F: FnOnce(Outcome) + Send + 'static,
     {
         let gather = Arc::new(Gather::new(f, wanted));
         for fence in fences {
             gather.expect_one();
-            self.watch(fence.as_fence(), gather.clone());
+            self.watch(fence.borrow(), gather.clone());
         }
         // The gather counts itself too, so that it cannot finish while fences are still being added.
         deliver(gather, Ok(()));
@@ -119,24 +120,6 @@ impl Reactor {
                 }
             }
         }
-    }
-}
-
-/// What [`Reactor::when_settled`] accepts: fences by value or by reference.
-pub trait AsFence {
-    /// The fence.
-    fn as_fence(&self) -> &Fence;
-}
-
-impl AsFence for Fence {
-    fn as_fence(&self) -> &Fence {
-        self
-    }
-}
-
-impl AsFence for &Fence {
-    fn as_fence(&self) -> &Fence {
-        self
     }
 }
 

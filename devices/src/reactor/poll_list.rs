@@ -1,13 +1,14 @@
 //! What the reactor polls: one entry per in-order queue, and the stand-alone events. No thread, no clock.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::fence::contained;
+use estafette_sync::panic::contain_panic;
+
 use crate::fence::source::{Event, Subscriber, Timeline};
 use crate::fence::waiting::{Ready, Waiting};
-use crate::{DeviceError, DeviceErrorKind, Fence, QueueId};
+use crate::fence::{contained, panicked};
+use crate::{DeviceError, Fence, QueueId};
 
 pub(super) struct Armed {
     pub(super) fence: Fence,
@@ -83,15 +84,8 @@ impl PolledQueue {
 ///
 /// A backend that panics has failed: those who wait must not hang.
 fn poll(timeline: &Arc<dyn Timeline>) -> (Option<DeviceError>, u64) {
-    let polled = catch_unwind(AssertUnwindSafe(|| (timeline.failure(), timeline.poll())));
-    polled.unwrap_or_else(|_| {
-        let who = format!("{} of {}", timeline.queue(), timeline.device());
-        (Some(panicked(&who)), timeline.completed())
-    })
-}
-
-fn panicked(who: &str) -> DeviceError {
-    DeviceError::new(DeviceErrorKind::Fault, format!("asking for the progress of {who} panicked"))
+    contain_panic(|| (timeline.failure(), timeline.poll()))
+        .unwrap_or_else(|panic| (Some(panicked(&panic)), timeline.completed()))
 }
 
 #[cfg(test)]
@@ -100,8 +94,8 @@ mod tests {
 
     use super::super::double::Driver;
     use super::*;
-    use crate::Clock;
     use crate::fence::source::Outcome;
+    use crate::{Clock, DeviceErrorKind};
 
     struct Nobody;
 
@@ -149,6 +143,17 @@ mod tests {
         assert_eq!((ready.len(), queries), (1, [0, 1]));
         assert!(!poll_list.sweep(true, &mut ready));
         assert_eq!(ready.len(), 2);
+    }
+
+    #[test]
+    fn a_queue_that_panics_twice_fails_what_waits_for_it() {
+        let driver = Driver::new();
+        let mut poll_list = PollList::default();
+        poll_list.add(armed(&driver, 1));
+        driver.panics.store(true, Ordering::Relaxed);
+        let mut ready = Vec::new();
+        poll_list.sweep(true, &mut ready);
+        assert!(matches!(&ready[..], [(_, Err(_))]));
     }
 
     #[test]

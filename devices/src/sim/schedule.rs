@@ -421,6 +421,5 @@ impl Schedule {
 }
 
 fn settle_mark(mark: &SimMark, outcome: &Result<(), DeviceError>, effects: &mut Effects) {
-    let told = mark.signal.settle(outcome);
-    effects.ready.extend(told.into_iter().map(|subscriber| (subscriber, outcome.clone())));
+    effects.ready.extend(mark.signal.settle(outcome));
 }

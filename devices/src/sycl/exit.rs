@@ -9,13 +9,13 @@ use std::ops::Deref;
 
 use estafette_sync::platform::exit;
 
+use crate::DeviceError;
 use crate::driver_exit::{Call, DriverExit, GRACE};
-use crate::{DeviceError, DeviceErrorKind};
 
 use super::api::Api;
 
 estafette_sync::statics! {
-    pub(super) static RUNTIME: DriverExit = DriverExit::new();
+    pub(super) static RUNTIME: DriverExit = DriverExit::new("SYCL runtime");
 }
 
 /// To be called once, after the runtime has found its devices.
@@ -35,16 +35,7 @@ pub(super) fn enter() -> Option<Call> {
 
 /// Fails where [`enter`] gives none.
 pub(super) fn check() -> Result<(), DeviceError> {
-    if RUNTIME.is_driver_gone() { Err(gone()) } else { Ok(()) }
-}
-
-fn gone() -> DeviceError {
-    let why = if RUNTIME.is_inherited() {
-        "forked child: the SYCL runtime belongs to the parent process"
-    } else {
-        "the process exits: the SYCL runtime is not called any more"
-    };
-    DeviceError::new(DeviceErrorKind::Other, why)
+    if RUNTIME.is_driver_gone() { Err(RUNTIME.gone()) } else { Ok(()) }
 }
 
 /// The functions. While this lives, the exit waits.
@@ -57,7 +48,7 @@ pub(super) struct Calls {
 impl Calls {
     /// Fails where [`enter`] gives none.
     pub(super) fn begin(api: &'static Api) -> Result<Self, DeviceError> {
-        Ok(Self { table: api, _call: enter().ok_or_else(gone)? })
+        Ok(Self { table: api, _call: enter().ok_or_else(|| RUNTIME.gone())? })
     }
 }
 

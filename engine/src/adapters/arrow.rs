@@ -13,11 +13,11 @@ use estafette_devices::DLDevice;
 
 use crate::core::error::Error;
 use crate::engine::Engine;
-use crate::exchange::{Abi, Element, ExportFlags, Layout, ManagedTensor, export};
+use crate::exchange::{Abi, Element, ExportFlags, ManagedTensor, export};
 use crate::export::ExportOptions;
 use crate::lease::Access;
 use crate::operation::completion::Scope;
-use crate::operation::import::Produced;
+use crate::operation::import::{Produced, filled};
 use crate::tensor::handle::Tensor;
 use crate::tensor::views::OnQueue;
 
@@ -94,13 +94,10 @@ fn managed<T>(array: PrimitiveArray<T>, shape: &[i64]) -> Result<ManagedTensor, 
 where
     T: ArrowPrimitiveType<Native: Element>,
 {
-    let layout = Layout::contiguous(T::Native::DTYPE, DLDevice::CPU, shape)?;
     if array.null_count() > 0 {
         return Err(Error::invalid("the array has nulls, which DLPack cannot describe"));
     }
-    if layout.len() != array.len() {
-        return Err(Error::invalid(format!("{} elements do not fill shape {shape:?}", array.len())));
-    }
+    let layout = filled::<T::Native>(array.len(), DLDevice::CPU, shape)?;
     let data = array.values().as_ptr();
     let flags = ExportFlags { read_only: true, ..ExportFlags::default() };
     // SAFETY: the array holds as many initialized elements as the layout has, and it keeps them alive, unchanged, until the owner is
@@ -200,7 +197,7 @@ mod tests {
         let memory: &'static mut [f32] = Box::leak(Box::new([1.0; 2]));
         let start = memory.as_mut_ptr();
         let [x, y] = [(); 2].map(|()| {
-            let layout = Layout::contiguous(f32::DTYPE, DLDevice::CPU, &[2]).unwrap();
+            let layout = filled::<f32>(2, DLDevice::CPU, &[2]).unwrap();
             // SAFETY: memory that is never freed, and that only the engine uses.
             unsafe {
                 engine.import(export(&layout, start.cast(), ExportFlags::default(), Abi::Versioned, || ()))

@@ -10,10 +10,11 @@ use estafette_devices::{DLDevice, DeviceType};
 
 use crate::core::error::Error;
 use crate::engine::Engine;
-use crate::exchange::{Abi, Element, ExportFlags, Layout, ManagedTensor, ReleaseStream, export};
+use crate::exchange::{Abi, Element, ExportFlags, ManagedTensor, ReleaseStream, export};
 use crate::export::ExportOptions;
+use crate::export::stream::device_with_streams;
 use crate::lease::Access;
-use crate::operation::import::ImportOptions;
+use crate::operation::import::{ImportOptions, filled};
 use crate::tensor::handle::Tensor;
 
 impl Engine {
@@ -38,13 +39,8 @@ impl Engine {
     pub fn from_cudarc<T: Element>(&self, mut slice: CudaSlice<T>, shape: &[i64]) -> Result<Tensor, Error> {
         let stream = Arc::clone(slice.stream());
         let (id, handle) = place(&stream)?;
-        let layout = Layout::contiguous(T::DTYPE, id, shape)?;
-        if layout.len() != slice.len() {
-            return Err(Error::invalid(format!("{} elements do not fill shape {shape:?}", slice.len())));
-        }
-        let device = self.core().device(id);
-        let device =
-            device.ok_or_else(|| Error::invalid(format!("device {id} is not available in this engine")))?;
+        let layout = filled::<T>(slice.len(), id, shape)?;
+        let device = device_with_streams(self.core(), id)?;
         // The slice's stream comes after what uses the slice on other streams.
         let data = slice.device_ptr_mut(&stream).0;
         // SAFETY: the stream is alive here.

@@ -125,8 +125,6 @@ pub struct ReaperStats {
     /// Handed over and neither released nor leaked yet. Includes memory that waits for fences, so a
     /// limit of bytes in flight should count it.
     pub pending: u64,
-    /// The most that were ever pending at once.
-    pub peak_pending: u64,
 }
 
 impl Reaper {
@@ -282,9 +280,7 @@ impl Reaper {
         if self.shared.generation.is_inherited() {
             return ReaperStats { released, deleters, leaked, ..ReaperStats::default() };
         }
-        let queue = self.shared.lock();
-        let (pending, peak_pending) = (queue.pending, queue.peak_pending);
-        ReaperStats { released, deleters, leaked, pending, peak_pending }
+        ReaperStats { released, deleters, leaked, pending: self.shared.lock().pending }
     }
 
     fn release_after(&self, fence_set: FenceSet, storage: Storage, what: ReleasedMemory) {

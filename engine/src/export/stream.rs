@@ -56,7 +56,7 @@ impl Engine {
 }
 
 /// The device whose queues use memory of `device`.
-fn device_with_streams(core: &CoreRef, device: DLDevice) -> Result<Arc<dyn Device>, Error> {
+pub(crate) fn device_with_streams(core: &CoreRef, device: DLDevice) -> Result<Arc<dyn Device>, Error> {
     let id = device.queue_device();
     core.device(id).ok_or_else(|| Error::invalid(format!("device {id} is not available in this engine")))
 }

@@ -72,18 +72,22 @@ pub(crate) fn if_usable(promised: Declared, body: Body) -> Body {
 }
 
 #[inline]
-pub(crate) fn sync_body<R: Operands, W: Operands, F>(reads: R, writes: W, body: F) -> Body
+pub(crate) fn sync_body<R: Operands, W: Operands, U: Operands, F>(
+    (reads, writes, updates): (R, W, U),
+    body: F,
+) -> Body
 where
-    F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
+    F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, U::ViewsMut<'a>) -> BodyResult + Send + 'static,
 {
     Body::new(move |running: Running| {
-        let result =
-            running.call(|| body(reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY)));
+        let grant = &Grant::OF_BODY;
+        let result = running
+            .call(|| body(reads.defined()?.views(grant), writes.views_mut(grant), updates.views_mut(grant)));
         let _releasing = releasing();
         let next = running.finish(result);
         // Drops the operands last: if a handle is the last of its memory, the drop must see what the
         // operation left on the variables.
-        drop((reads, writes));
+        drop((reads, writes, updates));
         next
     })
 }

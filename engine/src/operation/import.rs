@@ -129,7 +129,7 @@ impl Produced {
     /// # Errors
     /// [`Error::Invalid`] when `shape` does not hold exactly the elements of `values`.
     pub fn from_vec<T: Element>(values: Vec<T>, shape: &[i64]) -> Result<Self, Error> {
-        let layout = vec_layout::<T>(values.len(), shape)?;
+        let layout = filled::<T>(values.len(), DLDevice::CPU, shape)?;
         Ok(Self(Source::Ready { layout, storage: Storage::vec(values) }))
     }
 }
@@ -141,13 +141,11 @@ fn is_opaque(device: DLDevice) -> bool {
     device.device_type.name().is_none()
 }
 
-fn vec_layout<T: Element>(len: usize, shape: &[i64]) -> Result<Layout, Error> {
-    let layout = Layout::contiguous(T::DTYPE, DLDevice::CPU, shape)?;
+/// The row-major layout of `shape`, which must hold exactly `len` elements.
+pub(crate) fn filled<T: Element>(len: usize, device: DLDevice, shape: &[i64]) -> Result<Layout, Error> {
+    let layout = Layout::contiguous(T::DTYPE, device, shape)?;
     if layout.len() != len {
-        return Err(Error::invalid(format!(
-            "shape {shape:?} holds {} elements, the vector {len}",
-            layout.len()
-        )));
+        return Err(Error::invalid(format!("{len} elements do not fill shape {shape:?}")));
     }
     Ok(layout)
 }
@@ -233,7 +231,7 @@ fn describe(core: &Core, managed: &ManagedTensor) -> Result<Layout, Error> {
 
 pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
     core.check_usable()?;
-    Ok(own(core, vec_layout::<T>(values.len(), shape)?, Storage::vec(values)))
+    Ok(own(core, filled::<T>(values.len(), DLDevice::CPU, shape)?, Storage::vec(values)))
 }
 
 /// A tensor in memory that no other code reaches.

@@ -246,6 +246,7 @@ impl Operands for () {
 
     fn views<'a>(&'a self, _grant: &'a Grant<'_>) {}
 
+    #[inline]
     fn views_mut<'a>(&'a self, _grant: &'a Grant<'_>) {}
 
     fn guards(&self, _open: &OpenRef) {}

@@ -187,6 +187,48 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             external_body((reads, writes, updates), Promised::new(), start)
         })
     }
+
+    #[inline]
+    fn submit_sync<F>(self, body: F) -> Result<Op, Error>
+    where
+        F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, U::ViewsMut<'a>) -> BodyResult + Send + 'static,
+    {
+        self.submit_on_host(&[], |reads, writes, updates| sync_body((reads, writes, updates), body))
+    }
+
+    fn submit_future<F, Fut>(self, body: F) -> Result<Op, Error>
+    where
+        F: FnOnce(R::Guards, W::GuardsMut, U::GuardsMut) -> Fut + Send + 'static,
+        Fut: Future<Output = BodyResult> + Send + 'static,
+    {
+        self.submit_on_host(&[], |reads, writes, updates| {
+            future_body(reads, writes, updates, None, |open, reads, writes: &W, updates: &U| {
+                let future = body(reads, writes.guards_mut(open), updates.guards_mut(open));
+                async move { future.await.map(|()| None) }
+            })
+        })
+    }
+
+    fn submit_on_queue<F>(self, body: F) -> Result<Op, Error>
+    where
+        F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>, U::ViewsMut<'a>) -> BodyResult
+            + Send
+            + 'static,
+    {
+        let queue = self.queue_for_body()?;
+        self.check()?;
+        self.submit_checked(&[], |reads, writes, updates| {
+            Body::new(move |running: Running| {
+                let (queue, grant) = (queue.as_ref(), &Grant::ON_QUEUE);
+                let (_releasing, next) = run_on(queue, running, || {
+                    let views = reads.defined()?.views(grant);
+                    body(queue, views, writes.views_mut(grant), updates.views_mut(grant))
+                });
+                drop((reads, writes, updates));
+                next
+            })
+        })
+    }
 }
 
 /// Enters the operation in the queues of its variables, and dispatches it if it is granted at once.
@@ -281,7 +323,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        self.submit_on_host(&[], |reads, writes, _none| sync_body(reads, writes, body))
+        self.submit_sync(|reads, writes, ()| body(reads, writes))
     }
 
     /// As [`run`](Self::run), without a handle: for operations that are awaited by their outputs. Costs less
@@ -296,7 +338,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     {
         self.check_on_host("operation", &self.target.pending_op.payload().name)?;
         self.acquire_permit()?;
-        self.complete_draft(&[], |reads, writes, _none| sync_body(reads, writes, body), submit_detached);
+        let body = |reads, writes, none| sync_body((reads, writes, none), |r, w, ()| body(r, w));
+        self.complete_draft(&[], body, submit_detached);
         Ok(())
     }
 
@@ -311,12 +354,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: FnOnce(R::Guards, W::GuardsMut) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit_on_host(&[], |reads, writes, none| {
-            future_body(reads, writes, none, None, move |open, reads, writes: &W, _| {
-                let future = body(reads, writes.guards_mut(open));
-                async move { future.await.map(|()| None) }
-            })
-        })
+        self.submit_future(|reads, writes, ()| body(reads, writes))
     }
 
     /// Submits the operation with a device body, which enqueues work on the queue given by [`on`](Self::on)
@@ -330,21 +368,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        let queue = self.queue_for_body()?;
-        self.check()?;
-        self.submit_checked(&[], |reads, writes, _none| {
-            Body::new(move |running: Running| {
-                let (_releasing, next) = run_on(queue.as_ref(), running, || {
-                    body(
-                        queue.as_ref(),
-                        reads.defined()?.views(&Grant::ON_QUEUE),
-                        writes.views_mut(&Grant::ON_QUEUE),
-                    )
-                });
-                drop((reads, writes));
-                next
-            })
-        })
+        self.submit_on_queue(|queue, reads, writes, ()| body(queue, reads, writes))
     }
 }
 
@@ -395,21 +419,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
     {
-        self.submit_on_host(&[], |reads, writes, updates| {
-            Body::new(move |running: Running| {
-                let result = running.call(|| {
-                    body(
-                        reads.defined()?.views(&Grant::OF_BODY),
-                        writes.views_mut(&Grant::OF_BODY),
-                        updates.views_mut(&Grant::OF_BODY),
-                    )
-                });
-                let _releasing = releasing();
-                let next = running.finish(result);
-                drop((reads, writes, updates));
-                next
-            })
-        })
+        self.submit_sync(body)
     }
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth
@@ -423,22 +433,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
             + Send
             + 'static,
     {
-        let queue = self.queue_for_body()?;
-        self.check()?;
-        self.submit_checked(&[], |reads, writes, updates| {
-            Body::new(move |running: Running| {
-                let (_releasing, next) = run_on(queue.as_ref(), running, || {
-                    body(
-                        queue.as_ref(),
-                        reads.defined()?.views(&Grant::ON_QUEUE),
-                        writes.views_mut(&Grant::ON_QUEUE),
-                        updates.views_mut(&Grant::ON_QUEUE),
-                    )
-                });
-                drop((reads, writes, updates));
-                next
-            })
-        })
+        self.submit_on_queue(body)
     }
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
@@ -451,17 +446,6 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         F: FnOnce(R::Guards, W::GuardsMut, [WriteGuard; N]) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit_on_host(&[], |reads, writes, updates| {
-            future_body(
-                reads,
-                writes,
-                updates,
-                None,
-                move |open, reads, writes: &W, updates: &[Tensor; N]| {
-                    let future = body(reads, writes.guards_mut(open), updates.guards_mut(open));
-                    async move { future.await.map(|()| None) }
-                },
-            )
-        })
+        self.submit_future(body)
     }
 }

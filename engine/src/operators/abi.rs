@@ -221,9 +221,9 @@ impl Foreign {
         outputs: &mut [*mut DLManagedTensorVersioned],
     ) -> BodyResult {
         let Some(function) = function else { return Err("the operator has no such function".into()) };
-        // SAFETY: the definitions live until the call is over, which is what lending asks; the operation may read them.
+        // The definitions live until the call is over, which is what lending asks; the operation may read them.
         let described: Vec<DLManagedTensorVersioned> =
-            inputs.iter().map(|input| unsafe { unowned::lent(&input.layout, input.data) }).collect();
+            inputs.iter().map(|input| unowned::lent(&input.layout, input.data)).collect();
         let inputs: Vec<*const DLTensor> = described.iter().map(|input| &raw const input.dl_tensor).collect();
         let texts: Vec<(CString, CString)> = call
             .attributes()
@@ -298,9 +298,9 @@ impl Kernel for Foreign {
     }
 
     fn fill(&self, call: &Invocation, inputs: &[&Definition], outputs: &[&Definition]) -> BodyResult {
-        // SAFETY: as for the inputs of `call`; the operation may write them.
+        // As for the inputs of `call`; the operation may write them.
         let mut lent: Vec<DLManagedTensorVersioned> =
-            outputs.iter().map(|output| unsafe { unowned::lent(&output.layout, output.data) }).collect();
+            outputs.iter().map(|output| unowned::lent(&output.layout, output.data)).collect();
         let mut outputs: Vec<*mut DLManagedTensorVersioned> =
             lent.iter_mut().map(|output| &raw mut *output).collect();
         self.call(self.function, call, inputs, &mut outputs)

@@ -75,7 +75,7 @@ impl Operators {
     /// Loading a library runs its code. Its entry point keeps the contract of [`OperatorEntry`], and its operators that of
     /// [`OperatorFunction`].
     pub unsafe fn load(&self, path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
-        self.known()?;
+        drop(self.known()?);
         let path = path.as_ref();
         let wrong = |what: String| Error::invalid(format!("{}: {what}", path.display()));
         // SAFETY: by contract of this function.

@@ -1,12 +1,11 @@
 //! Names and what they stand for.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
 use estafette_report::shown::shown;
 use estafette_sync::process::{Forked, Generation};
-use estafette_sync::sync::OnceLock;
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::core::error::Error;
 use crate::engine::Engine;
@@ -25,13 +24,15 @@ pub fn operators() -> &'static Operators {
     estafette_sync::per_process! {
         static OPERATORS: OnceLock<Operators> = OnceLock::new();
     }
-    OPERATORS.get_or_init(|| Operators { known: DashMap::new(), generation: Generation::current() })
+    OPERATORS.get_or_init(|| Operators { known: Mutex::default(), generation: Generation::current() })
 }
+
+type Known = BTreeMap<Arc<str>, Arc<Operator>>;
 
 /// See [`operators`].
 #[derive(Debug)]
 pub struct Operators {
-    known: DashMap<Arc<str>, Arc<Operator>>,
+    known: Mutex<Known>,
     generation: Generation,
 }
 
@@ -62,25 +63,19 @@ impl Operators {
 
     /// Adds an operator, or gives it back with the reason.
     pub(super) fn add(&self, operator: Operator) -> Result<Arc<Operator>, Box<Refused>> {
-        let known = match self.known() {
+        let mut known = match self.known() {
             Ok(known) => known,
             Err(forked) => return Err(Box::new(Refused { error: forked.into(), operator })),
         };
         // What the implementation drops is foreign, so a refused one is dropped by the caller, outside of the map's lock.
-        match known.entry(Arc::clone(&operator.name)) {
-            Entry::Vacant(free) => {
-                let operator = Arc::new(operator);
-                free.insert(Arc::clone(&operator));
-                Ok(operator)
-            }
-            Entry::Occupied(taken) => {
-                let by = &taken.get().origin;
-                let (name, by) = (shown(&operator.name), shown(by));
-                let text =
-                    format!("operator `{name}` is registered already, by {by}; `unregister` takes it out");
-                Err(Box::new(Refused { error: Error::Conflict(text), operator }))
-            }
+        if let Some(taken) = known.get(&operator.name) {
+            let (name, by) = (shown(&operator.name), shown(&taken.origin));
+            let text = format!("operator `{name}` is registered already, by {by}; `unregister` takes it out");
+            return Err(Box::new(Refused { error: Error::Conflict(text), operator }));
         }
+        let operator = Arc::new(operator);
+        known.insert(Arc::clone(&operator.name), Arc::clone(&operator));
+        Ok(operator)
     }
 
     /// Takes an operator out. Calls under way still end, and keep what they need alive.
@@ -97,9 +92,12 @@ impl Operators {
 
     /// Takes out this operator, and none that another thread has registered under its name since.
     pub(super) fn remove(&self, operator: &Arc<Operator>) {
-        let is_it = |_: &Arc<str>, known: &Arc<Operator>| Arc::ptr_eq(known, operator);
-        // What is removed is dropped under no lock.
-        drop(self.known().ok().and_then(|known| known.remove_if(&operator.name, is_it)));
+        // The caller keeps the operator, so nothing is dropped under the lock.
+        if let Ok(mut known) = self.known()
+            && known.get(&operator.name).is_some_and(|known| Arc::ptr_eq(known, operator))
+        {
+            known.remove(&operator.name);
+        }
     }
 
     /// The operator of that name.
@@ -108,7 +106,7 @@ impl Operators {
     /// [`Error::NoOperator`], with names that are near; [`Error::Forked`].
     #[doc(hidden)]
     pub fn get(&self, name: &str) -> Result<Arc<Operator>, Error> {
-        let found = self.known()?.get(name).map(|entry| Arc::clone(entry.value()));
+        let found = self.known()?.get(name).cloned();
         found.ok_or_else(|| self.unknown(name))
     }
 
@@ -117,22 +115,20 @@ impl Operators {
     /// # Errors
     /// [`Error::Forked`].
     pub fn list(&self) -> Result<Vec<Arc<Operator>>, Error> {
-        let mut all: Vec<Arc<Operator>> =
-            self.known()?.iter().map(|entry| Arc::clone(entry.value())).collect();
-        all.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(all)
+        Ok(self.known()?.values().cloned().collect())
     }
 
-    pub(super) fn known(&self) -> Result<&DashMap<Arc<str>, Arc<Operator>>, Forked> {
+    pub(super) fn known(&self) -> Result<MutexGuard<'_, Known>, Forked> {
         self.generation.check()?;
-        Ok(&self.known)
+        Ok(self.known.lock())
     }
 
     fn unknown(&self, name: &str) -> Error {
         let mut near: Vec<(f64, Arc<str>)> = self
             .known
-            .iter()
-            .map(|entry| (strsim::jaro_winkler(name, entry.key()), Arc::clone(entry.key())))
+            .lock()
+            .keys()
+            .map(|known| (strsim::jaro_winkler(name, known), Arc::clone(known)))
             .filter(|(likeness, _)| *likeness >= NEAR)
             .collect();
         near.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));

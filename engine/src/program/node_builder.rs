@@ -62,19 +62,6 @@ impl<'r> NodeBuilder<'r> {
 }
 
 impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
-    fn record_on_host(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
-        self.check_on_host("node", &self.target.name)?;
-        self.record(body);
-        Ok(())
-    }
-
-    fn record_on_device(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
-        self.queue_for_body()?;
-        self.check()?;
-        self.record(body);
-        Ok(())
-    }
-
     fn record(self, body: impl FnOnce(R, W, U) -> NodeBody) {
         let Self {
             target: Recording { program, name, vars, worker_only, .. },
@@ -141,6 +128,39 @@ impl<R: Operands, W: Operands, U: Operands> CheckedNode<'_, R, W, U> {
     }
 }
 
+impl<R: Operands + Sync, W: Operands + Sync, U: Operands + Sync> NodeBuilder<'_, R, W, U> {
+    fn record_on_host<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>, U::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
+    {
+        self.check_on_host("node", &self.target.name)?;
+        self.record(|reads, writes, updates| {
+            NodeBody::Host(Box::new(move || {
+                let grant = &Grant::OF_BODY;
+                body(reads.defined()?.views(grant), writes.views_mut(grant), updates.views_mut(grant))
+            }))
+        });
+        Ok(())
+    }
+
+    fn record_on_device<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> Fn(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>, U::ViewsMut<'a>) -> BodyResult
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.queue_for_body()?;
+        self.check()?;
+        self.record(|reads, writes, updates| {
+            NodeBody::Device(Box::new(move |queue, grant| {
+                body(queue, reads.defined()?.views(grant), writes.views_mut(grant), updates.views_mut(grant))
+            }))
+        });
+        Ok(())
+    }
+}
+
 impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
     /// Records the node. Its body gets views of the tensors that it reads and of those that it writes. Each
     /// replay calls the body once, as part of the replay's operation.
@@ -152,11 +172,7 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
     where
         F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
     {
-        self.record_on_host(|reads, writes, _none| {
-            NodeBody::Host(Box::new(move || {
-                body(reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
-            }))
-        })
+        self.record_on_host(move |reads, writes, ()| body(reads, writes))
     }
 
     /// Records the node with a device body, which enqueues work on the queue that it gets, named by
@@ -169,11 +185,7 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
     where
         F: for<'a> Fn(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
     {
-        self.record_on_device(|reads, writes, _none| {
-            NodeBody::Device(Box::new(move |queue, grant| {
-                body(queue, reads.defined()?.views(grant), writes.views_mut(grant))
-            }))
-        })
+        self.record_on_device(move |queue, reads, writes, ()| body(queue, reads, writes))
     }
 }
 
@@ -187,15 +199,7 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
     where
         F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + Sync + 'static,
     {
-        self.record_on_host(|reads, writes, updates| {
-            NodeBody::Host(Box::new(move || {
-                body(
-                    reads.defined()?.views(&Grant::OF_BODY),
-                    writes.views_mut(&Grant::OF_BODY),
-                    updates.views_mut(&Grant::OF_BODY),
-                )
-            }))
-        })
+        self.record_on_host(body)
     }
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth
@@ -210,10 +214,6 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
             + Sync
             + 'static,
     {
-        self.record_on_device(|reads, writes, updates| {
-            NodeBody::Device(Box::new(move |queue, grant| {
-                body(queue, reads.defined()?.views(grant), writes.views_mut(grant), updates.views_mut(grant))
-            }))
-        })
+        self.record_on_device(body)
     }
 }

@@ -197,7 +197,7 @@ impl SharedRun {
     pub(super) fn resume(self: &Arc<Self>, entry: StartWith) {
         let shared = Arc::clone(self);
         let mut helper = self.helper().target.pending_op;
-        helper.payload_mut().set_body(sync_body([], [], move |[], []| {
+        helper.payload_mut().set_body(sync_body(((), (), ()), move |(), (), ()| {
             shared.scope.enter(|| shared.work(entry));
             Ok(())
         }));

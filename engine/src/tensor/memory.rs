@@ -11,6 +11,7 @@ use estafette_links::{Arena, Segment};
 
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
+pub(crate) use crate::exchange::table::ALIGN;
 use crate::exchange::{Layout, Storage};
 
 /// Whether the host may load and store in memory of `device` at `data`.
@@ -18,9 +19,6 @@ pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bo
     device.device_type.is_host_readable()
         || core.device(device).is_some_and(|device| device.host_accessible_at(data))
 }
-
-/// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
-pub(crate) const ALIGN: usize = 64;
 
 /// Which memory a tensor is made in. A [`DLDevice`] stands for `On` that device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

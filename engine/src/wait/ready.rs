@@ -17,10 +17,10 @@ use smallvec::SmallVec;
 
 use crate::core::error::Error;
 use crate::core::one_shot::{OneShot, ReadySignal};
-use crate::core::operation::{self, EndKeys, Kind, Name, OpGranted, OpHandle, Role};
+use crate::core::operation::{self, EndKeys, Kind, Name, OpHandle, Role};
 use crate::core::wakers::WakerKey;
 use crate::operation::cancellation;
-use crate::operation::run::{self};
+use crate::operation::run;
 use crate::operation::withdraw::withdraw;
 use crate::tensor::handle::{Tensor, TensorInner};
 use crate::trace::hooks;
@@ -54,16 +54,10 @@ fn poll_closely_or_query(tensor: &TensorInner, blocks: bool) -> Polled {
         Some(Err(error)) => return Polled::Failed(Box::new(error)),
         None => {}
     }
-    let (query, granted) = submit_query(tensor, blocks);
-    if let Some(granted) = granted {
-        run::dispatch_one(granted);
-    } else {
-        cancellation::query_waits(&query.handle);
-    }
-    Polled::Probing(query)
+    Polled::Probing(submit_query(tensor, blocks))
 }
 
-fn submit_query(tensor: &TensorInner, blocks: bool) -> (ReadinessQuery, Option<OpGranted>) {
+fn submit_query(tensor: &TensorInner, blocks: bool) -> ReadinessQuery {
     let one_shot = Arc::new(OneShot::new());
     let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::ReadinessQuery);
     pending_op.payload_mut().set_role(Role::ReadinessQuery(Arc::clone(&one_shot), blocks));
@@ -77,7 +71,11 @@ fn submit_query(tensor: &TensorInner, blocks: bool) -> (ReadinessQuery, Option<O
     }
     cancellation::query_enters();
     let (handle, granted) = pending_op.submit();
-    (ReadinessQuery { one_shot, handle, pending: Pending::default() }, granted)
+    match granted {
+        Some(granted) => run::dispatch_one(granted),
+        None => cancellation::query_waits(&handle),
+    }
+    ReadinessQuery { one_shot, handle, pending: Pending::default() }
 }
 
 /// The end of the version that is current when the future is made. A failure stays unretrieved, and leases alone
@@ -96,12 +94,7 @@ impl Ended {
         if let Some(outcome) = tensor.look_closely() {
             return Self::Known(outcome);
         }
-        let (query, granted) = submit_query(tensor, blocks);
-        match granted {
-            Some(granted) => run::dispatch_one(granted),
-            None => cancellation::query_waits(&query.handle),
-        }
-        Self::Probing(query)
+        Self::Probing(submit_query(tensor, blocks))
     }
 
     /// The query for the end, if that is not known.

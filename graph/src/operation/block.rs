@@ -334,8 +334,8 @@ impl<V, T> Block<V, T> {
         unsafe {
             let mut targets: Targets<V, T> =
                 Self::accesses(this).map(|access| access.as_ref().target()).collect();
-            targets.normalize();
-            Self::set_targets(this, targets.as_slice());
+            targets::normalize(&mut targets);
+            Self::set_targets(this, &targets);
         }
     }
 

@@ -7,7 +7,7 @@
 use crate::operation::access::{Mode, Target};
 use crate::operation::block::Block;
 use crate::operation::granted::Granted;
-use crate::operation::targets::Targets;
+use crate::operation::targets::{self, Targets};
 use crate::variable::collapse::Group;
 use crate::variable::var::{Var, VarNode};
 
@@ -29,9 +29,8 @@ impl<V, T> Granted<V, T> {
         unsafe {
             let mut targets: Targets<V, T> =
                 vars.iter().map(|var| Target::new(self.used(var), mode)).collect();
-            targets.normalize();
-            let targets = targets.as_slice();
-            for target in targets {
+            targets::normalize(&mut targets);
+            for target in &targets {
                 let access = self.access_to(target.node()).expect("`used` found it a moment ago");
                 let held = access.as_ref().target().mode();
                 assert!(
@@ -45,9 +44,9 @@ impl<V, T> Granted<V, T> {
             let graph = &first.node().as_ref().graph;
             let (block, id) = graph.slab.take();
             Block::begin(block, id, graph.clone(), |place| place.write(payload), 1);
-            Block::set_targets(block, targets);
+            Block::set_targets(block, &targets);
             block.as_ref().set_pending(0);
-            for (access, target) in Block::accesses(block).zip(targets) {
+            for (access, target) in Block::accesses(block).zip(&targets) {
                 let mut locked = VarNode::lock(target.node());
                 let neighbour = self.access_to(target.node()).expect("`used` found it a moment ago");
                 locked.queue(|queue| queue.insert_behind(neighbour, access, mode));

@@ -5,7 +5,7 @@ use crate::operation::access::{AccessPtr, Target};
 use crate::operation::accesses::Accesses;
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::granted::Granted;
-use crate::operation::targets::Targets;
+use crate::operation::targets::{self, Targets};
 use crate::variable::var::VarNode;
 
 /// Appends the operation to the queues of its variables, or of the variables that order them.
@@ -62,8 +62,8 @@ unsafe fn follow_forwards<V, T>(block: BlockPtr<V, T>) {
             .map(|access| access.as_ref().target())
             .map(|target| Target::new(VarNode::resolve(target.node()), target.mode()))
             .collect();
-        targets.normalize();
-        Block::set_targets(block, targets.as_slice());
+        targets::normalize(&mut targets);
+        Block::set_targets(block, &targets);
     }
 }
 

@@ -1,103 +1,30 @@
 //! The variables of one operation, collected before it is submitted.
 
 use std::hint;
-use std::mem::MaybeUninit;
+
+use smallvec::SmallVec;
 
 use crate::operation::access::Target;
 use crate::operation::block::INLINE;
 use crate::variable::var::VarNode;
 
 /// A list of targets. As many as fit into a block need no heap.
-pub(crate) struct Targets<V, T> {
-    len: usize,
-    /// The first `len` are set, unless there are more than fit.
-    few: [MaybeUninit<Target<V, T>>; INLINE],
-    /// All targets, or none if they fit above.
-    many: Vec<Target<V, T>>,
-}
+pub(crate) type Targets<V, T> = SmallVec<[Target<V, T>; INLINE]>;
 
-impl<V, T> Targets<V, T> {
-    #[inline(always)]
-    pub(crate) fn new() -> Self {
-        Self { len: 0, few: [const { MaybeUninit::uninit() }; INLINE], many: Vec::new() }
-    }
-
-    #[inline(always)]
-    pub(crate) fn push(&mut self, target: Target<V, T>) {
-        if self.len >= INLINE {
-            return self.push_another(target);
-        }
-        self.few[self.len].write(target);
-        self.len += 1;
-    }
-
-    #[cold]
-    fn push_another(&mut self, target: Target<V, T>) {
-        if self.many.is_empty() {
-            self.many = self.as_slice().to_vec();
-        }
-        self.many.push(target);
-        self.len += 1;
-    }
-
-    #[inline(always)]
-    pub(crate) fn as_slice(&self) -> &[Target<V, T>] {
-        if !self.many.is_empty() {
-            return &self.many;
-        }
-        // SAFETY: the first `len` are initialized.
-        unsafe { self.few[..self.len].assume_init_ref() }
-    }
-
-    #[inline(always)]
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [Target<V, T>] {
-        if !self.many.is_empty() {
-            return &mut self.many;
-        }
-        // SAFETY: as in `as_slice`.
-        unsafe { self.few[..self.len].assume_init_mut() }
-    }
-
-    /// Sorts by variable and merges duplicates.
-    ///
-    /// # Safety
-    /// The caller keeps the nodes alive.
-    #[inline(always)]
-    pub(crate) unsafe fn normalize(&mut self) {
-        if self.len > 1 {
-            // SAFETY: forwarded to the caller.
-            self.len = unsafe { sort_and_merge(self.as_mut_slice()) };
-            self.many.truncate(self.len);
-        }
-    }
-}
-
-impl<V, T> FromIterator<Target<V, T>> for Targets<V, T> {
-    fn from_iter<I: IntoIterator<Item = Target<V, T>>>(targets: I) -> Self {
-        let mut list = Self::new();
-        targets.into_iter().for_each(|target| list.push(target));
-        list
-    }
-}
-
-/// Sorts by variable and merges duplicates. Returns the number of targets that are left, in front.
+/// Sorts by variable and merges duplicates.
 ///
 /// # Safety
 /// The caller keeps the nodes alive.
-unsafe fn sort_and_merge<V, T>(list: &mut [Target<V, T>]) -> usize {
+pub(crate) unsafe fn normalize<V, T>(targets: &mut Targets<V, T>) {
     // SAFETY: forwarded to the caller.
-    list.sort_unstable_by_key(|target| unsafe { VarNode::lock_rank(target.node()) });
-    let mut kept = 0;
-    for next in 1..list.len() {
-        let (last, target) = (list[kept], list[next]);
-        if last.node() == target.node() {
-            list[kept] = Target::new(last.node(), last.mode().merge(target.mode()));
-        } else {
-            kept += 1;
-            list[kept] = target;
+    targets.sort_unstable_by_key(|target| unsafe { VarNode::lock_rank(target.node()) });
+    targets.dedup_by(|target, kept| {
+        let is_same = target.node() == kept.node();
+        if is_same {
+            *kept = Target::new(kept.node(), kept.mode().merge(target.mode()));
         }
-    }
-    kept + 1
+        is_same
+    });
 }
 
 /// Sorts two to four targets by variable, by the smallest sorting networks (Knuth, The Art of Computer

@@ -14,7 +14,7 @@ use crate::operation::access::{AccessPtr, Mode, Target};
 use crate::operation::block::Block;
 use crate::operation::granted::Granted;
 use crate::operation::submit;
-use crate::operation::targets::Targets;
+use crate::operation::targets::{self, Targets};
 use crate::variable::retired::RetiredVars;
 use crate::variable::var::{Var, VarGuard, VarNode};
 
@@ -69,8 +69,8 @@ impl<V, T> Graph<V, T> {
                     .map(|member| Target::new(VarNode::resolve(member.node()), Mode::Write))
                     .chain([Target::new(root, Mode::Write)])
                     .collect();
-                targets.normalize();
-                Block::set_targets(block, targets.as_slice());
+                targets::normalize(&mut targets);
+                Block::set_targets(block, &targets);
                 if submit::lock_all(Block::accesses(block), &section) {
                     break (targets, root);
                 }
@@ -85,7 +85,7 @@ impl<V, T> Graph<V, T> {
             // the root.
             let word = root.as_ref().lock.load_locked();
             root.as_ref().lock.unlock(word.with_group().with_unfinished_write(true));
-            for member in targets.as_slice().iter().map(|target| target.node()).filter(|node| *node != root) {
+            for member in targets.iter().map(|target| target.node()).filter(|node| *node != root) {
                 VarNode::set_forward(member, root);
                 let word = member.as_ref().lock.load_locked();
                 member.as_ref().lock.unlock(word.with_forwarded().with_unfinished_write(true));

@@ -126,7 +126,7 @@ fn overwritten(trace: &Trace) -> Vec<(String, HashSet<u64>)> {
     let mut names: HashMap<String, (Nanos, HashSet<u64>)> = HashMap::new();
     for stall in trace.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
     {
-        let access = trace.operation(stall.waiter).and_then(|waiter| waiter.accesses.get(stall.access));
+        let access = trace.access(stall.waiter, stall.access);
         let Some(access) = access.filter(|access| access.mode == Mode::Write) else { continue };
         // A plain variable orders what cannot be in two places, such as a file or the steps of a training.
         let Some(variable) = trace.variable(access.variable).filter(|variable| variable.bytes.is_some())

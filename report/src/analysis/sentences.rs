@@ -108,8 +108,7 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
             "something was in the way that began before the trace, or whose record is lost".into()
         }
         (Cause::NoWorker, Blocker::Queue(track)) => {
-            let track = trace.tracks.get(track).map_or("a queue", |track| track.name.as_str());
-            format!("{} of the device was busy", shown(track))
+            format!("{} of the device was busy", shown(trace.track_name(track, "a queue")))
         }
         (Cause::NoWorker, Blocker::None) => {
             "nothing is known of the workers of its engine, which is one of several".into()
@@ -130,16 +129,12 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
             format!("the Python lock was held elsewhere, and only {} ran", name(trace, id))
         }
         (Cause::NotResumed, Blocker::Holder(track)) => {
-            let track = trace.tracks.get(track).map_or("", |track| track.name.as_str());
-            format!(
-                "the Python lock was held elsewhere, and only thread `{}` was not seen waiting",
-                shown(track)
-            )
+            let track = shown(trace.track_name(track, ""));
+            format!("the Python lock was held elsewhere, and only thread `{track}` was not seen waiting")
         }
         (Cause::NotResumed, Blocker::EventLoop) => "the event loop was busy".into(),
         (Cause::NotResumed, Blocker::Thread(track)) => {
-            let track = trace.tracks.get(track).map_or("", |track| track.name.as_str());
-            format!("thread `{}` had been woken and did not run yet", shown(track))
+            format!("thread `{}` had been woken and did not run yet", shown(trace.track_name(track, "")))
         }
         (Cause::NotResumed, Blocker::Pool) => "a worker was free and had not woken up yet".into(),
         (Cause::NotResumed, _) => "the waiter resumed late".into(),
@@ -180,7 +175,7 @@ fn busy_workers(trace: &Trace) -> usize {
 /// A wait as one sentence: who waited for whom, on what, and why. `waited` is how long, in words.
 pub fn sentence(trace: &Trace, root: &Root, waited: &str) -> String {
     let waiter = name(trace, root.waiter);
-    let access = trace.operation(root.waiter).and_then(|operation| operation.accesses.get(root.access));
+    let access = trace.access(root.waiter, root.access);
     let variable = access.and_then(|access| trace.variable(access.variable));
     let on = variable.map_or_else(String::new, |variable| format!(" on `{}`", shown(&variable.name)));
     let hazard = root

@@ -329,10 +329,7 @@ impl Waits {
         let main = parts.into_iter().max_by_key(|(_, (part, root))| (*part, root.from));
         let Some(((cause, blocker), (_, main))) = main else { return };
         let total = roots.iter().map(Root::duration).sum();
-        let variable = |root: &Root| {
-            let access = trace.operation(root.waiter)?.accesses.get(root.access)?;
-            Some(access.variable)
-        };
+        let variable = |root: &Root| Some(trace.access(root.waiter, root.access)?.variable);
         let key = (sentences::name(trace, main.waiter), cause, blocker);
         let first = Wait { count: 0, total: 0, longest: 0, main, is_of_one: true };
         let group = self.groups.entry(key).or_insert(first);
@@ -377,9 +374,7 @@ fn blamed(trace: &Trace, blocker: Blocker) -> String {
         Blocker::Operation(id) => sentences::name(trace, id),
         Blocker::Lease(id) => sentences::lease(trace, id),
         Blocker::Pool => "the worker pool".into(),
-        Blocker::Queue(track) => {
-            trace.tracks.get(track).map_or_else(|| "a queue".into(), |track| shown(&track.name).to_string())
-        }
+        Blocker::Queue(track) => shown(trace.track_name(track, "a queue")).to_string(),
         Blocker::Observer => "the observer of fences".into(),
         Blocker::Interpreter => "the Python lock".into(),
         Blocker::Holder(track) => format!("the Python lock, by {}", thread(trace, track)),
@@ -580,7 +575,7 @@ fn tensors(trace: &Trace) -> Vec<TensorRow> {
         }
     }
     for stall in &trace.stalls {
-        let access = trace.operation(stall.waiter).and_then(|operation| operation.accesses.get(stall.access));
+        let access = trace.access(stall.waiter, stall.access);
         if let Some(row) =
             access.and_then(|access| name_of(access.variable)).and_then(|name| rows.get_mut(name))
         {
@@ -621,8 +616,7 @@ fn run_time(trace: &Trace, steps: &[Step]) -> Vec<RunTimeRow> {
 pub fn missing(trace: &Trace) -> Vec<String> {
     let (first, others) = trace.losses.records.split_at(trace.losses.records.len().min(LOSSES));
     let lost = first.iter().map(|lost| {
-        let track = trace.tracks.get(lost.track).map_or("a thread", |track| track.name.as_str());
-        format!("{} entries of `{}` did not fit", lost.count, shown(track))
+        format!("{} entries of `{}` did not fit", lost.count, shown(trace.track_name(lost.track, "a thread")))
     });
     let count = others.iter().fold(0, |count: u64, lost| count.saturating_add(lost.count));
     let more = (!others.is_empty()).then(|| format!("{count} entries of {} more did not fit", others.len()));

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::Trace;
-use crate::model::{Nanos, Operation};
+use crate::model::Nanos;
 
 /// Three days and six hours. Sums of some ten thousand of these still fit.
 pub(crate) const TIME_MAX: Nanos = 1 << 48;
@@ -20,18 +20,11 @@ pub(crate) fn sane(trace: &Trace) -> Cow<'_, Trace> {
 
 fn is_sane(trace: &Trace) -> bool {
     let sane = |time: Nanos| time <= TIME_MAX;
-    let operations = || trace.operations.iter().all(|it| sane(it.submitted) && later(it).all(sane));
+    let operations = || trace.operations.iter().all(|it| sane(it.submitted) && it.later().all(sane));
     let leases = || trace.leases.iter().all(|it| sane(it.opened) && it.closed.is_none_or(sane));
     let stalls = || trace.stalls.iter().all(|it| sane(it.to) && it.from <= it.to);
     let ends = || trace.ends.iter().copied().all(sane);
     sane(trace.duration) && ends() && operations() && leases() && stalls()
-}
-
-/// What happened to an operation after its submission.
-fn later(operation: &Operation) -> impl Iterator<Item = Nanos> {
-    let Operation { granted, ready, awake, began, issued, ran, done, observed, resumed, .. } = *operation;
-    let (ran_from, ran_to) = ran.unzip();
-    [granted, ready, awake, began, issued, ran_from, ran_to, done, observed, resumed].into_iter().flatten()
 }
 
 fn cut(trace: &mut Trace) {

@@ -80,10 +80,7 @@ pub(crate) fn operations(source: &impl Source) -> impl Iterator<Item = Cow<'_, O
 
 /// The first moment that anything is known of at `operation`.
 pub(crate) fn earliest(operation: &Operation) -> Nanos {
-    let Operation { submitted, granted, ready, awake, began, issued, ran, done, observed, resumed, .. } =
-        *operation;
-    let later = [granted, ready, awake, began, issued, ran.map(|(from, _)| from), done, observed, resumed];
-    later.into_iter().flatten().fold(submitted, Nanos::min)
+    operation.later().fold(operation.submitted, Nanos::min)
 }
 
 /// Values that grow one by one and are merged when their memory is full, so that they take memory for what differs only.

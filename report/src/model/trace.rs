@@ -193,6 +193,17 @@ pub struct Operation {
     pub engine: u64,
 }
 
+impl Operation {
+    /// What happened to it after its submission.
+    pub(crate) fn later(&self) -> impl Iterator<Item = Nanos> + use<> {
+        let Self { granted, ready, awake, began, issued, ran, done, observed, resumed, .. } = *self;
+        let (ran_from, ran_to) = ran.unzip();
+        [granted, ready, awake, began, issued, ran_from, ran_to, done, observed, resumed]
+            .into_iter()
+            .flatten()
+    }
+}
+
 /// A value of another process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Elsewhere {
@@ -488,6 +499,16 @@ impl Trace {
         self.leases.dedup_by_key(|lease| lease.id);
         self.variables.sort_unstable_by_key(|variable| variable.id);
         self.variables.dedup_by_key(|variable| variable.id);
+    }
+
+    /// The access of `waiter` at this index, which a wait is for.
+    pub(crate) fn access(&self, waiter: OperationId, index: usize) -> Option<&Access> {
+        self.operation(waiter)?.accesses.get(index)
+    }
+
+    /// The name of a track, or `unknown` if there is no such track.
+    pub(crate) fn track_name<'a>(&'a self, track: TrackId, unknown: &'a str) -> &'a str {
+        self.tracks.get(track).map_or(unknown, |track| &track.name)
     }
 
     /// The operation with this id.

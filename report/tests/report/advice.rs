@@ -1,10 +1,11 @@
 //! What would help, of programs whose truth can be computed by hand: each trace has an engine of two workers and no time lost
 //! between an end and what it allows.
 
-use estafette_report::Report;
 use estafette_report::model::*;
 use estafette_report::terminal::{self, Style};
+use estafette_report::{Report, report};
 
+use crate::made_up;
 use crate::programs::{MS, Program};
 
 fn saves(report: &Report, change: &str) -> Option<u64> {
@@ -274,4 +275,23 @@ fn a_wait_for_room_says_so() {
     let sentence = "a wait of thread `main` for room below the in-flight limit waited 10.0 ms for `work`, \
                     because `work` was still computing";
     assert!(told.worst.iter().any(|row| row.sentence == sentence), "{:?}", told.worst);
+}
+
+#[test]
+fn a_trace_that_lasts_longer_than_sums_have_room_for_says_so() {
+    let mut trace = made_up::trace(50);
+    assert!(report(&trace).missing.is_empty());
+    trace.duration = 1 << 50;
+    assert!(report(&trace).missing[0].contains("78 hours"), "{:?}", report(&trace).missing);
+}
+
+#[test]
+fn losses_of_thousands_of_threads_are_told_in_a_few_lines() {
+    let mut trace = made_up::trace(50);
+    let track = trace.tracks[0].clone();
+    trace.tracks.extend(vec![track; 1_000]);
+    trace.losses.records = (0..1_000).map(|track| LostRecords { track, count: 3 }).collect();
+    let missing = report(&trace).missing;
+    assert_eq!(missing.len(), 11, "{missing:?}");
+    assert_eq!(missing[10], "2970 entries of 990 more did not fit");
 }

@@ -3,7 +3,6 @@
 
 mod advice;
 mod chrome;
-mod damaged;
 mod html;
 #[path = "../made_up/mod.rs"]
 mod made_up;

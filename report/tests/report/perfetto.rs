@@ -3,7 +3,6 @@
 use std::sync::LazyLock;
 
 use estafette_report::attribution::attribute;
-use estafette_report::model::{Blocker, Stall};
 use estafette_report::{Trace, perfetto};
 use proptest::prelude::*;
 
@@ -26,18 +25,6 @@ fn an_operation_with_its_waits_and_dependences_costs_less_than_two_hundred_bytes
     let trace = made_up::trace(10_000);
     let each = bytes(&trace).len() / 10_000;
     assert!((20..200).contains(&each), "{each} bytes per operation");
-}
-
-#[test]
-fn a_file_with_earlier_names_is_read() {
-    // A body that waited for a lease, recorded when tracks were lanes and blockers culprits.
-    let trace = perfetto::read(include_bytes!("earlier_names.trace"));
-    assert!(trace.losses.damage.is_empty() && !trace.tracks.is_empty(), "{:?}", trace.losses);
-    let fill = trace.operations.iter().find(|operation| operation.name.as_str() == "fill").unwrap();
-    assert!(fill.track.is_some());
-    let lease = trace.leases.iter().find(|lease| lease.owner.as_str().contains("module")).unwrap();
-    let leased = |stall: &&Stall| stall.waiter == fill.id && stall.blocker == Blocker::Lease(lease.id);
-    assert!(trace.stalls.iter().find(leased).unwrap().critical);
 }
 
 proptest! {

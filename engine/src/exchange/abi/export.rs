@@ -188,7 +188,7 @@ pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
 
 /// A scalar.
 #[inline]
-fn raw_tensor(dtype: DType, device: DLDevice, data: *mut u8) -> DLTensor {
+pub(super) fn raw_tensor(dtype: DType, device: DLDevice, data: *mut u8) -> DLTensor {
     DLTensor {
         data: data.cast(),
         device: RawDevice {

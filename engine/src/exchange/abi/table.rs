@@ -32,7 +32,7 @@ pub const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const OLDER_MAX: usize = 8;
 
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
-const ALIGN: usize = 64;
+pub(crate) const ALIGN: usize = 64;
 
 /// The header of this engine's table.
 pub const HEADER: Header =
@@ -64,20 +64,25 @@ pub unsafe fn understood(table: *const Table) -> Option<&'static Table> {
     None
 }
 
-/// Describes memory in `out`; shape and strides are those of `layout`, lent. Strides are written out for every tensor with
-/// dimensions, and `data` is NULL when there are no elements, as the header asks.
-///
-/// # Safety
-/// `out` may be written. Reads of `out` must end before `layout` is dropped.
-#[doc(hidden)]
-pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
+/// Describes memory. Shape and strides are those of `layout`, lent: reads of the result must end before `layout` is dropped. Strides are
+/// written out for every tensor with dimensions, and `data` is NULL when there are no elements, as the header asks.
+pub(super) fn lent(layout: &Layout, data: *mut u8) -> DLTensor {
     let mut tensor = export::describe_raw(layout, data);
     if !layout.shape().is_empty() {
         tensor.shape = layout.shape().as_ptr().cast_mut();
         tensor.strides = layout.strides().as_ptr().cast_mut();
     }
+    tensor
+}
+
+/// Describes memory in `out`; shape and strides are those of `layout`, lent.
+///
+/// # Safety
+/// `out` may be written. Reads of `out` must end before `layout` is dropped.
+#[doc(hidden)]
+pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
     // SAFETY: the place is the caller's.
-    unsafe { out.write(tensor) };
+    unsafe { out.write(lent(layout, data)) };
 }
 
 /// Fresh zeroed host memory as `prototype` describes it (element type, shape and device; nothing else of it is looked at),

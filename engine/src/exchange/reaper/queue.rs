@@ -50,7 +50,6 @@ pub(super) struct Queue {
     pub(super) fenced: BTreeMap<u64, (Coarse, ReleasedMemory)>,
     pub(super) entered: u64,
     pub(super) pending: u64,
-    pub(super) peak_pending: u64,
     /// Outstanding storages by epoch, `first_epoch` at the front. Each flush closes an epoch; it is over
     /// when its count and all before it are 0. No more entries than outstanding storages plus one, since an
     /// epoch without any is not closed.
@@ -99,7 +98,6 @@ impl Queue {
     pub(super) fn enter(&mut self, within: Option<u64>) -> Ticket {
         self.entered += 1;
         self.pending += 1;
-        self.peak_pending = self.peak_pending.max(self.pending);
         if self.epochs.is_empty() {
             self.epochs.push_back(0);
         }

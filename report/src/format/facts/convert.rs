@@ -1,6 +1,4 @@
 //! Each part of a trace to facts, and back.
-//!
-//! Files of before the first release have earlier names for some facts; both names are read.
 
 use super::words::{Word, blocker, blocker_words, cause};
 use super::{Fact, Facts, Item, ReadFacts};
@@ -8,11 +6,6 @@ use crate::model::{
     Access, ClockOffset, Disorder, Edge, Elsewhere, Hazard, Lease, LostRecords, Mode, Operation,
     OperationKind, Outcome, Process, Site, Stall, Text, Trace, Track, TrackKind, Variable, Workers,
 };
-
-/// The text called `name`, or `earlier` in files of before the first release.
-fn text<'a>(facts: &'a impl ReadFacts, name: &str, earlier: &str) -> Result<&'a Text, String> {
-    facts.find_text(earlier).map_or_else(|| facts.need_text(name), Ok)
-}
 
 /// What is said once about a whole trace.
 #[derive(Debug, Default, PartialEq)]
@@ -134,7 +127,7 @@ pub(crate) fn head_from(facts: &impl ReadFacts) -> Result<Head, String> {
             clock: facts.need_text("clock")?.clone(),
         });
     }
-    for facts in facts.find_things("tracks").chain(facts.find_things("lanes")) {
+    for facts in facts.find_things("tracks") {
         let facts = facts?;
         let kind = TrackKind::of(facts.need_text("kind")?)?;
         head.tracks.push(Track { name: facts.need_text("name")?.clone(), kind });
@@ -150,10 +143,7 @@ pub(crate) fn head_from(facts: &impl ReadFacts) -> Result<Head, String> {
     }
     for facts in facts.find_things("lost") {
         let facts = facts?;
-        let track = facts
-            .find_index("track")
-            .or_else(|| facts.find_index("lane"))
-            .ok_or("lacks the track of a loss")?;
+        let track = facts.find_index("track").ok_or("lacks the track of a loss")?;
         head.lost.push(LostRecords { track, count: facts.need_uint("count")? });
     }
     let total = |name| facts.find_uint(name).unwrap_or(0);
@@ -284,7 +274,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
         library: facts.find_index("library"),
         site: site_from(facts)?,
         submitter: facts.find_index("submitter"),
-        track: facts.find_index("track").or_else(|| facts.find_index("lane")),
+        track: facts.find_index("track"),
         submitted,
         granted: time("granted"),
         ready: time("ready"),
@@ -331,7 +321,7 @@ pub(crate) fn lease_from(facts: &impl ReadFacts) -> Result<Lease, String> {
         variable: facts.need_uint("tensor")?,
         access: Mode::of(facts.need_text("access")?)?,
         library: facts.find_index("library"),
-        owner: text(facts, "owner", "taker")?.clone(),
+        owner: facts.need_text("owner")?.clone(),
         site: site_from(facts)?,
         opened: facts.need_uint("opened")?,
         closed: facts.find_uint("closed"),
@@ -363,8 +353,8 @@ pub(crate) fn stall_from(from: u64, facts: &impl ReadFacts) -> Result<Stall, Str
         to: from.saturating_add(facts.need_uint("lasts")?),
         cause: cause(facts.need_text("cause")?)?,
         hazard: facts.find_text("hazard").map(|word| Hazard::of(word)).transpose()?,
-        blocker: blocker(text(facts, "blocker", "culprit")?, facts.find_uint("which"))?,
-        critical: facts.find_uint("critical").or_else(|| facts.find_uint("decisive")).unwrap_or(0) != 0,
+        blocker: blocker(facts.need_text("blocker")?, facts.find_uint("which"))?,
+        critical: facts.find_uint("critical").unwrap_or(0) != 0,
     })
 }
 

@@ -289,7 +289,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
                 thing.stalls = self.ties.stalls(number, &operation);
                 let placed = self.places.place(about, number, &operation);
                 let group = match placed.row {
-                    Row::Track(track) => tracks.model_track(track),
+                    Row::Track(track) => track,
                     Row::Library(library) => tracks.library(library, OfLibrary::Operations),
                 };
                 thing.steps.push(slice(&placed, group, What::Operation));

@@ -11,7 +11,7 @@ use super::messages::{
     UNIT_SIZE_BYTES,
 };
 use crate::format::facts::{Head, Totals};
-use crate::model::{LibraryId, Text, Trace, TrackId};
+use crate::model::{LibraryId, Text, Trace};
 
 /// The track of everything that belongs to the whole trace.
 pub const ROOT: u32 = 1; // 0 is Perfetto's own default track
@@ -121,12 +121,7 @@ impl Tracks {
         descriptor
     }
 
-    /// The number of a track's group.
-    pub fn model_track(&self, track: TrackId) -> usize {
-        track
-    }
-
-    /// The number of a library's group.
+    /// The number of a library's group. That of a track's group is the track.
     pub fn library(&self, library: Option<LibraryId>, what: OfLibrary) -> usize {
         self.model_tracks + LIBRARY_GROUPS.len() * library.unwrap_or(self.libraries) + what as usize
     }

@@ -190,10 +190,7 @@ impl<'a> View<'a> {
     }
 
     fn stalls(&self, columns: &mut Columns, roots: &[Root]) -> Value {
-        let tensor = |root: &Root| {
-            let access = self.trace.operation(root.waiter)?.accesses.get(root.access)?;
-            self.tensor(access.variable)
-        };
+        let tensor = |root: &Root| self.tensor(self.trace.access(root.waiter, root.access)?.variable);
         let (blame, which): (Vec<usize>, Vec<Option<usize>>) =
             roots.iter().map(|root| self.blame(root.blocker)).unzip();
         let waiters = || roots.iter().map(|root| self.operations.get(&root.waiter).copied());
