@@ -236,5 +236,6 @@ fn describe(agent: &mut Option<Agent>, offer: &Offer) -> Result<Vec<u8>, NixlErr
         Some(agent) => agent,
         none => none.insert(new_agent()?),
     };
-    if agent.register(&offer.segment)? { agent.metadata() } else { Ok(Vec::new()) }
+    agent.register(&offer.segment)?;
+    agent.metadata()
 }

@@ -59,8 +59,7 @@ pub(super) struct Host {
 
 /// What is on its way.
 struct Read {
-    /// `None` once it has ended.
-    transfer: Option<Transfer>,
+    transfer: Transfer,
     fetched: Fetched,
     done: Done,
 }
@@ -242,8 +241,11 @@ impl Host {
                 let asked = self.asked.remove(&number)?;
                 match self.read(number, address, bytes, metadata, note) {
                     Ok((transfer, fetched)) => {
-                        self.reads.push(Read { transfer, fetched, done: asked.done });
                         ends.push(Box::new(move || drop(asked.until_kept)));
+                        match transfer {
+                            Some(transfer) => self.reads.push(Read { transfer, fetched, done: asked.done }),
+                            None => self.has_come(fetched, asked.done, ends),
+                        }
                     }
                     Err(error) => {
                         self.wire.as_mut()?.send(Kind::Return, &[&number.to_le_bytes()]);
@@ -256,7 +258,7 @@ impl Host {
         Some(())
     }
 
-    /// Begins to read what was offered. What has no bytes has come already.
+    /// Begins to read what was offered. What has no bytes needs no transfer.
     fn read(
         &mut self,
         number: u64,
@@ -291,13 +293,16 @@ impl Host {
         let segment = segment_of(&memory);
         let fetched = Fetched { process: self.process, note: note.to_vec(), memory, bytes, clock: None };
         if !self.metadata.is_empty() {
-            let agent = match self.agent.take() {
-                Some((agent, _)) => agent,
-                None => new_agent().map_err(nixl)?,
-            };
-            let peer = agent.load(&self.metadata).map_err(nixl)?;
+            // After a failure the agent stays: transfers of earlier offers are its.
+            match &mut self.agent {
+                Some((agent, peer)) => *peer = agent.load(&self.metadata).map_err(nixl)?,
+                none => {
+                    let agent = new_agent().map_err(nixl)?;
+                    let peer = agent.load(&self.metadata).map_err(nixl)?;
+                    *none = Some((agent, peer));
+                }
+            }
             self.metadata.clear();
-            self.agent = Some((agent, peer));
         }
         if bytes == 0 {
             if let Some(wire) = &mut self.wire {
@@ -320,43 +325,43 @@ impl Host {
         if !self.is_busy() {
             return false;
         }
+        let Some((agent, _)) = &self.agent else { return false };
         let mut is_done = |read: &mut Read| {
-            let Some(transfer) = read.transfer.take() else { return true };
-            let Some((agent, _)) = &self.agent else { return false };
-            let progress = agent.progress(&transfer);
-            match progress {
-                Progress::Done => agent.end(transfer),
-                Progress::Pending => read.transfer = Some(transfer),
-                Progress::Failed => {
-                    read.transfer = Some(transfer);
-                    self.failed = Some((now, NixlError::transfer_failed()));
-                }
+            let progress = agent.progress(&read.transfer);
+            if progress == Progress::Failed {
+                self.failed = Some((now, NixlError::transfer_failed()));
             }
             progress == Progress::Done
         };
         let done: Vec<_> = self.reads.extract_if(.., |read| is_done(read)).collect();
         let has_come = !done.is_empty();
-        for Read { mut fetched, done, .. } in done {
-            let offset = self.wire.as_ref().and_then(|wire| wire.clock.offset(host_now_ns()));
-            fetched.clock = self.clock.clone().zip(offset);
-            ends.push(Box::new(move || done(Ok(fetched))));
+        for Read { transfer, fetched, done } in done {
+            agent.end(transfer);
+            self.has_come(fetched, done, ends);
         }
         has_come
     }
 
+    fn has_come(&self, mut fetched: Fetched, done: Done, ends: &mut Ends) {
+        let offset = self.wire.as_ref().and_then(|wire| wire.clock.offset(host_now_ns()));
+        fetched.clock = self.clock.clone().zip(offset);
+        ends.push(Box::new(move || done(Ok(fetched))));
+    }
+
     /// Fails everything that has not come, once no byte of it can come any more.
     pub(super) fn end(mut self, error: &DeviceError, ends: &mut Ends) {
+        let reads = std::mem::take(&mut self.reads).into_iter();
+        let (transfers, reads): (Vec<_>, Vec<_>) =
+            reads.map(|Read { transfer, fetched, done }| (transfer, (fetched, done))).unzip();
         if let Some((agent, _)) = self.agent.take() {
-            self.reads
-                .iter_mut()
-                .filter_map(|read| read.transfer.take())
-                .for_each(|transfer| agent.end(transfer));
+            transfers.into_iter().for_each(|transfer| agent.end(transfer));
         }
         for asked in std::mem::take(&mut self.asked).into_values() {
             let error = error.clone();
             ends.push(Box::new(move || asked.end(Err(error))));
         }
-        for Read { done, .. } in std::mem::take(&mut self.reads) {
+        // The memory goes after the agent.
+        for (_memory, done) in reads {
             let error = error.clone();
             ends.push(Box::new(move || done(Err(error))));
         }
@@ -381,4 +386,73 @@ fn words(body: &[u8]) -> Option<([u64; 3], &[u8])> {
     let (second, rest) = number(rest)?;
     let (third, rest) = number(rest)?;
     Some(([first, second, third], rest))
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::mpsc::{TryRecvError, channel};
+
+    use super::*;
+    use crate::nixl::double::{self, Call};
+
+    const BYTES: u64 = 4096;
+
+    /// A consumer that is connected to nothing that answers, with a question; its end of the answer.
+    fn host() -> (Host, TcpListener) {
+        double::install();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(2));
+        let mut host = Host::new(Reach { host, port, key: [3; 16], deadline }, 7, Instant::now());
+        assert!(host.connected(Host::connect(&host.reach)).is_ok());
+        (host, listener)
+    }
+
+    /// What was fetched, once it is there.
+    fn ask(host: &mut Host) -> std::sync::mpsc::Receiver<Result<Fetched, DeviceError>> {
+        let (done, fetched) = channel();
+        let done = Box::new(move |what| done.send(what).expect("awaited"));
+        host.ask(Asked { secret: [1; 16], until_kept: None, done }, Instant::now());
+        fetched
+    }
+
+    fn offer(host: &mut Host, number: u64, bytes: u64, metadata: &[u8]) {
+        let numbers = [number, 1 << 20, bytes, metadata.len() as u64].map(u64::to_le_bytes).concat();
+        let mut ends = Vec::new();
+        assert!(host.take(Kind::Offer, &[&numbers, metadata].concat(), &mut ends).is_some());
+        ends.into_iter().for_each(|end| end());
+    }
+
+    fn progress(host: &mut Host) {
+        let mut ends = Vec::new();
+        host.progress(Instant::now(), &mut ends);
+        ends.into_iter().for_each(|end| end());
+    }
+
+    #[test]
+    fn what_is_under_way_stays_so_when_the_metadata_of_another_offer_is_refused() {
+        let (mut host, _listener) = host();
+        let (first, second) = (ask(&mut host), ask(&mut host));
+        offer(&mut host, 1, BYTES, b"metadata");
+        double::refuse(Some(Call::Load));
+        offer(&mut host, 2, BYTES, b"more");
+        double::refuse(None);
+        assert!(second.try_recv().expect("an answer").is_err());
+        progress(&mut host);
+        progress(&mut host);
+        assert_eq!(first.try_recv().expect_err("no byte has come"), TryRecvError::Empty);
+        double::finish();
+        progress(&mut host);
+        assert!(first.try_recv().expect("it has come").is_ok());
+    }
+
+    #[test]
+    fn what_has_no_bytes_comes_with_its_offer() {
+        let (mut host, _listener) = host();
+        let fetched = ask(&mut host);
+        offer(&mut host, 1, 0, b"metadata");
+        assert_eq!(fetched.try_recv().expect("an answer").expect("nothing is fetched").bytes, 0);
+        assert!(!host.is_busy());
+    }
 }

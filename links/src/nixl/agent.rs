@@ -49,6 +49,8 @@ pub(crate) struct Agent {
     backend: Owned,
     /// Memory that peers and transfers may use: kept for as long as the agent may touch it.
     segments: Vec<Registered>,
+    /// Memory has been registered that [`metadata`](Self::metadata) has not described.
+    is_changed: bool,
 }
 
 #[derive(Debug)]
@@ -124,7 +126,7 @@ impl Agent {
             });
             (api.destroy_params)(options);
             registered(2);
-            Ok(Self { api, notes, agent, backend: backend?, segments: Vec::new() })
+            Ok(Self { api, notes, agent, backend: backend?, segments: Vec::new(), is_changed: false })
         }
     }
 
@@ -153,25 +155,26 @@ impl Agent {
         }
     }
 
-    /// Lets peers and transfers use the memory of `segment`. True if it was not known before: then [`metadata`](Self::metadata) has changed.
-    pub(crate) fn register(&mut self, segment: &Arc<Segment>) -> Result<bool, NixlError> {
+    /// Lets peers and transfers use the memory of `segment`.
+    pub(crate) fn register(&mut self, segment: &Arc<Segment>) -> Result<(), NixlError> {
         if self.segments.iter().any(|known| Arc::ptr_eq(&known.segment, segment)) {
-            return Ok(false);
+            return Ok(());
         }
         let (api, options) = (self.api, self.options()?);
-        // SAFETY: the memory stays, as this agent keeps the segment, even after a failure, which may have come late.
-        unsafe {
+        // SAFETY: the memory stays, as this agent keeps the segment. NIXL undoes a registration that fails.
+        let list = unsafe {
             let list = Owned::new("making a list of memory", api.destroy_reg_dlist, |made| {
                 (api.create_reg_dlist)(HOST_MEMORY, made, false)
             })?;
-            let object = list.object;
-            self.segments.push(Registered { list, segment: Arc::clone(segment) });
             let (start, bytes) = (segment.start().as_ptr().addr(), segment.bytes());
-            let added = (api.reg_dlist_add_desc)(object, start, bytes, 0, ptr::null(), 0);
+            let added = (api.reg_dlist_add_desc)(list.object, start, bytes, 0, ptr::null(), 0);
             ok("describing memory", added)?;
-            ok("registering memory", (api.register_mem)(self.agent.object, object, options.object))?;
-        }
-        Ok(true)
+            ok("registering memory", (api.register_mem)(self.agent.object, list.object, options.object))?;
+            list
+        };
+        self.segments.push(Registered { list, segment: Arc::clone(segment) });
+        self.is_changed = true;
+        Ok(())
     }
 
     /// How many segments nothing else has, and their bytes.
@@ -193,8 +196,11 @@ impl Agent {
         }
     }
 
-    /// What a peer needs to read what is registered.
-    pub(crate) fn metadata(&self) -> Result<Vec<u8>, NixlError> {
+    /// What a peer needs to read what is registered. No bytes if that is the same as the last time.
+    pub(crate) fn metadata(&mut self) -> Result<Vec<u8>, NixlError> {
+        if !self.is_changed {
+            return Ok(Vec::new());
+        }
         let (mut data, mut bytes) = (ptr::null_mut::<c_void>(), 0);
         // SAFETY: the call gives that many bytes, which are freed here and not used after.
         unsafe {
@@ -205,6 +211,7 @@ impl Agent {
                 false => std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec(),
             };
             free(data);
+            self.is_changed = false;
             Ok(metadata)
         }
     }
@@ -319,5 +326,28 @@ impl Agent {
             }
         }
         Ok(notes)
+    }
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use super::super::double::{self, Call};
+    use super::*;
+
+    #[test]
+    fn memory_that_was_refused_once_is_registered_and_described_by_another_try() {
+        double::install();
+        let mut agent = Agent::new(c"one", drop).expect("an agent");
+        let segment = Arc::new(Segment::new(4096).expect("a segment"));
+        double::refuse(Some(Call::Register));
+        assert!(agent.register(&segment).is_err());
+        assert!(agent.register(&segment).is_err(), "it is taken for known");
+        double::refuse(Some(Call::Describe));
+        agent.register(&segment).expect("memory");
+        assert!(agent.metadata().is_err());
+        double::refuse(None);
+        agent.register(&segment).expect("known memory");
+        assert_eq!(agent.metadata().expect("metadata"), b"described");
+        assert!(agent.metadata().expect("the same").is_empty());
     }
 }

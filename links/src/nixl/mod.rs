@@ -11,6 +11,8 @@
 
 mod agent;
 mod api;
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+pub(crate) mod double;
 mod library;
 
 pub(crate) use self::agent::{Agent, NixlError, Progress, Transfer};
