@@ -14,7 +14,7 @@ use super::wire::{End, Kind, Wire, number, short};
 use super::{Fetched, GREETING, Reach, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError, Progress, Transfer};
-use crate::platform::is_shortage;
+use crate::platform::{Private, connect, is_shortage};
 use crate::{Arena, Segment};
 
 /// A connection of no use is closed after this time: it holds descriptors on both sides, and memory that was shown.
@@ -91,10 +91,10 @@ impl Host {
     }
 
     /// A connection to the process; made on a thread that may wait.
-    pub(super) fn connect(reach: &Reach) -> std::io::Result<TcpStream> {
+    pub(super) fn connect(reach: &Reach) -> std::io::Result<Private<TcpStream>> {
         let mut last = std::io::Error::other("the host has no address");
         for address in (reach.host.as_str(), reach.port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, reach.deadline) {
+            match connect(&address, reach.deadline) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }
@@ -111,7 +111,7 @@ impl Host {
         DeviceError::new(kind, format!("{what} (in process {} on {})", self.process, self.reach.host))
     }
 
-    pub(super) fn connected(&mut self, stream: std::io::Result<TcpStream>) -> Result<(), Over> {
+    pub(super) fn connected(&mut self, stream: std::io::Result<Private<TcpStream>>) -> Result<(), Over> {
         let mut wire = stream.and_then(Wire::new).map_err(|error| {
             Over::Failed(match error.kind() {
                 // Its door stays open as long as it lives.
@@ -394,7 +394,7 @@ mod tests {
     use std::sync::mpsc::{TryRecvError, channel};
 
     use super::*;
-    use crate::nixl::double::{self, Call};
+    use crate::nixl::tests::{self as double, Call};
 
     const BYTES: u64 = 4096;
 

@@ -328,26 +328,3 @@ impl Agent {
         Ok(notes)
     }
 }
-
-#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
-mod tests {
-    use super::super::double::{self, Call};
-    use super::*;
-
-    #[test]
-    fn memory_that_was_refused_once_is_registered_and_described_by_another_try() {
-        double::install();
-        let mut agent = Agent::new(c"one", drop).expect("an agent");
-        let segment = Arc::new(Segment::new(4096).expect("a segment"));
-        double::refuse(Some(Call::Register));
-        assert!(agent.register(&segment).is_err());
-        assert!(agent.register(&segment).is_err(), "it is taken for known");
-        double::refuse(Some(Call::Describe));
-        agent.register(&segment).expect("memory");
-        assert!(agent.metadata().is_err());
-        double::refuse(None);
-        agent.register(&segment).expect("known memory");
-        assert_eq!(agent.metadata().expect("metadata"), b"described");
-        assert!(agent.metadata().expect("the same").is_empty());
-    }
-}

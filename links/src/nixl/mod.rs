@@ -11,9 +11,9 @@
 
 mod agent;
 mod api;
-#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
-pub(crate) mod double;
 mod library;
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+pub(crate) mod tests;
 
 pub(crate) use self::agent::{Agent, NixlError, Progress, Transfer};
 pub use self::library::{check, suggest_library};

@@ -4,9 +4,11 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_uint, c_void};
 use std::process;
 use std::ptr;
+use std::sync::Arc;
 
 use super::api::{AgentConfig, Api, IN_PROGRESS, Object, Status};
-use super::library;
+use super::{Agent, library};
+use crate::Segment;
 
 /// Calls that can be refused.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -168,4 +170,21 @@ extern "C" fn request(
 
 extern "C" fn status(_: Object, _: Object) -> Status {
     STATUS.get()
+}
+
+#[test]
+fn memory_that_was_refused_once_is_registered_and_described_by_another_try() {
+    install();
+    let mut agent = Agent::new(c"one", drop).expect("an agent");
+    let segment = Arc::new(Segment::new(4096).expect("a segment"));
+    refuse(Some(Call::Register));
+    assert!(agent.register(&segment).is_err());
+    assert!(agent.register(&segment).is_err(), "it is taken for known");
+    refuse(Some(Call::Describe));
+    agent.register(&segment).expect("memory");
+    assert!(agent.metadata().is_err());
+    refuse(None);
+    agent.register(&segment).expect("known memory");
+    assert_eq!(agent.metadata().expect("metadata"), b"described");
+    assert!(agent.metadata().expect("the same").is_empty());
 }
