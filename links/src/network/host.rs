@@ -21,7 +21,12 @@ use crate::{Arena, Segment};
 const IDLE_TIME: Duration = Duration::from_secs(30);
 /// How long a failed transfer waits for news of its owner, which say more.
 const NEWS_TIME: Duration = Duration::from_secs(1);
+/// Looks at transfers of which nothing has come, half a deadline apart, after which they fail.
+const LOOKS_MAX: u32 = 8;
 const ALIGN: usize = 64;
+/// Where bytes are to come, this number is written before. A read has so many marks at most, evenly spread.
+const MARK: u64 = u64::from_le_bytes(*b"\xd3estafet");
+const MARKS_MAX: usize = 1024;
 /// Bytes that take a considerable part of a deadline to make.
 const LARGE: usize = 256 << 20;
 
@@ -50,6 +55,9 @@ pub(super) struct Host {
     last: u64,
     asked: BTreeMap<u64, Asked>,
     reads: Vec<Read>,
+    /// When transfers were looked at for marks, and how often nothing had come since the look before.
+    inspected: Instant,
+    stalled: u32,
     /// A transfer has failed, and why.
     failed: Option<(Instant, NixlError)>,
     /// What is asked for from now on goes over another connection.
@@ -62,6 +70,8 @@ struct Read {
     transfer: Transfer,
     fetched: Fetched,
     done: Done,
+    /// Marks that were there at the last look.
+    marks: usize,
 }
 
 /// How a host is over.
@@ -84,6 +94,8 @@ impl Host {
             last: 0,
             asked: BTreeMap::new(),
             reads: Vec::new(),
+            inspected: now,
+            stalled: 0,
             failed: None,
             is_replaced: false,
             used: now,
@@ -186,11 +198,40 @@ impl Host {
         if !self.asked.is_empty() || !self.reads.is_empty() {
             self.used = now;
         }
+        self.look_at_marks(now)?;
         let idle_time = if self.is_replaced { Duration::ZERO } else { IDLE_TIME };
         match now.saturating_duration_since(self.used) > idle_time {
             true => Err(Over::Idle),
             false => Ok(()),
         }
+    }
+
+    /// Fails where the process answers and sends no bytes. Looks are counted and not time: this process may have been stopped.
+    fn look_at_marks(&mut self, now: Instant) -> Result<(), Over> {
+        let pause = self.reach.deadline / 2;
+        if self.reads.is_empty() {
+            self.stalled = 0;
+        }
+        if now.saturating_duration_since(self.inspected) < pause {
+            return Ok(());
+        }
+        self.inspected = now;
+        let mut has_come = self.reads.is_empty();
+        for read in &mut self.reads {
+            // SAFETY: written before the transfer began, in memory that lives as long as the read.
+            let left = marks_of(&read.fetched).filter(|mark| unsafe { mark.read_volatile() } == MARK).count();
+            has_come |= left < read.marks;
+            read.marks = left;
+        }
+        self.stalled = if has_come { 0 } else { self.stalled + 1 };
+        if self.stalled < LOOKS_MAX {
+            return Ok(());
+        }
+        let what = format!(
+            "NIXL: the process answers, and no byte of its memory has come for {:.0} s: its ports of UCX may be closed to this machine",
+            (LOOKS_MAX * pause).as_secs_f32()
+        );
+        Err(Over::Failed(self.failure(DeviceErrorKind::Other, &what)))
     }
 
     /// Beats, and returns when to look at this host again.
@@ -243,7 +284,10 @@ impl Host {
                     Ok((transfer, fetched)) => {
                         ends.push(Box::new(move || drop(asked.until_kept)));
                         match transfer {
-                            Some(transfer) => self.reads.push(Read { transfer, fetched, done: asked.done }),
+                            Some(transfer) => {
+                                let marks = marks_of(&fetched).count();
+                                self.reads.push(Read { transfer, fetched, done: asked.done, marks });
+                            }
                             None => self.has_come(fetched, asked.done, ends),
                         }
                     }
@@ -313,6 +357,8 @@ impl Host {
         let no_agent = || DeviceError::new(DeviceErrorKind::Other, "memory was offered by no agent");
         let (agent, peer) = self.agent.as_mut().ok_or_else(no_agent)?;
         agent.register(&segment).map_err(nixl)?;
+        // SAFETY: inside of fresh memory, which is aligned for it.
+        marks_of(&fetched).for_each(|mark| unsafe { mark.write(MARK) });
         // SAFETY: the segment of this fresh memory is registered; what was fetched keeps the memory, and is handed on when the transfer is
         // done, or dropped after the agent.
         let transfer =
@@ -335,7 +381,10 @@ impl Host {
         };
         let done: Vec<_> = self.reads.extract_if(.., |read| is_done(read)).collect();
         let has_come = !done.is_empty();
-        for Read { transfer, fetched, done } in done {
+        if has_come {
+            self.stalled = 0;
+        }
+        for Read { transfer, fetched, done, .. } in done {
             agent.end(transfer);
             self.has_come(fetched, done, ends);
         }
@@ -352,7 +401,7 @@ impl Host {
     pub(super) fn end(mut self, error: &DeviceError, ends: &mut Ends) {
         let reads = std::mem::take(&mut self.reads).into_iter();
         let (transfers, reads): (Vec<_>, Vec<_>) =
-            reads.map(|Read { transfer, fetched, done }| (transfer, (fetched, done))).unzip();
+            reads.map(|Read { transfer, fetched, done, .. }| (transfer, (fetched, done))).unzip();
         if let Some((agent, _)) = self.agent.take() {
             transfers.into_iter().for_each(|transfer| agent.end(transfer));
         }
@@ -378,6 +427,13 @@ impl Asked {
 fn segment_of(memory: &Allocation) -> Arc<Segment> {
     let found = Arena.find(memory.ptr().as_ptr(), memory.len());
     found.expect("the arena has what it has allocated").0
+}
+
+/// Where marks are in memory that is fetched to.
+fn marks_of(fetched: &Fetched) -> impl Iterator<Item = *mut u64> {
+    let (start, numbers) = (fetched.memory.ptr().as_ptr().cast::<u64>(), fetched.bytes / size_of::<u64>());
+    let count = numbers.min(MARKS_MAX);
+    (0..count).map(move |index| start.wrapping_add(index * (numbers / count)))
 }
 
 /// Three numbers from the beginning of a message.
@@ -454,5 +510,35 @@ mod tests {
         offer(&mut host, 1, 0, b"metadata");
         assert_eq!(fetched.try_recv().expect("an answer").expect("nothing is fetched").bytes, 0);
         assert!(!host.is_busy());
+    }
+
+    #[test]
+    fn transfers_of_which_nothing_comes_fail_and_others_go_on() {
+        let (mut host, _listener) = host();
+        let fetched = ask(&mut host);
+        offer(&mut host, 1, BYTES, b"metadata");
+        let mut now = Instant::now();
+        let mut look = |host: &mut Host| {
+            now += host.reach.deadline;
+            host.look_at_marks(now)
+        };
+        for part in 1..20 {
+            let memory = host.reads[0].fetched.memory.ptr();
+            // SAFETY: memory of a transfer that nothing works on.
+            unsafe { memory.add(part * 100).write_bytes(5, 100) };
+            assert!(look(&mut host).is_ok(), "{part}");
+        }
+        for _ in 1..LOOKS_MAX {
+            assert!(look(&mut host).is_ok());
+        }
+        let Err(Over::Failed(error)) = look(&mut host) else { panic!("it is waited for") };
+        assert!(error.message().contains("ports of UCX"), "{error}");
+        assert_eq!(fetched.try_recv().expect_err("the network ends it"), TryRecvError::Empty);
+        // What has no room for a mark ends in the same time.
+        let _small = ask(&mut host);
+        host.reads.clear();
+        assert!(look(&mut host).is_ok());
+        offer(&mut host, 2, 7, b"");
+        assert_eq!((1..100).find(|_| look(&mut host).is_err()), Some(LOOKS_MAX));
     }
 }
