@@ -10,6 +10,8 @@ use crate::Segment;
 use crate::platform::free;
 
 const UCX: &CStr = c"UCX";
+/// Otherwise UCX connects by calls that wait, two minutes where packets are dropped, in which the thread of the network sees to no connection.
+const UCX_OPTION: [&CStr; 2] = [c"engine_config", c"TCP_CONN_NB=y"];
 
 /// What NIXL refused, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,9 +123,13 @@ impl Agent {
             ok("finding its UCX backend", plugin)?;
             (api.destroy_mem_list)(memory);
             registered(1);
-            let backend = Owned::new("starting its UCX backend", api.destroy_backend, |made| {
-                (api.create_backend)(agent.object, UCX.as_ptr(), options, made)
-            });
+            let [name, value] = UCX_OPTION.map(CStr::as_ptr);
+            let configured = (api.params_add)(options, name, value);
+            let backend =
+                Owned::new("starting its UCX backend", api.destroy_backend, |made| match configured {
+                    ..0 => configured,
+                    _ => (api.create_backend)(agent.object, UCX.as_ptr(), options, made),
+                });
             (api.destroy_params)(options);
             registered(2);
             Ok(Self { api, notes, agent, backend: backend?, segments: Vec::new(), is_changed: false })

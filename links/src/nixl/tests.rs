@@ -43,6 +43,7 @@ fn api() -> Api {
     api.create_configured_agent = agent;
     api.get_available_plugins = of_agent;
     api.get_plugin_params = params;
+    api.params_add = param;
     api.create_backend = backend;
     api.create_notif_map = make;
     api.create_opt_args = make;
@@ -99,6 +100,10 @@ extern "C" fn of_agent(_: Object, made: *mut Object) -> Status {
 
 extern "C" fn params(_: Object, _: *const c_char, memory: *mut Object, options: *mut Object) -> Status {
     make(memory) + make(options)
+}
+
+extern "C" fn param(_: Object, _: *const c_char, _: *const c_char) -> Status {
+    0
 }
 
 extern "C" fn backend(_: Object, _: *const c_char, _: Object, made: *mut Object) -> Status {

@@ -8,10 +8,10 @@ use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
 
 use estafette_sync::process::at_fork;
-use estafette_sync::statics;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::time::{Duration, Instant};
+use estafette_sync::{per_process, statics};
 
 use super::{Poll, check, new_descriptor};
 
@@ -23,6 +23,9 @@ const NOTED: usize = 1 << 20;
 statics! {
     /// A bit for each descriptor that a child closes.
     static OPEN: [AtomicU64; NOTED / 64] = [const { AtomicU64::new(0) }; NOTED / 64];
+}
+
+per_process! {
     /// [`close_copies`] is called in children.
     static ARRANGED: OnceLock<()> = OnceLock::new();
 }
