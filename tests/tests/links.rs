@@ -516,13 +516,12 @@ fn a_void_ticket_is_refused_although_the_link_has_room_for_no_more_tensors() {
     };
     let receive = || link.receive_timeout(Some(Duration::from_secs(60))).unwrap().expect("an answer");
     let mut in_use = Vec::new();
-    for number in 0..ROOM + 8 {
-        ask(number, &rest[4..20]);
-        // The last ones wait for room.
-        if number < ROOM - 64 {
-            in_use.push(receive());
-        }
+    for first in (0..ROOM - 64).step_by(64) {
+        (first..first + 64).for_each(|number| ask(number, &rest[4..20]));
+        in_use.extend((0..64).map(|_| receive()));
     }
+    // The last of these wait for room.
+    (ROOM - 64..ROOM + 8).for_each(|number| ask(number, &rest[4..20]));
     ask(ROOM + 8, &[0; 16]);
     let refused = loop {
         match receive() {
