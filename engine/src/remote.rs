@@ -157,7 +157,7 @@ impl Link {
         let export = Export::new(tensor, self.owner(), options.copy)?;
         if let Some(Shown::Here(place)) = export.shown.get() {
             self.introduce().await?;
-            return hand_over(&self.link, &[], Arc::clone(&export), place).await;
+            return hand_over(&self.link, &[], Arc::clone(&export), place, 0).await;
         }
         let ticket = Ticket::new(export, false, Vec::new())?;
         let answer = self.link.send(&done(), &Note::Ticket(ticket.named()).to_bytes(&[])).await?;
@@ -343,14 +343,22 @@ fn users(owner: &LeaseOwner) -> String {
     }
 }
 
-/// Sends an export, whose place is known, behind `prefix`. The share ends when the other process touches the memory no more.
-async fn hand_over(link: &RawLink, prefix: &[u8], export: Arc<Export>, place: &Place) -> Result<(), Error> {
+/// Sends an export, whose place is known, behind `prefix`, and leaves room for `kept` messages. The share ends when the other process
+/// touches the memory no more.
+async fn hand_over(
+    link: &RawLink,
+    prefix: &[u8],
+    export: Arc<Export>,
+    place: &Place,
+    kept: usize,
+) -> Result<(), Error> {
     let number = link.when_room(|| place.segment.show(link)).await?;
     let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
     let ready = export.ready.clone();
     let share = Share::new(link.process(), export);
     let description = Description { number, first, layout, key, share: share.0, is_writable: false };
-    let answer = link.send(&ready, &Note::Tensor(description).to_bytes(prefix)).await?;
+    let note = Note::Tensor(description).to_bytes(prefix);
+    let answer = link.when_room(|| link.try_send_within(&ready, &note, kept)).await?;
     Reactor::global().when_settled([&answer], move |_| drop(share));
     Ok(())
 }

@@ -91,15 +91,23 @@ struct Sent {
 }
 
 impl Sent {
-    /// An index that is not in use.
-    fn index(&mut self, own: &OwnBoard<Arc<Memory>>) -> Option<usize> {
-        self.reclaim(own);
+    /// An index that is not in use, if more than `kept` are not.
+    fn index(&mut self, own: &OwnBoard<Arc<Memory>>, kept: usize) -> Option<usize> {
+        self.reclaim(own, kept);
+        if self.room() <= kept {
+            return None;
+        }
         let fresh = (self.fresh < SLOTS).then_some(self.fresh);
         self.free.pop().or_else(|| fresh.inspect(|_| self.fresh += 1))
     }
 
-    /// Takes back indices whose promise and answer are settled: the oldest, or where all are in use any.
-    fn reclaim(&mut self, own: &OwnBoard<Arc<Memory>>) {
+    /// Indices that are not in use.
+    fn room(&self) -> usize {
+        self.free.len() + SLOTS - self.fresh
+    }
+
+    /// Takes back indices whose promise and answer are settled: the oldest, or where all but `kept` are in use any.
+    fn reclaim(&mut self, own: &OwnBoard<Arc<Memory>>, kept: usize) {
         let is_over =
             |(slot, answer): &(SlotId, Arc<PeerEvent>)| own.is_settled(*slot) && answer.outcome().is_some();
         let free = |free: &mut Vec<usize>, (slot, answer): (SlotId, Arc<PeerEvent>)| {
@@ -111,7 +119,7 @@ impl Sent {
         while self.unanswered.front().is_some_and(is_over) {
             self.unanswered.pop_front().into_iter().for_each(|over| free(&mut self.free, over));
         }
-        if self.free.is_empty() && self.fresh == SLOTS {
+        if self.room() <= kept {
             let (over, open) =
                 std::mem::take(&mut self.unanswered).into_iter().partition::<Vec<_>, _>(is_over);
             self.unanswered = open.into();
@@ -521,6 +529,14 @@ impl Link {
     /// # Errors
     /// [`LinkError::Full`], where [`send`](Self::send) waits; the peer closed, died or broke the protocol; the note is too long.
     pub fn try_send(&self, fence: &Fence, note: &[u8]) -> Result<Fence, LinkError> {
+        self.try_send_within(fence, note, 0)
+    }
+
+    /// As [`try_send`](Self::try_send), and also [`LinkError::Full`] where the link has room for `kept` promises only.
+    ///
+    /// # Errors
+    /// As `try_send`.
+    pub fn try_send_within(&self, fence: &Fence, note: &[u8], kept: usize) -> Result<Fence, LinkError> {
         if note.len() > NOTE_BYTES {
             let message = format!("a note of {} bytes, and {NOTE_BYTES} is the most", note.len());
             return Err(LinkError::Invalid(message));
@@ -533,7 +549,7 @@ impl Link {
         shared.check()?;
         let has_room =
             sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
-        let index = if has_room { sent.index(&shared.own) } else { None };
+        let index = if has_room { sent.index(&shared.own, kept) } else { None };
         let Some(index) = index else { return Err(LinkError::Full { process: self.process() }) };
         let generation = shared.own.next_generation(Kind::Ready, index);
         let slot = SlotId { kind: Kind::Ready, index, generation };

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use estafette::devices::DLDevice;
+use estafette::devices::{DLDevice, host};
 use estafette::engine::Memory;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::report::model::{Cause, Operation, OperationKind, Trace};
@@ -27,8 +27,9 @@ use estafette::report::sentences::sentence;
 use estafette::report::{html, merge, perfetto, report};
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{DType, Engine, Error, Tensor};
+use estafette_links::Link as RawLink;
 
-use support::{Peer, role, until, wait};
+use support::{Peer, failure, role, until, wait};
 
 const LENGTH: i64 = 5_000;
 
@@ -497,6 +498,43 @@ fn bytes_that_are_no_ticket_are_refused_and_a_process_may_use_its_own_tickets() 
     let passed_on = y.ticket(&ShareOptions::default()).unwrap();
     let again = engine.from_ticket(&passed_on).unwrap();
     assert_eq!(value(&engine, &again).unwrap(), 6);
+}
+
+#[test]
+fn a_void_ticket_is_refused_although_the_link_has_room_for_no_more_tensors() {
+    const ROOM: usize = 16_384;
+    let engine = engine();
+    let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+    let ticket = x.ticket(&ShareOptions::default()).unwrap();
+    let bytes = ticket.to_bytes();
+    let (address, rest) = bytes.split_at(Address::BYTES);
+    let link = wait(RawLink::connect(&Address::from_bytes(address).unwrap())).unwrap();
+    let (completer, done) = host::promise("a message");
+    completer.complete();
+    let ask = |number: usize, secret: &[u8]| {
+        wait(link.send(&done, &[&(number as u64).to_le_bytes(), secret].concat())).unwrap();
+    };
+    let receive = || link.receive_timeout(Some(Duration::from_secs(60))).unwrap().expect("an answer");
+    let mut in_use = Vec::new();
+    for first in (0..ROOM - 64).step_by(64) {
+        (first..first + 64).for_each(|number| ask(number, &rest[4..20]));
+        in_use.extend((0..64).map(|_| receive()));
+    }
+    // The last of these wait for room.
+    (ROOM - 64..ROOM + 8).for_each(|number| ask(number, &rest[4..20]));
+    ask(ROOM + 8, &[0; 16]);
+    let refused = loop {
+        match receive() {
+            answer if answer.note().len() > 8 => in_use.push(answer),
+            answer => break answer,
+        }
+    };
+    assert_eq!(refused.note(), (ROOM as u64 + 8).to_le_bytes());
+    assert!(failure(refused.fence()).message().contains("not valid any more"));
+    let waited = ROOM + 8 - in_use.len();
+    assert!(waited > 0, "it was not full");
+    drop(in_use);
+    (0..waited).for_each(|_| drop(receive()));
 }
 
 fn recorder(path: &Path) -> Recorder {

@@ -68,7 +68,7 @@ fn links_to_another_process() {
 
 #[test]
 fn tickets_for_another_process() {
-    assert_ran(&compile_and_run("tickets.c", "c11", &[]), 2);
+    assert_ran(&compile_and_run("tickets.c", "c11", &[]), 3);
 }
 
 fn recorded(path: &Path) -> Vec<String> {

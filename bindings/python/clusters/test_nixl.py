@@ -767,6 +767,85 @@ def test_a_silent_consumer_keeps_its_lease_until_the_cable_is_put_back(machines)
     consumer.end()
 
 
+def test_a_lease_ends_after_a_cut_that_is_longer_than_a_socket_tries_by_itself(machines):
+    machines.slow()
+    # Three seconds, and not a quarter of an hour.
+    tries = ["sh", "-c", "echo 3 > /proc/sys/net/ipv4/tcp_retries2"]
+    subprocess.run(["ip", "netns", "exec", machines.names[0], *tries], check=True)
+    owner, consumer = machines.both(SUSPICIOUS, READER, deadline=2.0, lease_timeout=0.1)
+    consumer.write(owner.read())
+    wait_for_traffic(machines)
+    machines.pull()
+    owner.write("look")
+    assert "suspected" in owner.read()
+    assert "has been silent" in consumer.read()
+    time.sleep(6)
+    owner.write("look")
+    machines.put_back()
+    owner.write("wait")
+    assert owner.read() == "free"
+    owner.end()
+    consumer.end()
+
+
+def test_a_consumer_that_dies_gives_its_lease_back_although_its_forked_child_lives(machines):
+    machines.slow()
+    owner, consumer = machines.both(
+        """
+        x = eng.zeros(COUNT, "float64")
+        ticket(x, once=True)
+        told()
+        assert is_free(x, 30)
+        tell("free")
+        """,
+        """
+        import os
+        y = from_ticket()
+        told()
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        tell(child)
+        told()
+        """,
+    )
+    consumer.write(owner.read())
+    wait_for_traffic(machines)
+    consumer.write("fork")
+    child = int(consumer.read())
+    consumer.kill()
+    owner.write("look")
+    assert owner.read() == "free"
+    os.kill(child, signal.SIGKILL)
+    owner.end()
+
+
+def test_a_transfer_whose_ports_are_closed_fails_and_names_them(machines):
+    (a, b), (_, device) = machines.names, machines.devices
+    # UCX of the owner is at an address from which nothing comes back.
+    ip("-n", a, "link", "add", "ucx0", "type", "veth", "peer", "name", "ucx1")
+    ip("-n", a, "addr", "add", "10.211.78.1/24", "dev", "ucx0")
+    for name in ("ucx0", "ucx1"):
+        ip("-n", a, "link", "set", name, "up")
+    ip("-n", b, "neigh", "add", "10.211.77.9", "lladdr", "02:00:00:00:00:09", "dev", device)
+    ip("-n", b, "route", "add", "10.211.78.0/24", "via", "10.211.77.9")
+    source = """
+        x = eng.zeros(COUNT, "float64")
+        ticket(x, once=True)
+        assert is_free(x, 60)
+        tell("free")
+        """
+    owner = machines.start(0, source, 2.0, UCX_NET_DEVICES="ucx0")
+    consumer = machines.start(1, READER, 2.0)
+    consumer.write(owner.read())
+    text = consumer.read()
+    assert "its ports of UCX may be closed" in text and f"process {owner.pid} on 10.211.77.1" in text, text
+    assert owner.read() == "free"
+    owner.end()
+    consumer.end()
+
+
 IN_C = """
     import ctypes
     import os

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Reactor};
+use estafette_links::LinkError;
 use estafette_links::network::{self, Fetched, Offer, Reach, Reply, Secret};
 use estafette_report::model::{ClockOffset, Elsewhere};
 
@@ -24,7 +25,10 @@ pub use estafette_links::network::{declare_dead, suggest_library as suggest_nixl
 
 /// Listens at an address of this machine, as [`ShareOptions::reach`](super::ShareOptions::reach) says, and gives what tickets say of it.
 pub(super) fn listen(at: &str, deadline: Duration) -> Result<Vec<u8>, Error> {
-    Ok(to_bytes(&network::listen(at, deadline, answer)?))
+    // Most likely descriptors are short. The thread of the network goes on.
+    let refused =
+        |error: &LinkError| tracing::error!(%error, "processes of other machines wait to be connected");
+    Ok(to_bytes(&network::listen(at, deadline, answer, refused)?))
 }
 
 fn to_bytes(reach: &Reach) -> Vec<u8> {

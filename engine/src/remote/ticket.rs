@@ -46,6 +46,11 @@ use crate::wait::notify::{device_error, notify};
 /// Tickets of this process at the same time.
 const TICKETS_MAX: usize = 1 << 16;
 
+/// Answers to one process that wait for room.
+const ANSWERS_MAX: usize = 1 << 16;
+/// Room of a link that tensors leave to refusals, and to tickets of what is passed on.
+const KEPT: usize = 64;
+
 type Secret = [u8; 16];
 
 per_process! {
@@ -383,30 +388,38 @@ pub(super) fn named(secret: &Secret) -> Option<Arc<Export>> {
 pub(super) const VOID: &str =
     "the ticket is not valid any more: its process has dropped it, or it was for one use";
 
-/// Answers another process until it leaves or dies.
+/// Answers another process until it leaves or dies. An answer that waits for room holds up no other one.
 async fn answer(link: RawLink) {
     let link = Arc::new(link);
-    while let Ok(request) = link.receive().await {
-        let Some((number, request)) = Request::from_bytes(request.note()) else { return };
-        let number = number.to_le_bytes();
-        let sent = match request {
-            Request::Redeem(secret) => match named(&secret) {
-                Some(export) => give(&link, number, export).await,
-                None => Err(Error::invalid(VOID)),
-            },
-            Request::PassOn(share) => match Share::find(share, link.process()) {
-                Some(export) => pass_on(&link, number, export).await,
-                None => Err(Error::invalid("no tensor of this process is in use under this number")),
-            },
-        };
-        if let Err(error) = sent {
-            // This fails where the link has ended.
-            let (completer, refused) = host::promise("a ticket");
-            completer.fail(device_error(error));
-            if link.send(&refused, &number).await.is_err() {
-                return;
-            }
+    while let Ok(received) = link.receive().await {
+        let Some((number, request)) = Request::from_bytes(received.note()) else { break };
+        drop(received);
+        let answer = answer_to(Arc::clone(&link), number.to_le_bytes(), request);
+        // Each answer that waits has the link.
+        match Arc::strong_count(&link) < ANSWERS_MAX {
+            true => notify(answer, |()| ()),
+            false => answer.await,
         }
+    }
+    link.close();
+}
+
+async fn answer_to(link: Arc<RawLink>, number: [u8; 8], request: Request) {
+    let sent = match request {
+        Request::Redeem(secret) => match named(&secret) {
+            Some(export) => give(&link, number, export).await,
+            None => Err(Error::invalid(VOID)),
+        },
+        Request::PassOn(share) => match Share::find(share, link.process()) {
+            Some(export) => pass_on(&link, number, export).await,
+            None => Err(Error::invalid("no tensor of this process is in use under this number")),
+        },
+    };
+    if let Err(error) = sent {
+        let (completer, refused) = host::promise("a ticket");
+        completer.fail(device_error(error));
+        // This fails where the link has ended.
+        let _ = link.send(&refused, &number).await;
     }
 }
 
@@ -421,10 +434,11 @@ async fn pass_on(link: &RawLink, number: [u8; 8], export: Arc<Export>) -> Result
 /// Gives what a ticket names: now, or once it is known what that is.
 async fn give(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
     if let Some(Shown::Here(place)) = export.shown.get() {
-        return hand_over(link, &number, Arc::clone(&export), place).await;
+        return hand_over(link, &number, Arc::clone(&export), place, KEPT).await;
     }
     let (completer, known) = host::promise("a tensor that comes later");
-    link.send(&known, &Note::Later.to_bytes(&number)).await?;
+    let note = Note::Later.to_bytes(&number);
+    link.when_room(|| link.try_send_within(&known, &note, KEPT)).await?;
     // The end of the other process ends the link, however long this takes.
     let link = Arc::downgrade(link);
     notify(give_later(link, number, export), move |given| completer.settle(given.map_err(device_error)));
@@ -437,7 +451,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
     }
     let connected = || link.upgrade().ok_or_else(|| Error::invalid("the other process has left"));
     match export.shown.get().expect("known when it is ready") {
-        Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place).await,
+        Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place, KEPT).await,
         Shown::Elsewhere(RemoteOrigin { address, process, share, peer }, tensor) => {
             let answer = match Owner::ask(address, *process, Request::PassOn(*share), None).await.0 {
                 // That process has ended. What was ready is passed on as a copy: on the host, where its end is known by this answer alone.

@@ -89,7 +89,7 @@ impl Guest {
             // Nothing of it can read any more. One that does not keep to the protocol has no rights.
             Some(End::Closed | End::Nonsense(_)) => return true,
             Some(End::Lost(error)) => {
-                self.wire.take().iter().for_each(|wire| network.poll.remove(&wire.stream));
+                self.wire.take().iter().for_each(|wire| network.poll.remove(&*wire.stream));
                 if self.lent.is_empty() {
                     return true;
                 }
@@ -236,5 +236,6 @@ fn describe(agent: &mut Option<Agent>, offer: &Offer) -> Result<Vec<u8>, NixlErr
         Some(agent) => agent,
         none => none.insert(new_agent()?),
     };
-    if agent.register(&offer.segment)? { agent.metadata() } else { Ok(Vec::new()) }
+    agent.register(&offer.segment)?;
+    agent.metadata()
 }

@@ -14,14 +14,19 @@ use super::wire::{End, Kind, Wire, number, short};
 use super::{Fetched, GREETING, Reach, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError, Progress, Transfer};
-use crate::platform::is_shortage;
+use crate::platform::{Private, connect, is_shortage};
 use crate::{Arena, Segment};
 
 /// A connection of no use is closed after this time: it holds descriptors on both sides, and memory that was shown.
 const IDLE_TIME: Duration = Duration::from_secs(30);
 /// How long a failed transfer waits for news of its owner, which say more.
 const NEWS_TIME: Duration = Duration::from_secs(1);
+/// Looks at transfers of which nothing has come, half a deadline apart, after which they fail.
+const LOOKS_MAX: u32 = 8;
 const ALIGN: usize = 64;
+/// Where bytes are to come, this number is written before. A read has so many marks at most, evenly spread.
+const MARK: u64 = u64::from_le_bytes(*b"\xd3estafet");
+const MARKS_MAX: usize = 1024;
 /// Bytes that take a considerable part of a deadline to make.
 const LARGE: usize = 256 << 20;
 
@@ -50,6 +55,9 @@ pub(super) struct Host {
     last: u64,
     asked: BTreeMap<u64, Asked>,
     reads: Vec<Read>,
+    /// When transfers were looked at for marks, and how often nothing had come since the look before.
+    inspected: Instant,
+    stalled: u32,
     /// A transfer has failed, and why.
     failed: Option<(Instant, NixlError)>,
     /// What is asked for from now on goes over another connection.
@@ -59,10 +67,11 @@ pub(super) struct Host {
 
 /// What is on its way.
 struct Read {
-    /// `None` once it has ended.
-    transfer: Option<Transfer>,
+    transfer: Transfer,
     fetched: Fetched,
     done: Done,
+    /// Marks that were there at the last look.
+    marks: usize,
 }
 
 /// How a host is over.
@@ -85,6 +94,8 @@ impl Host {
             last: 0,
             asked: BTreeMap::new(),
             reads: Vec::new(),
+            inspected: now,
+            stalled: 0,
             failed: None,
             is_replaced: false,
             used: now,
@@ -92,10 +103,10 @@ impl Host {
     }
 
     /// A connection to the process; made on a thread that may wait.
-    pub(super) fn connect(reach: &Reach) -> std::io::Result<TcpStream> {
+    pub(super) fn connect(reach: &Reach) -> std::io::Result<Private<TcpStream>> {
         let mut last = std::io::Error::other("the host has no address");
         for address in (reach.host.as_str(), reach.port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, reach.deadline) {
+            match connect(&address, reach.deadline) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }
@@ -112,7 +123,7 @@ impl Host {
         DeviceError::new(kind, format!("{what} (in process {} on {})", self.process, self.reach.host))
     }
 
-    pub(super) fn connected(&mut self, stream: std::io::Result<TcpStream>) -> Result<(), Over> {
+    pub(super) fn connected(&mut self, stream: std::io::Result<Private<TcpStream>>) -> Result<(), Over> {
         let mut wire = stream.and_then(Wire::new).map_err(|error| {
             Over::Failed(match error.kind() {
                 // Its door stays open as long as it lives.
@@ -187,11 +198,40 @@ impl Host {
         if !self.asked.is_empty() || !self.reads.is_empty() {
             self.used = now;
         }
+        self.look_at_marks(now)?;
         let idle_time = if self.is_replaced { Duration::ZERO } else { IDLE_TIME };
         match now.saturating_duration_since(self.used) > idle_time {
             true => Err(Over::Idle),
             false => Ok(()),
         }
+    }
+
+    /// Fails where the process answers and sends no bytes. Looks are counted and not time: this process may have been stopped.
+    fn look_at_marks(&mut self, now: Instant) -> Result<(), Over> {
+        let pause = self.reach.deadline / 2;
+        if self.reads.is_empty() {
+            self.stalled = 0;
+        }
+        if now.saturating_duration_since(self.inspected) < pause {
+            return Ok(());
+        }
+        self.inspected = now;
+        let mut has_come = self.reads.is_empty();
+        for read in &mut self.reads {
+            // SAFETY: written before the transfer began, in memory that lives as long as the read.
+            let left = marks_of(&read.fetched).filter(|mark| unsafe { mark.read_volatile() } == MARK).count();
+            has_come |= left < read.marks;
+            read.marks = left;
+        }
+        self.stalled = if has_come { 0 } else { self.stalled + 1 };
+        if self.stalled < LOOKS_MAX {
+            return Ok(());
+        }
+        let what = format!(
+            "NIXL: the process answers, and no byte of its memory has come for {:.0} s: its ports of UCX may be closed to this machine",
+            (LOOKS_MAX * pause).as_secs_f32()
+        );
+        Err(Over::Failed(self.failure(DeviceErrorKind::Other, &what)))
     }
 
     /// Beats, and returns when to look at this host again.
@@ -242,8 +282,14 @@ impl Host {
                 let asked = self.asked.remove(&number)?;
                 match self.read(number, address, bytes, metadata, note) {
                     Ok((transfer, fetched)) => {
-                        self.reads.push(Read { transfer, fetched, done: asked.done });
                         ends.push(Box::new(move || drop(asked.until_kept)));
+                        match transfer {
+                            Some(transfer) => {
+                                let marks = marks_of(&fetched).count();
+                                self.reads.push(Read { transfer, fetched, done: asked.done, marks });
+                            }
+                            None => self.has_come(fetched, asked.done, ends),
+                        }
                     }
                     Err(error) => {
                         self.wire.as_mut()?.send(Kind::Return, &[&number.to_le_bytes()]);
@@ -256,7 +302,7 @@ impl Host {
         Some(())
     }
 
-    /// Begins to read what was offered. What has no bytes has come already.
+    /// Begins to read what was offered. What has no bytes needs no transfer.
     fn read(
         &mut self,
         number: u64,
@@ -291,13 +337,16 @@ impl Host {
         let segment = segment_of(&memory);
         let fetched = Fetched { process: self.process, note: note.to_vec(), memory, bytes, clock: None };
         if !self.metadata.is_empty() {
-            let agent = match self.agent.take() {
-                Some((agent, _)) => agent,
-                None => new_agent().map_err(nixl)?,
-            };
-            let peer = agent.load(&self.metadata).map_err(nixl)?;
+            // After a failure the agent stays: transfers of earlier offers are its.
+            match &mut self.agent {
+                Some((agent, peer)) => *peer = agent.load(&self.metadata).map_err(nixl)?,
+                none => {
+                    let agent = new_agent().map_err(nixl)?;
+                    let peer = agent.load(&self.metadata).map_err(nixl)?;
+                    *none = Some((agent, peer));
+                }
+            }
             self.metadata.clear();
-            self.agent = Some((agent, peer));
         }
         if bytes == 0 {
             if let Some(wire) = &mut self.wire {
@@ -308,6 +357,8 @@ impl Host {
         let no_agent = || DeviceError::new(DeviceErrorKind::Other, "memory was offered by no agent");
         let (agent, peer) = self.agent.as_mut().ok_or_else(no_agent)?;
         agent.register(&segment).map_err(nixl)?;
+        // SAFETY: inside of fresh memory, which is aligned for it.
+        marks_of(&fetched).for_each(|mark| unsafe { mark.write(MARK) });
         // SAFETY: the segment of this fresh memory is registered; what was fetched keeps the memory, and is handed on when the transfer is
         // done, or dropped after the agent.
         let transfer =
@@ -320,43 +371,46 @@ impl Host {
         if !self.is_busy() {
             return false;
         }
+        let Some((agent, _)) = &self.agent else { return false };
         let mut is_done = |read: &mut Read| {
-            let Some(transfer) = read.transfer.take() else { return true };
-            let Some((agent, _)) = &self.agent else { return false };
-            let progress = agent.progress(&transfer);
-            match progress {
-                Progress::Done => agent.end(transfer),
-                Progress::Pending => read.transfer = Some(transfer),
-                Progress::Failed => {
-                    read.transfer = Some(transfer);
-                    self.failed = Some((now, NixlError::transfer_failed()));
-                }
+            let progress = agent.progress(&read.transfer);
+            if progress == Progress::Failed {
+                self.failed = Some((now, NixlError::transfer_failed()));
             }
             progress == Progress::Done
         };
         let done: Vec<_> = self.reads.extract_if(.., |read| is_done(read)).collect();
         let has_come = !done.is_empty();
-        for Read { mut fetched, done, .. } in done {
-            let offset = self.wire.as_ref().and_then(|wire| wire.clock.offset(host_now_ns()));
-            fetched.clock = self.clock.clone().zip(offset);
-            ends.push(Box::new(move || done(Ok(fetched))));
+        if has_come {
+            self.stalled = 0;
+        }
+        for Read { transfer, fetched, done, .. } in done {
+            agent.end(transfer);
+            self.has_come(fetched, done, ends);
         }
         has_come
     }
 
+    fn has_come(&self, mut fetched: Fetched, done: Done, ends: &mut Ends) {
+        let offset = self.wire.as_ref().and_then(|wire| wire.clock.offset(host_now_ns()));
+        fetched.clock = self.clock.clone().zip(offset);
+        ends.push(Box::new(move || done(Ok(fetched))));
+    }
+
     /// Fails everything that has not come, once no byte of it can come any more.
     pub(super) fn end(mut self, error: &DeviceError, ends: &mut Ends) {
+        let reads = std::mem::take(&mut self.reads).into_iter();
+        let (transfers, reads): (Vec<_>, Vec<_>) =
+            reads.map(|Read { transfer, fetched, done, .. }| (transfer, (fetched, done))).unzip();
         if let Some((agent, _)) = self.agent.take() {
-            self.reads
-                .iter_mut()
-                .filter_map(|read| read.transfer.take())
-                .for_each(|transfer| agent.end(transfer));
+            transfers.into_iter().for_each(|transfer| agent.end(transfer));
         }
         for asked in std::mem::take(&mut self.asked).into_values() {
             let error = error.clone();
             ends.push(Box::new(move || asked.end(Err(error))));
         }
-        for Read { done, .. } in std::mem::take(&mut self.reads) {
+        // The memory goes after the agent.
+        for (_memory, done) in reads {
             let error = error.clone();
             ends.push(Box::new(move || done(Err(error))));
         }
@@ -375,10 +429,116 @@ fn segment_of(memory: &Allocation) -> Arc<Segment> {
     found.expect("the arena has what it has allocated").0
 }
 
+/// Where marks are in memory that is fetched to.
+fn marks_of(fetched: &Fetched) -> impl Iterator<Item = *mut u64> {
+    let (start, numbers) = (fetched.memory.ptr().as_ptr().cast::<u64>(), fetched.bytes / size_of::<u64>());
+    let count = numbers.min(MARKS_MAX);
+    (0..count).map(move |index| start.wrapping_add(index * (numbers / count)))
+}
+
 /// Three numbers from the beginning of a message.
 fn words(body: &[u8]) -> Option<([u64; 3], &[u8])> {
     let (first, rest) = number(body)?;
     let (second, rest) = number(rest)?;
     let (third, rest) = number(rest)?;
     Some(([first, second, third], rest))
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::mpsc::{TryRecvError, channel};
+
+    use super::*;
+    use crate::nixl::tests::{self as double, Call};
+
+    const BYTES: u64 = 4096;
+
+    /// A consumer that is connected to nothing that answers, with a question; its end of the answer.
+    fn host() -> (Host, TcpListener) {
+        double::install();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(2));
+        let mut host = Host::new(Reach { host, port, key: [3; 16], deadline }, 7, Instant::now());
+        assert!(host.connected(Host::connect(&host.reach)).is_ok());
+        (host, listener)
+    }
+
+    /// What was fetched, once it is there.
+    fn ask(host: &mut Host) -> std::sync::mpsc::Receiver<Result<Fetched, DeviceError>> {
+        let (done, fetched) = channel();
+        let done = Box::new(move |what| done.send(what).expect("awaited"));
+        host.ask(Asked { secret: [1; 16], until_kept: None, done }, Instant::now());
+        fetched
+    }
+
+    fn offer(host: &mut Host, number: u64, bytes: u64, metadata: &[u8]) {
+        let numbers = [number, 1 << 20, bytes, metadata.len() as u64].map(u64::to_le_bytes).concat();
+        let mut ends = Vec::new();
+        assert!(host.take(Kind::Offer, &[&numbers, metadata].concat(), &mut ends).is_some());
+        ends.into_iter().for_each(|end| end());
+    }
+
+    fn progress(host: &mut Host) {
+        let mut ends = Vec::new();
+        host.progress(Instant::now(), &mut ends);
+        ends.into_iter().for_each(|end| end());
+    }
+
+    #[test]
+    fn what_is_under_way_stays_so_when_the_metadata_of_another_offer_is_refused() {
+        let (mut host, _listener) = host();
+        let (first, second) = (ask(&mut host), ask(&mut host));
+        offer(&mut host, 1, BYTES, b"metadata");
+        double::refuse(Some(Call::Load));
+        offer(&mut host, 2, BYTES, b"more");
+        double::refuse(None);
+        assert!(second.try_recv().expect("an answer").is_err());
+        progress(&mut host);
+        progress(&mut host);
+        assert_eq!(first.try_recv().expect_err("no byte has come"), TryRecvError::Empty);
+        double::finish();
+        progress(&mut host);
+        assert!(first.try_recv().expect("it has come").is_ok());
+    }
+
+    #[test]
+    fn what_has_no_bytes_comes_with_its_offer() {
+        let (mut host, _listener) = host();
+        let fetched = ask(&mut host);
+        offer(&mut host, 1, 0, b"metadata");
+        assert_eq!(fetched.try_recv().expect("an answer").expect("nothing is fetched").bytes, 0);
+        assert!(!host.is_busy());
+    }
+
+    #[test]
+    fn transfers_of_which_nothing_comes_fail_and_others_go_on() {
+        let (mut host, _listener) = host();
+        let fetched = ask(&mut host);
+        offer(&mut host, 1, BYTES, b"metadata");
+        let mut now = Instant::now();
+        let mut look = |host: &mut Host| {
+            now += host.reach.deadline;
+            host.look_at_marks(now)
+        };
+        for part in 1..20 {
+            let memory = host.reads[0].fetched.memory.ptr();
+            // SAFETY: memory of a transfer that nothing works on.
+            unsafe { memory.add(part * 100).write_bytes(5, 100) };
+            assert!(look(&mut host).is_ok(), "{part}");
+        }
+        for _ in 1..LOOKS_MAX {
+            assert!(look(&mut host).is_ok());
+        }
+        let Err(Over::Failed(error)) = look(&mut host) else { panic!("it is waited for") };
+        assert!(error.message().contains("ports of UCX"), "{error}");
+        assert_eq!(fetched.try_recv().expect_err("the network ends it"), TryRecvError::Empty);
+        // What has no room for a mark ends in the same time.
+        let _small = ask(&mut host);
+        host.reads.clear();
+        assert!(look(&mut host).is_ok());
+        offer(&mut host, 2, 7, b"");
+        assert_eq!((1..100).find(|_| look(&mut host).is_err()), Some(LOOKS_MAX));
+    }
 }

@@ -18,7 +18,7 @@
 //! A process that has said nothing for the deadline is *silent*. A consumer takes a silent owner for dead: what it waits for fails, and it closes
 //! the connection. An owner keeps what it has lent to a silent consumer, which may read it once the network works again. The lease ends
 //! when that consumer's system says that the connection is closed, which it does after the network works again or the process has died,
-//! or by [`declare_dead`].
+//! or by [`declare_dead`]. A forked child has no copy of a connection, with which it would outlast the process.
 //!
 //! # Trust
 //! Secrets and data cross the network as they are. A program that reaches the ports of UCX can read and write the memory of the process.
@@ -42,6 +42,7 @@ use estafette_sync::time::Duration;
 
 use self::host::Asked;
 use self::thread::{Command, Network};
+use crate::platform::Private;
 use crate::{LinkError, Segment, secret};
 
 pub use self::clock::ClockOffset;
@@ -155,11 +156,12 @@ per_process! {
 }
 
 /// Listens at `at`, `host` or `host:port`, for as long as the process lives. Consumers must reach it under that host. Without a port the
-/// system chooses one. A second call with the same text gives what the first one gave.
+/// system chooses one. A second call with the same text gives what the first one gave. `refused` is called when the system refuses this process
+/// a connection, once until it has one again; consumers wait meanwhile.
 ///
 /// # Errors
 /// NIXL is missing; the host is not one of this machine; the port is taken.
-pub fn listen(at: &str, deadline: Duration, ask: Ask) -> Result<Reach, LinkError> {
+pub fn listen(at: &str, deadline: Duration, ask: Ask, refused: fn(&LinkError)) -> Result<Reach, LinkError> {
     check().map_err(LinkError::Invalid)?;
     if deadline < DEADLINE_MIN || deadline > Duration::from_secs(1 << 20) {
         return Err(LinkError::Invalid(format!("a deadline of {deadline:?}: it is from 2 s to 12 days")));
@@ -170,14 +172,14 @@ pub fn listen(at: &str, deadline: Duration, ask: Ask) -> Result<Reach, LinkError
     }
     let (host, port) = split(at)?;
     let network = Network::get()?;
-    let listener =
-        TcpListener::bind((host, port)).map_err(LinkError::system("listening for other machines"))?;
+    let listener = TcpListener::bind((host, port)).map(Private::new);
+    let listener = listener.map_err(LinkError::system("listening for other machines"))?;
     listener.set_nonblocking(true).map_err(LinkError::system("listening for other machines"))?;
     let port = listener.local_addr().map_err(LinkError::system("listening for other machines"))?.port();
     let reach = Reach { host: host.to_owned(), port, key: secret()?, deadline };
     listening.push((at.to_owned(), reach.clone()));
     drop(listening);
-    network.command(Command::Listen { listener, key: reach.key, ask });
+    network.command(Command::Listen { listener, key: reach.key, ask, refused });
     Ok(reach)
 }
 
@@ -252,8 +254,8 @@ mod tests {
         let (until_kept, kept) = channel::<()>();
         let done = Box::new(|_| panic!("nothing is there"));
         host.ask(Asked { secret: [1; 16], until_kept: Some(Box::new(until_kept)), done }, Instant::now());
-        assert!(host.connected(TcpStream::connect(address)).is_ok());
-        let wire = wire::Wire::new(listener.accept().expect("a connection").0).expect("a wire");
+        assert!(host.connected(TcpStream::connect(address).map(Private::new)).is_ok());
+        let wire = wire::Wire::new(Private::new(listener.accept().expect("a connection").0)).expect("a wire");
         let ask = |secret, reply: Reply| assert_eq!((secret, reply.number), ([1; 16], 1));
         let mut guest = guest::Guest::new(wire, "127.0.0.1".to_owned(), u64::MAX, key, ask);
         assert_eq!(kept.try_recv(), Err(TryRecvError::Empty));
@@ -283,7 +285,7 @@ mod tests {
             deadline: DEADLINE_MIN,
         };
         let mut host = host::Host::new(reach, 7, Instant::now());
-        assert!(host.connected(TcpStream::connect(address)).is_ok());
+        assert!(host.connected(TcpStream::connect(address).map(Private::new)).is_ok());
         drop(listener.accept().expect("a connection"));
         let began = Instant::now();
         let error = loop {

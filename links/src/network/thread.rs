@@ -20,7 +20,7 @@ use super::host::{Asked, Host, Over};
 use super::wire::Wire;
 use super::{Ask, Offer, Reach, Secret};
 use crate::nixl::{Agent, NixlError};
-use crate::platform::{Poll, Waker};
+use crate::platform::{Poll, Private, Waker, is_shortage, keep_trying};
 use crate::threads::{self, Single};
 use crate::{LinkError, secret};
 
@@ -34,6 +34,8 @@ const LOOKS: u32 = 100;
 const NAP: Duration = Duration::from_micros(20);
 /// How long the exit of the process waits for a turn that is under way.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long a listener waits for which the system lacks something, before it tries again.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Time between two looks while a connection has no room.
 const ROOM_TIME: Duration = Duration::from_millis(5);
 
@@ -51,10 +53,10 @@ pub(super) type Ends = Vec<Box<dyn FnOnce() + Send>>;
 
 /// What others ask of the thread.
 pub(super) enum Command {
-    Listen { listener: TcpListener, key: Secret, ask: Ask },
+    Listen { listener: Private<TcpListener>, key: Secret, ask: Ask, refused: fn(&LinkError) },
     Reply { guest: u64, number: u64, answer: Result<Offer, DeviceError> },
     Fetch { reach: Reach, process: u32, asked: Asked },
-    Connected { host: u64, stream: io::Result<TcpStream> },
+    Connected { host: u64, stream: io::Result<Private<TcpStream>> },
     DeclareDead { host: String, process: Option<u32> },
 }
 
@@ -114,10 +116,19 @@ extern "C" fn at_exit() {
     }
 }
 
+struct Listening {
+    listener: Private<TcpListener>,
+    key: Secret,
+    ask: Ask,
+    refused: fn(&LinkError),
+    /// The system has refused the last connection.
+    is_short: bool,
+}
+
 struct State {
     network: &'static Network,
     last: u64,
-    listeners: BTreeMap<u64, (TcpListener, Secret, Ask)>,
+    listeners: BTreeMap<u64, Listening>,
     guests: BTreeMap<u64, Guest>,
     hosts: BTreeMap<u64, Host>,
     ends: Ends,
@@ -125,6 +136,8 @@ struct State {
     due: Instant,
     /// Looks since something happened.
     idle: u32,
+    /// When listeners are looked at again for which the system lacks something.
+    retry: Option<Instant>,
 }
 
 impl State {
@@ -139,6 +152,7 @@ impl State {
             ends: Vec::new(),
             due: Instant::now(),
             idle: 0,
+            retry: None,
         }
     }
 
@@ -168,6 +182,7 @@ impl State {
                 self.handle(command, now);
                 self.beat();
             }
+            self.retry(now);
             tokens.iter().for_each(|token| self.accept(*token));
             if is_due {
                 self.look(|token| tokens.contains(&token), is_time, now);
@@ -184,22 +199,32 @@ impl State {
     fn timeout(&self, is_busy: bool, now: Instant) -> Option<Duration> {
         let guests = self.guests.values().filter_map(|guest| guest.wire.as_ref());
         let mut wires = guests.chain(self.hosts.values().filter_map(|host| host.wire.as_ref()));
-        match () {
+        let due = match () {
             () if is_busy => Some(Duration::ZERO),
             () if wires.any(Wire::is_full) => Some(ROOM_TIME),
             // With no connection there is no time to keep.
             () if self.guests.is_empty() && self.hosts.is_empty() => None,
             () => Some(self.due.saturating_duration_since(now)),
+        };
+        due.into_iter().chain(self.retry.map(|retry| retry.saturating_duration_since(now))).min()
+    }
+
+    /// Listeners that were paused take connections again.
+    fn retry(&mut self, now: Instant) {
+        if self.retry.take_if(|retry| now >= *retry).is_some() {
+            for (token, listening) in &self.listeners {
+                let _ = self.network.poll.pause(&*listening.listener, *token, false);
+            }
         }
     }
 
     fn handle(&mut self, command: Command, now: Instant) {
         match command {
-            Command::Listen { listener, key, ask } => {
+            Command::Listen { listener, key, ask, refused } => {
                 let token = self.token();
                 // Where it cannot be waited for, those who come find a port that does not answer.
-                let _ = self.network.poll.add(&listener, token);
-                self.listeners.insert(token, (listener, key, ask));
+                let _ = self.network.poll.add(&*listener, token);
+                self.listeners.insert(token, Listening { listener, key, ask, refused, is_short: false });
             }
             Command::Reply { guest, number, answer } => match self.guests.get_mut(&guest) {
                 Some(guest) => guest.reply(number, answer, &mut self.ends),
@@ -215,7 +240,7 @@ impl State {
             }
             Command::Connected { host: token, stream } => {
                 let Some(host) = self.hosts.get_mut(&token) else { return };
-                let added = stream.and_then(|stream| self.network.poll.add(&stream, token).map(|()| stream));
+                let added = stream.and_then(|stream| self.network.poll.add(&*stream, token).map(|()| stream));
                 if let Err(over) = host.connected(added) {
                     self.end_host(token, over);
                 }
@@ -246,15 +271,30 @@ impl State {
     }
 
     fn accept(&mut self, token: u64) {
-        let Some((listener, key, ask)) = self.listeners.get(&token) else { return };
-        let (key, ask) = (*key, *ask);
-        // One that has gone again, or for which there is no descriptor now, tries again or fails by its own deadline.
-        let Ok((stream, address)) = listener.accept() else { return thread::sleep(NAP) };
+        let Some(listening) = self.listeners.get_mut(&token) else { return };
+        let (stream, address) = match listening.listener.accept() {
+            Ok((stream, address)) => (Private::new(stream), address),
+            Err(error) if is_shortage(&error) && error.kind() != io::ErrorKind::WouldBlock => {
+                // A connection that waits on would wake this thread again and again.
+                let _ = self.network.poll.pause(&*listening.listener, token, true);
+                self.retry = Some(Instant::now() + PAUSE);
+                if !std::mem::replace(&mut listening.is_short, true) {
+                    let (refused, error) =
+                        (listening.refused, LinkError::system("accepting a connection")(error));
+                    self.ends.push(Box::new(move || refused(&error)));
+                }
+                return;
+            }
+            // It has gone again.
+            Err(_) => return,
+        };
+        listening.is_short = false;
+        let (key, ask) = (listening.key, listening.ask);
         if self.guests.len() >= GUESTS_MAX {
             return;
         }
         let token = self.token();
-        if self.network.poll.add(&stream, token).is_ok()
+        if self.network.poll.add(&*stream, token).and_then(|()| keep_trying(&stream)).is_ok()
             && let Ok(wire) = Wire::new(stream)
         {
             let machine = address.ip().to_canonical().to_string();
@@ -316,13 +356,13 @@ impl State {
     }
 
     fn end_guest(&mut self, guest: Guest) {
-        guest.wire.iter().for_each(|wire| self.network.poll.remove(&wire.stream));
+        guest.wire.iter().for_each(|wire| self.network.poll.remove(&*wire.stream));
         guest.end(&mut self.ends);
     }
 
     fn end_host(&mut self, token: u64, why: Over) {
         let Some(host) = self.hosts.remove(&token) else { return };
-        host.wire.iter().for_each(|wire| self.network.poll.remove(&wire.stream));
+        host.wire.iter().for_each(|wire| self.network.poll.remove(&*wire.stream));
         if let Over::Failed(error) = why {
             host.end(&error, &mut self.ends);
         }
@@ -331,7 +371,10 @@ impl State {
 
 #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use estafette_devices::DeviceErrorKind;
+    use estafette_sync::platform::child::in_forked_child;
 
     use super::*;
     use crate::network::Reply;
@@ -383,5 +426,80 @@ mod tests {
         };
         let kinds: Vec<_> = commands.into_iter().map(kind).collect();
         assert_eq!(kinds, [(2, DeviceErrorKind::Other), (3, DeviceErrorKind::Invalid)]);
+    }
+
+    /// A network that listens, and the token of its listener; and where.
+    fn listening() -> (State, u64, Reach) {
+        let mut state = State::new(network());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(5));
+        let (ask, refused) = (|_, _| (), |_: &LinkError| ());
+        let listener = Private::new(listener);
+        state.handle(Command::Listen { listener, key: [3; 16], ask, refused }, Instant::now());
+        let token = state.last;
+        (state, token, Reach { host, port, key: [3; 16], deadline })
+    }
+
+    #[test]
+    fn a_forked_child_has_no_socket_of_its_parent() {
+        let (mut state, listener, reach) = listening();
+        let consumer = Host::connect(&reach).expect("a connection");
+        state.accept(listener);
+        let owner = state.guests.values().next().and_then(|guest| guest.wire.as_ref()).expect("a guest");
+        let listener = &state.listeners[&listener].listener;
+        let sockets = [listener.as_raw_fd(), owner.stream.as_raw_fd(), consumer.as_raw_fd()];
+        // SAFETY: takes integers.
+        let is_open = |socket: &i32| unsafe { libc::fcntl(*socket, libc::F_GETFD) } >= 0;
+        assert!(sockets.iter().all(is_open));
+        assert!(in_forked_child(|| !sockets.iter().any(is_open)));
+        assert!(sockets.iter().all(is_open));
+    }
+
+    #[test]
+    fn an_owner_tries_to_reach_a_consumer_for_days() {
+        let (mut state, listener, reach) = listening();
+        let _consumer = Host::connect(&reach).expect("a connection");
+        state.accept(listener);
+        let owner = state.guests.values().next().and_then(|guest| guest.wire.as_ref()).expect("a guest");
+        let (socket, mut limit, mut length) = (owner.stream.as_raw_fd(), 0_i32, 4);
+        let value = (&raw mut limit).cast();
+        // SAFETY: writes a number.
+        unsafe {
+            libc::getsockopt(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, value, &raw mut length)
+        };
+        assert!(Duration::from_millis(limit as u64) > Duration::from_secs(7 * 86_400), "{limit} ms");
+    }
+
+    #[test]
+    fn a_listener_without_descriptors_waits_and_says_so_once() {
+        fn limit(soft: u64) {
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: reads and writes a limit.
+            unsafe {
+                libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+                limit.rlim_cur = soft.min(limit.rlim_max);
+                libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+            }
+        }
+        // In a child, whose limit is its own.
+        assert!(in_forked_child(|| {
+            let (mut state, listener, reach) = listening();
+            let _consumer = Host::connect(&reach).expect("a connection");
+            let poll = &state.network.poll;
+            let is_readable = || poll.wait(Some(Duration::ZERO)).expect("a set").contains(&listener);
+            let was_readable = is_readable();
+            limit(0);
+            state.accept(listener);
+            state.accept(listener);
+            let now = Instant::now();
+            let waits = was_readable && !is_readable() && state.ends.len() == 1;
+            let until = state.timeout(false, now).is_some_and(|pause| pause <= PAUSE);
+            limit(1024);
+            state.retry(now + PAUSE);
+            let again = is_readable() && state.retry.is_none();
+            state.accept(listener);
+            waits && until && again && state.guests.len() == 1
+        }));
     }
 }

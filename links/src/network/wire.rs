@@ -7,6 +7,7 @@ use estafette_devices::host_now_ns;
 use estafette_sync::time::{Duration, Instant};
 
 use super::clock::{PeerClock, STAMPS};
+use crate::platform::Private;
 
 /// The longest message. A failure's text is cut, the rest is short.
 const MESSAGE_MAX: usize = 1 << 20;
@@ -63,7 +64,7 @@ pub(super) enum End {
 /// A connection to a process on another machine.
 #[derive(Debug)]
 pub(super) struct Wire {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Private<TcpStream>,
     received: Vec<u8>,
     unsent: Vec<u8>,
     /// When something came, and when something was sent.
@@ -73,7 +74,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+    pub(super) fn new(stream: Private<TcpStream>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let now = Instant::now();
@@ -105,7 +106,7 @@ impl Wire {
 
     fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
-            match self.stream.write(&self.unsent) {
+            match (&*self.stream).write(&self.unsent) {
                 Ok(sent) => drop(self.unsent.drain(..sent)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -121,7 +122,7 @@ impl Wire {
         let mut buffer = [0; 1 << 16];
         let mut taken = 0;
         while taken < LOOK_MAX {
-            match self.stream.read(&mut buffer) {
+            match (&*self.stream).read(&mut buffer) {
                 Ok(0) => {
                     end = Some(End::Closed);
                     break;

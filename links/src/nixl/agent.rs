@@ -10,6 +10,8 @@ use crate::Segment;
 use crate::platform::free;
 
 const UCX: &CStr = c"UCX";
+/// Otherwise UCX connects by calls that wait, two minutes where packets are dropped, in which the thread of the network sees to no connection.
+const UCX_OPTION: [&CStr; 2] = [c"engine_config", c"TCP_CONN_NB=y"];
 
 /// What NIXL refused, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +51,8 @@ pub(crate) struct Agent {
     backend: Owned,
     /// Memory that peers and transfers may use: kept for as long as the agent may touch it.
     segments: Vec<Registered>,
+    /// Memory has been registered that [`metadata`](Self::metadata) has not described.
+    is_changed: bool,
 }
 
 #[derive(Debug)]
@@ -119,12 +123,16 @@ impl Agent {
             ok("finding its UCX backend", plugin)?;
             (api.destroy_mem_list)(memory);
             registered(1);
-            let backend = Owned::new("starting its UCX backend", api.destroy_backend, |made| {
-                (api.create_backend)(agent.object, UCX.as_ptr(), options, made)
-            });
+            let [name, value] = UCX_OPTION.map(CStr::as_ptr);
+            let configured = (api.params_add)(options, name, value);
+            let backend =
+                Owned::new("starting its UCX backend", api.destroy_backend, |made| match configured {
+                    ..0 => configured,
+                    _ => (api.create_backend)(agent.object, UCX.as_ptr(), options, made),
+                });
             (api.destroy_params)(options);
             registered(2);
-            Ok(Self { api, notes, agent, backend: backend?, segments: Vec::new() })
+            Ok(Self { api, notes, agent, backend: backend?, segments: Vec::new(), is_changed: false })
         }
     }
 
@@ -153,25 +161,26 @@ impl Agent {
         }
     }
 
-    /// Lets peers and transfers use the memory of `segment`. True if it was not known before: then [`metadata`](Self::metadata) has changed.
-    pub(crate) fn register(&mut self, segment: &Arc<Segment>) -> Result<bool, NixlError> {
+    /// Lets peers and transfers use the memory of `segment`.
+    pub(crate) fn register(&mut self, segment: &Arc<Segment>) -> Result<(), NixlError> {
         if self.segments.iter().any(|known| Arc::ptr_eq(&known.segment, segment)) {
-            return Ok(false);
+            return Ok(());
         }
         let (api, options) = (self.api, self.options()?);
-        // SAFETY: the memory stays, as this agent keeps the segment, even after a failure, which may have come late.
-        unsafe {
+        // SAFETY: the memory stays, as this agent keeps the segment. NIXL undoes a registration that fails.
+        let list = unsafe {
             let list = Owned::new("making a list of memory", api.destroy_reg_dlist, |made| {
                 (api.create_reg_dlist)(HOST_MEMORY, made, false)
             })?;
-            let object = list.object;
-            self.segments.push(Registered { list, segment: Arc::clone(segment) });
             let (start, bytes) = (segment.start().as_ptr().addr(), segment.bytes());
-            let added = (api.reg_dlist_add_desc)(object, start, bytes, 0, ptr::null(), 0);
+            let added = (api.reg_dlist_add_desc)(list.object, start, bytes, 0, ptr::null(), 0);
             ok("describing memory", added)?;
-            ok("registering memory", (api.register_mem)(self.agent.object, object, options.object))?;
-        }
-        Ok(true)
+            ok("registering memory", (api.register_mem)(self.agent.object, list.object, options.object))?;
+            list
+        };
+        self.segments.push(Registered { list, segment: Arc::clone(segment) });
+        self.is_changed = true;
+        Ok(())
     }
 
     /// How many segments nothing else has, and their bytes.
@@ -193,8 +202,11 @@ impl Agent {
         }
     }
 
-    /// What a peer needs to read what is registered.
-    pub(crate) fn metadata(&self) -> Result<Vec<u8>, NixlError> {
+    /// What a peer needs to read what is registered. No bytes if that is the same as the last time.
+    pub(crate) fn metadata(&mut self) -> Result<Vec<u8>, NixlError> {
+        if !self.is_changed {
+            return Ok(Vec::new());
+        }
         let (mut data, mut bytes) = (ptr::null_mut::<c_void>(), 0);
         // SAFETY: the call gives that many bytes, which are freed here and not used after.
         unsafe {
@@ -205,6 +217,7 @@ impl Agent {
                 false => std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec(),
             };
             free(data);
+            self.is_changed = false;
             Ok(metadata)
         }
     }

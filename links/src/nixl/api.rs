@@ -40,6 +40,7 @@ estafette_sync::library_functions! {
     destroy_string_list = "nixl_capi_destroy_string_list": fn(Object) -> Status;
     get_plugin_params = "nixl_capi_get_plugin_params": fn(Object, *const c_char, *mut Object, *mut Object) -> Status;
     destroy_mem_list = "nixl_capi_destroy_mem_list": fn(Object) -> Status;
+    params_add = "nixl_capi_params_add": fn(Object, *const c_char, *const c_char) -> Status;
     destroy_params = "nixl_capi_destroy_params": fn(Object) -> Status;
     create_backend = "nixl_capi_create_backend": fn(Object, *const c_char, Object, *mut Object) -> Status;
     destroy_backend = "nixl_capi_destroy_backend": fn(Object) -> Status;

@@ -12,6 +12,8 @@
 mod agent;
 mod api;
 mod library;
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+pub(crate) mod tests;
 
 pub(crate) use self::agent::{Agent, NixlError, Progress, Transfer};
 pub use self::library::{check, suggest_library};

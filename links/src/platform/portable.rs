@@ -124,3 +124,37 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
 /// None is asked for.
 #[cfg(feature = "nixl")]
 pub unsafe fn free(_memory: *mut std::ffi::c_void) {}
+
+/// A socket; see the form of Linux.
+#[cfg(feature = "nixl")]
+#[derive(Debug)]
+pub struct Private<T>(T);
+
+#[cfg(feature = "nixl")]
+impl<T> Private<T> {
+    pub fn new(socket: T) -> Self {
+        Self(socket)
+    }
+}
+
+#[cfg(feature = "nixl")]
+impl<T> std::ops::Deref for Private<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+#[cfg(feature = "nixl")]
+pub fn connect(
+    _address: &std::net::SocketAddr,
+    _timeout: std::time::Duration,
+) -> io::Result<Private<std::net::TcpStream>> {
+    unsupported()
+}
+
+#[cfg(feature = "nixl")]
+pub fn keep_trying(_stream: &std::net::TcpStream) -> io::Result<()> {
+    unsupported()
+}

@@ -112,16 +112,63 @@ static void writes_a_ticket(const char *path) {
   for (;;) pause();
 }
 
+static void ends_with(void *fence, estafette_op *op) { OK(estafette_op_complete_after(op, fence)); }
+
+/* It is done, or fails, as the fence does that the first process settles once this one has looked. */
+static void fence_of(const char *digits, int32_t expected) {
+  estafette_engine *engine = engine_of(1, 0);
+  estafette_tensor *x = of_digits(engine, digits);
+  DLFence fence;
+  OK(estafette_tensor_fence(x, &fence));
+  CHECK(fence.wait(fence.context, LIMIT) == expected);
+  CHECK(expected == DLPACK_FENCE_DONE || strstr(fence.error(fence.context), "out of ink"));
+  fence.release(fence.context);
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
+static void fence_is_done(const char *digits) { fence_of(digits, DLPACK_FENCE_DONE); }
+static void fence_fails(const char *digits) { fence_of(digits, ESTAFETTE_FAILED); }
+
+static void a_fence_alone_crosses_as_the_readiness_of_a_tensor_without_elements(void) {
+  estafette_engine *engine = engine_of(1, 0);
+  for (int fails = 0; fails < 2; fails++) {
+    DLDataType type = {kDLUInt, 8, 1};
+    int64_t none = 0;
+    estafette_tensor *x;
+    estafette_promise *promise;
+    estafette_ticket *ticket;
+    DLFence fence;
+    char digits[256];
+    OK(estafette_zeros_shared(engine, &none, 1, type, &x));
+    OK(estafette_promise_create("a printer", &promise, &fence));
+    OK(estafette_submit(engine, "a fence", ends_with, &fence, 0, 0, 0, &x, 1));
+    OK(estafette_ticket_create(x, 0, &ticket));
+    in_digits(ticket, digits);
+    pid_t process = start(fails ? "fence_fails" : "fence_is_done", digits);
+    nap(50);
+    OK(estafette_promise_settle(promise, fails ? ESTAFETTE_FAILED : ESTAFETTE_OK, fails ? "out of ink" : 0));
+    ends_well(process);
+    OK(estafette_ticket_revoke(ticket));
+    estafette_tensor_release(x);
+    fence.release(fence.context);
+  }
+  estafette_engine_destroy(engine);
+}
+
 static const half HALVES[] = {
     {"finds_six", finds_six},
     {"finds_seven", finds_seven},
     {"finds_it_revoked", finds_it_revoked},
     {"writes_a_ticket", writes_a_ticket},
+    {"fence_is_done", fence_is_done},
+    {"fence_fails", fence_fails},
 };
 
 int main(int count, char **arguments) {
   if (is_second(HALVES, count, arguments)) return 0;
   RUN(a_ticket_names_a_version_for_a_process_without_a_link);
   RUN(a_ticket_of_a_process_that_has_died);
+  RUN(a_fence_alone_crosses_as_the_readiness_of_a_tensor_without_elements);
   return 0;
 }

@@ -5,6 +5,8 @@ mod futex;
 mod memory;
 mod poll;
 mod socket;
+#[cfg(feature = "nixl")]
+mod tcp;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -13,6 +15,8 @@ pub use self::futex::{RobustList, owner_died, wait_for_any, wake_all};
 pub use self::memory::Memory;
 pub use self::poll::{Poll, Waker};
 pub use self::socket::Socket;
+#[cfg(feature = "nixl")]
+pub use self::tcp::{Private, connect, keep_trying};
 
 /// Something of the kernel's. It is closed on drop, and in programs that this process becomes.
 pub type Descriptor = OwnedFd;
