@@ -281,7 +281,11 @@ fn copies_that_nobody_wants_any_more_end_and_give_everything_back() {
     drop((x, down, within));
     bench.worker_is_free();
     bench.unblock();
-    until_or("all memory of the device was given back", || bench.simulator.used(0) == 0, || bench.what_is_left());
+    until_or(
+        "all memory of the device was given back",
+        || bench.simulator.used(0) == 0,
+        || bench.what_is_left(),
+    );
     bench.silent();
 }
 
