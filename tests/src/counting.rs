@@ -3,7 +3,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The system's allocator, counted.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 /// Bytes that are allocated, and the most that there were since [`taken`] began.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
+
+static OVERWRITES: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// Without a destructor, so that an allocator may use it at any time.
@@ -36,6 +38,11 @@ pub fn most_of_this_thread<R>(f: impl FnOnce() -> R) -> (R, usize) {
     MOST_HERE.set(before);
     let returned = f();
     (returned, usize::try_from(MOST_HERE.get() - before).unwrap_or(0))
+}
+
+/// From now on freed memory is overwritten, so that a use of it shows.
+pub fn overwrite_freed() {
+    OVERWRITES.store(true, Ordering::Relaxed);
 }
 
 /// Notes that this thread holds so many bytes more. What another thread frees counts there.
@@ -97,6 +104,10 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
         held(-(layout.size() as isize));
+        if OVERWRITES.load(Ordering::Relaxed) {
+            // SAFETY: the block has so many bytes, and nothing uses it any more.
+            unsafe { pointer.write_bytes(0xa5, layout.size()) };
+        }
         // SAFETY: passed on.
         unsafe { System.dealloc(pointer, layout) }
     }

@@ -168,7 +168,7 @@ pub const SUITES: &[Suite] = &[
     suite("rust", "unit and integration tests of the Rust packages", 30, |context| {
         let mut tests = rust_tests(&context.target, &[]);
         if context.quick {
-            // Of each kind of random program one; the suite `property` runs many. Of long recordings one as well. Of tensors that come and go a fifth.
+            // Of each kind of random program one; the suite `property` runs many. Of long recordings one as well, and eight cases of properties that set no number. Of tensors that come and go a fifth.
             tests
                 .env("PROPTEST_CASES", "8")
                 .env("ESTAFETTE_SEEDS", "1")
@@ -598,6 +598,14 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), SUITES.len());
+    }
+
+    #[test]
+    fn each_long_model_is_there() {
+        let text = source::read(&shell::root().join("devices/src/cpu/models.rs")).expect("it is text");
+        for model in LONG_MODELS {
+            assert!(text.contains(&format!("fn {model}()")), "{model}");
+        }
     }
 
     #[test]

@@ -56,6 +56,8 @@ MYPY = """
 [mypy]
 strict = True
 ignore_missing_imports = True
+[mypy-estafette.*]
+ignore_missing_imports = False
 [mypy-jax.*,torch.*]
 implicit_reexport = True
 [mypy-{recipes}]

@@ -84,8 +84,12 @@ impl PolledQueue {
 ///
 /// A backend that panics has failed: those who wait must not hang.
 fn poll(timeline: &Arc<dyn Timeline>) -> (Option<DeviceError>, u64) {
-    contain_panic(|| (timeline.failure(), timeline.poll()))
-        .unwrap_or_else(|panic| (Some(panicked(&panic)), timeline.completed()))
+    contain_panic(|| (timeline.failure(), timeline.poll())).unwrap_or_else(|panic| {
+        // The names are a backend's code as well.
+        let queue = contain_panic(|| format!(" ({} of {})", timeline.queue(), timeline.device()));
+        let error = panicked(&format!("{panic}{}", queue.unwrap_or_default()));
+        (Some(error), timeline.completed())
+    })
 }
 
 #[cfg(test)]

@@ -46,8 +46,8 @@ use crate::wait::notify::{device_error, notify};
 /// Tickets of this process at the same time.
 const TICKETS_MAX: usize = 1 << 16;
 
-/// Answers to one process that wait for room.
-const ANSWERS_MAX: usize = 1 << 16;
+/// Answers to one process that wait for room beside its further requests. Each tries again with all that comes.
+const ANSWERS_MAX: usize = 16;
 /// Room of a link that tensors leave to refusals, and to tickets of what is passed on.
 const KEPT: usize = 64;
 
@@ -336,10 +336,11 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Erro
         // The owner knew of that process's death first, or the process has let go of the tensor. Asked again, a dead one fails as such.
         Err(Error::Invalid(why)) if why.contains(VOID) => {
             match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), None).await.0 {
-                Err(error @ Error::Device(_)) => Err(error),
-                _ => Err(Error::invalid(format!(
+                Ok(Answer::Tensor(tensor)) => Ok(tensor),
+                Ok(Answer::Ticket(..)) | Err(Error::Invalid(_)) => Err(Error::invalid(format!(
                     "process {process}, which passed the tensor on, has let go of it"
                 ))),
+                Err(error) => Err(error),
             }
         }
         Err(error) => Err(error),
@@ -396,9 +397,10 @@ async fn answer(link: RawLink) {
         drop(received);
         let answer = answer_to(Arc::clone(&link), number.to_le_bytes(), request);
         // Each answer that waits has the link.
-        match Arc::strong_count(&link) < ANSWERS_MAX {
-            true => notify(answer, |()| ()),
-            false => answer.await,
+        if Arc::strong_count(&link) < ANSWERS_MAX {
+            notify(answer, |()| ());
+        } else {
+            answer.await;
         }
     }
     link.close();

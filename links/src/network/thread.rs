@@ -20,7 +20,7 @@ use super::host::{Asked, Host, Over};
 use super::wire::Wire;
 use super::{Ask, Offer, Reach, Secret};
 use crate::nixl::{Agent, NixlError};
-use crate::platform::{Poll, Private, Waker, is_shortage, keep_trying};
+use crate::platform::{Poll, Private, Waker, is_shortage};
 use crate::threads::{self, Single};
 use crate::{LinkError, secret};
 
@@ -36,8 +36,10 @@ const NAP: Duration = Duration::from_micros(20);
 const GRACE: Duration = Duration::from_secs(1);
 /// How long a listener waits for which the system lacks something, before it tries again.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time between two looks while a connection has no room.
+/// Time between two looks while a connection has no room, and something has come over it within [`SILENT`].
 const ROOM_TIME: Duration = Duration::from_millis(5);
+/// A connection over which nothing has come for so long most likely takes nothing. What comes again wakes the thread.
+const SILENT: Duration = Duration::from_secs(10);
 
 per_process! {
     static NETWORK: Single<Network> = Mutex::new(None);
@@ -201,7 +203,7 @@ impl State {
         let mut wires = guests.chain(self.hosts.values().filter_map(|host| host.wire.as_ref()));
         let due = match () {
             () if is_busy => Some(Duration::ZERO),
-            () if wires.any(Wire::is_full) => Some(ROOM_TIME),
+            () if wires.any(|wire| wire.is_full() && wire.silence(now) < SILENT) => Some(ROOM_TIME),
             // With no connection there is no time to keep.
             () if self.guests.is_empty() && self.hosts.is_empty() => None,
             () => Some(self.due.saturating_duration_since(now)),
@@ -294,7 +296,7 @@ impl State {
             return;
         }
         let token = self.token();
-        if self.network.poll.add(&*stream, token).and_then(|()| keep_trying(&stream)).is_ok()
+        if self.network.poll.add(&*stream, token).is_ok()
             && let Ok(wire) = Wire::new(stream)
         {
             let machine = address.ip().to_canonical().to_string();

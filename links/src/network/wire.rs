@@ -7,7 +7,7 @@ use estafette_devices::host_now_ns;
 use estafette_sync::time::{Duration, Instant};
 
 use super::clock::{PeerClock, STAMPS};
-use crate::platform::Private;
+use crate::platform::{Private, keep_trying};
 
 /// The longest message. A failure's text is cut, the rest is short.
 const MESSAGE_MAX: usize = 1 << 20;
@@ -77,6 +77,7 @@ impl Wire {
     pub(super) fn new(stream: Private<TcpStream>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        keep_trying(&stream)?;
         let now = Instant::now();
         Ok(Self {
             stream,
@@ -176,9 +177,12 @@ impl Wire {
         Ok(messages)
     }
 
-    /// Says that this process is here, if it has said nothing for a while. Returns when to do so next.
+    /// Says that this process is here, if it has said nothing for a while. Returns when to do so next. What waits for room says it too.
     pub(super) fn beat(&mut self, deadline: Duration, now: Instant) -> Instant {
         let pause = deadline / 4;
+        if self.is_full() {
+            return now + pause;
+        }
         if now.saturating_duration_since(self.said) >= pause {
             self.send(Kind::Beat, &[]);
         }

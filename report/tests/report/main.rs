@@ -3,6 +3,7 @@
 
 mod advice;
 mod chrome;
+mod damaged;
 mod html;
 #[path = "../made_up/mod.rs"]
 mod made_up;

@@ -6,7 +6,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tests::counting::Counting;
+use tests::counting::{Counting, overwrite_freed};
 use tests::fuzz::TARGETS;
 use tests::ops::exclusive;
 use tests::watchdog::Watchdog;
@@ -35,9 +35,7 @@ fn count_panics() {
 fn replay(name: &str) {
     let _alone = exclusive();
     count_panics();
-    // Freed memory is overwritten, so that a use of it shows.
-    // SAFETY: it sets a parameter of the allocator, which guards its parameters itself.
-    assert_eq!(unsafe { libc::mallopt(libc::M_PERTURB, 165) }, 1);
+    overwrite_freed();
     let target = TARGETS.iter().find(|target| target.name == name).expect("a target of that name");
     let corpus = target.corpus();
     assert!(!corpus.is_empty(), "`cargo xtask fuzz {name} --keep` finds inputs");
