@@ -46,8 +46,8 @@ use crate::wait::notify::{device_error, notify};
 /// Tickets of this process at the same time.
 const TICKETS_MAX: usize = 1 << 16;
 
-/// Answers to one process that wait for room beside its further requests. Each tries again with all that comes.
-const ANSWERS_MAX: usize = 16;
+/// Answers to one process that wait for room while its further requests are read. Each tries again with all that comes.
+const ANSWERS_MAX: usize = 128;
 /// Room of a link that tensors leave to refusals, and to tickets of what is passed on.
 const KEPT: usize = 64;
 
