@@ -320,7 +320,7 @@ macro_rules! future_methods {
             }
 
             /// Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
-            /// `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
+            /// `asyncio.wrap_future` and other code that wants an instance of that class. It is cancelled if the operation was.
             fn future<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
                 crate::classes::promise::helper(this.as_any(), "future")
             }
