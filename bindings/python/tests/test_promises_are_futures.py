@@ -685,10 +685,12 @@ class TestEnds:
             eng = est.Engine(workers=1)
 
             def called(_):
+                # By now the engine has ended what was in flight.
+                time.sleep(0.3)
                 future = eng.submit(lambda: time.sleep(0.2)).future()
                 future.add_done_callback(lambda _: print("called"))
 
-            eng.submit(lambda: time.sleep(0.2)).add_done_callback(called)
+            eng.submit(lambda: time.sleep(0.1)).add_done_callback(called)
         """)
         assert output == "called\n"
 
