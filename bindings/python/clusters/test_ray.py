@@ -553,6 +553,26 @@ def test_what_comes_after_ray_has_given_it_up_is_not_held(own_source, monkeypatc
     ray.kill(sink)
 
 
+def test_each_abort_ends_one_receive_however_that_ends(monkeypatch):
+    transport = estafette.ray._Transport()
+    monkeypatch.setattr(estafette.ray, "_node", lambda: "here")
+
+    def receive(node="here"):
+        transport.recv_multiple_tensors("object", estafette.ray._Metadata(tensor_meta=[], tensor_device="cpu", node=node), None)
+
+    transport.abort_transport("object", None)
+    with pytest.raises(est.NotSharedError):
+        receive("elsewhere")
+    receive()
+    for _ in range(2):
+        transport.abort_transport("object", None)
+    for _ in range(2):
+        with pytest.raises(est.EstafetteError, match="has given up"):
+            receive()
+    receive()
+    assert not transport._aborted
+
+
 @by_nixl
 def test_a_value_that_comes_later_crosses_to_another_machine_at_once(source, far_sink):
     get(source.write.remote(2.0, held=True))

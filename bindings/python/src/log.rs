@@ -33,13 +33,12 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
         logger.call_method1("setLevel", (DEBUG,))?;
         if !logger.call_method0("hasHandlers")?.is_truthy()? {
             let logging = py.import("logging")?;
-            let root = logging.call_method0("getLogger")?.unbind();
             // A program that configures logging later would get each event twice.
-            let is_alone = PyCFunction::new_closure(py, None, None, move |args, _| {
-                root.bind(args.py())
-                    .call_method0("hasHandlers")?
-                    .is_truthy()
-                    .map(|has_handlers| !has_handlers)
+            let is_alone = PyCFunction::new_closure(py, None, None, |args, _| -> PyResult<bool> {
+                let logger = self::logger(args.py())?;
+                let propagates = logger.getattr("propagate")?.is_truthy()?;
+                Ok(logger.getattr("handlers")?.len()? == 1
+                    && !(propagates && logger.getattr("parent")?.call_method0("hasHandlers")?.is_truthy()?))
             })?;
             let handler = logging.call_method0("StreamHandler")?;
             handler.call_method1("addFilter", (is_alone,))?;

@@ -2,10 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import logging
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -241,6 +243,40 @@ class TestOthers:
         assert references() == before
         gate.open()
         assert concurrent.futures.wait(late, timeout=30).done == set(late)
+
+    def test_a_wait_that_was_interrupted_leaves_nothing_after_the_end(self, late, gate):
+        waiter = concurrent.futures._base._FirstCompletedWaiter()
+        # As `concurrent.futures.wait`, which removes no waiter after Ctrl-C.
+        late[0]._waiters.append(waiter)
+        left = weakref.ref(waiter)
+        del waiter
+        gate.open()
+        until(lambda: left() is None)
+
+    def test_a_failure_ends_the_wait_although_its_version_was_written_again(self, eng):
+        first, second = Gate(), Gate()
+        t, other = eng.zeros(1, "int8"), eng.submit(second)
+        eng.submit(lambda t: (first(), fails()), writes=[t])
+        waits = [threading.Event(), threading.Event()]
+
+        def wait():
+            waits[0].set()
+            assert est.wait([t, other], 30, "FIRST_EXCEPTION").done == {t}
+            waits[1].set()
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        waits[0].wait(30)
+        # The wait is one in the engine by then.
+        time.sleep(0.3)
+        first.open()
+        until(t.done)
+        eng.submit(lambda t: second(), writes=[t])
+        try:
+            assert waits[1].wait(10)
+        finally:
+            second.open()
+            thread.join(30)
 
     def test_the_first_exception_ends_the_wait(self, eng, gate, late):
         failing = eng.submit(fails)
@@ -515,6 +551,84 @@ class TestOthers:
         finally:
             ends.set()
 
+    def test_what_asyncio_makes_of_the_future_of_a_failure_retrieves_it(self, monkeypatch):
+        told = []
+        monkeypatch.setattr("sys.unraisablehook", told.append)
+
+        async def main():
+            async with est.Engine(workers=1, failures="log") as eng:
+                with pytest.raises(est.OperationError, match="no data"):
+                    await asyncio.wrap_future(eng.submit(fails).future())
+
+        asyncio.run(main())
+        gc.collect()
+        time.sleep(0.1)
+        assert not told
+
+    def test_the_failure_of_a_future_leaves_no_cycle(self, eng):
+        future = eng.submit(fails).future()
+        concurrent.futures.wait([future])
+        left = weakref.ref(future)
+        gc.disable()
+        try:
+            try:
+                future.result()
+            except est.OperationError:
+                pass
+            del future
+            until(lambda: left() is None)
+        finally:
+            gc.enable()
+
+    def test_ctrl_c_reaches_the_thread_that_makes_a_future(self):
+        from estafette import _promises
+
+        class Interrupted:
+            def _on_end(self, function):
+                function(self, None)
+
+            def _awaited(self):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            _promises.future(Interrupted())
+
+    @pytest.mark.parametrize("way", ["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION", "as_completed"])
+    def test_a_cell_of_a_notebook_ends_its_wait_when_a_coroutine_needs_the_loop(self, way):
+        """In a program of its own, with what the package asks IPython."""
+        output, errors = run_program(f"""
+            import asyncio, concurrent.futures, sys, threading, types
+            import estafette as est
+
+            shell = types.SimpleNamespace(kernel=None)
+            sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+            gate = threading.Event()
+
+            async def function():
+                pass
+
+            async def cell():
+                eng = est.Engine(workers=1)
+                v = eng.var()
+                eng.submit(gate.wait, writes=[v])
+                op = eng.submit(function, writes=[v])
+                other = concurrent.futures.Future()
+                op.add_done_callback(lambda op: other.set_result(None))
+                third = eng.submit(lambda: None, writes=[v])
+                threading.Timer(0.3, gate.set).start()
+                try:
+                    if {way!r} == "as_completed":
+                        list(est.as_completed([third, other]))
+                    else:
+                        est.wait([third, other], None, {way!r})
+                except est.WouldBlockError:
+                    print("refused")
+                await op
+
+            asyncio.run(cell())
+        """)
+        assert output == "refused\n", errors
+
     @pytest.mark.parametrize("is_done", [False, True])
     def test_asyncio_s_own_wait_is_refused_and_takes_a_future_of_the_promise(self, np, is_done):
         async def main():
@@ -563,6 +677,22 @@ class TestEnds:
             t.add_done_callback(lambda t: print("called", t.shape))
         """)
         assert output == "called (3,)\n"
+
+    def test_a_callback_s_own_future_calls_back_at_exit(self):
+        output, _ = run_program("""
+            import time
+            import estafette as est
+            eng = est.Engine(workers=1)
+
+            def called(_):
+                # By now the engine has ended what was in flight.
+                time.sleep(0.3)
+                future = eng.submit(lambda: time.sleep(0.2)).future()
+                future.add_done_callback(lambda _: print("called"))
+
+            eng.submit(lambda: time.sleep(0.1)).add_done_callback(called)
+        """)
+        assert output == "called\n"
 
     def test_a_forked_child_ends(self):
         output, _ = run_program("""

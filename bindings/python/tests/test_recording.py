@@ -452,6 +452,10 @@ class TestPrograms:
         configured = "import estafette\nimport logging; logging.basicConfig(level=30)\n" + textwrap.dedent(self.PROGRAM)
         _, said = run_program(configured, env={"RUST_LOG": "estafette=debug"})
         assert said.count("submitted (id=") == 10, "each event is there once"
+        logger = "import estafette\nimport logging; logger = logging.getLogger('estafette')\n"
+        for configured in ("logger.addHandler(logging.StreamHandler())", "logging.basicConfig(level=30); logger.propagate = False"):
+            _, said = run_program(f"{logger}{configured}\n" + textwrap.dedent(self.PROGRAM), env={"RUST_LOG": "estafette=debug"})
+            assert said.count("submitted (id=") == 10, configured
         _, said = run_program(self.PROGRAM, env={"RUST_LOG": "debug"})
         assert said == "", "events cost something, so they are asked for by name"
 

@@ -16,7 +16,7 @@ use crate::core::core_ref::CoreRef;
 pub(crate) use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::one_shot::OneShot;
-use crate::core::operation::{Op, OpHandle, OpVar};
+use crate::core::operation::{Op, OpHandle, OpVar, Phase};
 use crate::core::var_state::{Asked, Replaced, thin_out};
 use crate::core::wakers::WakerKey;
 use crate::core::{clock, context};
@@ -406,8 +406,14 @@ impl Op {
     /// How the operation ended, if it has. A failure stays unretrieved.
     #[doc(hidden)]
     pub fn outcome(&self) -> Option<Result<(), Error>> {
-        let failure = self.handle.payload().failure();
-        self.is_done().then(|| failure.map_or(Ok(()), |failure| Err(failure.clone().into_error())))
+        let state = self.handle.payload();
+        let failure = || state.failure().map(|failure| Err(failure.clone().into_error()));
+        // A failure is set before the phase is `Done`, and after it is `Cancelled`.
+        match state.phase() {
+            Phase::Done => failure().or(Some(Ok(()))),
+            Phase::Cancelled => failure(),
+            _ => None,
+        }
     }
 
     /// The end of the operation as a fence. An operation that leaves device work ends when this work was

@@ -687,7 +687,7 @@ class Tensor:
         """
     def future(self) -> Future[Any]:
         """Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
-        `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
+        `asyncio.wrap_future` and other code that wants an instance of that class. It is cancelled if the operation was.
         """
     def _failed(self) -> bool: ...
     def _on_end(self, fn: Callable[[Self, Any], object], /) -> Any: ...
@@ -1041,7 +1041,7 @@ class Operation:
         """
     def future(self) -> Future[None]:
         """Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
-        `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
+        `asyncio.wrap_future` and other code that wants an instance of that class. It is cancelled if the operation was.
         """
     def _failed(self) -> bool: ...
     def _on_end(self, fn: Callable[[Self, Any], object], /) -> Any: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import queue
 import sys
 import threading
 import time
@@ -59,8 +60,6 @@ class _Ends(threading.local):
 
 
 ENDS = _Ends()
-# The callbacks of waiters, each of one wait for one promise.
-_NOTICES: dict[tuple[Any, Any], Any] = {}
 
 
 def state(promise):
@@ -83,10 +82,12 @@ class Waiters:
 
     def append(self, waiter):
         if ENDS.states.get(self._promise, "PENDING") == "PENDING":
-            _NOTICES[waiter, self._promise] = self._promise._on_end(functools.partial(_tell, waiter))
+            # The waiter has them: a wait that Ctrl-C ends removes none.
+            notices = vars(waiter).setdefault("_notices", {})
+            notices[self._promise] = self._promise._on_end(functools.partial(_tell, waiter))
 
     def remove(self, waiter):
-        notice = _NOTICES.pop((waiter, self._promise), None)
+        notice = vars(waiter).get("_notices", {}).pop(self._promise, None)
         if notice:
             notice.withdraw()
 
@@ -118,11 +119,22 @@ class Future(concurrent.futures.Future):
         return error
 
     def result(self, timeout=None):
-        self.exception(timeout)
-        return super().result()
+        try:
+            self.exception(timeout)
+            return super().result()
+        finally:
+            # The traceback of the failure, which the future has, has this frame.
+            del self
+
+    def _get_snapshot(self):
+        # From Python 3.14 on asyncio calls this method in place of `exception`.
+        snapshot = super()._get_snapshot()
+        if snapshot[-1] is not None and self._failure is not None:
+            self._failure.retrieve()
+        return snapshot
 
     def _invoke_callbacks(self):
-        # Functions of users, which may wait for what this thread settles.
+        # They are functions of users, which may wait for what this thread settles.
         if self._done_callbacks:
             _call_back(super()._invoke_callbacks)
 
@@ -141,6 +153,9 @@ def _settle(made, promise, failure):
             made.set_result(promise._awaited())
         except BaseException as error:
             made.set_exception(error)
+            # Ctrl-C must reach the thread that makes the future.
+            if not isinstance(error, Exception):
+                raise
     elif failure.cancelled:
         concurrent.futures.Future.cancel(made)
         made.set_running_or_notify_cancel()
@@ -188,25 +203,23 @@ def wait(promises: Iterable[Any], timeout: float | None = None, return_when: str
         raise ValueError(f"return_when is one of {_RETURN_WHEN}, not {return_when!r}")
     # What was seen done leaves this set for good: a later write of the tensor is not waited for.
     until, rest = _until(timeout), _pending(promises)
-    are_ours = all(map(_is_ours, rest))
-    if not are_ours:
+    are_promises = all(map(_is_promise, rest))
+    if not are_promises:
         _check_loop(rest, timeout)
     try:
         if return_when == concurrent.futures.ALL_COMPLETED:
-            for promise in list(filter(_is_ours, rest)):
+            for promise in list(filter(_is_promise, rest)):
                 _wait_any([promise], _left(until))
                 rest.discard(promise)
-            rest -= concurrent.futures.wait(rest, _left(until)).done
+            _wait_mixed(rest, until, return_when)
         elif any(return_when == concurrent.futures.FIRST_COMPLETED or _has_failed(promise) for promise in promises - rest):
             pass
-        elif not are_ours:
-            futures = {_Unretrieved(promise) if _is_ours(promise) else promise for promise in rest}
-            done = concurrent.futures.wait(futures, timeout, return_when).done
-            rest -= {it._promise if isinstance(it, _Unretrieved) else it for it in done}
+        elif not are_promises:
+            _wait_mixed(rest, until, return_when)
         elif return_when == concurrent.futures.FIRST_COMPLETED:
             rest -= set(_wait_any(list(rest), _left(until)))
         else:
-            next(filter(_has_failed, _as_ended(rest, until)), None)
+            _wait_for_failure(rest, until)
     except TimeoutError:
         pass
     rest = _pending(rest)
@@ -220,21 +233,60 @@ def as_completed(promises: Iterable[_AnyPromise], timeout: float | None = None) 
 def as_completed(promises: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
     """Gives tensors, operations and futures of `concurrent.futures` as they are done, as ``concurrent.futures.as_completed`` does.
 
+    A wait that can never end raises as `Tensor.wait` does, but not the one for promises and futures together.
+
         >>> sorted(t.shape for t in est.as_completed([eng.call(np.zeros, 3), eng.call(np.ones, 2)]))
         [(2,), (3,)]
     """
-    rest = _checked(promises)
-    if not all(map(_is_ours, rest)):
-        _check_loop(_pending(rest), timeout)
-        yield from concurrent.futures.as_completed(rest, timeout)
-    else:
-        yield from _as_ended(rest, _until(timeout))
+    rest, until = _checked(promises), _until(timeout)
+    if all(map(_is_promise, rest)):
+        yield from _as_ended(rest, until)
+    while rest:
+        _check_loop(_pending(rest), _left(until))
+        yield from _as_ended_within(rest, _left(until, _loop_slice()))
+        if rest and _left(until) == 0:
+            raise TimeoutError(f"{len(rest)} promises are not done")
 
 
 _SLICE = 0.1
 """Seconds that `concurrent.futures` waits for several promises before the engine is asked whether they can end. A wait in the engine costs
-something for each promise each time that one ends.
+something for each promise each time that one ends. In a notebook `concurrent.futures` waits as long before the event loop is checked.
 """
+
+
+def _loop_slice():
+    return _SLICE if _runs_a_loop() else None
+
+
+def _wait_mixed(rest, until, return_when):
+    """Waits for promises and futures together as ``concurrent.futures.wait`` does, and takes what is done out of `rest`."""
+    while rest:
+        limit = _loop_slice()
+        futures = {_Unretrieved(promise) if _is_promise(promise) else promise for promise in rest}
+        done = concurrent.futures.wait(futures, _left(until, limit), return_when).done
+        done = {it._promise if isinstance(it, _Unretrieved) else it for it in done}
+        rest -= done
+        if limit is None or _left(until) == 0 or return_when == concurrent.futures.FIRST_COMPLETED and done:
+            return
+        if return_when == concurrent.futures.FIRST_EXCEPTION and any(map(_has_failed, done)):
+            return
+        _check_loop(rest, None)
+
+
+def _wait_for_failure(rest, until):
+    """Waits until one of the promises has failed or all are done, and takes what is done out of `rest`."""
+    ends = queue.SimpleQueue()
+    notices = [promise._on_end(lambda *end: ends.put(end)) for promise in rest]
+    try:
+        for _ in _as_ended(rest, until):
+            # Each end is put there, soon, with its failure: that of a version that may have been written again.
+            promise, failure = ends.get()
+            if failure is not None and not failure.cancelled:
+                rest.discard(promise)
+                return
+    finally:
+        for notice in filter(None, notices):
+            notice.withdraw()
 
 
 def _as_ended(rest, until):
@@ -244,14 +296,14 @@ def _as_ended(rest, until):
         rest -= ended
         yield from ended
         if len(rest) > 1 and not _asks_the_engine():
-            yield from _as_told(rest, _SLICE if until is None else min(_SLICE, _left(until)))
+            yield from _as_ended_within(rest, _left(until, _SLICE))
         if not rest:
             return
         ended = set(_wait_any(list(rest), _left(until)))
 
 
-def _as_told(rest, timeout):
-    """As `_as_ended`, for at most `timeout` seconds."""
+def _as_ended_within(rest, timeout):
+    """As `_as_ended`, for at most `timeout` seconds, and for futures as well."""
     ends = concurrent.futures.as_completed(rest, timeout)
     while rest:
         try:
@@ -264,7 +316,7 @@ def _as_told(rest, timeout):
 
 def _checked(promises):
     """What is waited for. `concurrent.futures` would fail where it asks for a condition."""
-    if _is_ours(promises):
+    if _is_promise(promises):
         raise TypeError(f"a list of promises is waited for, not {type(promises).__qualname__}: write `[x]`")
     promises = set(promises)
     for promise in promises:
@@ -273,13 +325,13 @@ def _checked(promises):
     return promises
 
 
-def _is_ours(promise):
+def _is_promise(promise):
     return isinstance(promise, (Operation, Tensor))
 
 
 def _has_failed(promise):
     """Leaves the failure of a promise unretrieved."""
-    return promise._failed() if _is_ours(promise) else not promise.cancelled() and promise.exception() is not None
+    return promise._failed() if _is_promise(promise) else not promise.cancelled() and promise.exception() is not None
 
 
 def _runs_a_loop() -> bool:
@@ -306,5 +358,9 @@ def _until(timeout):
     return None if timeout is None else time.monotonic() + timeout
 
 
-def _left(until):
-    return None if until is None else max(0, until - time.monotonic())
+def _left(until, limit=None):
+    """Seconds until then, at most `limit`; None is no limit."""
+    if until is None:
+        return limit
+    left = max(0, until - time.monotonic())
+    return left if limit is None else min(left, limit)

@@ -24,6 +24,7 @@ Ray's interface for transports is alpha. This module is tested with the newest R
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import threading
@@ -155,8 +156,8 @@ class _Transport(TensorTransportManager):
         # Ray frees each object at most once, on another thread than the one that made it.
         self._lock = threading.Lock()
         self._made: dict[str, _Made] = {}
-        # Objects that were on their way here when Ray gave them up.
-        self._aborted: set[str] = set()
+        # How many receives of each object Ray has given up that have not ended. They may not have begun: others are before them.
+        self._aborted: collections.Counter[str] = collections.Counter()
         # Used by the thread of Ray that takes objects, or that which calls `ray.get`.
         self._unreachable: set[str] = set()
 
@@ -228,12 +229,17 @@ class _Transport(TensorTransportManager):
         if target_buffers:
             raise ValueError("the transport of Estafette copies nothing, so it takes no target buffers")
         assert isinstance(tensor_transport_metadata, _Metadata)
-        if tensor_transport_metadata.node != _node():
-            tensors = _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable, self._check)
-        else:
-            tensors = self._from_here(tensor_transport_metadata)
-        self._check(obj_id, tensors)
-        return tensors
+        try:
+            if tensor_transport_metadata.node != _node():
+                tensors = _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable, self._check)
+            else:
+                tensors = self._from_here(tensor_transport_metadata)
+            self._check(obj_id, tensors)
+            return tensors
+        finally:
+            with self._lock:
+                # Counts of zero go.
+                self._aborted -= collections.Counter([obj_id])
 
     def _from_here(self, metadata: _Metadata) -> list[Tensor]:
         # Once this returns Ray may count the last reference down, which revokes the tickets. So the other process must have seen them.
@@ -256,14 +262,13 @@ class _Transport(TensorTransportManager):
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
         """Ray keeps what comes later for as long as the actor lives, with its leases: so nothing may."""
         with self._lock:
-            self._aborted.add(obj_id)
+            self._aborted[obj_id] += 1
 
     def _check(self, obj_id: str, tensors: list[Tensor]) -> None:
         """Raises once Ray has given up an object that is on its way here, and empties the list of its tensors."""
         with self._lock:
-            if obj_id not in self._aborted:
+            if not self._aborted[obj_id]:
                 return
-            self._aborted.remove(obj_id)
         # Ray keeps the error, which has the frames of the callers.
         tensors.clear()
         raise EstafetteError(

@@ -30,17 +30,20 @@ estafette_sync::per_process! {
 
 /// Waits until every callback was called, for at most `timeout`.
 pub fn flush(py: Python<'_>, timeout: Duration) {
-    // What settles futures hands their callbacks over.
     let until = Instant::now() + timeout;
-    WAITS.flush(py, timeout);
-    CALLBACKS.flush(py, until.saturating_duration_since(Instant::now()));
+    // What settles futures hands their callbacks over, and a callback may make futures.
+    while !Courier::are_idle(&WAITS, &CALLBACKS) && Instant::now() < until {
+        for courier in [&*WAITS, &*CALLBACKS] {
+            courier.flush(py, until.saturating_duration_since(Instant::now()));
+        }
+    }
 }
 
 /// A handle of the engine that ends.
 pub trait Ends {
     fn is_done(&self, py: Python<'_>) -> bool;
     /// How it ended, if that is known; a failure stays unretrieved, as with the callback.
-    fn outcome(&self) -> Option<Result<(), Error>>;
+    fn outcome(&self, py: Python<'_>) -> Option<Result<(), Error>>;
     /// Calls back on any thread, under no lock.
     fn on_end(&self, callback: impl FnOnce(Result<(), Error>) + Send + 'static) -> Notice;
 }
@@ -48,12 +51,11 @@ pub trait Ends {
 impl Ends for Tensor {
     fn is_done(&self, py: Python<'_>) -> bool {
         // A driver is queried without the Python lock.
-        self.known_ready() == Some(true)
-            || guard::detach(py, || self.is_ready() || Self::outcome(self).is_some())
+        self.known_ready() == Some(true) || guard::detach(py, || self.is_ready() || self.outcome().is_some())
     }
 
-    fn outcome(&self) -> Option<Result<(), Error>> {
-        self.outcome()
+    fn outcome(&self, py: Python<'_>) -> Option<Result<(), Error>> {
+        guard::detach(py, || self.outcome())
     }
 
     fn on_end(&self, callback: impl FnOnce(Result<(), Error>) + Send + 'static) -> Notice {
@@ -66,7 +68,7 @@ impl Ends for Op {
         self.is_done()
     }
 
-    fn outcome(&self) -> Option<Result<(), Error>> {
+    fn outcome(&self, _py: Python<'_>) -> Option<Result<(), Error>> {
         self.outcome()
     }
 
@@ -75,12 +77,12 @@ impl Ends for Op {
     }
 }
 
-pub fn is_cancelled(handle: &impl Ends) -> bool {
-    matches!(handle.outcome(), Some(Err(Error::Cancelled(_))))
+pub fn is_cancelled(handle: &impl Ends, py: Python<'_>) -> bool {
+    matches!(handle.outcome(py), Some(Err(Error::Cancelled(_))))
 }
 
-pub fn is_failed(handle: &impl Ends) -> bool {
-    matches!(handle.outcome(), Some(Err(error)) if !matches!(error, Error::Cancelled(_)))
+pub fn is_failed(handle: &impl Ends, py: Python<'_>) -> bool {
+    matches!(handle.outcome(py), Some(Err(error)) if !matches!(error, Error::Cancelled(_)))
 }
 
 /// How a promise has failed. The failure stays unretrieved until [`retrieve`](Self::retrieve).
@@ -146,7 +148,7 @@ pub fn add_done_callback(
 }
 
 /// Calls `callback(promise, failure)` once, with how the version that is current now has failed, or None: now if the promise of
-/// `handle` is done, else soon after its end, on a thread that calls no functions of users. Returns what withdraws a callback that is due.
+/// `handle` is done, else soon after its end, on a thread that runs no callbacks of users. Returns what withdraws a callback that is due.
 pub fn on_end(
     handle: &impl Ends,
     promise: Bound<'_, PyAny>,
@@ -155,7 +157,7 @@ pub fn on_end(
     let call = |callback: &Bound<'_, PyAny>, promise: &Bound<'_, PyAny>, outcome: Result<(), Error>| {
         callback.call1((promise, outcome.err().map(PyFailure))).map(drop)
     };
-    match handle.outcome() {
+    match handle.outcome(promise.py()) {
         Some(outcome) => call(&callback, &promise, outcome).map(|()| None),
         None => Ok(Some(PyNotice(notify(&WAITS, handle, promise, callback, call)))),
     }
@@ -272,7 +274,7 @@ macro_rules! future_methods {
 
             /// Returns True if the operation was cancelled. Never waits.
             fn cancelled(&self, py: Python<'_>) -> PyResult<bool> {
-                Ok(crate::classes::promise::is_cancelled(self.ended(py)?))
+                Ok(crate::classes::promise::is_cancelled(self.ended(py)?, py))
             }
 
             /// Waits as `wait` does, and returns what ``await`` gives.
@@ -301,7 +303,8 @@ macro_rules! future_methods {
                 )
             }
 
-            /// Calls ``fn(self, failure)`` at the end of the current version, on a thread that calls no functions of users.
+            /// Calls ``fn(self, failure)`` now if the promise is done, else at the end of the current version, on a thread that runs no
+            /// callbacks of users.
             #[pyo3(signature = (r#fn, /))]
             fn _on_end(
                 this: &Bound<'_, Self>,
@@ -317,7 +320,7 @@ macro_rules! future_methods {
             }
 
             /// Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
-            /// `asyncio.wrap_future` and other code that wants that very class. It is cancelled if the operation was.
+            /// `asyncio.wrap_future` and other code that wants an instance of that class. It is cancelled if the operation was.
             fn future<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
                 crate::classes::promise::helper(this.as_any(), "future")
             }
@@ -329,7 +332,7 @@ macro_rules! future_methods {
 
             /// Whether the operation failed and was not cancelled; the failure stays unretrieved.
             fn _failed(&self, py: Python<'_>) -> PyResult<bool> {
-                Ok(crate::classes::promise::is_failed(self.ended(py)?))
+                Ok(crate::classes::promise::is_failed(self.ended(py)?, py))
             }
 
             #[getter]

@@ -453,7 +453,7 @@ impl PyTensor {
         }
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> String {
         let Ok(tensor) = self.tensor.0.get() else {
             return "<estafette.Tensor of the parent process>".into();
         };
@@ -466,8 +466,8 @@ impl PyTensor {
         };
         let place = tensor.device().map_or_else(|_| String::new(), |device| format!(", {device}"));
         let state = match tensor.state() {
-            _ if is_cancelled(tensor) => "cancelled",
             TensorState::Ready => "ready",
+            _ if is_cancelled(tensor, py) => "cancelled",
             TensorState::Undefined | TensorState::Pending => "pending",
             TensorState::Failed(_) => "failed",
             _ => "unknown",

@@ -49,6 +49,12 @@ impl Drop for Expected {
     }
 }
 
+impl State {
+    fn is_idle(&self) -> bool {
+        !self.is_busy && self.expected == 0 && self.waiting.is_empty()
+    }
+}
+
 impl Courier {
     pub const fn new(name: &'static str, limit: usize) -> Self {
         let state = State { waiting: VecDeque::new(), has_thread: false, is_busy: false, expected: 0 };
@@ -83,7 +89,7 @@ impl Courier {
         py.detach(|| {
             let until = Instant::now() + timeout;
             let mut state = self.state.lock();
-            while state.is_busy || state.expected > 0 || !state.waiting.is_empty() {
+            while !state.is_idle() {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return;
@@ -91,6 +97,13 @@ impl Courier {
                 state = self.idle.wait_timeout(state, left).0;
             }
         });
+    }
+
+    /// Whether neither has a job, also none that is expected. Jobs of each may hand jobs to the other.
+    pub fn are_idle(one: &Self, other: &Self) -> bool {
+        // Meanwhile a job of the other one that hands over a job here goes on being done.
+        let state = one.state.lock();
+        state.is_idle() && other.state.lock().is_idle()
     }
 
     fn run(&self) {
