@@ -135,6 +135,7 @@ class Lease {
   explicit Lease(estafette_lease *lease) : lease_(lease) {}
 
   void release(const Fence &done) {
+    if (!lease_) throw Error(ESTAFETTE_INVALID, "the lease was moved or released before");
     check(estafette_lease_release(lease_.get(), done.get()));
     lease_.release();
   }
@@ -301,6 +302,9 @@ class Tensor {
     return ticket(options);
   }
 
+  /// A text would become `once`: `TicketOptions::reach` is where it belongs.
+  Ticket ticket(const char *reach) const = delete;
+
   Ticket ticket(const TicketOptions &from) const {
     estafette_ticket_options options = {};
     options.size = sizeof options;
@@ -315,6 +319,7 @@ class Tensor {
 
   /// Gives this handle up; the memory's deleter waits for `fence`.
   void release_after(const Fence &fence) {
+    if (!tensor_) throw Error(ESTAFETTE_INVALID, "the tensor was moved or released before");
     check(estafette_tensor_release_after(tensor_, fence.get()));
     tensor_ = nullptr;
   }
@@ -804,6 +809,9 @@ class Engine {
     managed.release();
     return Tensor::adopt(out);
   }
+
+  /// A pointer would become `writable`.
+  Tensor import_legacy(ManagedLegacy &managed, const Fence *ready) const = delete;
 
   Operation submit(const char *name, const std::vector<Tensor> &reads, const std::vector<Tensor> &writes,
                    Function function, const SubmitOptions &how = {}) const {

@@ -66,6 +66,14 @@ pub(crate) fn timeout(timeout_ns: u64) -> Option<Duration> {
     (timeout_ns != ESTAFETTE_FOREVER).then(|| Duration::from_nanos(timeout_ns))
 }
 
+/// The error of a wait for what was left of `limit`, which names the whole.
+pub(crate) fn within(error: Error, limit: Option<Duration>) -> Error {
+    match (error, limit) {
+        (Error::Timeout(_), Some(limit)) => Error::Timeout(limit),
+        (error, _) => error,
+    }
+}
+
 /// Starts an engine. `options` may be NULL for the defaults. The caller owns the result and gives it up by
 /// `estafette_engine_destroy`.
 ///

@@ -9,7 +9,7 @@ use estafette::lease::Consumer;
 use estafette::{Access, ExportOptions, ManagedTensor, Tensor};
 
 use crate::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
-use crate::engine::timeout;
+use crate::engine::{timeout, within};
 use crate::entry::{Answer, DONE, Refusal, entry, flag, place};
 use crate::op::estafette_op;
 use crate::options::{self, Options};
@@ -199,7 +199,7 @@ unsafe fn export(
         if given.timeout_ns != 0 {
             wanted.timeout = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
         }
-        tensor.export_wait(&wanted)?
+        tensor.export_wait(&wanted).map_err(|error| within(error, limit))?
     };
     // SAFETY: writable, by contract.
     unsafe { out.write(raw(managed)) };

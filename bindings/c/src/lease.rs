@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use estafette::devices::DLDevice;
 use estafette::{Access, Lease};
 
-use crate::entry::{DONE, Refusal, entry, place};
+use crate::entry::{DONE, Refusal, entry, entry_unless_null, place};
 use crate::export::{access, check_stream, consumer, until_defined};
 use crate::fence::DLFence;
 use crate::handles::Table;
@@ -105,10 +105,7 @@ pub unsafe extern "C" fn estafette_lease_release(
     lease: *mut estafette_lease,
     done: *const DLFence,
 ) -> estafette_status {
-    entry(|| {
-        if lease.is_null() {
-            return DONE;
-        }
+    entry_unless_null(lease, || {
         let held = LEASES.get(lease, "lease")?;
         let fence = match NonNull::new(done.cast_mut()) {
             None => None,
@@ -126,6 +123,6 @@ pub unsafe extern "C" fn estafette_lease_release(
             Some(fence) => lease.release_after(fence),
             None => drop(lease),
         }
-        DONE
+        Ok(())
     })
 }

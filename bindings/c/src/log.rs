@@ -1,5 +1,6 @@
 //! Log events for people, to a function of the caller's.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::io::Write as _;
 use std::sync::{Arc, Once};
@@ -55,6 +56,8 @@ pub unsafe extern "C" fn estafette_set_log(
     drop_context: estafette_drop,
 ) -> estafette_status {
     entry(|| {
+        // What the environment asks for comes first, so that this call replaces it.
+        begin_from_environment();
         let new = match callback {
             None => None,
             Some(callback) => {
@@ -113,6 +116,25 @@ fn install() -> Result<(), Refusal> {
     ))
 }
 
+thread_local! {
+    static IS_LOGGING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread passes an event on. What the callback does meanwhile is not logged: it may be under a lock of its own.
+struct Turn;
+
+impl Turn {
+    fn take() -> Option<Self> {
+        (!IS_LOGGING.replace(true)).then_some(Self)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        IS_LOGGING.set(false);
+    }
+}
+
 /// Passes events on.
 struct Forward;
 
@@ -124,6 +146,7 @@ impl EventReceiver for Forward {
     }
 
     fn take(&self, level: Level, message: String, fields: &[String]) {
+        let Some(_turn) = Turn::take() else { return };
         let Some(sink) = sink() else { return };
         let level = match level {
             Level::ERROR => 1,

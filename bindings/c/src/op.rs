@@ -9,7 +9,7 @@ use estafette::exchange::foreign_fence::RawFence;
 use estafette::{Error, ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;
-use crate::engine::timeout;
+use crate::engine::{timeout, within};
 use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, place, reason};
 use crate::fence::outcome_of;
 use crate::slots::{self, Begun};
@@ -225,7 +225,7 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
             if left == Some(Duration::ZERO) {
                 return Err(Error::Timeout(limit.unwrap_or_default()).into());
             }
-            found.wait_for_fence(fence, left)?;
+            found.wait_for_fence(fence, left).map_err(|error| within(error, limit))?;
         }
         ended?;
         match after.state() {

@@ -283,19 +283,15 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
     tensor: *mut estafette_tensor,
     fence: *const DLFence,
 ) -> estafette_status {
-    entry(|| {
-        if tensor.is_null() {
-            return DONE;
-        }
+    entry_unless_null(tensor, || {
         let held = self::tensor(tensor, "tensor")?;
         if let Some(fence) = NonNull::new(fence.cast_mut()) {
             // SAFETY: by contract of this function.
-            let fence = unsafe { estafette::exchange::foreign_fence::import(fence, &[]) }?;
+            let fence = unsafe { held.import_fence(fence) }?;
             held.used_until(&fence)?;
         }
         drop(held);
-        TENSORS.release(tensor, "tensor")?;
-        DONE
+        TENSORS.release(tensor, "tensor")
     })
 }
 

@@ -51,7 +51,7 @@ fn every_other_call() {
 
 #[test]
 fn failures_that_nothing_has_looked_at() {
-    assert_ran(&compile_and_run("failures.c", "c11", &[]), 4);
+    assert_ran(&compile_and_run("failures.c", "c11", &[]), 5);
 }
 
 #[test]

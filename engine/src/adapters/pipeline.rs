@@ -132,18 +132,23 @@ where
 }
 
 impl<S> Stream for Pipeline<S> {
-    /// A result that is ready, or the failure of what should have written it.
+    /// A result that is ready, or the failure of what should have written it. [`Error::LeaseHeld`] says that only leases hold up the next
+    /// result, which comes once they have ended.
     type Item = Result<Tensor, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some((_, front)) = self.outstanding.front_mut() else {
+        let Some((result, front)) = self.outstanding.front_mut() else {
             if self.is_closed {
                 return Poll::Ready(None);
             }
             self.reader = Some(cx.waker().clone());
             return Poll::Pending;
         };
-        let ended = ready!(Pin::new(front).poll(cx));
+        let ended = ready!(Pin::new(&mut *front).poll(cx));
+        if let Err(error @ Error::LeaseHeld(_)) = ended {
+            *front = result.ready();
+            return Poll::Ready(Some(Err(error)));
+        }
         let result = self.outstanding.pop_front().map(|(result, _)| ended.map(|()| result));
         wake(&mut self.sender);
         Poll::Ready(result)
@@ -181,6 +186,7 @@ mod tests {
 
     use super::*;
     use crate::engine::Engine;
+    use crate::lease::Access;
     use crate::operation::import::Produced;
 
     #[test]
@@ -266,6 +272,21 @@ mod tests {
             assert!(sent.is_err());
         });
         assert!(read.is_empty());
+    }
+
+    #[test]
+    fn a_result_behind_a_lease_comes_once_the_lease_has_ended() {
+        let engine = Engine::builder().workers(1).lease_timeout(Duration::from_millis(50)).build().unwrap();
+        let x = engine.from_vec(vec![7_i64], &[1]).unwrap();
+        let lease = block_on(x.lease(Access::Write, "the test")).unwrap();
+        let mut pipeline = Pipeline::new(2, move |()| {
+            let copy = engine.op("copy").reads([&x]);
+            copy.produce(|[x]| Ok(Produced::from_vec(x.as_slice::<i64>()?.to_vec(), &[1])?))
+        });
+        block_on(pipeline.send(())).unwrap();
+        assert!(matches!(block_on(pipeline.next()), Some(Err(Error::LeaseHeld(_)))));
+        drop(lease);
+        assert_eq!(block_on(pipeline.next()).unwrap().unwrap().to_vec::<i64>().unwrap(), [7]);
     }
 
     #[test]

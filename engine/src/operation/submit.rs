@@ -24,7 +24,8 @@ use crate::trace::hooks;
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     /// Waits for a permit by awaiting: no thread blocks, however many operations are in flight. The operation
     /// holds the permit until its end, so submitting it waits for nothing. Dropping the description releases
-    /// the permit.
+    /// the permit. In an engine without workers a submission may run operations that are ready on the calling thread, unless helping is
+    /// [forbidden](crate::wait::without_helping).
     ///
     /// ```
     /// # let engine = estafette::Engine::builder().workers(1).build()?;
@@ -196,6 +197,18 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.submit_on_host(&[], |reads, writes, updates| sync_body((reads, writes, updates), body))
     }
 
+    #[inline]
+    fn submit_detached<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, U::ViewsMut<'a>) -> BodyResult + Send + 'static,
+    {
+        self.check_on_host("operation", &self.target.pending_op.payload().name)?;
+        self.acquire_permit()?;
+        let body = |reads, writes, updates| sync_body((reads, writes, updates), body);
+        self.complete_draft(&[], body, submit_detached);
+        Ok(())
+    }
+
     fn submit_future<F, Fut>(self, body: F) -> Result<Op, Error>
     where
         F: FnOnce(R::Guards, W::GuardsMut, U::GuardsMut) -> Fut + Send + 'static,
@@ -336,11 +349,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        self.check_on_host("operation", &self.target.pending_op.payload().name)?;
-        self.acquire_permit()?;
-        let body = |reads, writes, none| sync_body((reads, writes, none), |r, w, ()| body(r, w));
-        self.complete_draft(&[], body, submit_detached);
-        Ok(())
+        self.submit_detached(|reads, writes, ()| body(reads, writes))
     }
 
     /// Submits the operation with a body that is a future on the engine's tokio runtime. The body gets owned
@@ -420,6 +429,19 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
     {
         self.submit_sync(body)
+    }
+
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
+    /// argument.
+    ///
+    /// # Errors
+    /// As without `updates`.
+    #[inline]
+    pub fn run_detached<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
+    {
+        self.submit_detached(body)
     }
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth

@@ -131,7 +131,10 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
     }
     match poll_or_query(&tensor.inner, true) {
         Polled::Ready => Ok(()),
-        Polled::Failed(error) => Err(*error),
+        Polled::Failed(error) => {
+            error.retrieve();
+            Err(*error)
+        }
         Polled::Probing(query) => {
             let core = &tensor.inner.core;
             let waited = block(core, &query.handle, &"a tensor", &query.one_shot, timeout);

@@ -49,7 +49,7 @@ pub(crate) fn poll_or_query(tensor: &TensorInner, blocks: bool) -> Polled {
 
 #[cold]
 fn poll_closely_or_query(tensor: &TensorInner, blocks: bool) -> Polled {
-    match tensor.look() {
+    match tensor.look_closely() {
         Some(Ok(())) => return Polled::Ready,
         Some(Err(error)) => return Polled::Failed(Box::new(error)),
         None => {}
@@ -145,7 +145,10 @@ impl Future for Ready {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.looked {
             Polled::Ready => Poll::Ready(Ok(())),
-            Polled::Failed(error) => Poll::Ready(Err((**error).clone())),
+            Polled::Failed(error) => {
+                error.retrieve();
+                Poll::Ready(Err((**error).clone()))
+            }
             Polled::Probing(query) => query.poll(cx),
         }
     }

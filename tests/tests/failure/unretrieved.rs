@@ -222,6 +222,8 @@ fn looks_that_show_no_failure_do_not_retrieve() {
     ));
     block_on(x.writable()).unwrap();
     let _ = (engine.diagnose(), Activity::from(&engine.diagnose()), engine.stats(), format!("{op:?}"));
+    // Made after the failure, and never polled.
+    drop(x.ready());
     drop((op, x));
     drop(given_up);
     assert_reported(name, 1);

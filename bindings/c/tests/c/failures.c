@@ -84,6 +84,23 @@ static void a_failure_is_logged_when_its_engine_ends(void) {
   CHECK(atomic_load(&reports) == 1);
 }
 
+static void release(void *context, int32_t level, const char *message) {
+  static atomic_int calls;
+  note(context, level, message);
+  if (atomic_fetch_add(&calls, 1) == 0) estafette_tensor_release(context);
+}
+
+static void what_a_log_callback_does_is_not_logged(void) {
+  estafette_engine *engine = logging_engine();
+  estafette_tensor *first = failed(engine, "first"), *second = failed(engine, "second");
+  OK(estafette_set_log(1, release, second, 0));
+  estafette_tensor_release(first);
+  for (int look = 0; look < 10000 && !atomic_load(&reports); look++) nap(1);
+  estafette_engine_destroy(engine);
+  CHECK(atomic_load(&reports) == 1 && strstr(last_report, "`first`"));
+  OK(estafette_set_log(0, 0, 0, 0));
+}
+
 static void older_callers_get_the_counters_that_they_know(void) {
   estafette_engine *engine = logging_engine();
   estafette_tensor *tensor = failed(engine, "save");
@@ -104,6 +121,7 @@ int main(void) {
   RUN(a_failure_is_logged_when_its_last_handle_goes);
   RUN(a_failure_that_was_looked_at_is_not_logged);
   RUN(a_failure_is_logged_when_its_engine_ends);
+  RUN(what_a_log_callback_does_is_not_logged);
   RUN(older_callers_get_the_counters_that_they_know);
   return 0;
 }

@@ -11,6 +11,8 @@
 #include <iterator>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 
 #include <unistd.h>
 
@@ -23,6 +25,19 @@
   } while (0)
 
 using namespace estafette;
+
+// A pointer is no `bool`.
+template <class T, class = void>
+struct is_ticket_of : std::false_type {};
+template <class T>
+struct is_ticket_of<T, std::void_t<decltype(std::declval<const Tensor &>().ticket(std::declval<T>()))>> : std::true_type {};
+static_assert(is_ticket_of<bool>::value && is_ticket_of<TicketOptions>::value && !is_ticket_of<const char *>::value, "");
+template <class T, class = void>
+struct is_import_of : std::false_type {};
+template <class T>
+struct is_import_of<T, std::void_t<decltype(std::declval<const Engine &>().import_legacy(std::declval<ManagedLegacy &>(),
+                                                                                        std::declval<T>()))>> : std::true_type {};
+static_assert(is_import_of<bool>::value && !is_import_of<const Fence *>::value, "");
 
 static const DLDataType F32 = {kDLFloat, 32, 1};
 static const std::uint64_t LONG = 10000000000ull;
@@ -150,6 +165,15 @@ static void promises_and_fences_are_shared() {
   { Promise forgotten("forgotten"); }
   Tensor y = engine.zeros({4}, F32);
   y.release_after(fence);
+  auto refuses = [](auto again) {
+    try {
+      again();
+    } catch (const Error &error) {
+      return error.status() == ESTAFETTE_INVALID;
+    }
+    return false;
+  };
+  CHECK(refuses([&] { y.release_after(fence); }) && refuses([&] { lease.release(fence); }));
   CHECK(engine.diagnose().find("held") == std::string::npos);
   engine.wait_all(LONG);
 }
