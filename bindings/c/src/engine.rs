@@ -127,14 +127,18 @@ pub unsafe extern "C" fn estafette_engine_create(
 /// has no workers (see `estafette_set_helping`). Tensors, leases and operations that are held stay valid. To wait first, use
 /// `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
 ///
-/// Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
+/// With the last handle of the engine, failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of an engine that was destroyed before;
 /// `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> estafette_status {
     entry_unless_null(engine, || {
-        self::engine(engine)?.unretrieved().report();
+        let held = self::engine(engine)?;
+        if held.is_last_handle() {
+            held.unretrieved().report();
+        }
+        drop(held);
         ENGINES.release(engine, "engine")
     })
 }

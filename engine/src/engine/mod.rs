@@ -288,6 +288,12 @@ impl Engine {
         true
     }
 
+    /// Whether no other handle of the engine is alive, in any language.
+    #[doc(hidden)]
+    pub fn is_last_handle(&self) -> bool {
+        Arc::strong_count(&self.handle) == 1
+    }
+
     /// The operations in flight, what each one waits for, and the deleters that do not return.
     pub fn diagnose(&self) -> Diagnosis {
         diagnose(self.core())

@@ -80,8 +80,8 @@ impl ReadGuard {
         Self { tensor, _open: open }
     }
 
-    /// The tensor as a view.
-    fn view(&self) -> View<'_> {
+    /// The tensor as functions of [`run`](crate::operation::OpBuilder::run) get it: with its layout, and for elements with gaps too.
+    pub fn view(&self) -> View<'_> {
         View::new(self.tensor.inner.granted_definition())
     }
 
@@ -100,9 +100,9 @@ impl WriteGuard {
         Self { tensor, _open: open }
     }
 
-    /// The tensor as a view.
-    fn view(&self) -> View<'_> {
-        View::new(self.tensor.inner.granted_definition())
+    /// As [`ReadGuard::view`], for writing.
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut::new(self.tensor.inner.granted_definition())
     }
 
     /// The elements in row-major order.
@@ -110,7 +110,7 @@ impl WriteGuard {
     /// # Errors
     /// As [`View::as_slice`].
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], Error> {
-        let mut view = ViewMut::new(self.tensor.inner.granted_definition());
+        let mut view = self.view_mut();
         let slice = view.as_mut_slice::<T>()?;
         // SAFETY: the same slice with the lifetime of the exclusive borrow of this guard, which keeps access
         // and memory.
@@ -126,6 +126,6 @@ impl std::fmt::Debug for ReadGuard {
 
 impl std::fmt::Debug for WriteGuard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("WriteGuard").field(&self.view()).finish()
+        f.debug_tuple("WriteGuard").field(&View::new(self.tensor.inner.granted_definition())).finish()
     }
 }

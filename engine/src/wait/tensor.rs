@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::core::error::Error;
 use crate::exchange::Element;
-use crate::lease::Access;
+use crate::lease::{Access, Lease};
 use crate::tensor::handle::Tensor;
 use crate::tensor::views::View;
 use crate::wait::blocking;
@@ -25,6 +25,14 @@ impl IntoFuture for &Tensor {
     fn into_future(self) -> Ready {
         self.ready()
     }
+}
+
+/// Whom the lease of a copy is of.
+const READER: &str = "a host reader";
+
+/// The data under `lease`, which is kept meanwhile.
+fn copied<T: Element>(lease: &Lease) -> Result<Vec<T>, Error> {
+    View::new(lease.tensor().inner.definition()?).to_vec()
 }
 
 impl Tensor {
@@ -66,16 +74,20 @@ impl Tensor {
     }
 
     /// A copy of the data as a vector, in row-major order, once the data is ready. Blocks, as
-    /// [`wait`](Self::wait) does.
+    /// [`wait`](Self::wait) does; asynchronous code takes [`to_vec_async`](Self::to_vec_async).
     ///
     /// # Errors
     /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on
     /// the host.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, Error> {
-        let lease = self.lease_within(Access::Read, "a host reader").wait(None)?;
-        let definition = self.inner.definition()?;
-        let values = View::new(definition).to_vec::<T>();
-        drop(lease);
-        values
+        copied(&self.lease_within(Access::Read, READER).wait(None)?)
+    }
+
+    /// As [`to_vec`](Self::to_vec), waiting without a thread. The data is that of the version that is current when the future is polled first.
+    ///
+    /// # Errors
+    /// As `to_vec`; [`Error::LeaseHeld`] as [`ready`](Self::ready).
+    pub async fn to_vec_async<T: Element>(&self) -> Result<Vec<T>, Error> {
+        copied(&self.lease_within(Access::Read, READER).await?)
     }
 }
