@@ -127,22 +127,23 @@ Body: TypeAlias = Union[
 """The function of an operation, as ``submit`` takes it: any function."""
 
 
-class _Options(TypedDict, total=False):
+class SubmitOptions(TypedDict, total=False):
+    """Keyword options of ``submit``, and of ``op`` with `writes`."""
+
     using: Using | None
     name: str | None
     on: object
     priority: int
-
-
-class SubmitOptions(_Options, total=False):
-    """Keyword options of ``submit``, and of ``op`` with `writes`."""
-
     on_skip: Callable[[OperationError], object] | None
 
 
-class CallOptions(_Options, total=False):
+class CallOptions(TypedDict, total=False):
     """Keyword options of ``call``, ``wrap`` and ``op``, but for `outputs` and `like`."""
 
+    using: Using | None
+    name: str | None
+    on: object
+    priority: int
     alias_of: Iterable[Tensor] | None
     copy: bool | None
 
