@@ -760,7 +760,7 @@ estafette_status estafette_engine_create(const struct estafette_engine_options *
  * has no workers (see `estafette_set_helping`). Tensors, leases and operations that are held stay valid. To wait first, use
  * `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
  *
- * Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
+ * With the last handle of the engine, failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of an engine that was destroyed before;
  * `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine` may be any value.
