@@ -183,7 +183,9 @@ _RETURN_WHEN = (concurrent.futures.ALL_COMPLETED, concurrent.futures.FIRST_COMPL
 @overload
 def wait(promises: Iterable[_Promise], timeout: float | None = None, return_when: str = "ALL_COMPLETED") -> _Waited[_Promise]: ...
 @overload
-def wait(promises: Iterable[_AnyPromise], timeout: float | None = None, return_when: str = "ALL_COMPLETED") -> _Waited[_AnyPromise]: ...
+def wait(  # type: ignore[overload-cannot-match]
+    promises: Iterable[_AnyPromise], timeout: float | None = None, return_when: str = "ALL_COMPLETED"
+) -> _Waited[_AnyPromise]: ...
 def wait(promises: Iterable[Any], timeout: float | None = None, return_when: str = concurrent.futures.ALL_COMPLETED) -> _Waited[Any]:
     """Waits for tensors, operations and futures of `concurrent.futures`, as ``concurrent.futures.wait`` does: returns the sets
     `done` and `not_done`.
@@ -229,7 +231,9 @@ def wait(promises: Iterable[Any], timeout: float | None = None, return_when: str
 @overload
 def as_completed(promises: Iterable[_Promise], timeout: float | None = None) -> Iterator[_Promise]: ...
 @overload
-def as_completed(promises: Iterable[_AnyPromise], timeout: float | None = None) -> Iterator[_AnyPromise]: ...
+def as_completed(  # type: ignore[overload-cannot-match]
+    promises: Iterable[_AnyPromise], timeout: float | None = None
+) -> Iterator[_AnyPromise]: ...
 def as_completed(promises: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
     """Gives tensors, operations and futures of `concurrent.futures` as they are done, as ``concurrent.futures.as_completed`` does.
 
