@@ -37,6 +37,7 @@ const LOOM: &str = "--package estafette-sync --package estafette-graph --package
 const LOOM_WITHOUT_ENGINE: &str = "--package estafette-sync --package estafette-graph --package estafette-devices --package estafette-links \
     --no-default-features --features estafette-graph/reduction";
 const SHUTTLE: &str = "--config profile.dev.package.estafette-report.opt-level=0 \
+    --config profile.dev.package.estafette-cuda-sim.opt-level=0 \
     --package estafette-devices --package tests";
 
 /// Every place with models.

@@ -121,15 +121,15 @@ thread_local! {
 }
 
 /// The calling thread passes an event on. What the callback does meanwhile is not logged: it may be under a lock of its own.
-struct Turn;
+struct InCallback;
 
-impl Turn {
-    fn take() -> Option<Self> {
+impl InCallback {
+    fn begin() -> Option<Self> {
         (!IS_LOGGING.replace(true)).then_some(Self)
     }
 }
 
-impl Drop for Turn {
+impl Drop for InCallback {
     fn drop(&mut self) {
         IS_LOGGING.set(false);
     }
@@ -146,7 +146,7 @@ impl EventReceiver for Forward {
     }
 
     fn take(&self, level: Level, message: String, fields: &[String]) {
-        let Some(_turn) = Turn::take() else { return };
+        let Some(_in_callback) = InCallback::begin() else { return };
         let Some(sink) = sink() else { return };
         let level = match level {
             Level::ERROR => 1,

@@ -198,7 +198,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     #[inline]
-    fn submit_detached<F>(self, body: F) -> Result<(), Error>
+    fn submit_sync_detached<F>(self, body: F) -> Result<(), Error>
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, U::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
@@ -349,7 +349,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        self.submit_detached(|reads, writes, ()| body(reads, writes))
+        self.submit_sync_detached(|reads, writes, ()| body(reads, writes))
     }
 
     /// Submits the operation with a body that is a future on the engine's tokio runtime. The body gets owned
@@ -441,7 +441,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
     {
-        self.submit_detached(body)
+        self.submit_sync_detached(body)
     }
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth

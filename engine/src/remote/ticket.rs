@@ -389,7 +389,7 @@ pub(super) fn named(secret: &Secret) -> Option<Arc<Export>> {
 pub(super) const VOID: &str =
     "the ticket is not valid any more: its process has dropped it, or it was for one use";
 
-/// Answers another process until it leaves or dies. An answer that waits for room holds up no other one.
+/// Answers another process until it leaves or dies. Up to [`ANSWERS_MAX`] answers that wait for room hold up no other one.
 async fn answer(link: RawLink) {
     let link = Arc::new(link);
     while let Ok(received) = link.receive().await {

@@ -27,7 +27,7 @@ impl IntoFuture for &Tensor {
     }
 }
 
-/// Whom the lease of a copy is of.
+/// The owner of the lease under which data is copied.
 const READER: &str = "a host reader";
 
 /// The data under `lease`, which is kept meanwhile.

@@ -14,7 +14,7 @@ use super::wire::{End, Kind, Wire, number, short};
 use super::{Fetched, GREETING, Reach, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError, Progress, Transfer};
-use crate::platform::{Private, connect, is_shortage};
+use crate::platform::{CloseOnFork, connect, is_shortage};
 use crate::{Arena, Segment};
 
 /// A connection of no use is closed after this time: it holds descriptors on both sides, and memory that was shown.
@@ -103,7 +103,7 @@ impl Host {
     }
 
     /// A connection to the process; made on a thread that may wait.
-    pub(super) fn connect(reach: &Reach) -> std::io::Result<Private<TcpStream>> {
+    pub(super) fn connect(reach: &Reach) -> std::io::Result<CloseOnFork<TcpStream>> {
         let mut last = std::io::Error::other("the host has no address");
         for address in (reach.host.as_str(), reach.port).to_socket_addrs()? {
             match connect(&address, reach.deadline) {
@@ -123,7 +123,7 @@ impl Host {
         DeviceError::new(kind, format!("{what} (in process {} on {})", self.process, self.reach.host))
     }
 
-    pub(super) fn connected(&mut self, stream: std::io::Result<Private<TcpStream>>) -> Result<(), Over> {
+    pub(super) fn connected(&mut self, stream: std::io::Result<CloseOnFork<TcpStream>>) -> Result<(), Over> {
         let mut wire = stream.and_then(Wire::new).map_err(|error| {
             Over::Failed(match error.kind() {
                 // Its door stays open as long as it lives.

@@ -42,7 +42,7 @@ use estafette_sync::time::Duration;
 
 use self::host::Asked;
 use self::thread::{Command, Network};
-use crate::platform::Private;
+use crate::platform::CloseOnFork;
 use crate::{LinkError, Segment, secret};
 
 pub use self::clock::ClockOffset;
@@ -172,7 +172,7 @@ pub fn listen(at: &str, deadline: Duration, ask: Ask, refused: fn(&LinkError)) -
     }
     let (host, port) = split(at)?;
     let network = Network::get()?;
-    let listener = TcpListener::bind((host, port)).map(Private::new);
+    let listener = TcpListener::bind((host, port)).map(CloseOnFork::new);
     let listener = listener.map_err(LinkError::system("listening for other machines"))?;
     listener.set_nonblocking(true).map_err(LinkError::system("listening for other machines"))?;
     let port = listener.local_addr().map_err(LinkError::system("listening for other machines"))?.port();
@@ -254,8 +254,9 @@ mod tests {
         let (until_kept, kept) = channel::<()>();
         let done = Box::new(|_| panic!("nothing is there"));
         host.ask(Asked { secret: [1; 16], until_kept: Some(Box::new(until_kept)), done }, Instant::now());
-        assert!(host.connected(TcpStream::connect(address).map(Private::new)).is_ok());
-        let wire = wire::Wire::new(Private::new(listener.accept().expect("a connection").0)).expect("a wire");
+        assert!(host.connected(TcpStream::connect(address).map(CloseOnFork::new)).is_ok());
+        let wire =
+            wire::Wire::new(CloseOnFork::new(listener.accept().expect("a connection").0)).expect("a wire");
         let ask = |secret, reply: Reply| assert_eq!((secret, reply.number), ([1; 16], 1));
         let mut guest = guest::Guest::new(wire, "127.0.0.1".to_owned(), u64::MAX, key, ask);
         assert_eq!(kept.try_recv(), Err(TryRecvError::Empty));
@@ -285,7 +286,7 @@ mod tests {
             deadline: DEADLINE_MIN,
         };
         let mut host = host::Host::new(reach, 7, Instant::now());
-        assert!(host.connected(TcpStream::connect(address).map(Private::new)).is_ok());
+        assert!(host.connected(TcpStream::connect(address).map(CloseOnFork::new)).is_ok());
         drop(listener.accept().expect("a connection"));
         let began = Instant::now();
         let error = loop {

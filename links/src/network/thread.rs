@@ -20,7 +20,7 @@ use super::host::{Asked, Host, Over};
 use super::wire::Wire;
 use super::{Ask, Offer, Reach, Secret};
 use crate::nixl::{Agent, NixlError};
-use crate::platform::{Poll, Private, Waker, is_shortage};
+use crate::platform::{CloseOnFork, Poll, Waker, is_shortage};
 use crate::threads::{self, Single};
 use crate::{LinkError, secret};
 
@@ -55,10 +55,10 @@ pub(super) type Ends = Vec<Box<dyn FnOnce() + Send>>;
 
 /// What others ask of the thread.
 pub(super) enum Command {
-    Listen { listener: Private<TcpListener>, key: Secret, ask: Ask, refused: fn(&LinkError) },
+    Listen { listener: CloseOnFork<TcpListener>, key: Secret, ask: Ask, refused: fn(&LinkError) },
     Reply { guest: u64, number: u64, answer: Result<Offer, DeviceError> },
     Fetch { reach: Reach, process: u32, asked: Asked },
-    Connected { host: u64, stream: io::Result<Private<TcpStream>> },
+    Connected { host: u64, stream: io::Result<CloseOnFork<TcpStream>> },
     DeclareDead { host: String, process: Option<u32> },
 }
 
@@ -119,7 +119,7 @@ extern "C" fn at_exit() {
 }
 
 struct Listening {
-    listener: Private<TcpListener>,
+    listener: CloseOnFork<TcpListener>,
     key: Secret,
     ask: Ask,
     refused: fn(&LinkError),
@@ -275,7 +275,7 @@ impl State {
     fn accept(&mut self, token: u64) {
         let Some(listening) = self.listeners.get_mut(&token) else { return };
         let (stream, address) = match listening.listener.accept() {
-            Ok((stream, address)) => (Private::new(stream), address),
+            Ok((stream, address)) => (CloseOnFork::new(stream), address),
             Err(error) if is_shortage(&error) && error.kind() != io::ErrorKind::WouldBlock => {
                 // A connection that waits on would wake this thread again and again.
                 let _ = self.network.poll.pause(&*listening.listener, token, true);
@@ -437,7 +437,7 @@ mod tests {
         let port = listener.local_addr().expect("an address").port();
         let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(5));
         let (ask, refused) = (|_, _| (), |_: &LinkError| ());
-        let listener = Private::new(listener);
+        let listener = CloseOnFork::new(listener);
         state.handle(Command::Listen { listener, key: [3; 16], ask, refused }, Instant::now());
         let token = state.last;
         (state, token, Reach { host, port, key: [3; 16], deadline })

@@ -7,7 +7,7 @@ use estafette_devices::host_now_ns;
 use estafette_sync::time::{Duration, Instant};
 
 use super::clock::{PeerClock, STAMPS};
-use crate::platform::{Private, keep_trying};
+use crate::platform::{CloseOnFork, keep_trying};
 
 /// The longest message. A failure's text is cut, the rest is short.
 const MESSAGE_MAX: usize = 1 << 20;
@@ -64,7 +64,7 @@ pub(super) enum End {
 /// A connection to a process on another machine.
 #[derive(Debug)]
 pub(super) struct Wire {
-    pub(super) stream: Private<TcpStream>,
+    pub(super) stream: CloseOnFork<TcpStream>,
     received: Vec<u8>,
     unsent: Vec<u8>,
     /// When something came, and when something was sent.
@@ -74,7 +74,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(stream: Private<TcpStream>) -> io::Result<Self> {
+    pub(super) fn new(stream: CloseOnFork<TcpStream>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         keep_trying(&stream)?;

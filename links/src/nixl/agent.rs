@@ -167,7 +167,7 @@ impl Agent {
             return Ok(());
         }
         let (api, options) = (self.api, self.options()?);
-        // SAFETY: the memory stays, as this agent keeps the segment. NIXL undoes a registration that fails.
+        // SAFETY: the memory stays, as this agent keeps the segment. NIXL undoes a registration that fails (`nixlAgent::registerMem`).
         let list = unsafe {
             let list = Owned::new("making a list of memory", api.destroy_reg_dlist, |made| {
                 (api.create_reg_dlist)(HOST_MEMORY, made, false)

@@ -128,17 +128,17 @@ pub unsafe fn free(_memory: *mut std::ffi::c_void) {}
 /// A socket; see the form of Linux.
 #[cfg(feature = "nixl")]
 #[derive(Debug)]
-pub struct Private<T>(T);
+pub struct CloseOnFork<T>(T);
 
 #[cfg(feature = "nixl")]
-impl<T> Private<T> {
+impl<T> CloseOnFork<T> {
     pub fn new(socket: T) -> Self {
         Self(socket)
     }
 }
 
 #[cfg(feature = "nixl")]
-impl<T> std::ops::Deref for Private<T> {
+impl<T> std::ops::Deref for CloseOnFork<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -150,7 +150,7 @@ impl<T> std::ops::Deref for Private<T> {
 pub fn connect(
     _address: &std::net::SocketAddr,
     _timeout: std::time::Duration,
-) -> io::Result<Private<std::net::TcpStream>> {
+) -> io::Result<CloseOnFork<std::net::TcpStream>> {
     unsupported()
 }
 

@@ -6,7 +6,6 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use estafette_report::model::LostRecords;
 use estafette_report::terminal::{Style, text};
 use estafette_report::{Trace, chrome, html, perfetto, report};
 use flate2::Compression;
@@ -208,35 +207,4 @@ fn a_damaged_file_gives_a_partial_report_and_never_more() {
     if let Some(last) = more.last() {
         println!("{last} damaged files");
     }
-}
-
-#[test]
-fn a_file_that_grows_a_thousandfold_is_refused() {
-    let empty = framed(&[]).repeat(4 << 20);
-    let bomb = compressed(&empty).repeat(50);
-    let begin = Instant::now();
-    let left = perfetto::read(&bomb);
-    assert!(left.operations.is_empty());
-    let told = left.losses.damage.join("\n");
-    assert!(told.contains("50 times a block could not be read") && told.contains("grows to more"), "{told}");
-    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
-}
-
-#[test]
-fn a_trace_that_lasts_longer_than_sums_have_room_for_says_so() {
-    let mut trace = made_up::trace(50);
-    assert!(report(&trace).missing.is_empty());
-    trace.duration = 1 << 50;
-    assert!(report(&trace).missing[0].contains("78 hours"), "{:?}", report(&trace).missing);
-}
-
-#[test]
-fn losses_of_thousands_of_threads_are_told_in_a_few_lines() {
-    let mut trace = made_up::trace(50);
-    let track = trace.tracks[0].clone();
-    trace.tracks.extend(vec![track; 1_000]);
-    trace.losses.records = (0..1_000).map(|track| LostRecords { track, count: 3 }).collect();
-    let missing = report(&trace).missing;
-    assert_eq!(missing.len(), 11, "{missing:?}");
-    assert_eq!(missing[10], "2970 entries of 990 more did not fit");
 }

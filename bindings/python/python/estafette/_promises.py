@@ -208,17 +208,19 @@ def wait(promises: Iterable[Any], timeout: float | None = None, return_when: str
     are_promises = all(map(_is_promise, rest))
     if not are_promises:
         _check_loop(rest, timeout)
+    is_first = return_when == concurrent.futures.FIRST_COMPLETED
+    is_all = return_when == concurrent.futures.ALL_COMPLETED
+    if not is_all and any(is_first or _has_failed(promise) for promise in promises - rest):
+        return _Waited(promises - rest, rest)
     try:
-        if return_when == concurrent.futures.ALL_COMPLETED:
+        if is_all:
             for promise in list(filter(_is_promise, rest)):
                 _wait_any([promise], _left(until))
                 rest.discard(promise)
             _wait_mixed(rest, until, return_when)
-        elif any(return_when == concurrent.futures.FIRST_COMPLETED or _has_failed(promise) for promise in promises - rest):
-            pass
         elif not are_promises:
             _wait_mixed(rest, until, return_when)
-        elif return_when == concurrent.futures.FIRST_COMPLETED:
+        elif is_first:
             rest -= set(_wait_any(list(rest), _left(until)))
         else:
             _wait_for_failure(rest, until)

@@ -220,21 +220,22 @@ pub fn wait_any<'py>(
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let timeout = seconds("timeout", timeout)?;
     let (mut ops, mut tensors) = (Vec::new(), Vec::new());
-    let (mut operations, mut others) = (Vec::new(), Vec::new());
+    // In the order of `estafette::bindings::wait_any`: operations, and then tensors.
+    let (mut ordered, mut of_tensors) = (Vec::new(), Vec::new());
     for promise in promises {
         match promise.cast::<PyOperation>() {
             Ok(operation) => {
                 ops.push(operation.get().ended(py)?.clone());
-                operations.push(promise);
+                ordered.push(promise);
             }
             Err(_) => {
                 tensors.push(promise.cast::<PyTensor>()?.get().ended(py)?.clone());
-                others.push(promise);
+                of_tensors.push(promise);
             }
         }
     }
-    operations.append(&mut others);
-    let pick = |places: Vec<usize>| places.into_iter().map(|place| operations[place].clone()).collect();
+    ordered.append(&mut of_tensors);
+    let pick = |places: Vec<usize>| places.into_iter().map(|place| ordered[place].clone()).collect();
     let done =
         ops.iter().map(|op| op.is_done()).chain(tensors.iter().map(|tensor| Ends::is_done(tensor, py)));
     let done: Vec<usize> = done.enumerate().filter_map(|(place, is_done)| is_done.then_some(place)).collect();

@@ -16,7 +16,7 @@ pub use self::memory::Memory;
 pub use self::poll::{Poll, Waker};
 pub use self::socket::Socket;
 #[cfg(feature = "nixl")]
-pub use self::tcp::{Private, connect, keep_trying};
+pub use self::tcp::{CloseOnFork, connect, keep_trying};
 
 /// Something of the kernel's. It is closed on drop, and in programs that this process becomes.
 pub type Descriptor = OwnedFd;

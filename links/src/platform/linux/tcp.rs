@@ -42,11 +42,11 @@ fn close_copies() {
     }
 }
 
-/// A socket that forked children do not have. A fork between the call that makes it and [`Private::new`] gives the child a copy.
+/// A socket that forked children do not have. A fork between the call that makes it and [`CloseOnFork::new`] gives the child a copy.
 #[derive(Debug)]
-pub struct Private<T: AsRawFd>(T);
+pub struct CloseOnFork<T: AsRawFd>(T);
 
-impl<T: AsRawFd> Private<T> {
+impl<T: AsRawFd> CloseOnFork<T> {
     pub fn new(socket: T) -> Self {
         ARRANGED.get_or_init(|| at_fork(close_copies));
         if let Some((word, bit)) = place(&socket) {
@@ -61,7 +61,7 @@ fn place(socket: &impl AsRawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((OPEN.get(number / 64)?, 1 << (number % 64)))
 }
 
-impl<T: AsRawFd> Drop for Private<T> {
+impl<T: AsRawFd> Drop for CloseOnFork<T> {
     fn drop(&mut self) {
         // Before the number is given out again. A child that is forked from here on has a copy, so the connection is ended and not only closed.
         if let Some((word, bit)) = place(&self.0) {
@@ -72,7 +72,7 @@ impl<T: AsRawFd> Drop for Private<T> {
     }
 }
 
-impl<T: AsRawFd> Deref for Private<T> {
+impl<T: AsRawFd> Deref for CloseOnFork<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -81,11 +81,11 @@ impl<T: AsRawFd> Deref for Private<T> {
 }
 
 /// A connection to `address`, made within `timeout`.
-pub fn connect(address: &SocketAddr, timeout: Duration) -> io::Result<Private<TcpStream>> {
+pub fn connect(address: &SocketAddr, timeout: Duration) -> io::Result<CloseOnFork<TcpStream>> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes integers; the descriptor is new.
-    let stream = Private::new(TcpStream::from(unsafe { new_descriptor(libc::socket(family, kind, 0)) }?));
+    let stream = CloseOnFork::new(TcpStream::from(unsafe { new_descriptor(libc::socket(family, kind, 0)) }?));
     let begin = |address: *const libc::sockaddr, length: usize| {
         // SAFETY: the caller passes an address of that length.
         check(unsafe { libc::connect(stream.as_raw_fd(), address, length as libc::socklen_t) })
