@@ -163,19 +163,18 @@ fn without_workers_jobs_run_only_where_they_are_taken(with_lock: bool) {
 /// A job that is only a number, for looking at queues.
 struct Number(i32);
 
+fn without_workers() -> Pool<Number> {
+    let name = "numbers".to_owned();
+    Pool::new(PoolOptions { workers: 0, name, spare_limit: 0, ..PoolOptions::default() }).unwrap()
+}
+
 impl Job for Number {
     fn run(self, _pool: &Pool<Self>) {}
 }
 
 #[test]
 fn taking_a_matching_job_leaves_the_others_in_order() {
-    let pool = Pool::new(PoolOptions {
-        workers: 0,
-        name: "numbers".to_owned(),
-        spare_limit: 0,
-        ..PoolOptions::default()
-    })
-    .unwrap();
+    let pool = without_workers();
     (0..10).for_each(|number| pool.push(Number(number)));
     pool.push_priority(Number(100), 3);
     pool.push_priority(Number(-100), -3);
@@ -216,13 +215,7 @@ fn a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order(with_lock: bool) {
 
 #[test]
 fn a_panic_while_looking_loses_no_job() {
-    let pool = Pool::new(PoolOptions {
-        workers: 0,
-        name: "numbers".to_owned(),
-        spare_limit: 0,
-        ..PoolOptions::default()
-    })
-    .unwrap();
+    let pool = without_workers();
     (0..5).for_each(|number| pool.push(Number(number)));
     pool.push_priority(Number(9), 1);
     let looking = std::panic::AssertUnwindSafe(|| {
@@ -238,13 +231,7 @@ fn two_helpers_never_both_miss_the_job_that_the_other_one_wants() {
     // Each helper wants one number and takes nothing else; a helper that finds nothing gives up. With jobs in
     // the hands of the other scan, "nothing" would be wrong.
     for _ in 0..2_000 {
-        let pool = Pool::new(PoolOptions {
-            workers: 0,
-            name: "numbers".to_owned(),
-            spare_limit: 0,
-            ..PoolOptions::default()
-        })
-        .unwrap();
+        let pool = without_workers();
         push_batch(&pool, [Number(1), Number(2)]);
         let together = Barrier::new(2);
         std::thread::scope(|scope| {
@@ -262,13 +249,7 @@ fn two_helpers_never_both_miss_the_job_that_the_other_one_wants() {
 #[test]
 fn somebody_who_finds_nothing_waits_for_jobs_in_the_hands_of_a_scan() {
     for _ in 0..40 {
-        let pool = Pool::new(PoolOptions {
-            workers: 0,
-            name: "numbers".to_owned(),
-            spare_limit: 0,
-            ..PoolOptions::default()
-        })
-        .unwrap();
+        let pool = without_workers();
         pool.push(Number(1));
         let (begin, began) = channel();
         std::thread::scope(|scope| {
@@ -470,13 +451,7 @@ fn a_worker_that_feeds_itself_still_serves_the_others(with_lock: bool) {
 
 #[test]
 fn a_helper_that_wants_most_jobs_leaves_the_others_in_their_place() {
-    let pool = Pool::new(PoolOptions {
-        workers: 0,
-        name: "numbers".to_owned(),
-        spare_limit: 0,
-        ..PoolOptions::default()
-    })
-    .unwrap();
+    let pool = without_workers();
     push_batch(&pool, (1..=4).map(Number));
     let even = || pool.take_next_matching(|job| job.0 % 2 == 0).map(|job| job.0);
     assert_eq!([even(), even(), even()], [Some(2), Some(4), None]);

@@ -148,10 +148,7 @@ impl Memory {
         edit: impl FnOnce(&mut Versioned),
     ) -> *mut c_void {
         let (tensor, manager_ctx) = self.describe(start, len, deleted);
-        let mut managed =
-            Versioned { major: 1, minor: 1, manager_ctx, deleter: Some(delete_versioned), flags: 0, tensor };
-        edit(&mut managed);
-        Box::into_raw(Box::new(managed)).cast()
+        versioned(tensor, manager_ctx, edit)
     }
 
     /// The same in the legacy struct.
@@ -183,12 +180,17 @@ impl Memory {
 
     fn describe(&self, start: usize, len: usize, deleted: &Deleted) -> (DLTensor, *mut c_void) {
         assert!(start + len <= self.inner.len, "the tensor fits into its memory");
-        let context = Box::into_raw(Box::new(Context {
-            _memory: self.clone(),
-            shape: [i64::try_from(len).expect("a length fits")],
-            strides: [1],
-            deleted: deleted.clone(),
-        }));
+        self.shaped(start, &[i64::try_from(len).expect("a length fits")], deleted)
+    }
+
+    /// A row-major tensor that begins at `start`.
+    fn shaped(&self, start: usize, shape: &[i64], deleted: &Deleted) -> (DLTensor, *mut c_void) {
+        let mut strides = vec![1; shape.len()];
+        for index in (1..shape.len()).rev() {
+            strides[index - 1] = shape[index].max(1) * strides[index];
+        }
+        let (memory, shape, deleted) = (self.clone(), shape.to_vec(), deleted.clone());
+        let context = Box::into_raw(Box::new(Context { _memory: memory, shape, strides, deleted }));
         // SAFETY: just made; the struct's pointers point into it until the deleter frees it.
         let inside = unsafe { &mut *context };
         let tensor = DLTensor {
@@ -196,7 +198,7 @@ impl Memory {
             data: unsafe { self.inner.data.add(start) }.cast(),
             device_type: 1,
             device_id: 0,
-            ndim: 1,
+            ndim: i32::try_from(inside.shape.len()).expect("few dimensions"),
             code: 2,
             bits: 32,
             lanes: 1,
@@ -213,11 +215,25 @@ pub fn tensor(values: &[f32], deleted: &Deleted) -> ManagedTensor {
     Memory::of(values).tensor(0, values.len(), deleted)
 }
 
+/// A row-major versioned tensor of the elements 0, 1, 2, ..., changed by `edit`.
+pub fn numbers(shape: &[i64], deleted: &Deleted, edit: impl FnOnce(&mut Versioned)) -> *mut c_void {
+    let values: Vec<f32> = (0..shape.iter().product()).map(|value: i64| value as f32).collect();
+    let (tensor, manager_ctx) = Memory::of(&values).shaped(0, shape, deleted);
+    versioned(tensor, manager_ctx, edit)
+}
+
+fn versioned(tensor: DLTensor, manager_ctx: *mut c_void, edit: impl FnOnce(&mut Versioned)) -> *mut c_void {
+    let mut managed =
+        Versioned { major: 1, minor: 1, manager_ctx, deleter: Some(delete_versioned), flags: 0, tensor };
+    edit(&mut managed);
+    Box::into_raw(Box::new(managed)).cast()
+}
+
 /// What `manager_ctx` points to.
 struct Context {
     _memory: Memory,
-    shape: [i64; 1],
-    strides: [i64; 1],
+    shape: Vec<i64>,
+    strides: Vec<i64>,
     deleted: Deleted,
 }
 

@@ -43,6 +43,14 @@ def peer(name):
 
 
 @pytest.fixture
+def reports(monkeypatch):
+    """What `sys.unraisablehook` got, in place of pytest's own hook."""
+    found = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    return found
+
+
+@pytest.fixture
 def np():
     return peer("numpy")
 

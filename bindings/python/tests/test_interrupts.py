@@ -21,14 +21,6 @@ LEAVE = [KeyboardInterrupt, SystemExit]
 
 
 @pytest.fixture
-def reports(monkeypatch):
-    """What `sys.unraisablehook` got, in place of pytest's own hook."""
-    found = []
-    monkeypatch.setattr(sys, "unraisablehook", found.append)
-    return found
-
-
-@pytest.fixture
 def engine():
     """An engine that reports failures, and that has to end well."""
     engine = est.Engine(workers=2, failures="log")

@@ -189,58 +189,43 @@ def test_a_burst_of_messages_is_bounded_and_says_how_many_are_left_out(logged, g
     assert count <= stalls + lost <= count + 2 and lost > 0
 
 
+# Its log has a warning of a slow deleter, whose return `may_return` lets through.
+WARNED = """
+import logging, os, threading, time
+logging.basicConfig(format="%(process)d %(levelname)s %(name)s %(message)s")
+import estafette as est
+from capsules import Made
+
+class Slow(Made):
+    def _delete(self, managed):
+        entered.set()
+        may_return.wait(30)
+        super()._delete(managed)
+
+entered, may_return, behind = threading.Event(), threading.Event(), Made()
+eng = est.Engine(workers=1)
+eng.from_dlpack(Slow().capsule)
+entered.wait(30)
+eng.from_dlpack(behind.capsule)
+# The engine warns of the slow deleter, and then goes on with what is behind.
+while not behind.deleted:
+    time.sleep(0.001)
+"""
+
+
 def test_what_was_logged_last_is_there_when_the_program_ends():
-    _, errors = run_program("""
-        import logging, threading, time
-        logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
-        import estafette as est
-        from capsules import Made
-
-        class Slow(Made):
-            def _delete(self, managed):
-                entered.set()
-                may_return.wait(30)
-                super()._delete(managed)
-
-        entered, may_return, behind = threading.Event(), threading.Event(), Made()
-        eng = est.Engine(workers=1)
-        eng.from_dlpack(Slow().capsule)
-        entered.wait(30)
-        eng.from_dlpack(behind.capsule)
-        # The engine warns of the slow deleter, and then goes on with what is behind.
-        while not behind.deleted:
-            time.sleep(0.001)
-        may_return.set()
-    """, env={"PYTHONPATH": os.pathsep.join(sys.path)})
-    assert "WARNING estafette a deleter is slow" in errors
+    _, errors = run_program(WARNED + "may_return.set()", env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert f"WARNING estafette {SLOW}" in errors
 
 
 def test_a_forked_child_says_nothing_and_ends():
-    output, errors = run_program("""
-        import logging, os, threading, time
-        logging.basicConfig(format="%(process)d %(message)s")
-        import estafette as est
-        from capsules import Made
-
-        class Slow(Made):
-            def _delete(self, managed):
-                entered.set()
-                may_return.wait(30)
-                super()._delete(managed)
-
-        entered, may_return, behind = threading.Event(), threading.Event(), Made()
-        eng = est.Engine(workers=1)
-        eng.from_dlpack(Slow().capsule)
-        entered.wait(30)
-        eng.from_dlpack(behind.capsule)
-        # The engine warns of the slow deleter, and then goes on with what is behind.
-        while not behind.deleted:
-            time.sleep(0.001)
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        may_return.set()
-        print(os.getpid())
-    """, env={"PYTHONPATH": os.pathsep.join(sys.path)})
-    assert f"{output.strip()} a deleter is slow" in errors
+    forks = """
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+may_return.set()
+print(os.getpid())
+"""
+    output, errors = run_program(WARNED + forks, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert f"{output.strip()} WARNING estafette {SLOW}" in errors

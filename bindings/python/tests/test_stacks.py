@@ -44,17 +44,17 @@ def test_the_stack_size_of_threading_holds_for_operations():
     output = program("""
         threading.stack_size(128 << 20)
         with est.Engine(workers=1) as eng:
-            eng.submit(lambda: print(deep(100_000))).wait()
+            eng.submit(lambda: print(deep(60_000))).wait()
     """)
-    assert output.strip() == "200002"
+    assert output.strip() == "120002"
 
 
 def test_an_engine_can_have_its_own_stack_size():
     output = program("""
         with est.Engine(workers=1, stack_size=128 << 20) as eng:
-            eng.submit(lambda: print(deep(100_000))).wait()
+            eng.submit(lambda: print(deep(60_000))).wait()
     """)
-    assert output.strip() == "200002"
+    assert output.strip() == "120002"
 
 
 def test_zero_is_the_default_of_the_system():

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import sys
 import threading
 import weakref
 
@@ -19,14 +18,6 @@ class Boom(Exception):
 
 def boom(*_operands):
     raise Boom("it broke")
-
-
-@pytest.fixture
-def reports(monkeypatch):
-    """What `sys.unraisablehook` got, in place of pytest's own hook."""
-    found = []
-    monkeypatch.setattr(sys, "unraisablehook", found.append)
-    return found
 
 
 @pytest.fixture

@@ -5,3 +5,4 @@ mod deleters;
 mod destructors_misbehave;
 mod misuse;
 mod operators;
+mod structs;

@@ -6,6 +6,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tests::c_fuzz::{self, Taken};
 use tests::counting::{Counting, overwrite_freed};
 use tests::fuzz::TARGETS;
 use tests::ops::exclusive;
@@ -33,6 +34,11 @@ fn count_panics() {
 }
 
 fn replay(name: &str) {
+    let target = TARGETS.iter().find(|target| target.name == name).expect("a target of that name");
+    replay_by(name, |input| (target.run)(input));
+}
+
+fn replay_by(name: &str, mut run: impl FnMut(&[u8])) {
     let _alone = exclusive();
     count_panics();
     overwrite_freed();
@@ -44,15 +50,18 @@ fn replay(name: &str) {
         println!("{}", path.display());
         let words = path.display().to_string();
         let watchdog = Watchdog::with(LIMIT, move || words);
-        (target.run)(&input);
+        run(&input);
         assert_eq!(PANICS.load(Ordering::SeqCst), 0, "a thread has panicked at {}", path.display());
         assert!(watchdog.still_watches());
     }
 }
 
 #[test]
-fn kept_programs_of_calls_of_the_c_interface_are_as_the_model_says() {
-    replay("c-abi");
+fn kept_programs_of_calls_of_the_c_interface_are_as_the_model_says_and_take_every_step() {
+    let mut taken = Taken::new();
+    replay_by("c-abi", |input| taken.append(&mut c_fuzz::run(input)));
+    let missing: Vec<_> = c_fuzz::every_step().difference(&taken).copied().collect();
+    assert!(missing.is_empty(), "`cargo xtask fuzz c-abi --keep` finds programs for {missing:?}");
 }
 
 #[test]

@@ -1,42 +1,36 @@
-//! Tensors of a foreign library come in, are worked on, go out, and are given back once.
-
-mod dlpack;
+//! Structs of a foreign library come in, are worked on, go out, and are given back once.
 
 use std::ptr;
-use std::sync::Arc;
 
-use dlpack::{Deletions, IS_COPIED, READ_ONLY, Versioned};
 use estafette::exchange::Abi;
 use estafette::{Access, DType, Engine, Error, ExportOptions, ManagedTensor, Tensor};
+use tests::foreign::{Deleted, Memory, READ_ONLY, Versioned, numbers};
+use tests::ops::{engine, exclusive};
+
+/// The flag of a copy.
+const IS_COPIED: u64 = 2;
 
 /// What a producer does differently.
 type Edit = fn(&mut Versioned);
-
-fn engine() -> Engine {
-    Engine::builder().workers(2).build().expect("two workers start")
-}
 
 /// Imports a versioned tensor changed by `edit`.
 fn import(
     engine: &Engine,
     shape: &[i64],
-    deletions: &Arc<Deletions>,
+    deleted: &Deleted,
     edit: impl FnOnce(&mut Versioned),
 ) -> Result<Tensor, Error> {
     // SAFETY: a fresh tensor; what `edit` makes of it is refused, or true of its memory.
-    unsafe {
-        engine.import(ManagedTensor::from_raw(dlpack::versioned(shape, deletions, edit), Abi::Versioned)?)
-    }
+    unsafe { engine.import(ManagedTensor::from_raw(numbers(shape, deleted, edit), Abi::Versioned)?) }
 }
 
 #[test]
 fn a_tensor_comes_in_is_written_goes_out_and_is_given_back_without_a_copy() {
-    let deletions = Arc::default();
-    let engine = engine();
-    let managed = dlpack::tensor(&[2, 3], &deletions);
-    let address = managed.data();
-    // SAFETY: a fresh tensor that describes its memory truly.
-    let x = unsafe { engine.import(managed) }.unwrap();
+    let _alone = exclusive();
+    let deleted = Deleted::default();
+    let engine = engine(2);
+    let mut address = ptr::null_mut();
+    let x = import(&engine, &[2, 3], &deleted, |m| address = m.tensor.data).unwrap();
     assert_eq!(x.data_ptr().unwrap(), address.cast_const());
     assert_eq!((x.shape().unwrap().as_slice(), x.dtype().unwrap()), (&[2, 3][..], DType::F32));
     engine
@@ -57,53 +51,54 @@ fn a_tensor_comes_in_is_written_goes_out_and_is_given_back_without_a_copy() {
         assert_eq!(std::slice::from_raw_parts(tensor.shape, 2), [2, 3]);
         assert_eq!(std::slice::from_raw_parts(tensor.strides, 2), [3, 1]);
         assert_eq!(std::slice::from_raw_parts(tensor.data.cast::<f32>(), 6), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
-        assert_eq!(deletions.count(), 0);
+        assert_eq!(deleted.count(), 0);
         deleter.unwrap()(raw);
     }
     drop(x);
-    deletions.wait_for(1);
-    assert_eq!(deletions.threads(), ["estafette-reaper"], "never on a user's thread");
+    deleted.settle_at(1);
 }
 
 #[test]
 fn memory_is_not_given_back_while_a_consumer_holds_it() {
+    let _alone = exclusive();
     for abi in [Abi::Legacy, Abi::Versioned] {
-        let deletions = Arc::default();
-        let engine = engine();
-        // SAFETY: a fresh tensor that describes its memory truly.
-        let x = unsafe { engine.import(dlpack::tensor(&[4], &deletions)) }.unwrap();
+        let deleted = Deleted::default();
+        let engine = engine(2);
+        let x = import(&engine, &[4], &deleted, |_| ()).unwrap();
         let out = x.export_wait(&ExportOptions { abi, ..ExportOptions::from(Access::Read) }).unwrap();
         assert_eq!(out.abi(), abi);
         drop(x);
         drop(engine);
         assert!(estafette::exchange::flush_deleters(std::time::Duration::from_secs(30)));
-        assert_eq!(deletions.count(), 0);
+        assert_eq!(deleted.count(), 0);
         // SAFETY: the lease lasts until `out` is dropped.
         assert_eq!(unsafe { *out.data().cast::<f32>().add(3) }, 3.0);
         std::thread::spawn(move || drop(out)).join().unwrap();
-        deletions.wait_for(1);
+        deleted.settle_at(1);
     }
 }
 
 #[test]
 fn a_bad_tensor_is_refused_by_its_field_and_deleted_once() {
-    let engine = engine();
+    let _alone = exclusive();
+    let engine = engine(2);
     let cases: [(&[i64], Edit, &str); 2] = [
         (&[2], |m| m.tensor.lanes = 0, "dtype.lanes is 0"),
         (&[2], |m| m.tensor.device_type = 10, "device rocm:0 is not available"),
     ];
     for (shape, edit, message) in cases {
-        let deletions = Arc::default();
-        let error = import(&engine, shape, &deletions, edit).unwrap_err();
+        let deleted = Deleted::default();
+        let error = import(&engine, shape, &deleted, edit).unwrap_err();
         assert!(error.to_string().contains(message), "{error}, expected {message}");
         assert!(matches!(error, Error::InvalidTensor(_) | Error::Invalid(_)), "{error:?}");
-        deletions.wait_for(1);
+        deleted.settle_at(1);
     }
 }
 
 #[test]
 fn odd_but_legal_tensors_are_accepted_and_deleted_once() {
-    let engine = engine();
+    let _alone = exclusive();
+    let engine = engine(2);
     let cases: [(&[i64], Edit); 8] = [
         (&[2, 3], |m| m.tensor.strides = ptr::null_mut()),
         (&[], |_| ()),
@@ -120,20 +115,21 @@ fn odd_but_legal_tensors_are_accepted_and_deleted_once() {
         (&[2], |m| m.tensor.device_type = 77),
     ];
     for (index, (shape, edit)) in cases.into_iter().enumerate() {
-        let deletions = Arc::default();
-        let x = import(&engine, shape, &deletions, edit).unwrap();
+        let deleted = Deleted::default();
+        let x = import(&engine, shape, &deleted, edit).unwrap();
         assert_eq!(x.shape().unwrap().as_slice(), if index == 6 { &[3] } else { shape }, "case {index}");
         x.wait().unwrap();
         drop(x);
-        deletions.wait_for(1);
+        deleted.settle_at(1);
     }
 }
 
 #[test]
 fn a_device_of_an_unknown_kind_is_carried_and_the_host_never_looks() {
-    let deletions = Arc::default();
-    let engine = engine();
-    let x = import(&engine, &[4], &deletions, |m| m.tensor.device_type = 77).unwrap();
+    let _alone = exclusive();
+    let deleted = Deleted::default();
+    let engine = engine(2);
+    let x = import(&engine, &[4], &deleted, |m| m.tensor.device_type = 77).unwrap();
     let failed =
         engine.op("view").reads([&x]).run(|[x], []| x.as_slice::<f32>().map(drop).map_err(Into::into));
     assert!(failed.unwrap().wait().is_err());
@@ -142,14 +138,15 @@ fn a_device_of_an_unknown_kind_is_carried_and_the_host_never_looks() {
     let out = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     assert_eq!(out.device().to_string(), "device_type(77):0");
     drop((x, out));
-    deletions.wait_for(1);
+    deleted.settle_at(1);
 }
 
 #[test]
 fn an_opaque_type_is_exchanged_and_only_its_typed_view_is_refused() {
-    let deletions = Arc::default();
-    let engine = engine();
-    let x = import(&engine, &[4], &deletions, |m| (m.tensor.code, m.tensor.bits) = (200, 8)).unwrap();
+    let _alone = exclusive();
+    let deleted = Deleted::default();
+    let engine = engine(2);
+    let x = import(&engine, &[4], &deleted, |m| (m.tensor.code, m.tensor.bits) = (200, 8)).unwrap();
     assert_eq!(x.dtype().unwrap(), DType::new(200, 8));
     let failed = engine.op("view").updates([&x]).run(|[], [], [mut x]| {
         x.as_mut_slice::<u8>()?;
@@ -160,26 +157,24 @@ fn an_opaque_type_is_exchanged_and_only_its_typed_view_is_refused() {
     x.clear_error().unwrap();
     drop(x.export_wait(&ExportOptions::from(Access::Alias)).unwrap());
     drop(x);
-    deletions.wait_for(1);
+    deleted.settle_at(1);
 }
 
 #[test]
 fn a_legacy_tensor_comes_in_and_read_only_memory_stays_read_only() {
-    let deletions = Arc::default();
-    let engine = engine();
+    let _alone = exclusive();
+    let deleted = Deleted::default();
+    let engine = engine(2);
+    let raw = Memory::of(&[0.0, 1.0]).legacy(0, 2, &deleted, |m| m.tensor.strides = ptr::null_mut());
     // SAFETY: a fresh tensor that describes its memory truly.
-    let old = unsafe {
-        let raw = dlpack::legacy(&[2, 2], &deletions, |m| m.tensor.strides = ptr::null_mut());
-        engine.import(ManagedTensor::from_raw(raw, Abi::Legacy).unwrap())
-    }
-    .unwrap();
+    let old = unsafe { engine.import(ManagedTensor::from_raw(raw, Abi::Legacy).unwrap()) }.unwrap();
     assert!(!old.is_read_only().unwrap());
-    assert_eq!(old.to_vec::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0]);
-    let fixed = import(&engine, &[2], &deletions, |m| m.flags = READ_ONLY).unwrap();
+    assert_eq!(old.to_vec::<f32>().unwrap(), [0.0, 1.0]);
+    let fixed = import(&engine, &[2], &deleted, |m| m.flags = READ_ONLY).unwrap();
     assert!(fixed.is_read_only().unwrap());
     let refused = engine.op("write").updates([&fixed]).run(|[], [], [_x]| Ok(()));
     assert!(refused.is_err(), "{refused:?}");
     assert!(fixed.export_wait(&ExportOptions::from(Access::Write)).is_err());
     drop((old, fixed));
-    deletions.wait_for(2);
+    deleted.settle_at(2);
 }
