@@ -540,12 +540,12 @@ static void every_handle_is_there_for_c() {
     CHECK(error.status() == ESTAFETTE_FAILED);
   }
   Fence fence = promise.fence();
-  promise.fail("gone", ESTAFETTE_PEER_DIED);
+  promise.fail("gone", ESTAFETTE_DEVICE);
   try {
     fence.is_done();
     CHECK(!"it has failed");
   } catch (const Error &error) {
-    CHECK(error.status() == ESTAFETTE_PEER_DIED && std::strstr(error.what(), "gone"));
+    CHECK(error.status() == ESTAFETTE_DEVICE && std::strstr(error.what(), "gone"));
   }
   Promise other;
   try {
@@ -639,12 +639,14 @@ static void tensors_cross_with_fences() {
 static void operators_are_functions_of_the_program() {
   Engine engine(1);
   auto kept = std::make_shared<int>();
+  OperatorOptions in_place;
+  in_place.in_place = true;
   Engine::register_operator("cpp.add", [kept](const OperatorArguments &call) {
     const char *by = call.attribute("by", "1");
     if (*by == 'x') throw std::runtime_error("by what?");
     auto to = static_cast<float *>(call.outputs[0]->dl_tensor.data);
     to[0] = static_cast<const float *>(call.inputs[0]->data)[0] + std::strtof(by, nullptr);
-  });
+  }, in_place);
   OperatorOptions how;
   how.kind = ESTAFETTE_OPERATOR_INFERRED;
   how.n_inputs = 1;
