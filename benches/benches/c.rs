@@ -34,6 +34,7 @@ fn engine() -> *mut estafette_engine {
         lease_timeout_ns: 0,
         stack_size: 0,
         shared: 0,
+        watchdog_ns: 0,
     };
     let mut engine = ptr::null_mut();
     // SAFETY: the arguments are valid, as the interface requires.

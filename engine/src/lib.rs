@@ -161,5 +161,5 @@ pub mod bindings {
     pub use crate::trace::receiver::{EventReceiver, receive_events};
     pub use crate::wait::diagnose::{op_waits_for, tensor_waits_for};
     pub use crate::wait::inspect::inspected;
-    pub use crate::wait::notify::{Notice, wait_any};
+    pub use crate::wait::notify::{Notice, wait_any, wait_any_work};
 }

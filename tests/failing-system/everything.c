@@ -363,7 +363,11 @@ static void forks(estafette_engine *engine, estafette_tensor *tensor) {
   settle();
 }
 
-static void quiet(void *context, int32_t level, const char *message) { (void)context, (void)level, (void)message; }
+/* No lock of the library is held: this call takes that of the deleters. */
+static void quiet(void *context, int32_t level, const char *message) {
+  (void)context, (void)level, (void)message;
+  estafette_flush_deleters(0);
+}
 
 static void end(estafette_engine *engine) {
   settle();

@@ -123,6 +123,11 @@ enum estafette_status
    * The memory of the tensor is not memory that other processes can be shown.
    */
   ESTAFETTE_NOT_SHARED = -13,
+  /**
+   * A signal that the program around the library handles has ended the wait; what was waited for goes on. Only in an engine that Python
+   * has made or been given, on a thread whose signals Python handles: Ctrl-C in a wait there.
+   */
+  ESTAFETTE_INTERRUPTED = -14,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -257,6 +262,11 @@ typedef struct estafette_engine_options {
    * `estafette_zeros_shared`.
    */
   uint64_t shared;
+  /**
+   * What is stalled for so many nanoseconds is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter does not
+   * return, with its sentence of `estafette_diagnose`. 0 for no such watch.
+   */
+  uint64_t watchdog_ns;
 } estafette_engine_options;
 
 /**
@@ -799,6 +809,19 @@ estafette_status estafette_wait_all(struct estafette_engine *engine,
                                     uint64_t timeout_ns);
 
 /**
+ * Runs, on the calling thread, the operations of an engine without workers that are ready, and those that they make ready in turn: for
+ * programs with one thread and a loop of their own. It waits for nothing. `*ran`, which may be NULL, gets 1 if an operation was ready, else
+ * 0: that too where the engine has workers, or helping is forbidden (see `estafette_set_helping`).
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `ran` is NULL or may be written. `engine` may be any value.
+ */
+estafette_status estafette_run_ready(struct estafette_engine *engine,
+                                     int32_t *ran);
+
+/**
  * Who waits for whom right now, one line per operation, for people; and a line for each deleter of this process that has run for
  * more than a quarter of a second, and for the oldest memory behind it. The caller owns the text and frees it by
  * `estafette_string_free`.
@@ -917,8 +940,9 @@ estafette_status estafette_writable_fence(const struct estafette_tensor *tensor,
                                           DLFence *out);
 
 /**
- * The end of an operation as a fence, to `*out`; of one that ends with a fence, the end of that. Ownership as for
- * `estafette_tensor_fence`.
+ * The end of an operation as a fence, to `*out`; the work included that it has left on a stream or behind a fence. Of an operation that has
+ * left its work in one place, that is the fence of the work, which other streams of the device wait for without the host. Ownership as
+ * for `estafette_tensor_fence`.
  *
  * Returns as `estafette_tensor_fence`, and `ESTAFETTE_INVALID` for a handle that is not in use or was only handed to a function.
  * May be called by any thread.
@@ -1045,6 +1069,38 @@ estafette_status estafette_order_on(const struct estafette_tensor *tensor,
                                     struct estafette_lease **out);
 
 /**
+ * As `estafette_order_on`, with `access`, `device`, `stream`, `nonblocking` and `timeout_ns` of the options of an export; `copy` must not be 1.
+ * NULL `options` means the defaults: a read lease for the host, blocking.
+ *
+ * Returns as `estafette_order_on`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for a wrong
+ * option as well. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * As for `estafette_order_on`; `options` is NULL or as long as its size says.
+ */
+estafette_status estafette_order_on_with(const struct estafette_tensor *tensor,
+                                         const struct estafette_export_options *options,
+                                         struct estafette_lease **out);
+
+/**
+ * Takes leases of `n` tensors in one step, each as by `estafette_order_on_with`: all are granted together. `accesses` has an
+ * `estafette_access` for each, but not `ESTAFETTE_ALIAS`; NULL means that of `options` for all. A tensor may be named twice; if one of the two
+ * is a write, both are exclusive. The leases go to `out`, which has `n` places, in the order of `tensors`; the caller owns them. An array
+ * may be NULL when `n` is 0.
+ *
+ * Returns as `estafette_order_on_with`, and `ESTAFETTE_SHUTDOWN`. `out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer but handles is NULL or what its type says; the arrays have `n` entries.
+ */
+estafette_status estafette_lease_all(struct estafette_engine *engine,
+                                     struct estafette_tensor *const *tensors,
+                                     const int32_t *accesses,
+                                     size_t n,
+                                     const struct estafette_export_options *options,
+                                     struct estafette_lease **out);
+
+/**
  * The end of a lease as a fence, to `*out`: done when it was released and the work that its holder left is done. So the
  * producer learns when its consumer is done. The caller owns one count of it and gives that up by
  * `out->release(out->context)`.
@@ -1078,7 +1134,7 @@ estafette_status estafette_lease_release(struct estafette_lease *lease,
  * Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
  * an earlier one, whose `drop_context` is called when no thread runs the callback any more. NULL `callback` turns logging off, and
  * then `context` is not looked at. Without a call of this, nothing is logged, unless `RUST_LOG=estafette=debug` in the environment asks for
- * all events: then they are lines on the standard error stream, and the callback gets them as well if `level` is 4.
+ * all events: then they are lines on the standard error stream until a call of this, whose callback gets them instead.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
  * library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any
@@ -1171,7 +1227,8 @@ estafette_status estafette_op_retain(struct estafette_op *op);
 estafette_status estafette_op_release(struct estafette_op *op);
 
 /**
- * Whether an operation has ended, and how, at once.
+ * Whether an operation has ended, and how, at once. One that has left work on a stream, or that ends with a fence, has ended when that
+ * is done.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
  * the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
@@ -1180,7 +1237,7 @@ estafette_status estafette_op_release(struct estafette_op *op);
 estafette_status estafette_op_query(struct estafette_op *op);
 
 /**
- * Blocks until an operation has ended (the fences included that it, or the nodes of a replay, end with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+ * Blocks until an operation has ended (the work that it, or the nodes of a replay, have left on streams and behind fences included), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
  * limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
  * it runs none, so that it is kept.
  *
@@ -1191,6 +1248,26 @@ estafette_status estafette_op_query(struct estafette_op *op);
  */
 estafette_status estafette_op_wait(struct estafette_op *op,
                                    uint64_t timeout_ns);
+
+/**
+ * Blocks until one of `n_ops` operations has ended, as for `estafette_op_wait`, or the current version of one of `n_tensors` tensors is
+ * finished, well or not, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks). The place of the first that has goes to
+ * `*out`: operations are counted first, then tensors. How it has ended, `estafette_op_query` or `estafette_query` says. An array may be NULL
+ * when its count is 0. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one it runs none.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` or `ESTAFETTE_WOULD_DEADLOCK` where none can end, as for
+ * `estafette_wait`; `ESTAFETTE_INVALID` for NULL, counts that are both 0, or a handle that is not in use or was only given to a function;
+ * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer but handles is NULL or what its type says; an array has as many entries as its count says.
+ */
+estafette_status estafette_wait_any(struct estafette_op *const *ops,
+                                    size_t n_ops,
+                                    struct estafette_tensor *const *tensors,
+                                    size_t n_tensors,
+                                    uint64_t timeout_ns,
+                                    size_t *out);
 
 /**
  * Calls an operation off that has not begun: its function is not called, its context is dropped, and its outputs carry a
@@ -1284,6 +1361,28 @@ estafette_status estafette_call_operator(struct estafette_engine *engine,
                                          size_t n_outputs,
                                          const struct estafette_attribute *attributes,
                                          size_t n_attributes);
+
+/**
+ * As `estafette_call_operator`, with options (NULL for the defaults), and with a handle of the operation to `*op`, which may be NULL, to query,
+ * wait for or cancel. The caller gives it up by `estafette_op_release`. Of the options, `name` and `on_skip` must be 0; `on` is for calls that
+ * are given their outputs.
+ *
+ * Returns as `estafette_call_operator`, and `ESTAFETTE_IN_FLIGHT_LIMIT`; `ESTAFETTE_INVALID` for a wrong option, and with `on` for an operator
+ * that works on the host.
+ *
+ * What the caller promises:
+ * As for `estafette_call_operator`; `options` is NULL or as long as its size says; `op` is NULL or may be written.
+ */
+estafette_status estafette_call_operator_with(struct estafette_engine *engine,
+                                              const struct estafette_submit_options *options,
+                                              const char *name,
+                                              struct estafette_tensor *const *inputs,
+                                              size_t n_inputs,
+                                              struct estafette_tensor **outputs,
+                                              size_t n_outputs,
+                                              const struct estafette_attribute *attributes,
+                                              size_t n_attributes,
+                                              struct estafette_op **op);
 
 /**
  * Begins to record a program. `name` is that of its replays, for messages; NULL means "c". The caller owns the result and gives
@@ -1695,6 +1794,25 @@ estafette_status estafette_produce(struct estafette_engine *engine,
                                    struct estafette_tensor **out);
 
 /**
+ * As `estafette_produce`, with a handle of the operation to `*op`, which may be NULL, to query, wait for or cancel. The caller gives it up by
+ * `estafette_op_release`. It is the one that `function` is given.
+ *
+ * Returns as `estafette_produce`.
+ *
+ * What the caller promises:
+ * As for `estafette_produce`; `op` is NULL or may be written.
+ */
+estafette_status estafette_produce_with(struct estafette_engine *engine,
+                                        const struct estafette_submit_options *options,
+                                        estafette_function function,
+                                        void *context,
+                                        estafette_drop drop_context,
+                                        struct estafette_tensor *const *reads,
+                                        size_t n_reads,
+                                        struct estafette_tensor **out,
+                                        struct estafette_op **op);
+
+/**
  * Takes over a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
  *
  * The type may be one that this library does not know, and the address need not be a multiple of the element's size: both are handed
@@ -1762,6 +1880,37 @@ estafette_status estafette_zeros_shared(struct estafette_engine *engine,
                                         int32_t ndim,
                                         DLDataType dtype,
                                         struct estafette_tensor **out);
+
+/**
+ * As `estafette_zeros`, in memory of `device`, one of the engine's. The bytes are arbitrary; where the host can use the memory they are zero.
+ *
+ * Returns as `estafette_zeros`; `ESTAFETTE_INVALID` for a device that the engine does not have as well; `ESTAFETTE_NOT_SHARED` in an engine
+ * with `shared` if memory of the device cannot be shown to other processes. May be called by any thread.
+ *
+ * What the caller promises:
+ * As for `estafette_zeros`.
+ */
+estafette_status estafette_empty(struct estafette_engine *engine,
+                                 DLDevice device,
+                                 const int64_t *shape,
+                                 int32_t ndim,
+                                 DLDataType dtype,
+                                 struct estafette_tensor **out);
+
+/**
+ * Submits a copy of `tensor` to memory of `device`, in row-major order and without gaps. `*out` is a promise of the copy, which the caller
+ * owns and gives up by `estafette_tensor_release`. The copy begins when the current version is ready; no thread waits for a device.
+ *
+ * Returns as `estafette_submit`; `ESTAFETTE_INVALID` for NULL `out` as well, and `ESTAFETTE_DEVICE` when the device gives no stream. A device
+ * that the engine does not have fails the copy. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `out` is NULL or may be written. Handles may be any value.
+ */
+estafette_status estafette_copy(struct estafette_engine *engine,
+                                const struct estafette_tensor *tensor,
+                                DLDevice device,
+                                struct estafette_tensor **out);
 
 /**
  * Counts one more holder of a tensor. NULL is legal and does nothing.
@@ -1963,6 +2112,14 @@ struct estafette_api {
   estafette_status (*link_descriptor)(const struct estafette_link *link, int32_t *out);
   estafette_status (*link_close)(struct estafette_link *link);
   estafette_status (*declare_dead)(const char *host, uint32_t process);
+  estafette_status (*produce_with)(struct estafette_engine *engine, const struct estafette_submit_options *options, estafette_function function, void *context, estafette_drop drop_context, struct estafette_tensor *const *reads, size_t n_reads, struct estafette_tensor **out, struct estafette_op **op);
+  estafette_status (*call_operator_with)(struct estafette_engine *engine, const struct estafette_submit_options *options, const char *name, struct estafette_tensor *const *inputs, size_t n_inputs, struct estafette_tensor **outputs, size_t n_outputs, const struct estafette_attribute *attributes, size_t n_attributes, struct estafette_op **op);
+  estafette_status (*wait_any)(struct estafette_op *const *ops, size_t n_ops, struct estafette_tensor *const *tensors, size_t n_tensors, uint64_t timeout_ns, size_t *out);
+  estafette_status (*order_on_with)(const struct estafette_tensor *tensor, const struct estafette_export_options *options, struct estafette_lease **out);
+  estafette_status (*lease_all)(struct estafette_engine *engine, struct estafette_tensor *const *tensors, const int32_t *accesses, size_t n, const struct estafette_export_options *options, struct estafette_lease **out);
+  estafette_status (*copy)(struct estafette_engine *engine, const struct estafette_tensor *tensor, DLDevice device, struct estafette_tensor **out);
+  estafette_status (*empty)(struct estafette_engine *engine, DLDevice device, const int64_t *shape, int32_t ndim, DLDataType dtype, struct estafette_tensor **out);
+  estafette_status (*run_ready)(struct estafette_engine *engine, int32_t *ran);
 };
 
 #ifdef __cplusplus

@@ -100,10 +100,16 @@ class Promise {
  public:
   explicit Promise(const char *name = nullptr) : Promise(make(name)) {}
 
+  estafette_promise *get() const noexcept { return promise_.get(); }
+
   const Fence &fence() const noexcept { return fence_; }
 
   void complete() { settle(ESTAFETTE_OK, nullptr); }
-  void fail(const std::string &message) { settle(ESTAFETTE_FAILED, message.c_str()); }
+  /// `status` is a negative `estafette_status`.
+  void fail(const std::string &message, int status = ESTAFETTE_FAILED) {
+    if (status == ESTAFETTE_OK) throw Error(ESTAFETTE_INVALID, "status is ESTAFETTE_OK, which is no failure");
+    settle(status, message.c_str());
+  }
 
  private:
   struct Drop {
@@ -133,6 +139,8 @@ class Promise {
 class Lease {
  public:
   explicit Lease(estafette_lease *lease) : lease_(lease) {}
+
+  estafette_lease *get() const noexcept { return lease_.get(); }
 
   void release(const Fence &done) {
     if (!lease_) throw Error(ESTAFETTE_INVALID, "the lease was moved or released before");
@@ -179,6 +187,8 @@ class Ticket {
  public:
   explicit Ticket(estafette_ticket *ticket) : ticket_(ticket) {}
 
+  estafette_ticket *get() const noexcept { return ticket_.get(); }
+
   /// They may travel through anything.
   std::vector<std::uint8_t> bytes() const {
     std::size_t size;
@@ -187,6 +197,9 @@ class Ticket {
     check(estafette_ticket_bytes(ticket_.get(), bytes.data(), size, &size));
     return bytes;
   }
+
+  /// Nothing new can be made with it.
+  void revoke() { check(estafette_ticket_revoke(ticket_.release())); }
 
  private:
   struct Drop {
@@ -228,11 +241,36 @@ struct DeleteManaged {
   }
 };
 
+/// Calls the DLPack deleter of a tensor with fences.
+struct DeleteFenced {
+  void operator()(DLManagedTensorFenced *fenced) const {
+    if (fenced && fenced->managed.deleter) fenced->managed.deleter(&fenced->managed);
+  }
+};
+
 /// An exported tensor of which this program is the consumer.
 using Managed = std::unique_ptr<DLManagedTensorVersioned, DeleteManaged>;
 
 /// The same in the struct from before DLPack 1.0.
 using ManagedLegacy = std::unique_ptr<DLManagedTensor, DeleteManaged>;
+
+/// The same with fences of both sides.
+using ManagedFenced = std::unique_ptr<DLManagedTensorFenced, DeleteFenced>;
+
+namespace detail {
+
+inline estafette_export_options lease_options(estafette_access access, DLDevice device, void *stream, std::uint64_t timeout_ns) {
+  estafette_export_options options = {};
+  options.size = sizeof options;
+  options.access = access;
+  options.device = device;
+  options.stream = stream;
+  options.nonblocking = timeout_ns == 0;
+  options.timeout_ns = timeout_ns;
+  return options;
+}
+
+}  // namespace detail
 
 #ifdef ESTAFETTE_HAS_COROUTINES
 /// Gets a function that resumes a coroutine, and calls it, now or later, on a thread of its choice. The first call counts, and does nothing
@@ -289,11 +327,33 @@ class Tensor {
     return export_by<ManagedLegacy>(estafette_export_legacy, access);
   }
 
-  Lease order_on(estafette_access access, DLDevice device = {kDLCPU, 0}, void *stream = nullptr) const {
+  /// As `export_to_dlpack`, at once: the consumer waits for the fence in the struct.
+  ManagedFenced export_fenced(estafette_access access = ESTAFETTE_READ) const {
+    DLManagedTensorFenced *out;
+    check(estafette_export_fenced(tensor_, access, &out));
+    return ManagedFenced(out);
+  }
+
+  /// A `timeout_ns` of 0 only looks, and throws with ESTAFETTE_PENDING.
+  Lease order_on(estafette_access access, DLDevice device = {kDLCPU, 0}, void *stream = nullptr,
+                 std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
+    estafette_export_options options = detail::lease_options(access, device, stream, timeout_ns);
     estafette_lease *lease;
-    check(estafette_order_on(tensor_, access, device, stream, &lease));
+    check(estafette_order_on_with(tensor_, &options, &lease));
     return Lease(lease);
   }
+
+  /// The lengths of its dimensions. Known before the data is when they were declared.
+  std::vector<std::int64_t> shape() const {
+    std::int32_t ndim;
+    check(estafette_tensor_shape(tensor_, nullptr, 0, &ndim));
+    std::vector<std::int64_t> shape(static_cast<std::size_t>(ndim));
+    check(estafette_tensor_shape(tensor_, shape.data(), ndim, &ndim));
+    return shape;
+  }
+
+  /// Declares the current version good after a failure that has left the data intact.
+  void clear_error() const { check(estafette_clear_error(tensor_)); }
 
   /// A ticket for the current version, ready or not; for one use, or until it is dropped.
   Ticket ticket(bool once = false) const {
@@ -443,6 +503,8 @@ class Link {
  public:
   explicit Link(estafette_link *link) : link_(link) {}
 
+  estafette_link *get() const noexcept { return link_.get(); }
+
   /// The number of the other process.
   std::uint32_t process() const {
     std::uint32_t out;
@@ -490,6 +552,10 @@ class Completion {
   void fail(const std::string &message) const {
     check(estafette_op_complete(op_, ESTAFETTE_FAILED, message.c_str()));
   }
+  /// Marks what the operation writes as cancelled.
+  void cancel(const std::string &message) const {
+    check(estafette_op_complete(op_, ESTAFETTE_CANCELLED, message.c_str()));
+  }
   void complete_after(const Fence &fence) const { check(estafette_op_complete_after(op_, fence.get())); }
 
   /// Ends an operation of `Engine::produce` with its result; `managed` is empty afterwards, unless this throws.
@@ -509,7 +575,7 @@ class Completion {
   estafette_op *op_;
 };
 
-/// What a submission asks for, besides its operands.
+/// What a submission asks for, besides its operands. A call of an operator takes no `on_skip`.
 struct SubmitOptions {
   /// Among ready operations, higher ones are started first.
   std::int32_t priority = 0;
@@ -529,6 +595,13 @@ class Operation {
   estafette_op *get() const noexcept { return op_.get(); }
 
   void wait(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const { check(estafette_op_wait(op_.get(), timeout_ns)); }
+
+  /// Whether it has ended, with its work on devices. Throws when it has failed.
+  bool is_done() const {
+    int status = estafette_op_query(op_.get());
+    if (status < 0) check(status);
+    return status == ESTAFETTE_OK;
+  }
 
   /// Whether it was called off; false when it has begun or ended.
   bool cancel() const {
@@ -708,10 +781,10 @@ class Program {
   /// Ends the recording; with `graph`, it becomes one graph of its CUDA device.
   void finish(bool graph = false) { check(estafette_program_finish(get(), graph)); }
 
-  /// Submits one run of all nodes.
-  Operation replay() const {
+  /// Submits one run of all nodes; with `nonblocking`, it throws with ESTAFETTE_IN_FLIGHT_LIMIT instead of waiting for room.
+  Operation replay(bool nonblocking = false) const {
     estafette_op *op;
-    check(estafette_program_replay(get(), 0, &op));
+    check(estafette_program_replay(get(), nonblocking, &op));
     return Operation(op);
   }
 
@@ -737,7 +810,79 @@ struct EngineOptions {
   std::uint64_t stack_size = 0;
   /// All host memory can be shown to other processes.
   bool shared = false;
+  /// What is stalled for so long is logged as a warning; 0 for no such watch.
+  std::uint64_t watchdog_ns = 0;
 };
+
+/// What the function of an operator is called with; see `estafette_operator_function`.
+struct OperatorArguments {
+  const DLTensor *const *inputs;
+  std::size_t n_inputs;
+  DLManagedTensorVersioned **outputs;
+  std::size_t n_outputs;
+  const estafette_attribute *attributes;
+  std::size_t n_attributes;
+  void *stream;
+
+  /// The value of an attribute, or `otherwise`.
+  const char *attribute(const std::string &name, const char *otherwise = nullptr) const {
+    for (std::size_t at = 0; at < n_attributes; at++)
+      if (name == attributes[at].key) return attributes[at].value;
+    return otherwise;
+  }
+};
+
+/// An exception in it fails the call with its text. Any thread may call it, several at once.
+using OperatorFunction = std::function<void(const OperatorArguments &)>;
+
+/// How an operator is called; see `estafette_operator_options`.
+struct OperatorOptions {
+  std::uint32_t kind = ESTAFETTE_OPERATOR_DESTINATION;
+  bool in_place = false;
+  std::int32_t n_inputs = ESTAFETTE_OPERATOR_ANY_NUMBER;
+  std::int32_t n_outputs = 1;
+  /// For operators of the kind ESTAFETTE_OPERATOR_INFERRED.
+  OperatorFunction infer;
+};
+
+namespace detail {
+
+// The context of an operator.
+struct Operator {
+  OperatorFunction function, infer;
+};
+
+inline const char *run_operator(const OperatorFunction &function, const OperatorArguments &arguments) noexcept {
+  try {
+    function(arguments);
+    return nullptr;
+  } catch (const std::exception &error) {
+    try {
+      static thread_local std::string why;
+      return (why = error.what()).c_str();
+    } catch (...) {
+      return "memory is short";
+    }
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+inline const char *call_operator(const DLTensor *const *inputs, std::size_t n_inputs, DLManagedTensorVersioned **outputs,
+                                 std::size_t n_outputs, const estafette_attribute *attributes, std::size_t n_attributes,
+                                 void *stream, void *context) {
+  return run_operator(static_cast<Operator *>(context)->function,
+                      {inputs, n_inputs, outputs, n_outputs, attributes, n_attributes, stream});
+}
+
+inline const char *infer_operator(const DLTensor *const *inputs, std::size_t n_inputs, DLManagedTensorVersioned **outputs,
+                                  std::size_t n_outputs, const estafette_attribute *attributes, std::size_t n_attributes,
+                                  void *stream, void *context) {
+  return run_operator(static_cast<Operator *>(context)->infer,
+                      {inputs, n_inputs, outputs, n_outputs, attributes, n_attributes, stream});
+}
+
+}  // namespace detail
 
 /// Schedules operations in the order that their data demands.
 class Engine {
@@ -756,6 +901,7 @@ class Engine {
     options.lease_timeout_ns = from.lease_timeout_ns;
     options.stack_size = from.stack_size;
     options.shared = from.shared;
+    options.watchdog_ns = from.watchdog_ns;
     check(estafette_engine_create(&options, &handle_->engine));
   }
 
@@ -771,6 +917,37 @@ class Engine {
   /// In memory that other processes can be shown.
   Tensor zeros_shared(const std::vector<std::int64_t> &shape, DLDataType dtype) const {
     return zeros_by(estafette_zeros_shared, shape, dtype);
+  }
+
+  /// In memory of a device of the engine. The bytes are arbitrary where the host cannot use the memory.
+  Tensor empty(DLDevice device, const std::vector<std::int64_t> &shape, DLDataType dtype) const {
+    estafette_tensor *out;
+    check(estafette_empty(get(), device, shape.data(), static_cast<std::int32_t>(shape.size()), dtype, &out));
+    return Tensor::adopt(out);
+  }
+
+  /// A promise of a copy in memory of `device`.
+  Tensor copy(const Tensor &tensor, DLDevice device = {kDLCPU, 0}) const {
+    estafette_tensor *out;
+    check(estafette_copy(get(), tensor.get(), device, &out));
+    return Tensor::adopt(out);
+  }
+
+  /// Leases that are granted together, in the order of `wanted`. A `timeout_ns` of 0 only looks, and throws with ESTAFETTE_PENDING.
+  std::vector<Lease> lease_all(const std::vector<std::pair<Tensor, estafette_access>> &wanted, DLDevice device = {kDLCPU, 0},
+                               void *stream = nullptr, std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
+    estafette_export_options options = detail::lease_options(ESTAFETTE_READ, device, stream, timeout_ns);
+    std::vector<estafette_tensor *> tensors;
+    std::vector<std::int32_t> accesses;
+    for (const auto &[tensor, access] : wanted) {
+      tensors.push_back(tensor.get());
+      accesses.push_back(access);
+    }
+    std::vector<estafette_lease *> out(wanted.size());
+    check(estafette_lease_all(get(), tensors.data(), accesses.data(), wanted.size(), &options, out.data()));
+    std::vector<Lease> leases;
+    for (estafette_lease *lease : out) leases.emplace_back(lease);
+    return leases;
   }
 
   /// A promise of the tensor that a ticket of another process names.
@@ -810,6 +987,14 @@ class Engine {
     return Tensor::adopt(out);
   }
 
+  /// As `import`, of a tensor with fences of both sides.
+  Tensor import_fenced(ManagedFenced &fenced) const {
+    estafette_tensor *out;
+    check(estafette_import_fenced(get(), fenced.get(), &out));
+    fenced.release();
+    return Tensor::adopt(out);
+  }
+
   /// A pointer would become `writable`.
   Tensor import_legacy(ManagedLegacy &managed, const Fence *ready) const = delete;
 
@@ -827,13 +1012,15 @@ class Engine {
 
   /// Submits an operation that makes a tensor: its function ends with `Completion::complete_with`. Returns the promise at once.
   Tensor produce(const char *name, const std::vector<Tensor> &reads, Function function, const SubmitOptions &how = {}) const {
-    estafette_submit_options options = detail::options_of(name, how);
-    std::vector<estafette_tensor *> read = detail::handles(reads);
-    detail::Body body = detail::body_of(std::move(function), how.on_skip);
-    estafette_tensor *out;
-    check(estafette_produce(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(), &out));
-    body.release();
-    return Tensor::adopt(out);
+    return produce_by(name, reads, std::move(function), how, nullptr);
+  }
+
+  /// As `produce`, with the operation, which may be cancelled.
+  std::pair<Tensor, Operation> produce_with_operation(const char *name, const std::vector<Tensor> &reads, Function function,
+                                                      const SubmitOptions &how = {}) const {
+    estafette_op *op;
+    Tensor made = produce_by(name, reads, std::move(function), how, &op);
+    return {std::move(made), Operation(op)};
   }
 
   /// Names of attributes of operators, and their values.
@@ -841,19 +1028,51 @@ class Engine {
 
   /// Submits a call of an operator that makes its results, and returns the promises of them.
   std::vector<Tensor> call(const char *name, const std::vector<Tensor> &inputs, std::size_t n_outputs,
-                           const Attributes &attributes = {}) const {
+                           const Attributes &attributes = {}, const SubmitOptions &how = {}) const {
+    return call_with_operation(name, inputs, n_outputs, attributes, how).first;
+  }
+
+  /// As `call`, with the operation, which may be cancelled.
+  std::pair<std::vector<Tensor>, Operation> call_with_operation(const char *name, const std::vector<Tensor> &inputs,
+                                                                std::size_t n_outputs, const Attributes &attributes = {},
+                                                                const SubmitOptions &how = {}) const {
     std::vector<estafette_tensor *> outputs(n_outputs);
-    call_operator(name, inputs, outputs, attributes);
+    Operation op = call_operator(name, inputs, outputs, attributes, how);
     std::vector<Tensor> results;
     for (estafette_tensor *output : outputs) results.push_back(Tensor::adopt(output));
-    return results;
+    return {std::move(results), std::move(op)};
   }
 
   /// Submits a call of an operator that overwrites `outputs`.
-  void call_into(const char *name, const std::vector<Tensor> &inputs, const std::vector<Tensor> &outputs,
-                 const Attributes &attributes = {}) const {
+  Operation call_into(const char *name, const std::vector<Tensor> &inputs, const std::vector<Tensor> &outputs,
+                      const Attributes &attributes = {}, const SubmitOptions &how = {}) const {
     std::vector<estafette_tensor *> written = detail::handles(outputs);
-    call_operator(name, inputs, written, attributes);
+    return call_operator(name, inputs, written, attributes, how);
+  }
+
+  /// Registers an operator, for all engines of this process.
+  static void register_operator(const std::string &name, OperatorFunction function, OperatorOptions how = {}) {
+    estafette_operator_options options = {};
+    options.size = sizeof options;
+    options.kind = how.kind;
+    options.flags = how.in_place ? ESTAFETTE_OPERATOR_IN_PLACE : 0;
+    options.n_inputs = how.n_inputs;
+    options.n_outputs = how.n_outputs;
+    if (how.infer) options.infer = &detail::infer_operator;
+    auto context = std::make_unique<detail::Operator>(detail::Operator{std::move(function), std::move(how.infer)});
+    check(estafette_register_operator(name.c_str(), &detail::call_operator, &options, context.get(),
+                                      [](void *held) { delete static_cast<detail::Operator *>(held); }));
+    context.release();
+  }
+
+  /// Takes an operator out of the registry.
+  static void unregister_operator(const std::string &name) { check(estafette_unregister_operator(name.c_str())); }
+
+  /// Loads a shared library of operators, for all engines of this process, and returns how many it has.
+  static std::size_t load_operators(const std::string &path) {
+    std::size_t count;
+    check(estafette_load_operators(path.c_str(), &count));
+    return count;
   }
 
   estafette_stats stats() const {
@@ -885,6 +1104,16 @@ class Engine {
 
   void wait_all(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const { check(estafette_wait_all(get(), timeout_ns)); }
 
+  /// Refuses new submissions and waits; see `estafette_engine_shutdown`.
+  void shutdown(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const { check(estafette_engine_shutdown(get(), timeout_ns)); }
+
+  /// Runs what is ready in an engine without workers, and waits for nothing. Whether there was anything.
+  bool run_ready() const {
+    std::int32_t ran;
+    check(estafette_run_ready(get(), &ran));
+    return ran != 0;
+  }
+
   std::string diagnose() const {
     char *text;
     check(estafette_diagnose(get(), &text));
@@ -908,13 +1137,27 @@ class Engine {
     return Tensor::adopt(out);
   }
 
-  void call_operator(const char *name, const std::vector<Tensor> &inputs, std::vector<estafette_tensor *> &outputs,
-                     const Attributes &attributes) const {
+  Tensor produce_by(const char *name, const std::vector<Tensor> &reads, Function function, const SubmitOptions &how,
+                    estafette_op **op) const {
+    estafette_submit_options options = detail::options_of(name, how);
+    std::vector<estafette_tensor *> read = detail::handles(reads);
+    detail::Body body = detail::body_of(std::move(function), how.on_skip);
+    estafette_tensor *out;
+    check(estafette_produce_with(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(), &out, op));
+    body.release();
+    return Tensor::adopt(out);
+  }
+
+  Operation call_operator(const char *name, const std::vector<Tensor> &inputs, std::vector<estafette_tensor *> &outputs,
+                          const Attributes &attributes, const SubmitOptions &how) const {
+    estafette_submit_options options = detail::options_of(nullptr, how);
     std::vector<estafette_tensor *> read = detail::handles(inputs);
     std::vector<estafette_attribute> given;
     for (const auto &[key, value] : attributes) given.push_back({key.c_str(), value.c_str()});
-    check(estafette_call_operator(get(), name, read.data(), read.size(), outputs.data(), outputs.size(), given.data(),
-                                  given.size()));
+    estafette_op *op;
+    check(estafette_call_operator_with(get(), &options, name, read.data(), read.size(), outputs.data(), outputs.size(),
+                                       given.data(), given.size(), &op));
+    return Operation(op);
   }
 
   // Shared with executors.
@@ -926,14 +1169,67 @@ inline void declare_dead(const std::string &host, std::uint32_t process = 0) {
   check(estafette_declare_dead(host.c_str(), process));
 }
 
+/// Waits until one of the operations has ended or one of the tensors is finished, well or not, and returns its place: operations are counted
+/// first, then tensors.
+inline std::size_t wait_any(const std::vector<const Operation *> &ops, const std::vector<Tensor> &tensors,
+                            std::uint64_t timeout_ns = ESTAFETTE_FOREVER) {
+  std::vector<estafette_op *> operations;
+  for (const Operation *op : ops) operations.push_back(op ? op->get() : nullptr);
+  std::vector<estafette_tensor *> promises = detail::handles(tensors);
+  std::size_t place;
+  check(estafette_wait_any(operations.data(), operations.size(), promises.data(), promises.size(), timeout_ns, &place));
+  return place;
+}
+
+/// Waits until the deleters of all memory that was given up before have been called; see `estafette_flush_deleters`.
+inline void flush_deleters(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) { check(estafette_flush_deleters(timeout_ns)); }
+
+/// Whether functions of the library may run operations on the calling thread. Returns the earlier setting.
+inline bool set_helping(bool allowed) noexcept { return estafette_set_helping(allowed) != 0; }
+
+/// Gets a level, from 1 for errors to 5, and a text. What it throws is dropped.
+using LogFunction = std::function<void(int, const char *)>;
+
+/// Sets where log events go, up to `level`; an empty function turns logging off. See `estafette_set_log`.
+inline void set_log(int level, LogFunction function) {
+  if (!function) return check(estafette_set_log(level, nullptr, nullptr, nullptr));
+  auto context = std::make_unique<LogFunction>(std::move(function));
+  auto call = [](void *held, std::int32_t at, const char *message) {
+    try {
+      (*static_cast<LogFunction *>(held))(at, message);
+    } catch (...) {
+      // No exception may leave a callback of C.
+    }
+  };
+  check(estafette_set_log(level, call, context.get(), [](void *held) { delete static_cast<LogFunction *>(held); }));
+  context.release();
+}
+
+/// Options of a recording; 0 is a default, see `estafette_recording_options`.
+struct RecordingOptions {
+  /// A signal that asks for a snapshot.
+  std::int32_t signal = 0;
+  /// Bytes for what is noted until it is written.
+  std::uint64_t memory_max = 0;
+  /// Keeps only so much time before the end, or before a snapshot.
+  std::uint64_t last_ns = 0;
+};
+
 /// A recording of everything that this process does, which `end`, or the end of this object, writes to its file.
 class Recording {
  public:
-  explicit Recording(const std::string &path) {
+  explicit Recording(const std::string &path, const RecordingOptions &from = {}) {
+    estafette_recording_options options = {};
+    options.size = sizeof options;
+    options.signal = from.signal;
+    options.memory_max = from.memory_max;
+    options.last_ns = from.last_ns;
     estafette_recording *out;
-    check(estafette_record_begin(path.c_str(), nullptr, &out));
+    check(estafette_record_begin(path.c_str(), &options, &out));
     recording_.reset(out);
   }
+
+  estafette_recording *get() const noexcept { return recording_.get(); }
 
   /// Writes what there is so far to another file.
   void snapshot(const std::string &path) const { check(estafette_record_snapshot(recording_.get(), path.c_str())); }

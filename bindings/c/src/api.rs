@@ -67,7 +67,9 @@ functions! {
     estafette_zeros_shared, estafette_ticket_create, estafette_ticket_bytes, estafette_ticket_revoke, estafette_from_ticket,
     estafette_door_open, estafette_door_address, estafette_door_accept, estafette_door_close, estafette_connect,
     estafette_link_process, estafette_link_send, estafette_link_receive, estafette_link_descriptor, estafette_link_close,
-    estafette_declare_dead
+    estafette_declare_dead,
+    estafette_produce_with, estafette_call_operator_with, estafette_wait_any, estafette_order_on_with, estafette_lease_all,
+    estafette_copy, estafette_empty, estafette_run_ready
 }
 
 /// The functions of this library in a table, for programs that load the library at run time. It lives as long as the process. The Python
@@ -96,7 +98,7 @@ pub fn engine_handle(engine: Engine) -> Option<*mut estafette_engine> {
 
 /// A handle of an operation; `estafette_op_release` gives it up. `None` when there are as many handles as there can be.
 pub fn op_handle(op: Op) -> Option<*mut estafette_op> {
-    slots::enter_submitted(op).ok()
+    Some(slots::Submitted::reserve().ok()?.fill(op))
 }
 
 /// The engine of a handle, which stays the caller's.
@@ -120,7 +122,7 @@ pub fn tensor_of(handle: *const estafette_tensor) -> Result<Tensor, String> {
 /// # Errors
 /// What is wrong with a value that is no handle of a submitted operation.
 pub fn op_of(handle: *mut estafette_op) -> Result<Op, String> {
-    slots::hold(handle).map(|(op, _)| op).map_err(text)
+    slots::submitted(handle).map_err(text)
 }
 
 fn text(refusal: Refusal) -> String {

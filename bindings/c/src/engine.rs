@@ -53,6 +53,9 @@ pub struct estafette_engine_options {
     /// 1: all memory of this engine, on CUDA devices too, can be shown to other processes (see `estafette_link_send`); 0: only that of
     /// `estafette_zeros_shared`.
     pub shared: u64,
+    /// What is stalled for so many nanoseconds is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter does not
+    /// return, with its sentence of `estafette_diagnose`. 0 for no such watch.
+    pub watchdog_ns: u64,
 }
 
 // SAFETY: numbers only, the size first.
@@ -114,6 +117,9 @@ pub unsafe extern "C" fn estafette_engine_create(
             1 => builder.shared(true),
             shared => return Err(Refusal::invalid(format!("estafette_engine_options: shared is {shared}"))),
         };
+        if options.watchdog_ns != 0 {
+            builder = builder.watchdog(Duration::from_nanos(options.watchdog_ns));
+        }
         log::begin_from_environment();
         let vacant = ENGINES.reserve()?;
         let engine = builder.build()?;
@@ -198,6 +204,29 @@ pub extern "C" fn estafette_engine_shutdown(
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_wait_all(engine: *mut estafette_engine, timeout_ns: u64) -> estafette_status {
     entry(|| Ok(self::engine(engine)?.wait_all(timeout(timeout_ns))?))
+}
+
+/// Runs, on the calling thread, the operations of an engine without workers that are ready, and those that they make ready in turn: for
+/// programs with one thread and a loop of their own. It waits for nothing. `*ran`, which may be NULL, gets 1 if an operation was ready, else
+/// 0: that too where the engine has workers, or helping is forbidden (see `estafette_set_helping`).
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// `ran` is NULL or may be written. `engine` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_run_ready(
+    engine: *mut estafette_engine,
+    ran: *mut i32,
+) -> estafette_status {
+    entry(|| {
+        let has_run = self::engine(engine)?.run_ready();
+        if !ran.is_null() {
+            // SAFETY: writable, by contract.
+            unsafe { ran.write(has_run.into()) };
+        }
+        DONE
+    })
 }
 
 /// Who waits for whom right now, one line per operation, for people; and a line for each deleter of this process that has run for

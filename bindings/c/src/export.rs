@@ -66,6 +66,13 @@ unsafe impl Options for estafette_export_options {
     const FIRST: usize = 40;
 }
 
+impl estafette_export_options {
+    /// How long a blocking call waits.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        timeout(if self.timeout_ns == 0 { ESTAFETTE_FOREVER } else { self.timeout_ns })
+    }
+}
+
 /// Refuses a stream where there is none.
 pub(crate) fn check_stream(device: DLDevice, stream: *mut c_void) -> Result<(), Refusal> {
     if device == DLDevice::CPU && !stream.is_null() {
@@ -168,7 +175,7 @@ unsafe fn export(
         tensor.lease(wanted.access, "a C program").try_now()?;
         return Ok(estafette_status::ESTAFETTE_PENDING);
     }
-    let limit = timeout(if given.timeout_ns == 0 { ESTAFETTE_FOREVER } else { given.timeout_ns });
+    let limit = given.limit();
     let begin = Instant::now();
     until_defined(&tensor, limit)?;
     let place = tensor.device()?;

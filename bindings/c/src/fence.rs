@@ -54,8 +54,9 @@ pub unsafe extern "C" fn estafette_writable_fence(
     unsafe { describe(tensor, out, |tensor| Ok(tensor.export_writable_fence())) }
 }
 
-/// The end of an operation as a fence, to `*out`; of one that ends with a fence, the end of that. Ownership as for
-/// `estafette_tensor_fence`.
+/// The end of an operation as a fence, to `*out`; the work included that it has left on a stream or behind a fence. Of an operation that has
+/// left its work in one place, that is the fence of the work, which other streams of the device wait for without the host. Ownership as
+/// for `estafette_tensor_fence`.
 ///
 /// Returns as `estafette_tensor_fence`, and `ESTAFETTE_INVALID` for a handle that is not in use or was only handed to a function.
 /// May be called by any thread.

@@ -2,14 +2,18 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use estafette::devices::DLDevice;
-use estafette::{Access, Lease};
+use estafette::lease::{Consumer, LeaseRequest};
+use estafette::{Access, Lease, Tensor};
 
-use crate::entry::{DONE, Refusal, entry, entry_unless_null, place};
-use crate::export::{access, check_stream, consumer, until_defined};
+use crate::engine::{self, estafette_engine, within};
+use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, flag, place};
+use crate::export::{access, check_stream, consumer, estafette_export_options, until_defined};
 use crate::fence::DLFence;
 use crate::handles::Table;
+use crate::options;
 use crate::places::Kind;
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor};
@@ -59,11 +63,164 @@ pub unsafe extern "C" fn estafette_order_on(
         // SAFETY: by contract of this function; used in this call.
         let consumer = unsafe { consumer(&tensor, device, stream) }?;
         let vacant = LEASES.reserve()?;
-        let lease = tensor.lease(access, "a C program").for_consumer(&consumer).wait(None)?;
+        let lease = tensor.lease(access, OWNER).for_consumer(&consumer).wait(None)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(lease)) };
         DONE
     })
+}
+
+/// As `estafette_order_on`, with `access`, `device`, `stream`, `nonblocking` and `timeout_ns` of the options of an export; `copy` must not be 1.
+/// NULL `options` means the defaults: a read lease for the host, blocking.
+///
+/// Returns as `estafette_order_on`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for a wrong
+/// option as well. `*out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// As for `estafette_order_on`; `options` is NULL or as long as its size says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_order_on_with(
+    tensor: *const estafette_tensor,
+    options: *const estafette_export_options,
+    out: *mut *mut estafette_lease,
+) -> estafette_status {
+    entry(|| {
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let (how, wanted) = unsafe {
+            let options = options::read(options)?;
+            (How::of(&options)?, [(tensor, options.access, "tensor".to_string())])
+        };
+        let wanted = how.wanted(wanted)?;
+        let vacant = LEASES.reserve()?;
+        // SAFETY: by contract of this function; used in this call.
+        let Some(consumer) = unsafe { how.consumer(&wanted) }? else { return PENDING };
+        let [(tensor, access)] = &wanted[..] else { unreachable!("one was wanted") };
+        let lease = how.take(tensor.lease(*access, OWNER).for_consumer(&consumer))?;
+        let Some(lease) = lease else { return PENDING };
+        // SAFETY: writable, by contract.
+        unsafe { out.write(vacant.fill(lease)) };
+        DONE
+    })
+}
+
+/// Takes leases of `n` tensors in one step, each as by `estafette_order_on_with`: all are granted together. `accesses` has an
+/// `estafette_access` for each, but not `ESTAFETTE_ALIAS`; NULL means that of `options` for all. A tensor may be named twice; if one of the two
+/// is a write, both are exclusive. The leases go to `out`, which has `n` places, in the order of `tensors`; the caller owns them. An array
+/// may be NULL when `n` is 0.
+///
+/// Returns as `estafette_order_on_with`. `out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// Each pointer but handles is NULL or what its type says; the arrays have `n` entries.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_lease_all(
+    engine: *mut estafette_engine,
+    tensors: *const *mut estafette_tensor,
+    accesses: *const i32,
+    n: usize,
+    options: *const estafette_export_options,
+    out: *mut *mut estafette_lease,
+) -> estafette_status {
+    entry(|| {
+        let engine = engine::engine(engine)?;
+        // SAFETY: by contract of this function.
+        let (options, tensors, accesses) = unsafe {
+            let accesses = if accesses.is_null() { &[] } else { array(accesses, n, "accesses")? };
+            (options::read(options)?, array(tensors, n, "tensors")?, accesses)
+        };
+        let how = How::of(&options)?;
+        let access = |at: usize| accesses.get(at).copied().unwrap_or(options.access);
+        let named = |(at, tensor): (usize, &*mut estafette_tensor)| {
+            (tensor.cast_const(), access(at), format!("tensors[{at}]"))
+        };
+        let wanted = how.wanted(tensors.iter().enumerate().map(named))?;
+        let vacant = wanted.iter().map(|_| LEASES.reserve()).collect::<Result<Vec<_>, _>>()?;
+        let out = if n == 0 { NonNull::dangling() } else { place(out, "out")? };
+        // SAFETY: by contract of this function; used in this call.
+        let Some(consumer) = unsafe { how.consumer(&wanted) }? else { return PENDING };
+        let leases = how.take(engine.lease_all(&wanted, OWNER).for_consumer(&consumer))?;
+        let Some(leases) = leases else { return PENDING };
+        for (at, (lease, vacant)) in leases.into_iter().zip(vacant).enumerate() {
+            // SAFETY: `n` places may be written, by contract.
+            unsafe { out.add(at).write(vacant.fill(lease)) };
+        }
+        DONE
+    })
+}
+
+const OWNER: &str = "a C program";
+
+const PENDING: Answer = Ok(estafette_status::ESTAFETTE_PENDING);
+
+/// Who asks for leases, and how long the call may block.
+struct How {
+    device: DLDevice,
+    stream: *mut c_void,
+    nonblocking: bool,
+    limit: Option<Duration>,
+    begin: Instant,
+}
+
+impl How {
+    fn of(options: &estafette_export_options) -> Result<Self, Refusal> {
+        if options.copy == 1 {
+            return Err(Refusal::invalid("estafette_export_options: copy is 1, and a lease copies nothing"));
+        }
+        Ok(Self {
+            device: options.device,
+            stream: options.stream,
+            nonblocking: flag("estafette_export_options: nonblocking", options.nonblocking)?,
+            limit: options.limit(),
+            begin: Instant::now(),
+        })
+    }
+
+    fn wanted(
+        &self,
+        named: impl IntoIterator<Item = (*const estafette_tensor, i32, String)>,
+    ) -> Result<Vec<(Tensor, Access)>, Refusal> {
+        let one =
+            |(handle, access, name)| Ok((Tensor::clone(&*tensor(handle, name)?), self::access(access)?));
+        named.into_iter().map(one).collect()
+    }
+
+    fn left(&self) -> Option<Duration> {
+        self.limit.map(|limit| limit.saturating_sub(self.begin.elapsed()))
+    }
+
+    /// Who uses the tensors; `None` where that is not known yet, and the call must not block.
+    ///
+    /// # Safety
+    /// The stream is NULL or a live stream of the device, for as long as the result is used.
+    unsafe fn consumer(&self, wanted: &[(Tensor, Access)]) -> Result<Option<Consumer>, Refusal> {
+        let is_anywhere = self.device.device_type.0 == 0;
+        check_stream(self.device, self.stream)?;
+        let mut found = Consumer::Host;
+        if self.device == DLDevice::CPU || (is_anywhere && self.stream.is_null()) {
+            return Ok(Some(found));
+        }
+        for (tensor, access) in wanted {
+            // The device of a promise is known when the promise is defined.
+            if self.nonblocking && !tensor.is_defined() {
+                return Ok(tensor.lease(*access, OWNER).try_now().map(|_| None)?);
+            }
+            until_defined(tensor, self.left())?;
+            let device = if is_anywhere { tensor.device()? } else { self.device };
+            check_stream(device, self.stream)?;
+            // SAFETY: by contract of this function.
+            found = unsafe { consumer(tensor, device, self.stream) }?;
+        }
+        Ok(Some(found))
+    }
+
+    /// What is asked for; `None` where it is not granted, and the call must not block.
+    fn take<L>(&self, request: LeaseRequest<L>) -> Result<Option<L>, Refusal> {
+        if self.nonblocking {
+            return Ok(request.try_now()?);
+        }
+        Ok(Some(request.wait(self.left()).map_err(|error| within(error, self.limit))?))
+    }
 }
 
 /// The end of a lease as a fence, to `*out`: done when it was released and the work that its holder left is done. So the

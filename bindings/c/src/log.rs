@@ -40,7 +40,7 @@ fn sink() -> Option<Arc<Sink>> {
 /// Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
 /// an earlier one, whose `drop_context` is called when no thread runs the callback any more. NULL `callback` turns logging off, and
 /// then `context` is not looked at. Without a call of this, nothing is logged, unless `RUST_LOG=estafette=debug` in the environment asks for
-/// all events: then they are lines on the standard error stream, and the callback gets them as well if `level` is 4.
+/// all events: then they are lines on the standard error stream until a call of this, whose callback gets them instead.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
 /// library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any

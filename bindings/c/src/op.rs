@@ -2,19 +2,20 @@
 
 use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use estafette::bindings::wait_any_work;
 use estafette::exchange::Abi;
 use estafette::exchange::foreign_fence::RawFence;
 use estafette::{Error, ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::{timeout, within};
-use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, place, reason};
+use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, place, reason};
 use crate::fence::outcome_of;
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
-use crate::tensor::of_known_version;
+use crate::tensor::{estafette_tensor, of_known_version, tensors as tensors_of};
 use estafette::devices::{DeviceError, DeviceErrorKind, FenceState};
 
 /// An operation. The handle is a number with a generation, not an address: a handle of an ended operation is recognized.
@@ -113,7 +114,7 @@ pub unsafe extern "C" fn estafette_op_complete_after(
                 }
             },
         };
-        let _held = slots::ended(op, fence.clone())?;
+        slots::ended(op)?;
         let Begun { completion, context, .. } = begun;
         match fence {
             Some(fence) => {
@@ -176,7 +177,8 @@ pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_statu
     entry_unless_null(op, || slots::release(op))
 }
 
-/// Whether an operation has ended, and how, at once.
+/// Whether an operation has ended, and how, at once. One that has left work on a stream, or that ends with a fence, has ended when that
+/// is done.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
 /// the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
@@ -184,14 +186,14 @@ pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_statu
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {
-        let (found, held) = slots::hold(op)?;
-        if !found.is_done() {
+        let op = slots::submitted(op)?;
+        if !op.is_done() {
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
         // A cancelled operation is done before it has its failure.
-        let ended = found.wait_timeout(Some(Duration::ZERO));
+        let ended = op.wait_timeout(Some(Duration::ZERO));
         // Known only now. A replay that one node has failed has the fences of the others.
-        match (ended, held.after().state()) {
+        match (ended, op.left().state()) {
             (Err(Error::Timeout(_)), _) | (_, FenceState::Pending) => Ok(estafette_status::ESTAFETTE_PENDING),
             (Err(error), _) => Err(error.into()),
             (Ok(()), FenceState::Failed(error)) => Err(failed_after(&error)),
@@ -200,7 +202,7 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
     })
 }
 
-/// Blocks until an operation has ended (the fences included that it, or the nodes of a replay, end with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+/// Blocks until an operation has ended (the work that it, or the nodes of a replay, have left on streams and behind fences included), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
 /// limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
 /// it runs none, so that it is kept.
 ///
@@ -212,32 +214,75 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
 pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> estafette_status {
     entry(|| -> Answer {
         let limit = timeout(timeout_ns);
-        let begin = std::time::Instant::now();
-        let (found, held) = slots::hold(op)?;
-        let ended = match found.wait_timeout(limit) {
-            Err(error) if !found.is_done() => return Err(error.into()),
+        let begin = Instant::now();
+        let op = slots::submitted(op)?;
+        let ended = match op.wait_timeout(limit) {
+            Err(error) if !op.is_done() => return Err(error.into()),
             ended => ended,
         };
         // Known only now. A replay that one node has failed has the fences of the others.
-        let after = held.after();
-        for fence in after.iter().filter(|fence| fence.state().is_pending()) {
-            let left = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
-            if left == Some(Duration::ZERO) {
+        let left = op.left();
+        for fence in left.iter().filter(|fence| fence.state().is_pending()) {
+            let remaining = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+            if remaining == Some(Duration::ZERO) {
                 return Err(Error::Timeout(limit.unwrap_or_default()).into());
             }
-            found.wait_for_fence(fence, left).map_err(|error| within(error, limit))?;
+            op.wait_for_fence(fence, remaining).map_err(|error| within(error, limit))?;
         }
         ended?;
-        match after.state() {
+        match left.state() {
             FenceState::Failed(error) => Err(failed_after(&error)),
             FenceState::Done | FenceState::Pending => DONE,
         }
     })
 }
 
-/// The fence that an operation ended with has failed.
+/// Blocks until one of `n_ops` operations has ended, as for `estafette_op_wait`, or the current version of one of `n_tensors` tensors is
+/// finished, well or not, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks). The place of the first that has goes to
+/// `*out`: operations are counted first, then tensors. How it has ended, `estafette_op_query` or `estafette_query` says. An array may be NULL
+/// when its count is 0. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one it runs none.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` or `ESTAFETTE_WOULD_DEADLOCK` where none can end, as for
+/// `estafette_wait`; `ESTAFETTE_INVALID` for NULL, counts that are both 0, or a handle that is not in use or was only given to a function;
+/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// Each pointer but handles is NULL or what its type says; an array has as many entries as its count says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_wait_any(
+    ops: *const *mut estafette_op,
+    n_ops: usize,
+    tensors: *const *mut estafette_tensor,
+    n_tensors: usize,
+    timeout_ns: u64,
+    out: *mut usize,
+) -> estafette_status {
+    entry(|| {
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let (ops, tensors) =
+            unsafe { (array(ops, n_ops, "ops")?, tensors_of(tensors, n_tensors, "tensors")?) };
+        let ops = ops.iter().map(|op| slots::submitted(*op)).collect::<Result<Vec<_>, _>>()?;
+        if ops.is_empty() && tensors.is_empty() {
+            return Err(Refusal::invalid("ops and tensors are both empty, so nothing would end the wait"));
+        }
+        let (limit, begin) = (timeout(timeout_ns), Instant::now());
+        let first = loop {
+            let remaining = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+            let ended = wait_any_work(&ops, &tensors, remaining).map_err(|error| within(error, limit))?;
+            if let Some(first) = ended.first() {
+                break *first;
+            }
+        };
+        // SAFETY: writable, by contract.
+        unsafe { out.write(first) };
+        DONE
+    })
+}
+
+/// Work that an operation has left, on its stream or behind its fence, has failed.
 fn failed_after(error: &DeviceError) -> Refusal {
-    let message = format!("the fence that the operation ended with failed: {error}");
+    let message = format!("the work that the operation left has failed: {error}");
     Refusal::new(estafette_status::of_fence(error), message)
 }
 
@@ -249,7 +294,7 @@ fn failed_after(error: &DeviceError) -> Refusal {
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_cancel(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {
-        if slots::hold(op)?.0.cancel() {
+        if slots::submitted(op)?.cancel() {
             return DONE;
         }
         Err(Refusal::new(estafette_status::ESTAFETTE_CONFLICT, "the operation has begun or ended already"))

@@ -10,9 +10,13 @@ use estafette::operators::{Operator, OperatorKind, library, operators};
 
 use crate::context::estafette_drop;
 use crate::engine::{self, estafette_engine};
-use crate::entry::{DONE, Refusal, array, c_text, entry, is_null, needed};
+use crate::entry::{Answer, DONE, Refusal, array, c_text, entry, is_null, needed};
 use crate::handles::Vacant;
+use crate::op::estafette_op;
+use crate::options;
+use crate::slots::Submitted;
 use crate::status::estafette_status;
+use crate::submit::{estafette_submit_options, queue};
 use crate::tensor::{self, estafette_tensor, tensors};
 
 /// What is known of an operator. The texts are there during the call that gives them.
@@ -185,35 +189,118 @@ pub unsafe extern "C" fn estafette_call_operator(
     attributes: *const OperatorAttribute,
     n_attributes: usize,
 ) -> estafette_status {
-    entry(|| {
+    let options = std::ptr::null();
+    let call =
+        Call { name, inputs: (inputs, n_inputs), outputs, n_outputs, attributes: (attributes, n_attributes) };
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { call.submit(engine, options, std::ptr::null_mut()) })
+}
+
+/// As `estafette_call_operator`, with options (NULL for the defaults), and with a handle of the operation to `*op`, which may be NULL, to query,
+/// wait for or cancel. The caller gives it up by `estafette_op_release`. Of the options, `name` and `on_skip` must be 0; `on` is for calls that
+/// are given their outputs.
+///
+/// Returns as `estafette_call_operator`, and `ESTAFETTE_IN_FLIGHT_LIMIT`; `ESTAFETTE_INVALID` for a wrong option, and with `on` for an operator
+/// that works on the host.
+///
+/// # Safety
+/// As for `estafette_call_operator`; `options` is NULL or as long as its size says; `op` is NULL or may be written.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "C has no other way")]
+pub unsafe extern "C" fn estafette_call_operator_with(
+    engine: *mut estafette_engine,
+    options: *const estafette_submit_options,
+    name: *const c_char,
+    inputs: *const *mut estafette_tensor,
+    n_inputs: usize,
+    outputs: *mut *mut estafette_tensor,
+    n_outputs: usize,
+    attributes: *const OperatorAttribute,
+    n_attributes: usize,
+    op: *mut *mut estafette_op,
+) -> estafette_status {
+    let call =
+        Call { name, inputs: (inputs, n_inputs), outputs, n_outputs, attributes: (attributes, n_attributes) };
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { call.submit(engine, options, op) })
+}
+
+/// The arguments of a call.
+struct Call {
+    name: *const c_char,
+    inputs: (*const *mut estafette_tensor, usize),
+    outputs: *mut *mut estafette_tensor,
+    n_outputs: usize,
+    attributes: (*const OperatorAttribute, usize),
+}
+
+impl Call {
+    /// # Safety
+    /// As for [`estafette_call_operator_with`].
+    unsafe fn submit(
+        &self,
+        engine: *mut estafette_engine,
+        options: *const estafette_submit_options,
+        op: *mut *mut estafette_op,
+    ) -> Answer {
+        let engine = engine::engine(engine)?;
         // SAFETY: by contract of this function.
-        unsafe {
-            let engine = engine::engine(engine)?;
-            let mut call = engine.operator(needed(name, "name")?)?;
-            let inputs = tensors(inputs, n_inputs, "inputs")?;
-            call = call.inputs(&inputs.iter().collect::<Vec<_>>());
-            for attribute in array(attributes, n_attributes, "attributes")? {
-                let key = needed(attribute.key, "the key of an attribute")?;
-                call = call.attribute(key, needed(attribute.value, key)?);
-            }
-            let places = array(outputs.cast_const(), n_outputs, "outputs")?;
-            if !places.is_empty() && places.iter().all(|place| place.is_null()) {
-                if call.operator().signature.outputs != n_outputs {
-                    let (name, has) = (&*call.operator().name, call.operator().signature.outputs);
-                    return Err(Refusal::invalid(format!(
-                        "operator `{name}` has {has} outputs, not {n_outputs}"
-                    )));
-                }
-                let vacant =
-                    places.iter().map(|_| tensor::reserve()).collect::<Result<Vec<Vacant<_>>, _>>()?;
-                for (at, (tensor, vacant)) in call.produce()?.into_iter().zip(vacant).enumerate() {
-                    outputs.add(at).write(vacant.fill(tensor));
-                }
-                return DONE;
-            }
-            let given = tensors(outputs.cast_const(), n_outputs, "outputs")?;
-            call.run_into(&given.iter().collect::<Vec<_>>())?;
-            DONE
+        let (options, inputs, attributes, places) = unsafe {
+            (
+                options::read(options)?,
+                tensors(self.inputs.0, self.inputs.1, "inputs")?,
+                array(self.attributes.0, self.attributes.1, "attributes")?,
+                array(self.outputs.cast_const(), self.n_outputs, "outputs")?,
+            )
+        };
+        if !options.name.is_null() || options.on_skip.is_some() || options.reserved != 0 {
+            return Err(Refusal::invalid(
+                "estafette_submit_options: a call has the operator's name, and no on_skip",
+            ));
         }
-    })
+        // SAFETY: by contract of this function.
+        let mut call = engine.operator(unsafe { needed(self.name, "name") }?)?;
+        call = call.inputs(&inputs.iter().collect::<Vec<_>>()).priority(options.priority);
+        for attribute in attributes {
+            // SAFETY: by contract of this function.
+            let (key, value) = unsafe {
+                let key = needed(attribute.key, "the key of an attribute")?;
+                (key, needed(attribute.value, key)?)
+            };
+            call = call.attribute(key, value);
+        }
+        if options.nonblocking()? {
+            call = call.without_waiting();
+        }
+        if let Some(queue) = queue(&engine, options.on)? {
+            call = call.on(&queue);
+        }
+        // Nothing that can be refused comes after the submission.
+        let handle = if op.is_null() { None } else { Some(Submitted::reserve()?) };
+        let submitted = if !places.is_empty() && places.iter().all(|place| place.is_null()) {
+            if call.operator().signature.outputs != self.n_outputs {
+                let (name, has) = (&*call.operator().name, call.operator().signature.outputs);
+                return Err(Refusal::invalid(format!(
+                    "operator `{name}` has {has} outputs, not {}",
+                    self.n_outputs
+                )));
+            }
+            let vacant = places.iter().map(|_| tensor::reserve()).collect::<Result<Vec<Vacant<_>>, _>>()?;
+            let (results, submitted) = call.produce_with_op()?;
+            for (at, (tensor, vacant)) in results.into_iter().zip(vacant).enumerate() {
+                // SAFETY: `outputs` may be written, by contract.
+                unsafe { self.outputs.add(at).write(vacant.fill(tensor)) };
+            }
+            submitted
+        } else {
+            // SAFETY: by contract of this function.
+            let given = unsafe { tensors(self.outputs.cast_const(), self.n_outputs, "outputs") }?;
+            call.run_into(&given.iter().collect::<Vec<_>>())?
+        };
+        if let Some(handle) = handle {
+            // SAFETY: writable, by contract.
+            unsafe { op.write(handle.fill(submitted)) };
+        }
+        DONE
+    }
 }

@@ -15,7 +15,7 @@ use crate::names;
 use crate::op::estafette_op;
 use crate::options;
 use crate::places::Kind;
-use crate::slots;
+use crate::slots::Submitted;
 use crate::status::estafette_status;
 use crate::submit::{Arguments, Waiting, Work, estafette_function, estafette_submit_options, on, queue};
 use crate::tensor::estafette_tensor;
@@ -194,21 +194,13 @@ pub unsafe extern "C" fn estafette_program_replay(
             Stage::Abandoned(_) => return Err(refused("it could not be finished")),
         };
         let nonblocking = flag("nonblocking", nonblocking)?;
-        let handle = if out.is_null() { None } else { Some(slots::enter()?.0) };
-        let submitted = if nonblocking { ready.try_replay() } else { ready.replay() };
-        let Some(handle) = handle else { return submitted.map_err(Refusal::from).and(DONE) };
-        match submitted {
-            Ok(op) => {
-                slots::set_op(handle, op);
-                // SAFETY: writable, by contract.
-                unsafe { out.write(handle) };
-                DONE
-            }
-            Err(error) => {
-                slots::release(handle)?;
-                Err(error.into())
-            }
+        let handle = if out.is_null() { None } else { Some(Submitted::reserve()?) };
+        let op = if nonblocking { ready.try_replay() } else { ready.replay() }?;
+        if let Some(handle) = handle {
+            // SAFETY: writable, by contract.
+            unsafe { out.write(handle.fill(op)) };
         }
+        DONE
     })
 }
 

@@ -1,12 +1,13 @@
 //! Operations in use: how far the function of each is, and who holds its handle.
 //!
-//! Callers hold a place (see `places.rs`) by their handles, and the library by claims: that of the operation itself, until its end is
-//! reported, and those of calls. A caller gives up no claim.
+//! Callers hold a place (see `places.rs`) by their handles, and the operation itself by a claim, until its end is reported. A caller gives
+//! up no claim.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::time::Duration;
 
-use estafette::devices::{Fence, FenceSet, Reactor, host};
+use estafette::devices::{Reactor, host};
 use estafette::exchange::foreign_fence::RawFence;
 use estafette::{Completion, Op, Scope};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -20,19 +21,17 @@ static PLACES: Places<Mutex<State>> = Places::new(Kind::Op);
 
 #[derive(Default)]
 struct State {
-    /// See `places.rs`. The bit "in use" stays set from the first use on; the two counts say whether the place is held.
+    /// See `places.rs`. The bit "in use" stays set from the first use on; the others say whether the place is held.
     tag: u32,
     callers: u32,
-    claims: u32,
+    is_claimed: bool,
     stage: Stage,
     op: Option<Op>,
-    /// The fence that the operation ends with.
-    after: Option<Fence>,
 }
 
 impl State {
     fn is_held(&self) -> bool {
-        self.callers > 0 || self.claims > 0
+        self.callers > 0 || self.is_claimed
     }
 }
 
@@ -75,23 +74,13 @@ impl Held {
         }
         begin(handle, begun).map(|()| handle)
     }
-
-    /// The fences that the operation, or a node of the replay, has ended with. Known when the operation has ended.
-    pub(crate) fn after(&self) -> FenceSet {
-        let Ok((_, state)) = find(self.0.as_ptr()) else { return FenceSet::default() };
-        let (own, op) = (state.after.clone(), state.op.clone());
-        drop(state);
-        let mut fences = op.map(|op| op.fences_of_nodes()).unwrap_or_default();
-        fences.extend(own);
-        fences
-    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         // It is in use as long as this claim is.
         if let Ok((number, mut state)) = find(self.0.as_ptr()) {
-            state.claims -= 1;
+            state.is_claimed = false;
             leave(number, state);
         }
     }
@@ -116,37 +105,63 @@ fn fresh_place() -> Result<(u32, MutexGuard<'static, State>), Refusal> {
 /// A place that its operation and the caller hold.
 pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
     let (number, mut state) = fresh_place()?;
-    (state.callers, state.claims) = (1, 1);
+    (state.callers, state.is_claimed) = (1, true);
     let handle = places::handle(state.tag, number);
-    Ok((handle, held(handle)))
+    Ok((handle, Held(nonnull(handle))))
 }
 
 /// A place for an operation whose function is about to be called, and which has no other holder.
 pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
     let (number, mut state) = fresh_place()?;
-    state.claims = 1;
+    state.is_claimed = true;
     state.stage = Stage::Begun(begun);
     Ok(places::handle(state.tag, number))
 }
 
-/// A place for an operation that was submitted elsewhere, which reports its own end.
-pub(crate) fn enter_submitted(op: Op) -> Result<*mut estafette_op, Refusal> {
-    let (number, mut state) = fresh_place()?;
-    state.callers = 1;
-    state.stage = Stage::Ended;
-    state.op = Some(op);
-    Ok(places::handle(state.tag, number))
+/// A place for an operation that is to be submitted, and whose function is none of C: it reports its own end. Dropping it gives the place back.
+pub(crate) struct Submitted(NonNull<estafette_op>);
+
+impl Submitted {
+    pub(crate) fn reserve() -> Result<Self, Refusal> {
+        let (number, mut state) = fresh_place()?;
+        state.callers = 1;
+        Ok(Self(nonnull(places::handle(state.tag, number))))
+    }
+
+    /// The handle, of which the caller is the holder.
+    pub(crate) fn fill(self, op: Op) -> *mut estafette_op {
+        let handle = ManuallyDrop::new(self).0.as_ptr();
+        set_op(handle, op);
+        handle
+    }
 }
 
-/// Takes the right to report the end, without a fence. The operation holds its place no more. `with_tensor` says whether the end is a
+impl Drop for Submitted {
+    fn drop(&mut self) {
+        let _ = release(self.0.as_ptr());
+    }
+}
+
+/// Takes the right to report the end. The operation holds its place no more. `with_tensor` says whether the end is a
 /// tensor; `None` for a failure.
 pub(crate) fn finish(op: *mut estafette_op, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
     let (number, mut state) = find(op)?;
     let begun = take_stage(&mut state, with_tensor)?;
-    state.stage = Stage::Ended;
-    state.claims -= 1;
-    leave(number, state);
+    end(number, state);
     Ok(begun)
+}
+
+/// The end is about to be reported, by the right that [`take`] gave.
+pub(crate) fn ended(op: *mut estafette_op) -> Result<(), Refusal> {
+    let (number, state) = find(op)?;
+    end(number, state);
+    Ok(())
+}
+
+fn end(number: u32, mut state: MutexGuard<'static, State>) {
+    state.stage = Stage::Ended;
+    state.is_claimed = false;
+    leave(number, state);
 }
 
 /// Counts one caller more.
@@ -221,16 +236,8 @@ fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Ref
     }
 }
 
-/// The end is about to be reported; `after` is the fence that the end waits for. Returns the operation's claim.
-pub(crate) fn ended(op: *mut estafette_op, after: Option<Fence>) -> Result<Held, Refusal> {
-    let (_, mut state) = find(op)?;
-    state.stage = Stage::Ended;
-    state.after = after;
-    Ok(held(op))
-}
-
-fn held(op: *mut estafette_op) -> Held {
-    Held(NonNull::new(op).expect("a handle in use is not NULL"))
+fn nonnull(op: *mut estafette_op) -> NonNull<estafette_op> {
+    NonNull::new(op).expect("a handle in use is not NULL")
 }
 
 /// What lends out the operands of a running operation.
@@ -242,27 +249,30 @@ pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
     }
 }
 
-/// The operation of a handle from a submission, and a claim to its place for the time of a call.
-pub(crate) fn hold(op: *mut estafette_op) -> Result<(Op, Held), Refusal> {
-    let (_, mut state) = find(op)?;
-    let found = state.op.clone().ok_or_else(|| {
+/// The operation of a handle from a submission.
+pub(crate) fn submitted(op: *mut estafette_op) -> Result<Op, Refusal> {
+    find(op)?.1.op.clone().ok_or_else(|| {
         Refusal::invalid("op: this handle was given to a function and can only report the end; submit with `out` for a handle to wait for")
-    })?;
-    more(&mut state.claims)?;
-    Ok((found, held(op)))
+    })
 }
 
-/// The end of an operation, its fence included, for another scheduler.
+/// The end of an operation, its device work included, for another scheduler.
 pub(crate) fn export_end(handle: *mut estafette_op) -> Result<RawFence, Refusal> {
-    // Held until then, as only the place knows the fence.
-    let (submitted, held) = hold(handle)?;
+    let op = submitted(handle)?;
+    if op.is_done() && op.wait_timeout(Some(Duration::ZERO)).is_ok() {
+        let mut left = op.left();
+        left.prune();
+        // The other scheduler's device waits for that one.
+        if let [fence] = left.iter().as_slice() {
+            return Ok(op.export_fence(fence.clone()));
+        }
+    }
     let (completer, fence) = host::promise("an operation");
-    let issued = submitted.fence();
+    let issued = op.fence();
+    let end = op.export_fence(fence);
     Reactor::global().when_settled([issued], move |outcome| {
-        let after = held.after();
-        drop(held);
         // A replay that one node has failed has the fences of the others.
-        Reactor::global().when_settled(&after, move |later| completer.settle(outcome.and(later)));
+        Reactor::global().when_settled(&op.left(), move |later| completer.settle(outcome.and(later)));
     });
-    Ok(submitted.export_fence(fence))
+    Ok(end)
 }

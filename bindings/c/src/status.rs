@@ -47,6 +47,9 @@ pub enum estafette_status {
     ESTAFETTE_PEER_DIED = -12,
     /// The memory of the tensor is not memory that other processes can be shown.
     ESTAFETTE_NOT_SHARED = -13,
+    /// A signal that the program around the library handles has ended the wait; what was waited for goes on. Only in an engine that Python
+    /// has made or been given, on a thread whose signals Python handles: Ctrl-C in a wait there.
+    ESTAFETTE_INTERRUPTED = -14,
 }
 
 use estafette_status::*;
@@ -71,7 +74,7 @@ impl From<()> for estafette_status {
 
 impl estafette_status {
     /// Every status, with what it means in a few words.
-    const ALL: [(Self, &'static std::ffi::CStr); 17] = [
+    const ALL: [(Self, &'static std::ffi::CStr); 18] = [
         (ESTAFETTE_OK, c"ok"),
         (ESTAFETTE_PENDING, c"not ready yet"),
         (ESTAFETTE_TIMEOUT, c"the time was up first"),
@@ -89,6 +92,7 @@ impl estafette_status {
         (ESTAFETTE_INTERNAL, c"internal error"),
         (ESTAFETTE_PEER_DIED, c"the other process died"),
         (ESTAFETTE_NOT_SHARED, c"the memory is not shared"),
+        (ESTAFETTE_INTERRUPTED, c"a signal ended the wait"),
     ];
 
     /// The status with that number.
@@ -131,6 +135,7 @@ impl estafette_status {
             Error::WouldDeadlock(_) => ESTAFETTE_WOULD_DEADLOCK,
             Error::NotDefined(_) => ESTAFETTE_NOT_DEFINED,
             Error::Timeout(_) => ESTAFETTE_TIMEOUT,
+            Error::Interrupted => ESTAFETTE_INTERRUPTED,
             Error::InFlightLimit { .. } => ESTAFETTE_IN_FLIGHT_LIMIT,
             Error::Shutdown => ESTAFETTE_SHUTDOWN,
             Error::Forked => ESTAFETTE_FORKED,

@@ -64,7 +64,7 @@ unsafe impl Options for estafette_submit_options {
 }
 
 impl estafette_submit_options {
-    fn nonblocking(&self) -> Result<bool, Refusal> {
+    pub(crate) fn nonblocking(&self) -> Result<bool, Refusal> {
         flag("estafette_submit_options: nonblocking", self.nonblocking)
     }
 }
@@ -193,30 +193,84 @@ pub unsafe extern "C" fn estafette_produce(
     n_reads: usize,
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
-    entry(|| {
-        let out = place(out, "out")?;
+    let work = Arguments { function, context, drop_context, reads: (reads, n_reads), writes: NONE };
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { produce(engine, options, work, out, std::ptr::null_mut()) })
+}
+
+/// As `estafette_produce`, with a handle of the operation to `*op`, which may be NULL, to query, wait for or cancel. The caller gives it up by
+/// `estafette_op_release`. It is the one that `function` is given.
+///
+/// Returns as `estafette_produce`.
+///
+/// # Safety
+/// As for `estafette_produce`; `op` is NULL or may be written.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "C has no other way")]
+pub unsafe extern "C" fn estafette_produce_with(
+    engine: *mut estafette_engine,
+    options: *const estafette_submit_options,
+    function: estafette_function,
+    context: *mut c_void,
+    drop_context: estafette_drop,
+    reads: *const *mut estafette_tensor,
+    n_reads: usize,
+    out: *mut *mut estafette_tensor,
+    op: *mut *mut estafette_op,
+) -> estafette_status {
+    let work = Arguments { function, context, drop_context, reads: (reads, n_reads), writes: NONE };
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { produce(engine, options, work, out, op) })
+}
+
+/// No tensors.
+const NONE: (*const *mut estafette_tensor, usize) = (std::ptr::null(), 0);
+
+/// # Safety
+/// As for [`estafette_produce_with`].
+unsafe fn produce(
+    engine: *mut estafette_engine,
+    options: *const estafette_submit_options,
+    arguments: Arguments,
+    out: *mut *mut estafette_tensor,
+    op: *mut *mut estafette_op,
+) -> Answer {
+    let out = place(out, "out")?;
+    // SAFETY: by contract of this function.
+    let options = unsafe { options::read(options) }?;
+    let engine = engine::engine(engine)?;
+    // SAFETY: by contract of this function.
+    let Work { name, function, reads, .. } = unsafe { arguments.parse(&options) }?;
+    let described = on(engine.op(name).priority(options.priority).reads(reads), queue(&engine, options.on)?);
+    let permit = if options.nonblocking()? { described.without_waiting() } else { described }.reserve()?;
+    let vacant = tensor::reserve()?;
+    let (handle, held) = entered(op)?;
+    let context = Context::new(arguments.context, arguments.drop_context);
+    let (permit, context) = with_context(permit, context, options.on_skip);
+    let waiting = Waiting { function, context, held, produces: true };
+    let (tensor, submitted) = permit.produce_external(move |completion| waiting.start(completion));
+    // SAFETY: writable, by contract.
+    unsafe {
+        out.write(vacant.fill(tensor));
+        write_op(op, handle, submitted);
+    }
+    DONE
+}
+
+/// A place for an operation of which the caller wants a handle, unless `out` is NULL: one holder is the operation, the other the caller.
+fn entered(out: *mut *mut estafette_op) -> Result<(Option<*mut estafette_op>, Option<Held>), Refusal> {
+    let entered = if out.is_null() { None } else { Some(slots::enter()?) };
+    Ok(entered.unzip())
+}
+
+/// # Safety
+/// `out` may be written if there is a handle.
+unsafe fn write_op(out: *mut *mut estafette_op, handle: Option<*mut estafette_op>, submitted: Op) {
+    if let Some(handle) = handle {
+        slots::set_op(handle, submitted);
         // SAFETY: by contract of this function.
-        let options = unsafe { options::read(options) }?;
-        let work = Arguments {
-            function,
-            context,
-            drop_context,
-            reads: (reads, n_reads),
-            writes: (std::ptr::null(), 0),
-        };
-        let engine = engine::engine(engine)?;
-        // SAFETY: by contract of this function.
-        let Work { name, function, reads, .. } = unsafe { work.parse(&options) }?;
-        let op = on(engine.op(name).priority(options.priority).reads(reads), queue(&engine, options.on)?);
-        let permit = if options.nonblocking()? { op.without_waiting() } else { op }.reserve()?;
-        let vacant = tensor::reserve()?;
-        let (permit, context) = with_context(permit, Context::new(context, drop_context), options.on_skip);
-        let waiting = Waiting { function, context, held: None, produces: true };
-        let (tensor, _op) = permit.produce_external(move |completion| waiting.start(completion));
-        // SAFETY: writable, by contract.
-        unsafe { out.write(vacant.fill(tensor)) };
-        DONE
-    })
+        unsafe { out.write(handle) };
+    }
 }
 
 /// The arguments that describe work, of an operation and of a node alike.
@@ -283,18 +337,14 @@ unsafe fn submit(
     let op = engine.op(name).priority(options.priority).reads(reads).writes(writes);
     let op = on(op, queue(&engine, options.on)?);
     let permit = if options.nonblocking()? { op.without_waiting() } else { op }.reserve()?;
-    // One holder is the operation, the other the caller. Nothing can fail after this.
-    let entered = if out.is_null() { None } else { Some(slots::enter()?) };
-    let (handle, held) = entered.unzip();
+    // Nothing can fail after this.
+    let (handle, held) = entered(out)?;
     let context = Context::new(arguments.context, arguments.drop_context);
     let (permit, context) = with_context(permit, context, options.on_skip);
     let waiting = Waiting { function, context, held, produces: false };
     let op: Op = permit.run_external(move |completion| waiting.start(completion));
-    if let Some(handle) = handle {
-        slots::set_op(handle, op);
-        // SAFETY: writable, by contract.
-        unsafe { out.write(handle) };
-    }
+    // SAFETY: writable, by contract.
+    unsafe { write_op(out, handle, op) };
     DONE
 }
 

@@ -226,6 +226,53 @@ pub unsafe extern "C" fn estafette_zeros_shared(
     entry(|| unsafe { allocate(engine, Memory::Shared(DLDevice::CPU), (shape, ndim), dtype, out) })
 }
 
+/// As `estafette_zeros`, in memory of `device`, one of the engine's. The bytes are arbitrary; where the host can use the memory they are zero.
+///
+/// Returns as `estafette_zeros`; `ESTAFETTE_INVALID` for a device that the engine does not have as well; `ESTAFETTE_NOT_SHARED` in an engine
+/// with `shared` if memory of the device cannot be shown to other processes. May be called by any thread.
+///
+/// # Safety
+/// As for `estafette_zeros`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_empty(
+    engine: *mut estafette_engine,
+    device: DLDevice,
+    shape: *const i64,
+    ndim: i32,
+    dtype: DLDataType,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { allocate(engine, Memory::On(device), (shape, ndim), dtype, out) })
+}
+
+/// Submits a copy of `tensor` to memory of `device`, in row-major order and without gaps. `*out` is a promise of the copy, which the caller
+/// owns and gives up by `estafette_tensor_release`. The copy begins when the current version is ready; no thread waits for a device.
+///
+/// Returns as `estafette_submit`; `ESTAFETTE_INVALID` for NULL `out` as well, and `ESTAFETTE_DEVICE` when the device gives no stream. A device
+/// that the engine does not have fails the copy. `*out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// `out` is NULL or may be written. Handles may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_copy(
+    engine: *mut estafette_engine,
+    tensor: *const estafette_tensor,
+    device: DLDevice,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    entry(|| {
+        let engine = engine::engine(engine)?;
+        let tensor = self::tensor(tensor, "tensor")?;
+        let out = place(out, "out")?;
+        let vacant = reserve()?;
+        let copy = engine.copy(&tensor, device)?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(vacant.fill(copy)) };
+        DONE
+    })
+}
+
 /// Makes a tensor of zeros in `memory`.
 ///
 /// # Safety

@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -66,6 +67,8 @@ def stage(request, tmp_path_factory):
     library.stage_zeros.argtypes = [handle, handle, ctypes.c_int64, out]
     library.stage_legacy.argtypes = [handle, handle, out]
     library.stage_first.argtypes = [handle, handle, ctypes.POINTER(ctypes.c_float)]
+    library.stage_wait.argtypes = [handle, handle, ctypes.POINTER(ctypes.c_int32)]
+    library.stage_wait.restype = None
     return library
 
 
@@ -142,6 +145,28 @@ def test_a_tensor_that_c_makes_is_one_in_python(eng, in_c, stage):
     again = eng.tensor_from_c(t.c_handle())
     assert function("tensor_release")(made.value) == 0
     assert again.data_ptr == t.data_ptr and np.from_dlpack(again).tolist() == [2, 2, 2]
+
+
+def test_ctrl_c_ends_a_wait_in_c_and_is_raised_in_python(eng, in_c, stage):
+    gate, status = threading.Event(), ctypes.c_int32()
+    x = eng.call(lambda: gate.wait(60) and np.arange(4, dtype=np.float32), like=((4,), "float32"))
+    handle = x.c_handle()
+
+    def press():
+        until(lambda: status.value == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        stage.stage_wait(table(), handle, ctypes.byref(status))
+        for _ in range(1000):
+            pass
+    pressing.join()
+    assert status.value == -14
+    gate.set()
+    x.wait(timeout=60)
+    assert in_c[1]("tensor_release")(handle) == 0
 
 
 def test_a_struct_from_before_dlpack_1_reaches_numpy_and_back(eng, in_c, stage):

@@ -1,4 +1,4 @@
-//! The fences that the variables of a replay carried when the replay was granted, and those that its nodes end with.
+//! The fences that the variables of a replay carried when the replay was granted.
 
 use estafette_devices::{Fence, FenceSet};
 use estafette_sync::sync::Mutex;
@@ -11,8 +11,6 @@ use crate::core::var_state::has;
 #[derive(Default)]
 pub(crate) struct Inputs {
     earlier: Mutex<Earlier>,
-    /// What nodes were to end with: the variables carry it, and those who wait for the replay itself find it here.
-    ends: Mutex<FenceSet>,
 }
 
 #[derive(Clone, Default)]
@@ -31,18 +29,6 @@ impl Inputs {
 
     pub(crate) fn take(&self) -> Earlier {
         std::mem::take(&mut *self.earlier.lock())
-    }
-
-    /// A node ends with these fences. Called before the end of the node is reported. Returns fences to drop outside of all locks.
-    #[must_use = "dropping a fence may run a user's code"]
-    pub(crate) fn node_ends_with(&self, fences: &[Fence]) -> Vec<Fence> {
-        let mut ends = self.ends.lock();
-        fences.iter().filter_map(|fence| ends.insert_replacing(fence.clone())).collect()
-    }
-
-    /// The fences that nodes have ended with.
-    pub(crate) fn ends(&self) -> FenceSet {
-        self.ends.lock().clone()
     }
 }
 

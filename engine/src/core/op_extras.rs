@@ -2,6 +2,7 @@
 
 use std::ptr;
 
+use estafette_devices::FenceSet;
 use estafette_sync::sync::atomic::{AtomicPtr, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -20,6 +21,8 @@ pub(crate) struct OpExtras {
     pub(crate) on_skip: Mutex<Option<OnSkip>>,
     pub(crate) failure: OnceLock<OperationError>,
     pub(crate) one_shot: OnceLock<OutcomeSignal>,
+    /// The device work that the operation has left, for those who have a handle of it.
+    pub(crate) left: OnceLock<FenceSet>,
 }
 
 /// An [`OpExtras`] that its first user makes.

@@ -18,7 +18,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::{DeviceError, Queue};
+use estafette_devices::{DeviceError, Fence, FenceSet, Queue};
 use estafette_graph::{Granted, Graph, OpId, OpRef, PendingOp, Var};
 use estafette_report::shown::shown;
 use estafette_sync::cell::UnsafeCell;
@@ -470,6 +470,16 @@ impl OpState {
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
         self.extras.get()?.failure.get()
+    }
+
+    /// Notes the device work that the operation leaves, before its end is published.
+    pub(crate) fn note_left(&self, fences: &[Fence]) {
+        let _ = self.extras.get_or_make().left.set(fences.iter().cloned().collect());
+    }
+
+    /// The device work that the operation has left.
+    pub(crate) fn left(&self) -> Option<&FenceSet> {
+        self.extras.get()?.left.get()
     }
 
     /// Makes the outcome final, releases the permit, and notifies the waiters. Called once, after the graph has released the

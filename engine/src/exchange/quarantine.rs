@@ -23,6 +23,7 @@
 //! A device whose thread does not start, or that is not known any more, counts as one that cannot be asked.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 
 use estafette_devices::host::{self, Completer};
@@ -244,7 +245,7 @@ pub(crate) fn unknowable(why: &str) -> DeviceError {
 
 fn add(device: Arc<dyn Device>, consumer_use: &Arc<Use>) {
     let key = Arc::as_ptr(&device).cast::<()>().addr();
-    {
+    let started = {
         let mut quarantines = QUARANTINES.lock();
         let quarantines = quarantines.get_or_insert_default();
         quarantines.timed.retain(|other| other.waits());
@@ -257,9 +258,13 @@ fn add(device: Arc<dyn Device>, consumer_use: &Arc<Use>) {
         // Under both locks, so that no quarantine closes with a use in it.
         quarantine.uses.lock().push(Arc::clone(consumer_use));
         quarantine.arrived.notify_one();
-        quarantine.start();
-    }
+        quarantine.start()
+    };
     CHANGED.notify_one();
+    // What entered is given up in its time, unless a later use gets the thread.
+    if let Err(error) = started {
+        tracing::error!(%error, "the quarantine of a device does not start");
+    }
 }
 
 impl DeviceQuarantine {
@@ -269,18 +274,16 @@ impl DeviceQuarantine {
     }
 
     /// Starts the thread, unless it runs. To be called under the lock of the quarantines.
-    fn start(self: &Arc<Self>) {
+    fn start(self: &Arc<Self>) -> io::Result<()> {
         if self.is_started.load(Ordering::Relaxed) {
-            return;
+            return Ok(());
         }
         let own = Arc::clone(self);
         let name = format!("estafette-quarantine-{}", self.device.id());
         let body = move || essential("the quarantine of a device", || own.run());
-        match stack::thread(name).spawn(body) {
-            Ok(_) => self.is_started.store(true, Ordering::Relaxed),
-            // What enters is given up in its time, unless a later use gets the thread.
-            Err(error) => tracing::error!(%error, "the quarantine of a device does not start"),
-        }
+        stack::thread(name).spawn(body)?;
+        self.is_started.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn run(&self) {

@@ -64,7 +64,7 @@ use self::queue::{Phase, Queue, Ready, Ticket};
 use self::releasing::Others;
 pub(crate) use self::releasing::{Releasing, is_releasing, releasing};
 pub use self::slow::{Release, ReleaseStatus, ReleasedMemory};
-use self::thread::Shared;
+use self::thread::{Shared, warn_without};
 
 use super::callback;
 use super::storage::Storage;
@@ -216,8 +216,9 @@ impl Reaper {
             return queue.first_epoch > last;
         }
         self.shared.start(&mut queue);
+        warn_without(queue);
         self.shared.work.notify_all();
-        let done = self.shared.wait_until(queue, left(), |queue| {
+        let done = self.shared.wait_until(self.shared.lock(), left(), |queue| {
             // What still waits for fences after a stop will leak some day; nothing can hurry it.
             queue.first_epoch > last || queue.phase == Phase::Stopped
         });

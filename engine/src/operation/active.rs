@@ -85,15 +85,6 @@ impl ActiveTask {
         }
     }
 
-    /// Notes at the replay of a node what the node ends with.
-    pub(crate) fn node_ends_with(&self, fences: &[Fence]) {
-        if let Self::Node(node) = self
-            && !fences.is_empty()
-        {
-            node.ends_with(fences);
-        }
-    }
-
     /// Turns the views that are still alive into leases.
     ///
     /// A view of a tensor that one of `results` was declared an alias of becomes no lease: the result

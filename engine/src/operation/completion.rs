@@ -288,15 +288,6 @@ impl Scope {
         }
     }
 
-    /// Notes fences that a node of this replay ends with.
-    pub(crate) fn node_ends_with(&self, fences: &[Fence]) {
-        let replaced = self.lock().ok().and_then(|inner| match &inner.running {
-            Some(ActiveTask::Op(running)) => Some(running.op().payload().inputs()?.node_ends_with(fences)),
-            _ => None,
-        });
-        drop(replaced);
-    }
-
     /// Whether this is of a node of a program, whose views the nodes after it do not wait for.
     #[cfg(feature = "arrow")]
     pub(crate) fn is_of_node(&self) -> bool {
@@ -379,7 +370,6 @@ impl Scope {
         } else {
             None
         };
-        running.node_ends_with(fences);
         let fences = if fences.is_empty() { left.as_slice() } else { fences };
         let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
         let (later, result) = outcome(&running, &produced, &held, fences.first());

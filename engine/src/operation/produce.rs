@@ -92,11 +92,12 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     /// # Errors
     /// As [`produce`](Self::produce).
     #[doc(hidden)]
-    pub fn produce_several<F>(self, results: usize, start: F) -> Result<Vec<Tensor>, Error>
+    pub fn produce_several<F>(self, results: usize, start: F) -> Result<(Vec<Tensor>, Op), Error>
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        Ok(self.produce_checked(results, start)?.0.into_vec())
+        let (tensors, op) = self.produce_checked(results, start)?;
+        Ok((tensors.into_vec(), op))
     }
 
     fn produce_checked<F>(self, results: usize, start: F) -> Result<(SmallVec<[Tensor; 1]>, Op), Error>

@@ -571,6 +571,9 @@ impl Running {
     ) -> Option<OpGranted> {
         let granted = self.take();
         let failure = result.err();
+        if !fences.is_empty() && granted.is_referenced() {
+            granted.payload().note_left(fences);
+        }
         // The name of the writer is needed only with a fence.
         let tag = (!fences.is_empty()).then(|| OpTag::of(&granted));
         let ending = Ending::Ran { left: tag.as_ref().map(|tag| (fences, tag)), failure: failure.as_ref() };

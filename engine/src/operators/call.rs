@@ -28,6 +28,8 @@ pub struct OperatorCall {
     inputs: Vec<Tensor>,
     attributes: Attributes,
     queue: Option<Arc<dyn Queue>>,
+    priority: i32,
+    without_waiting: bool,
 }
 
 impl OperatorCall {
@@ -35,7 +37,7 @@ impl OperatorCall {
     #[doc(hidden)]
     pub fn new(engine: Engine, operator: Arc<Operator>) -> Self {
         let (inputs, attributes) = (Vec::new(), Attributes::default());
-        Self { engine, operator, inputs, attributes, queue: None }
+        Self { engine, operator, inputs, attributes, queue: None, priority: 0, without_waiting: false }
     }
 
     /// The operator that is called.
@@ -70,6 +72,18 @@ impl OperatorCall {
         self
     }
 
+    /// As [`OpBuilder::priority`].
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// As [`OpBuilder::without_waiting`].
+    pub fn without_waiting(mut self) -> Self {
+        self.without_waiting = true;
+        self
+    }
+
     /// Submits the call, which writes to `outputs`.
     ///
     /// # Errors
@@ -95,6 +109,15 @@ impl OperatorCall {
     /// # Errors
     /// As [`run_into`](Self::run_into), and [`Error::Invalid`] for an operator that has to be given its outputs.
     pub fn produce(self) -> Result<Vec<Tensor>, Error> {
+        Ok(self.produce_with_op()?.0)
+    }
+
+    /// As [`produce`](Self::produce), with the operation.
+    ///
+    /// # Errors
+    /// As [`produce`](Self::produce).
+    #[doc(hidden)]
+    pub fn produce_with_op(self) -> Result<(Vec<Tensor>, Op), Error> {
         at_once(self.submit_producing(false))
     }
 
@@ -103,23 +126,25 @@ impl OperatorCall {
     /// # Errors
     /// As [`produce`](Self::produce).
     pub async fn produce_async(self) -> Result<Vec<Tensor>, Error> {
-        self.submit_producing(true).await
+        Ok(self.submit_producing(true).await?.0)
     }
 
     async fn submit_into(self, outputs: &[&Tensor], awaits: bool) -> Result<Op, Error> {
         self.operator.check_arity(self.inputs.len(), Some(outputs.len()))?;
         // The parts keep no engine, and the engine must not end before the submission.
         let _engine = self.engine.clone();
+        let how = (self.priority, self.without_waiting);
         let parts = self.parts(outputs)?;
-        let builder = describe(&parts).writes(&parts.outputs);
+        let builder = describe(&parts, how).writes(&parts.outputs);
         check_overlap(&parts.operator, &builder)?;
         ready(builder, awaits).await?.run_external(starting(&parts, Results::Written))
     }
 
-    async fn submit_producing(self, awaits: bool) -> Result<Vec<Tensor>, Error> {
+    async fn submit_producing(self, awaits: bool) -> Result<(Vec<Tensor>, Op), Error> {
         let _engine = self.engine.clone();
+        let how = (self.priority, self.without_waiting);
         let parts = self.parts_producing()?;
-        let builder = ready(describe(&parts), awaits).await?;
+        let builder = ready(describe(&parts, how), awaits).await?;
         builder.produce_several(parts.operator.signature.outputs, starting(&parts, Results::Promised))
     }
 
@@ -135,7 +160,7 @@ impl OperatorCall {
     }
 
     fn parts(self, outputs: &[&Tensor]) -> Result<Arc<Parts>, Error> {
-        let Self { engine, operator, inputs, attributes, queue } = self;
+        let Self { engine, operator, inputs, attributes, queue, .. } = self;
         attributes.check()?;
         if queue.as_ref().is_some_and(|queue| !operator.implementation().can_enqueue_on(queue.as_ref())) {
             let name = &operator.name;
@@ -165,9 +190,12 @@ fn at_once<T>(submission: impl Future<Output = T>) -> T {
     }
 }
 
-fn describe(parts: &Parts) -> OpBuilder<'_, Tensors> {
+fn describe(parts: &Parts, (priority, without_waiting): (i32, bool)) -> OpBuilder<'_, Tensors> {
     let name = Name::from(Cow::Owned(parts.operator.name.to_string()));
-    let mut builder = OpBuilder::new(parts.engine.core(), name).reads(&parts.inputs);
+    let mut builder = OpBuilder::new(parts.engine.core(), name).priority(priority).reads(&parts.inputs);
+    if without_waiting {
+        builder = builder.without_waiting();
+    }
     if parts.operator.implementation().takes_a_lock() {
         builder = builder.worker_only();
     }

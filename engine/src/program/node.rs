@@ -84,11 +84,6 @@ impl NodeRun {
         self.replay.keep(views);
     }
 
-    /// Leaves fences that the node ends with to those who wait for the replay.
-    pub(crate) fn ends_with(&self, fences: &[Fence]) {
-        self.replay.node_ends_with(fences);
-    }
-
     /// Reports the end.
     pub(crate) fn finish(mut self, fence: Option<Fence>, result: Ended) {
         if let Some(ticket) = self.ticket.take() {

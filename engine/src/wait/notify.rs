@@ -284,11 +284,37 @@ fn call_back(callback: impl FnOnce() + 'static) {
 type End = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
 
 /// Blocks until one of the operations has ended or one of the tensors is finished. Returns the places of those that have, counted
-/// through `ops` and then `tensors`. Failures stay unretrieved.
+/// through `ops` and then `tensors`. Failures stay unretrieved. An operation that leaves device work has ended when that was issued.
+///
+/// # Errors
+/// As [`wait_any_work`].
+pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<Vec<usize>, Error> {
+    wait_for_one(ops, |op| Box::pin(OpEnded(op)), tensors, timeout)
+}
+
+/// Blocks until one of the operations has ended and its device work is done, or one of the tensors is finished. Returns as [`wait_any`].
+/// Several steps of one operation may end a wait early: then no place is returned.
 ///
 /// # Errors
 /// [`Error::Timeout`]; [`Error::Forked`]; the reason why the last of them can never end, if none can.
-pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<Vec<usize>, Error> {
+pub fn wait_any_work(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<Vec<usize>, Error> {
+    wait_for_one(ops, |op| Box::pin(work_done(op)), tensors, timeout)
+}
+
+async fn work_done(op: Op) -> Result<(), Error> {
+    let ended = OpEnded(op.clone()).await;
+    for fence in &op.left() {
+        let _ = fence.settled().await;
+    }
+    ended
+}
+
+fn wait_for_one(
+    ops: &[Op],
+    end_of: impl Fn(Op) -> End,
+    tensors: &[Tensor],
+    timeout: Option<Duration>,
+) -> Result<Vec<usize>, Error> {
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);
@@ -298,7 +324,7 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     let mut noted: Vec<QueryNoted> = Vec::new();
     for op in ops {
         op.handle.payload().core.generation.check()?;
-        ends.push(Box::pin(OpEnded(op.clone())));
+        ends.push(end_of(op.clone()));
         waiting.push((&op.handle.payload().core, op.handle.clone()));
     }
     for tensor in tensors {

@@ -41,11 +41,10 @@ impl Op {
         self.wait_timeout(None)
     }
 
-    /// The fences that the nodes of a replay have ended with ([`complete_after`](crate::Completion::complete_after)). All of them are known
-    /// when the replay has ended.
+    /// Fences of the device work that the operation, or the nodes of a replay, have left. Known when the operation has ended.
     #[doc(hidden)]
-    pub fn fences_of_nodes(&self) -> FenceSet {
-        self.handle.payload().inputs().map(|inputs| inputs.ends()).unwrap_or_default()
+    pub fn left(&self) -> FenceSet {
+        self.handle.payload().left().cloned().unwrap_or_default()
     }
 
     /// Waits until a fence that the operation ends with has settled, well or not. Without a `timeout` the wait may run operations on

@@ -150,6 +150,7 @@ impl Program {
             lease_timeout_ns: 1_000_000,
             stack_size: 0,
             shared: u64::from(kind / 3 % 2 == 1),
+            watchdog_ns: 0,
         };
         let mut engine = ptr::null_mut();
         // SAFETY: everything is as the interface wants it.

@@ -224,6 +224,7 @@ fn engine() -> *mut estafette_engine {
             lease_timeout_ns: 1_000_000_000,
             stack_size: 0,
             shared: 0,
+            watchdog_ns: 0,
         };
         let mut engine = ptr::null_mut();
         // SAFETY: everything is as the interface wants it.

@@ -50,6 +50,7 @@ impl Handles {
             lease_timeout_ns: 0,
             stack_size: 0,
             shared: 0,
+            watchdog_ns: 0,
         };
         let mut engine = null_mut();
         // SAFETY: the options are as long as they say, and the result has a place.

@@ -15,7 +15,7 @@ use estafette::exchange::{Abi, ExportFlags, Layout, export, flush_deleters};
 use estafette::lease::{Consumer, Keeper};
 use estafette::operators::{Attributes, Closure, operators};
 use estafette::{Access, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut};
-use estafette_c::estafette_status::ESTAFETTE_OK;
+use estafette_c::estafette_status::{ESTAFETTE_OK, ESTAFETTE_PENDING, ESTAFETTE_TIMEOUT};
 use estafette_c::*;
 use estafette_cuda_sim_client::Simulator;
 use tests::ops::{get, tensor, until, waits};
@@ -544,6 +544,18 @@ fn the_c_interface_orders_a_cuda_stream() {
     bench.silent();
 }
 
+fn submit_options() -> estafette_submit_options {
+    estafette_submit_options {
+        size: size_of::<estafette_submit_options>() as u32,
+        priority: 0,
+        name: c"fills".as_ptr(),
+        nonblocking: 0,
+        reserved: 0,
+        on: DLDevice::new(DeviceType(0), 0),
+        on_skip: None,
+    }
+}
+
 /// The body of an operation in C: it fills the memory behind its context on the stream that it is given.
 unsafe extern "C" fn fills_nine(context: *mut c_void, op: *mut estafette_op) {
     let mut stream = ptr::null_mut();
@@ -561,6 +573,7 @@ unsafe extern "C" fn fills_nine(context: *mut c_void, op: *mut estafette_op) {
 #[test]
 fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
     let bench = bench();
+    let theirs = bench.theirs();
     let (x, y) = (bench.bytes(), bench.bytes());
     bench.simulator.block(bench.ours.native());
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
@@ -569,15 +582,7 @@ fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
     // SAFETY: live objects and places; the memory is the tensor's.
     unsafe {
         assert_eq!(estafette_engine_create(ptr::null(), &mut engine), ESTAFETTE_OK);
-        let on = estafette_submit_options {
-            size: size_of::<estafette_submit_options>() as u32,
-            priority: 0,
-            name: c"fills".as_ptr(),
-            nonblocking: 0,
-            reserved: 0,
-            on: bench.device.id(),
-            on_skip: None,
-        };
+        let on = estafette_submit_options { on: bench.device.id(), ..submit_options() };
         let mut op = ptr::null_mut();
         let writes = [handle];
         let memory = x.data_ptr().unwrap().cast_mut().cast();
@@ -594,21 +599,77 @@ fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
             &mut op,
         );
         assert_eq!(submitted, ESTAFETTE_OK);
-        // Issued behind what has not run.
+        // Issued behind what has not run, it has not ended; its fence is that of the work.
+        op_of(op).unwrap().wait().unwrap();
+        assert_eq!(estafette_op_query(op), ESTAFETTE_PENDING);
+        assert_eq!(estafette_op_wait(op, 0), ESTAFETTE_TIMEOUT);
+        let mut place = 0;
+        assert_eq!(estafette_wait_any(&op, 1, ptr::null(), 0, 0, &mut place), ESTAFETTE_TIMEOUT);
+        let mut end = std::mem::MaybeUninit::uninit();
+        assert_eq!(estafette_op_fence(op, end.as_mut_ptr()), ESTAFETTE_OK);
+        let end: DLFence = end.assume_init();
+        let stream = ptr::with_exposed_provenance_mut(theirs.stream());
+        assert_eq!(end.order_on.unwrap()(end.context, bench.device.id(), stream), 0, "the wait stays there");
+        end.release.unwrap()(end.context);
+        theirs.copies(&x);
+        let device = Arc::clone(&bench.device);
+        let other = bench.device.create_queue().unwrap();
+        let copy = bench.engine.op("copy").reads([&x]).writes([&y]).on(&other);
+        copy.run_on(move |queue, [x], [mut y]| {
+            // SAFETY: the engine keeps both tensors until the work is done.
+            Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize) }?)
+        })
+        .unwrap();
+        bench.simulator.unblock(bench.ours.native());
         assert_eq!(estafette_op_wait(op, u64::MAX), ESTAFETTE_OK);
-        assert!(!x.is_ready());
+        assert!(x.is_ready());
+        assert_eq!(estafette_op_query(op), ESTAFETTE_OK);
+        assert_eq!(estafette_wait_any(&op, 1, ptr::null(), 0, u64::MAX, &mut place), ESTAFETTE_OK);
         assert_eq!(estafette_op_release(op), ESTAFETTE_OK);
     }
-    let device = Arc::clone(&bench.device);
-    let other = bench.device.create_queue().unwrap();
-    let copy = bench.engine.op("copy").reads([&x]).writes([&y]).on(&other);
-    copy.run_on(move |queue, [x], [mut y]| {
-        // SAFETY: the engine keeps both tensors until the work is done.
-        Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize) }?)
-    })
-    .unwrap();
-    bench.simulator.unblock(bench.ours.native());
-    assert_eq!((bench.first(&x), bench.first(&y)), (9, 9));
+    assert_eq!((bench.first(&x), bench.first(&y), theirs.read()), (9, 9, 9));
+    assert_eq!(estafette_tensor_release(handle), ESTAFETTE_OK);
+    assert_eq!(estafette_engine_destroy(engine), ESTAFETTE_OK);
+    bench.silent();
+}
+
+#[test]
+fn a_replay_in_c_ends_with_what_its_nodes_have_enqueued() {
+    let bench = bench();
+    let x = bench.bytes();
+    bench.simulator.block(bench.ours.native());
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    let mut engine: *mut estafette_engine = ptr::null_mut();
+    let handle = tensor_handle(x.clone()).unwrap();
+    // SAFETY: live objects and places; the memory is the tensor's.
+    unsafe {
+        assert_eq!(estafette_engine_create(ptr::null(), &mut engine), ESTAFETTE_OK);
+        let on = estafette_submit_options { on: bench.device.id(), ..submit_options() };
+        let (mut program, mut op) = (ptr::null_mut(), ptr::null_mut());
+        let memory = x.data_ptr().unwrap().cast_mut().cast();
+        assert_eq!(estafette_program_begin(engine, ptr::null(), &mut program), ESTAFETTE_OK);
+        let writes = [handle];
+        let added = estafette_program_add(
+            program,
+            &on,
+            Some(fills_nine),
+            memory,
+            None,
+            ptr::null(),
+            0,
+            writes.as_ptr(),
+            1,
+        );
+        assert_eq!((added, estafette_program_finish(program, 0)), (ESTAFETTE_OK, ESTAFETTE_OK));
+        assert_eq!(estafette_program_replay(program, 0, &mut op), ESTAFETTE_OK);
+        op_of(op).unwrap().wait().unwrap();
+        assert_eq!(estafette_op_query(op), ESTAFETTE_PENDING);
+        bench.simulator.unblock(bench.ours.native());
+        assert_eq!(estafette_op_wait(op, u64::MAX), ESTAFETTE_OK);
+        assert_eq!((x.is_ready(), bench.first(&x)), (true, 9));
+        assert_eq!(estafette_op_release(op), ESTAFETTE_OK);
+        assert_eq!(estafette_program_destroy(program), ESTAFETTE_OK);
+    }
     assert_eq!(estafette_tensor_release(handle), ESTAFETTE_OK);
     assert_eq!(estafette_engine_destroy(engine), ESTAFETTE_OK);
     bench.silent();

@@ -244,6 +244,134 @@ static void results_are_promises_until_they_are_there(void) {
   estafette_engine_destroy(engine);
 }
 
+static void a_result_is_called_off_by_its_operation(void) {
+  estafette_engine *engine = engine_new(1);
+  static counting work;
+  estafette_tensor *gate = floats(engine, 1), *result;
+  DLDevice host = {kDLCPU, 0};
+  estafette_lease *lease;
+  estafette_op *op;
+  OK(estafette_order_on(gate, ESTAFETTE_WRITE, host, 0, &lease));
+  REFUSED(ESTAFETTE_INVALID, "out is NULL", estafette_produce_with(engine, 0, counting_function, &work, counting_drop, &gate, 1, 0, &op));
+  OK(estafette_produce_with(engine, 0, counting_function, &work, counting_drop, &gate, 1, &result, &op));
+  EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
+  OK(estafette_op_cancel(op));
+  EXPECT(ESTAFETTE_CANCELLED, estafette_wait(result, 10 * SECOND));
+  CHECK(drops(&work) == 1 && work.called == 0);
+  OK(estafette_lease_release(lease, 0));
+  OK(estafette_op_release(op));
+  estafette_tensor_release(result);
+  /* The handle is the one that the function is given. */
+  counted *memory = counted_new();
+  static counting made;
+  OK(estafette_produce_with(engine, 0, counting_function, &made, 0, &gate, 1, &result, &op));
+  CHECK(begun(&made) == op);
+  OK(estafette_op_complete_with(op, &memory->managed));
+  OK(estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_wait(result, 10 * SECOND));
+  OK(estafette_op_release(op));
+  estafette_tensor_release(result);
+  CHECK(deletions(memory) == 1);
+  free(memory);
+  estafette_tensor_release(gate);
+  estafette_engine_destroy(engine);
+}
+
+static void leases_have_options_and_are_taken_together(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *both[2] = {floats(engine, 1), floats(engine, 1)};
+  int32_t accesses[2] = {ESTAFETTE_READ, ESTAFETTE_WRITE};
+  estafette_lease *held, *leases[2], *none = 0;
+  estafette_export_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.access = ESTAFETTE_WRITE;
+  OK(estafette_order_on_with(both[0], &options, &held));
+  options.nonblocking = 1;
+  EXPECT(ESTAFETTE_PENDING, estafette_order_on_with(both[0], &options, &none));
+  EXPECT(ESTAFETTE_PENDING, estafette_lease_all(engine, both, accesses, 2, &options, leases));
+  options.nonblocking = 0;
+  options.timeout_ns = SECOND / 100;
+  /* Its own thread holds the lease, which the wait may find first. */
+  int late = estafette_order_on_with(both[0], &options, &none);
+  CHECK(!none && (late == ESTAFETTE_TIMEOUT || late == ESTAFETTE_LEASE_HELD));
+  OK(estafette_lease_release(held, 0));
+  OK(estafette_lease_all(engine, both, accesses, 2, 0, leases));
+  options.access = ESTAFETTE_READ;
+  options.nonblocking = 1;
+  OK(estafette_order_on_with(both[0], &options, &held));
+  OK(estafette_lease_release(held, 0));
+  EXPECT(ESTAFETTE_PENDING, estafette_order_on_with(both[1], &options, &held));
+  for (int i = 0; i < 2; i++) OK(estafette_lease_release(leases[i], 0));
+  /* One access for all. */
+  OK(estafette_lease_all(engine, both, 0, 2, &options, leases));
+  for (int i = 0; i < 2; i++) OK(estafette_lease_release(leases[i], 0));
+  OK(estafette_lease_all(engine, 0, 0, 0, 0, 0));
+  accesses[0] = ESTAFETTE_ALIAS;
+  EXPECT(ESTAFETTE_INVALID, estafette_lease_all(engine, both, accesses, 2, 0, leases));
+  REFUSED(ESTAFETTE_INVALID, "out is NULL", estafette_lease_all(engine, both, 0, 2, 0, 0));
+  options.copy = 1;
+  REFUSED(ESTAFETTE_INVALID, "copy is 1", estafette_order_on_with(both[0], &options, &held));
+  options.copy = 0;
+  options.device.device_type = kDLCUDA;
+  REFUSED(ESTAFETTE_INVALID, "the memory is not on", estafette_order_on_with(both[0], &options, &held));
+  for (int i = 0; i < 2; i++) estafette_tensor_release(both[i]);
+  estafette_engine_destroy(engine);
+}
+
+static void memory_is_made_and_copied_on_a_device(void) {
+  estafette_engine *engine = engine_new(1);
+  DLDevice host = {kDLCPU, 0}, unknown = {kDLCUDA, 77}, found;
+  DLDataType type = {kDLFloat, 32, 1};
+  int64_t length = 4;
+  estafette_tensor *x, *copy;
+  OK(estafette_empty(engine, host, &length, 1, type, &x));
+  EXPECT(ESTAFETTE_INVALID, estafette_empty(engine, unknown, &length, 1, type, &copy));
+  void *data, *copied;
+  OK(estafette_tensor_data(x, &data));
+  ((float *)data)[3] = 5.0f;
+  OK(estafette_copy(engine, x, host, &copy));
+  OK(estafette_wait(copy, 10 * SECOND));
+  OK(estafette_tensor_data(copy, &copied));
+  OK(estafette_tensor_device(copy, &found));
+  CHECK(copied != data && ((float *)copied)[3] == 5.0f && found.device_type == kDLCPU);
+  estafette_tensor_release(copy);
+  OK(estafette_copy(engine, x, unknown, &copy));
+  CHECK(estafette_wait(copy, 10 * SECOND) < 0);
+  REFUSED(ESTAFETTE_INVALID, "out is NULL", estafette_copy(engine, x, host, 0));
+  estafette_tensor_release(copy);
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
+static void stalled(void *context, int32_t level, const char *message) {
+  if (level == 2 && strstr(message, "waits for ever")) atomic_fetch_add((atomic_int *)context, 1);
+}
+
+static void a_watchdog_logs_what_is_stalled(void) {
+  static atomic_int warnings;
+  static counting gate, waits;
+  OK(estafette_set_log(2, stalled, &warnings, 0));
+  estafette_engine_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.workers = 1;
+  options.watchdog_ns = SECOND / 100;
+  estafette_engine *engine;
+  OK(estafette_engine_create(&options, &engine));
+  estafette_tensor *x = floats(engine, 1);
+  OK(estafette_submit(engine, "gate", counting_function, &gate, 0, 0, 0, &x, 1));
+  OK(estafette_submit(engine, "waits for ever", counting_function, &waits, 0, &x, 1, 0, 0));
+  for (int look = 0; look < 10000 && !atomic_load(&warnings); look++) nap(1);
+  CHECK(atomic_load(&warnings) >= 1);
+  OK(estafette_op_complete(begun(&gate), ESTAFETTE_OK, 0));
+  OK(estafette_op_complete(begun(&waits), ESTAFETTE_OK, 0));
+  estafette_tensor_release(x);
+  OK(estafette_engine_shutdown(engine, 10 * SECOND));
+  estafette_engine_destroy(engine);
+  OK(estafette_set_log(0, 0, 0, 0));
+}
+
 static void fail_as(void *context, estafette_op *op) {
   OK(estafette_op_complete(op, *(int *)context, "fell off the bus"));
 }
@@ -522,6 +650,10 @@ int main(void) {
   RUN(exports_are_leases_and_say_so);
   RUN(a_legacy_struct_passes_both_ways_and_says_nothing_of_access);
   RUN(results_are_promises_until_they_are_there);
+  RUN(a_result_is_called_off_by_its_operation);
+  RUN(leases_have_options_and_are_taken_together);
+  RUN(memory_is_made_and_copied_on_a_device);
+  RUN(a_watchdog_logs_what_is_stalled);
   RUN(an_operation_keeps_the_status_that_it_ends_with);
   RUN(an_export_of_a_promise_waits_no_longer_than_its_limit);
   RUN(the_device_of_a_promise_is_checked_when_it_has_memory);

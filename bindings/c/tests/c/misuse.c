@@ -207,7 +207,7 @@ static void an_engine_that_is_destroyed_during_a_call_goes_when_it_returns(void)
 }
 
 static void options_and_types_that_cannot_be_are_named(void) {
-  estafette_engine_options options = {sizeof options, 1000000, 0, 0, 0, 0};
+  estafette_engine_options options = {sizeof options, 1000000, 0, 0, 0, 0, 0};
   estafette_engine *engine;
   REFUSED(ESTAFETTE_INVALID, "workers", estafette_engine_create(&options, &engine));
   options.workers = 1;
@@ -316,7 +316,7 @@ static void fails(void *context, estafette_op *op) {
 static void a_callback_that_waits_is_refused_at_once(void) {
   estafette_engine *idle = engine_new(1);
   static waiting self;
-  estafette_engine_options options = {sizeof options, 1, 1, 0, 0, 0};
+  estafette_engine_options options = {sizeof options, 1, 1, 0, 0, 0, 0};
   OK(estafette_engine_create(&options, &self.engine));
   self.tensor = floats(idle, 4);
   OK(estafette_submit_with(self.engine, 0, counting_function, &self.held, counting_drop, 0, 0, &self.tensor, 1, &self.other));

@@ -153,9 +153,43 @@ static void what_is_registered_is_listed(void) {
   OK(estafette_unregister_operator("c.listed"));
 }
 
+static void a_call_is_called_off_and_has_a_priority(void) {
+  estafette_engine *engine = engine_new(1);
+  static watched state;
+  static counting gate;
+  estafette_operator_options options = in_place();
+  OK(estafette_register_operator("c.add", add, &options, &state, watched_drop));
+  estafette_tensor *x = floats(engine, 2), *y = floats(engine, 2);
+  OK(estafette_submit(engine, "gate", counting_function, &gate, 0, 0, 0, &x, 1));
+  estafette_submit_options how;
+  memset(&how, 0, sizeof how);
+  how.size = sizeof how;
+  how.priority = 5;
+  estafette_op *op;
+  OK(estafette_call_operator_with(engine, &how, "c.add", &x, 1, &y, 1, 0, 0, &op));
+  EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
+  OK(estafette_op_cancel(op));
+  EXPECT(ESTAFETTE_CANCELLED, estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_op_release(op));
+  OK(estafette_op_complete(begun(&gate), ESTAFETTE_OK, 0));
+  EXPECT(ESTAFETTE_CANCELLED, estafette_wait(y, 10 * SECOND));
+  OK(estafette_clear_error(y));
+  OK(estafette_call_operator_with(engine, &how, "c.add", &x, 1, &y, 1, 0, 0, &op));
+  OK(estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_op_release(op));
+  CHECK(first(y) == 1.0f && atomic_load(&state.called) == 1);
+  how.name = "another";
+  REFUSED(ESTAFETTE_INVALID, "the operator's name", estafette_call_operator_with(engine, &how, "c.add", &x, 1, &y, 1, 0, 0, &op));
+  estafette_tensor_release(x);
+  estafette_tensor_release(y);
+  OK(estafette_unregister_operator("c.add"));
+  estafette_engine_destroy(engine);
+}
+
 int main(void) {
   alarm(60);
   RUN(a_call_waits_in_the_graph_for_what_is_not_there_yet);
+  RUN(a_call_is_called_off_and_has_a_priority);
   RUN(a_failure_has_the_operators_words);
   RUN(the_drop_of_a_context_is_a_callback);
   RUN(what_is_refused_stays_the_callers);

@@ -257,6 +257,78 @@ static void a_shutdown_is_refused_inside_an_operation_and_knows_one_without_oper
   estafette_engine_destroy(engine);
 }
 
+static void a_wait_for_any_says_which_has_ended(void) {
+  estafette_engine *engine = engine_new(2);
+  static counting first, second, bad;
+  estafette_tensor *tensors[2] = {floats(engine, 1), floats(engine, 1)};
+  estafette_op *ops[2];
+  size_t place = 7;
+  OK(estafette_submit(engine, "of a tensor", counting_function, &first, 0, 0, 0, &tensors[0], 1));
+  OK(estafette_submit(engine, "of another", counting_function, &second, 0, 0, 0, &tensors[1], 1));
+  relay made = relay_new(engine);
+  OK(estafette_submit_with(engine, 0, end_later, &made, 0, 0, 0, 0, 0, &ops[0]));
+  OK(estafette_submit_with(engine, 0, counting_function, &bad, 0, &tensors[1], 1, 0, 0, &ops[1]));
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait_any(ops, 2, tensors, 2, 0, &place));
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait_any(ops, 2, tensors, 2, SECOND / 50, &place));
+  CHECK(place == 7);
+  OK(estafette_op_complete(begun(&second), ESTAFETTE_FAILED, "no luck"));
+  /* A failure is an end. It skips the operation that reads the tensor, which is counted first. */
+  OK(estafette_wait_any(0, 0, tensors, 2, ESTAFETTE_FOREVER, &place));
+  CHECK(place == 1 && estafette_query(tensors[1]) == ESTAFETTE_FAILED);
+  EXPECT(ESTAFETTE_FAILED, estafette_op_wait(ops[1], 10 * SECOND));
+  OK(estafette_wait_any(ops, 2, tensors, 1, 10 * SECOND, &place));
+  CHECK(place == 1);
+  /* The first operation ends with its fence. */
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait_any(ops, 1, tensors, 1, SECOND / 50, &place));
+  OK(estafette_promise_settle(made.promise, ESTAFETTE_OK, 0));
+  OK(estafette_wait_any(ops, 1, tensors, 1, ESTAFETTE_FOREVER, &place));
+  CHECK(place == 0);
+  REFUSED(ESTAFETTE_INVALID, "both empty", estafette_wait_any(0, 0, 0, 0, 0, &place));
+  REFUSED(ESTAFETTE_INVALID, "out is NULL", estafette_wait_any(ops, 1, 0, 0, 0, 0));
+  OK(estafette_op_complete(begun(&first), ESTAFETTE_OK, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  for (int i = 0; i < 2; i++) {
+    estafette_op_release(ops[i]);
+    estafette_tensor_release(tensors[i]);
+  }
+  made.fence.release(made.fence.context);
+  REFUSED(ESTAFETTE_INVALID, "tensors[0]: this handle is not in use", estafette_wait_any(0, 0, tensors, 2, 0, &place));
+  estafette_engine_destroy(engine);
+
+  /* Without workers it runs what settles the fence. */
+  engine = engine_new(-1);
+  made = relay_new(engine);
+  OK(estafette_submit_with(engine, 0, end_later, &made, 0, 0, 0, 0, 0, &made.ends_later));
+  OK(estafette_submit(engine, "settle", settle, &made, 0, 0, 0, 0, 0));
+  OK(estafette_wait_any(&made.ends_later, 1, 0, 0, ESTAFETTE_FOREVER, &place));
+  estafette_op_release(made.ends_later);
+  made.fence.release(made.fence.context);
+  estafette_engine_destroy(engine);
+}
+
+static void a_program_with_one_thread_runs_what_is_ready(void) {
+  static counting first = {.complete = 1}, later = {.complete = 1}, gate;
+  estafette_engine *engine = engine_new(-1);
+  estafette_tensor *x = floats(engine, 1);
+  int32_t ran = 7;
+  OK(estafette_run_ready(engine, &ran));
+  CHECK(ran == 0);
+  OK(estafette_submit(engine, 0, counting_function, &first, 0, 0, 0, &x, 1));
+  OK(estafette_submit(engine, 0, counting_function, &gate, 0, 0, 0, &x, 1));
+  OK(estafette_submit(engine, 0, counting_function, &later, 0, &x, 1, 0, 0));
+  OK(estafette_run_ready(engine, &ran));
+  CHECK(ran == 1 && first.called == 1 && gate.called == 1 && later.called == 0);
+  OK(estafette_op_complete(gate.op, ESTAFETTE_OK, 0));
+  estafette_set_helping(0);
+  OK(estafette_run_ready(engine, &ran));
+  CHECK(ran == 0 && later.called == 0);
+  estafette_set_helping(1);
+  OK(estafette_run_ready(engine, 0));
+  CHECK(later.called == 1);
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
 int main(void) {
   alarm(60);
   RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
@@ -267,5 +339,7 @@ int main(void) {
   RUN(a_wait_for_a_tensor_runs_what_settles_its_fence);
   RUN(a_function_may_use_its_own_handle_wherever_it_runs);
   RUN(a_shutdown_is_refused_inside_an_operation_and_knows_one_without_operands);
+  RUN(a_wait_for_any_says_which_has_ended);
+  RUN(a_program_with_one_thread_runs_what_is_ready);
   return 0;
 }

@@ -208,7 +208,7 @@ static void programs_are_recorded_once_and_replayed() {
     });
   }
   program.finish();
-  for (int round = 0; round < 5; round++) program.replay();
+  for (int round = 0; round < 5; round++) program.replay(true);
   program.replay().wait(LONG);
   CHECK(calls == 12);
   fails = true;
@@ -388,7 +388,10 @@ static void operators_are_called_by_name() {
 static void recordings_are_written() {
   const char *folder = std::getenv("TMPDIR");
   std::string path = std::string(folder ? folder : "/tmp") + "/wrapper-" + std::to_string(getpid()) + ".pftrace";
-  Recording recording(path);
+  RecordingOptions how;
+  how.memory_max = 1 << 20;
+  Recording recording(path, how);
+  CHECK(recording.get());
   Engine engine(1);
   Tensor x = engine.zeros({1}, F32);
   engine.submit("recorded", {}, {x}, [](Completion op) { op.complete(); }).wait(LONG);
@@ -509,6 +512,205 @@ static void links_and_tickets_carry_tensors() {
   } catch (const Error &error) {
     CHECK(error.status() == ESTAFETTE_FAILED);
   }
+}
+
+static void every_handle_is_there_for_c() {
+  EngineOptions options;
+  options.workers = 1;
+  options.shared = true;
+  options.watchdog_ns = LONG;
+  Engine engine(options);
+  Tensor x = engine.zeros({2, 3}, F32);
+  Promise promise;
+  Lease lease = x.order_on(ESTAFETTE_READ);
+  std::optional<Ticket> ticket(x.ticket());
+  Door door;
+  Link far = engine.connect(door.address(), LONG), near = engine.accept(door, LONG);
+  CHECK(promise.get() && lease.get() && ticket->get() && far.get() && near.get());
+  CHECK((x.shape() == std::vector<std::int64_t>{2, 3}) && engine.zeros({}, F32).shape().empty());
+  std::uint32_t process;
+  CHECK(estafette_link_process(far.get(), &process) == ESTAFETTE_OK);
+  std::vector<std::uint8_t> bytes = ticket->bytes();
+  ticket->revoke();
+  CHECK(!ticket->get());
+  try {
+    engine.from_ticket(bytes).wait(LONG);
+    CHECK(!"it was revoked");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_FAILED);
+  }
+  Fence fence = promise.fence();
+  promise.fail("gone", ESTAFETTE_DEVICE);
+  try {
+    fence.is_done();
+    CHECK(!"it has failed");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_DEVICE && std::strstr(error.what(), "gone"));
+  }
+  Promise other;
+  try {
+    other.fail("no failure", ESTAFETTE_OK);
+    CHECK(!"it is no failure");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_INVALID && !other.fence().is_done());
+  }
+}
+
+static void operations_say_whether_they_are_done_and_are_called_off() {
+  Engine engine(1);
+  Tensor x = engine.zeros({1}, F32);
+  Promise gate;
+  Fence open = gate.fence();
+  Operation slow = engine.submit("slow", {}, {x}, [open](Completion op) { op.complete_after(open); });
+  CHECK(!slow.is_done());
+  Operation called_off = engine.submit("called off", {}, {x}, [](Completion op) { op.cancel("nobody wants it"); });
+  gate.complete();
+  slow.wait(LONG);
+  CHECK(slow.is_done());
+  try {
+    called_off.wait(LONG);
+    CHECK(!"it was called off");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_CANCELLED && std::strstr(error.what(), "nobody wants it"));
+  }
+  try {
+    called_off.is_done();
+    CHECK(!"it was called off");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_CANCELLED);
+  }
+  x.clear_error();
+  CHECK(x.is_ready());
+  CHECK(wait_any({&slow}, {x}) == 0 && wait_any({}, {x}, LONG) == 0);
+  Lease held = x.order_on(ESTAFETTE_WRITE);
+  auto [made, op] = engine.produce_with_operation("produced", {x}, [](Completion) { CHECK(!"it was called off"); });
+  CHECK(op.cancel());
+  try {
+    made.wait(LONG);
+    CHECK(!"it was called off");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_CANCELLED);
+  }
+}
+
+static void leases_are_taken_together_and_memory_is_copied() {
+  Engine engine(1);
+  Tensor x = engine.empty({kDLCPU, 0}, {1}, F32), y = engine.zeros({1}, F32);
+  std::vector<Lease> both = engine.lease_all({{x, ESTAFETTE_READ}, {y, ESTAFETTE_WRITE}});
+  CHECK(both.size() == 2 && both[0].get() && both[1].get());
+  x.order_on(ESTAFETTE_READ, {kDLCPU, 0}, nullptr, 0);
+  for (bool alone : {true, false}) {
+    try {
+      if (alone) y.order_on(ESTAFETTE_READ, {kDLCPU, 0}, nullptr, 0);
+      engine.lease_all({{x, ESTAFETTE_READ}, {y, ESTAFETTE_READ}}, {kDLCPU, 0}, nullptr, 0);
+      CHECK(!"it is held");
+    } catch (const Error &error) {
+      CHECK(error.status() == ESTAFETTE_PENDING);
+    }
+  }
+  both.clear();
+  y.data<float>()[0] = 3.0f;
+  Tensor copy = engine.copy(y);
+  copy.wait(LONG);
+  CHECK(copy.data<float>() != y.data<float>() && copy.data<float>()[0] == 3.0f);
+}
+
+static void tensors_cross_with_fences() {
+  Engine engine(1), other(1);
+  Tensor x = engine.zeros({1}, F32);
+  engine.submit("fill", {}, {x}, [x](Completion op) {
+    x.data<float>()[0] = 4.0f;
+    op.complete();
+  });
+  ManagedFenced fenced = x.export_fenced();
+  Tensor there = other.import_fenced(fenced);
+  CHECK(!fenced);
+  there.wait(LONG);
+  CHECK(there.data<float>()[0] == 4.0f);
+  x.export_fenced(ESTAFETTE_WRITE);
+  try {
+    other.import_fenced(fenced);
+    CHECK(!"there is nothing");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_INVALID);
+  }
+}
+
+static void operators_are_functions_of_the_program() {
+  Engine engine(1);
+  auto kept = std::make_shared<int>();
+  OperatorOptions in_place;
+  in_place.in_place = true;
+  Engine::register_operator("cpp.add", [kept](const OperatorArguments &call) {
+    const char *by = call.attribute("by", "1");
+    if (*by == 'x') throw std::runtime_error("by what?");
+    auto to = static_cast<float *>(call.outputs[0]->dl_tensor.data);
+    to[0] = static_cast<const float *>(call.inputs[0]->data)[0] + std::strtof(by, nullptr);
+  }, in_place);
+  OperatorOptions how;
+  how.kind = ESTAFETTE_OPERATOR_INFERRED;
+  how.n_inputs = 1;
+  how.infer = [](const OperatorArguments &call) {
+    DLTensor &out = call.outputs[0]->dl_tensor;
+    out.ndim = 1;
+    out.shape[0] = 1;
+    out.dtype = call.inputs[0]->dtype;
+  };
+  Engine::register_operator("cpp.two", [](const OperatorArguments &call) {
+    static_cast<float *>(call.outputs[0]->dl_tensor.data)[0] = 2.0f;
+  }, how);
+  Tensor x = engine.zeros({1}, F32);
+  SubmitOptions first;
+  first.priority = 1;
+  engine.call_into("cpp.add", {x}, {x}, {{"by", "2.5"}}, first).wait(LONG);
+  CHECK(x.data<float>()[0] == 2.5f);
+  auto [made, op] = engine.call_with_operation("cpp.two", {x}, 1);
+  op.wait(LONG);
+  CHECK(made[0].data<float>()[0] == 2.0f);
+  try {
+    engine.call_into("cpp.add", {x}, {x}, {{"by", "x"}}).wait(LONG);
+    CHECK(!"it has thrown");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_FAILED && std::strstr(error.what(), "by what?"));
+  }
+  Engine::unregister_operator("cpp.add");
+  Engine::unregister_operator("cpp.two");
+  engine.wait_all(LONG);
+  for (int i = 0; i < 10000 && kept.use_count() > 1; i++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(kept.use_count() == 1);
+  try {
+    Engine::load_operators("/nowhere/lib.so");
+    CHECK(!"there is no such library");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_INVALID);
+  }
+}
+
+static void the_program_gets_the_log_and_ends_what_it_began() {
+  std::atomic<int> errors(0);
+  auto kept = std::make_shared<int>();
+  set_log(1, [&errors, kept](int level, const char *message) {
+    if (level == 1 && std::strstr(message, "nothing has retrieved") == nullptr && std::strstr(message, "lost")) errors++;
+    throw 7;
+  });
+  {
+    Engine engine(-1);
+    bool helped = set_helping(false);
+    engine.submit("fails", {}, {}, [](Completion op) { op.fail("lost"); });
+    CHECK(helped && !engine.run_ready());
+    CHECK(!set_helping(true) && engine.run_ready() && !engine.run_ready());
+    engine.shutdown(LONG);
+    try {
+      engine.submit("late", {}, {}, [](Completion op) { op.complete(); });
+      CHECK(!"it is shut down");
+    } catch (const Error &error) {
+      CHECK(error.status() == ESTAFETTE_SHUTDOWN);
+    }
+  }
+  flush_deleters(LONG);
+  CHECK(errors == 1);
+  set_log(0, nullptr);
+  CHECK(kept.use_count() == 1);
 }
 
 #ifdef ESTAFETTE_HAS_COROUTINES
@@ -803,6 +1005,12 @@ int main() {
   recordings_are_written();
   an_operation_that_is_skipped_calls_on_skip();
   links_and_tickets_carry_tensors();
+  every_handle_is_there_for_c();
+  operations_say_whether_they_are_done_and_are_called_off();
+  leases_are_taken_together_and_memory_is_copied();
+  tensors_cross_with_fences();
+  operators_are_functions_of_the_program();
+  the_program_gets_the_log_and_ends_what_it_began();
 #ifdef ESTAFETTE_HAS_COROUTINES
   coroutines_await_tensors();
   an_awaitable_may_be_awaited_again();

@@ -71,13 +71,14 @@ impl WaitHook for Interrupts {
 
     /// Whether a signal handler has raised something, or the wait can no longer end.
     fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool {
-        match guard::attach(|py| py.check_signals().and_then(|()| stopped_loop::check_again(py, needs))) {
-            Some(Err(error)) => {
-                RAISED.set(Some(error));
-                true
-            }
-            Some(Ok(())) | None => false,
-        }
+        let ended = guard::attach(|py| {
+            let error = py.check_signals().and_then(|()| stopped_loop::check_again(py, needs)).err()?;
+            RAISED.set(Some(error));
+            // A wait in C returns a status alone.
+            raise_next(py);
+            Some(())
+        });
+        ended.flatten().is_some()
     }
 }
 
@@ -99,6 +100,13 @@ pub fn note(py: Python<'_>, error: &PyErr) -> bool {
 
 /// As [`note`], for what the thread calls wherever it is: where it is in no wait and no submission, its Python code raises that next.
 pub fn raise_later(py: Python<'_>, error: &PyErr) {
+    if note(py, error) {
+        raise_next(py);
+    }
+}
+
+/// Has the main thread's Python code raise what was raised there, unless a wait or a submission of Python raises that before.
+fn raise_next(py: Python<'_>) {
     extern "C" fn raise(_: *mut c_void) -> c_int {
         let Some(error) = take() else { return 0 };
         // SAFETY: the main thread calls it between two instructions, with the Python lock.
@@ -106,7 +114,7 @@ pub fn raise_later(py: Python<'_>, error: &PyErr) {
         -1
     }
 
-    if note(py, error) {
+    if guard::is_main(py) {
         // SAFETY: with the Python lock. Where too many calls are pending, the next wait or submission raises it.
         unsafe { ffi::Py_AddPendingCall(Some(raise), ptr::null_mut()) };
     }

@@ -2,6 +2,7 @@
 //! [`Shared`](super::thread::Shared).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::mem;
 use std::sync::Arc;
 
@@ -40,6 +41,8 @@ pub(super) struct Queue {
     pub(super) follower: Follower,
     /// Of all threads that have not left.
     pub(super) threads: Vec<thread::JoinHandle<()>>,
+    /// Why the system has refused a thread, until that is logged.
+    pub(super) refused: Option<io::Error>,
     /// What the leader does.
     pub(super) rest: LeaderState,
     /// Whether the leader has to have fences observed that no thread observes.

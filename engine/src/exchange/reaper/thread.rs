@@ -119,13 +119,15 @@ impl Shared {
         };
         if wake {
             queue.rest = LeaderState::Busy;
-            drop(queue);
+        }
+        warn_without(queue);
+        if wake {
             self.work.notify_one();
         }
     }
 
     /// Starts the first thread if there is work for it. When the system refuses, the next push or flush tries
-    /// again.
+    /// again. The caller releases the lock by [`warn_without`].
     pub(super) fn start(self: &Arc<Self>, queue: &mut Queue) {
         if queue.threads.is_empty() && queue.has_work() && queue.phase == Phase::Running {
             self.spawn(queue);
@@ -140,7 +142,7 @@ impl Shared {
                 queue.threads.push(daemon(thread));
                 queue.follower = Follower::Resting;
             }
-            Err(error) => tracing::warn!(%error, "a reaper thread does not start; memory waits"),
+            Err(error) => queue.refused = Some(error),
         }
     }
 
@@ -272,7 +274,7 @@ impl Shared {
             if waits {
                 self.follow_the_leader(&mut queue);
             }
-            drop(queue);
+            warn_without(queue);
             if self.drop_all(lane) {
                 return true;
             }
@@ -386,6 +388,15 @@ impl Shared {
         runs.into_iter().flatten().for_each(|(epoch, count)| queue.leave(epoch, count));
         drop(queue);
         self.progress.notify_all();
+    }
+}
+
+/// Releases the lock, and then warns of a thread that the system has refused: who receives the warning may use the reaper.
+pub(super) fn warn_without(mut queue: MutexGuard<'_, Queue>) {
+    let refused = queue.refused.take();
+    drop(queue);
+    if let Some(error) = refused {
+        tracing::warn!(%error, "a reaper thread does not start; memory waits");
     }
 }
 
