@@ -217,6 +217,14 @@ class TestImports:
         theirs.ready.settle()
         assert eng.from_dlpack(theirs).is_ready()
 
+    def test_what_operations_may_not_write_is_not_waited_for_either(self, eng, np):
+        theirs = Array(np.zeros(3))
+        t = eng.from_dlpack(theirs, writable=False)
+        assert t.read_only and not t.is_ready()
+        theirs.ready.settle()
+        t.wait(30)
+        assert not eng.from_dlpack(theirs).read_only
+
     def test_a_copy_is_made_only_where_it_is_asked_for(self, eng, np):
         theirs = Array(np.arange(3))
         theirs.ready.settle()

@@ -43,8 +43,8 @@ impl PyEngine {
     ///
     /// The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
     /// returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
-    /// ready when the fence of that object is done. With `writable` or `freed_on` the call takes such an
-    /// object by ``__dlpack__``, which may wait.
+    /// ready when the fence of that object is done. With ``writable=True`` or `freed_on` the call takes
+    /// such an object by ``__dlpack__``, which may wait.
     ///
     /// device: device of the result; default the device of `x`. With `device`, and without ``copy=True``, the
     ///     call waits for a promise whose device is not known yet.
@@ -86,8 +86,8 @@ impl PyEngine {
             return self.own(tensor, &wanted);
         }
         if freed_on.is_none()
-            && writable.is_none()
-            && let Some(tensor) = fence::import(x, engine)?
+            && writable != Some(true)
+            && let Some(tensor) = fence::import(x, engine, writable == Some(false))?
         {
             imported(py);
             let copies = must_copy(py, &tensor, &wanted)?;
