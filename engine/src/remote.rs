@@ -271,14 +271,17 @@ pub struct ShareOptions {
     /// Without a port the system chooses one. This takes the feature `nixl` and NIXL itself, here and there. Data and the secret of the ticket
     /// cross the network as they are, so its machines must trust each other.
     pub reach: Option<String>,
-    /// After how much silence a process on another machine takes this one for dead, and this one suspects that. Default 10 s; the
-    /// least is 2 s.
+    /// With `reach`: after how much silence a process on another machine takes this one for dead, and this one suspects that. The least is
+    /// 2 s.
     pub deadline: Duration,
 }
 
+/// [`ShareOptions::deadline`] unless given.
+const DEADLINE: Duration = Duration::from_secs(10);
+
 impl Default for ShareOptions {
     fn default() -> Self {
-        Self { copy: None, once: false, reach: None, deadline: Duration::from_secs(10) }
+        Self { copy: None, once: false, reach: None, deadline: DEADLINE }
     }
 }
 

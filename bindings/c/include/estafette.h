@@ -570,7 +570,7 @@ typedef struct estafette_ticket_options {
    */
   const char *reach;
   /**
-   * After how much silence a process on another machine takes this one for dead, and this one suspects that, in nanoseconds, at
+   * With `reach`: after how much silence a process on another machine takes this one for dead, and this one suspects that, in nanoseconds, at
    * least 2 s; 0 for 10 s.
    */
   uint64_t deadline_ns;

@@ -178,7 +178,7 @@ struct TicketOptions {
   Copy copy = Copy::if_needed;
   /// Where other machines reach this process; empty if they do not.
   std::string reach;
-  /// Silence after which a process on another machine is suspected, and takes this one for dead, at least 2 s; 0 for 10 s.
+  /// With `reach`: silence after which a process on another machine is suspected, and takes this one for dead, at least 2 s; 0 for 10 s.
   std::uint64_t deadline_ns = 0;
 };
 

@@ -58,7 +58,7 @@ pub struct estafette_ticket_options {
     /// The process then listens there for as long as it lives; without a port the system chooses one. NIXL (`libnixl_capi.so`) must be found by
     /// the loader, here and there. Data and the secret of the ticket cross the network as they are, so its machines must trust each other.
     pub reach: *const c_char,
-    /// After how much silence a process on another machine takes this one for dead, and this one suspects that, in nanoseconds, at
+    /// With `reach`: after how much silence a process on another machine takes this one for dead, and this one suspects that, in nanoseconds, at
     /// least 2 s; 0 for 10 s.
     pub deadline_ns: u64,
 }

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", conflicts_with = "diff")]
     operation: Option<String>,
     /// Print the summary only.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     short: bool,
     /// Also write the report as a web page to OUT.
     #[arg(long, value_name = "OUT")]

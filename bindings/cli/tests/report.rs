@@ -156,6 +156,7 @@ fn what_is_not_asked_for_rightly_is_refused_with_how_to_ask() {
         let refused = refusal(&estafette(&[option, &["--diff", "a", "b"]].concat()));
         assert!(refused.contains(option[0]) && refused.contains("cannot be used with"), "{refused}");
     }
+    assert!(refusal(&estafette(&["--short", "--json", "a"])).contains("cannot be used with"));
     for option in ["--html", "--chrome"] {
         let refused = refusal(&estafette(&["/dev/null", option, "-"]));
         assert!(refused.contains("not to the standard output"), "{refused}");

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import gc
+import threading
 import time
 
 import numpy as np
@@ -84,6 +85,40 @@ def test_an_array_of_the_host_is_moved_to_the_device_and_back(sim, eng, size):
     assert (back == data).all() and back.ctypes.data != data.ctypes.data
     with pytest.raises(BufferError):
         eng.from_dlpack(data, device="cuda", copy=False)
+
+
+class Fenced:
+    """Another library's view of a tensor, with fences."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack_fence__(self, **arguments):
+        return self.tensor.__dlpack_fence__(**arguments)
+
+
+def test_a_copy_is_where_its_source_is_also_of_what_is_not_known_yet(sim, eng, lib):
+    gate = threading.Event()
+    x = eng.call(lambda: (gate.wait(20), lib.full(4))[1])
+    y = eng.call(lambda: (gate.wait(20), np.full(64, 5, "uint8"))[1])
+    of_device, of_host = (eng.from_dlpack(t, copy=True) for t in (x, y))
+    moved, described_late = (eng.from_dlpack(t, copy=True, device="cuda") for t in (y, Fenced(y)))
+    assert not gate.is_set() and not any(t.is_ready() for t in (of_device, of_host, moved, described_late))
+    gate.set()
+    for copy, device, value in [(of_device, "cuda:0", 4), (of_host, "cpu:0", 5), (moved, "cuda:0", 5), (described_late, "cuda:0", 5)]:
+        copy.wait(30)
+        assert str(copy.device) == device and copy.data_ptr not in (x.data_ptr, y.data_ptr)
+        assert (np.from_dlpack(copy.to_host()) == value).all()
+
+
+def test_what_has_fences_is_moved_only_to_another_device(sim, eng, lib):
+    x = eng.from_dlpack(lib.full(6))
+    assert eng.from_dlpack(Fenced(x), device="cuda").data_ptr == x.data_ptr
+    assert eng.from_dlpack(Fenced(x), device="cuda", copy=False).data_ptr == x.data_ptr
+    with pytest.raises(BufferError, match="on cuda:0, and is not moved to cpu:0"):
+        eng.from_dlpack(Fenced(x), device="cpu", copy=False)
+    moved = eng.from_dlpack(Fenced(x), device="cpu")
+    assert (np.from_dlpack(moved) == 6).all()
 
 
 def test_a_strided_array_is_packed_on_its_way(sim, eng):

@@ -32,15 +32,16 @@ pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         "complex" => "complex128",
         name => name,
     };
-    // A name with a slip, such as `float33`; a dtype of a library or of a tensor may have any width.
+    // A name with a slip, such as `float33`, and NumPy's `float128`, whose elements have 80 bits. A dtype of a tensor may have any width.
+    let is_tensors = dtype.is_instance_of::<PyTensor>()
+        || dtype.is_instance_of::<PyString>() && !dtype.is_exact_instance_of::<PyString>();
     let is_width = |dtype: &DType| {
-        let least = [(DType::F32, 16), (DType::BF16, 16), (DType::C64, 32)];
-        let least = least.iter().find(|(known, _)| known.code == dtype.code).map_or(1, |(_, bits)| *bits);
-        dtype.code > DType::C64.code || (dtype.bits >= least && dtype.bits.is_power_of_two())
+        let widths = [(DType::F32, 16..=64), (DType::BF16, 16..=16), (DType::C64, 32..=128)];
+        let known = widths.into_iter().find(|(known, _)| known.code == dtype.code);
+        let widths = known.map_or(1..=64, |(_, widths)| widths);
+        dtype.code > DType::C64.code || (widths.contains(&dtype.bits) && dtype.bits.is_power_of_two())
     };
-    let parsed =
-        name.parse().ok().filter(|parsed| !dtype.is_exact_instance_of::<PyString>() || is_width(parsed));
-    let Some(parsed) = parsed else {
+    let Some(parsed) = name.parse().ok().filter(|parsed| is_tensors || is_width(parsed)) else {
         // NumPy has more names, such as "f4" and "half".
         if dtype.is_exact_instance_of::<PyString>()
             && let Ok(known) =
@@ -49,7 +50,7 @@ pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
             return parse_dtype(&known);
         }
         return Err(PyValueError::new_err(format!(
-            "`{text}` is not an element type; the names are NumPy's: \"float32\", \"int64\", \"bool\", and \"bfloat16\", \"float8_e5m2\""
+            "`{text}` is not an element type; the names are NumPy's, of at most 64 bits (complex: 128): \"float32\", \"int64\", \"bool\", and \"bfloat16\", \"float8_e5m2\""
         )));
     };
     Ok(parsed)

@@ -94,6 +94,30 @@ class Made:
         return taken
 
 
+class FailingStream:
+    """A stream that gives the array of `made`, and then fails."""
+
+    def __init__(self, made):
+        KEPT.append(self)
+        fill = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_void_p)
+        given = [(made.schema, ArrowSchema), (made.device_array.array, ArrowArray)]
+
+        def give(_stream, to):
+            if not given:
+                return 5
+            source, kind = given.pop(0)
+            ctypes.memmove(to, ctypes.addressof(source), ctypes.sizeof(kind))
+            return 0
+
+        why = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+        self.text = ctypes.create_string_buffer(b"no ink")
+        self.functions = fill(give), fill(give), why(lambda _: ctypes.addressof(self.text)), RELEASE(lambda _: None)
+        self.stream = (c_void_p * 5)(*(ctypes.cast(function, c_void_p) for function in self.functions), None)
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return python.PyCapsule_New(ctypes.addressof(self.stream), b"arrow_array_stream", None)
+
+
 class Taken(ArrowDeviceArray):
     """An array that a consumer has moved to a place of its own."""
 

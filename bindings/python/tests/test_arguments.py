@@ -462,6 +462,11 @@ class TestWrapped:
         with pytest.raises(TypeError, match="missing"):
             eng.op(writes="y")(lambda x, y: None)(ones)
 
+    def test_reads_without_writes_are_refused_with_what_to_write(self, eng):
+        for writes in ({}, {"writes": []}):
+            with pytest.raises(TypeError, match=r"`reads` without `writes`: write `@eng.op\(reads=..., writes=...\)`"):
+                eng.op(reads="x", **writes)
+
     def test_the_function_may_have_a_parameter_fn(self, eng, np):
         assert np.from_dlpack(eng.call(lambda fn: fn * 2, fn=np.ones(1))).tolist() == [2]
 

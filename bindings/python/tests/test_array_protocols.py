@@ -58,6 +58,17 @@ class TestPython:
             with pytest.raises(TypeError, match=f"a tensor with {len(shape)} dimensions is not iterated over"):
                 iter(eng.zeros(shape, "int8"))
 
+    @pytest.mark.parametrize("dtype", ["complex64", "complex128", "float16"])
+    def test_elements_that_a_memoryview_does_not_know_are_named(self, eng, dtype):
+        t = eng.zeros(2, dtype)
+        try:
+            known = list(memoryview(t))
+        except NotImplementedError:
+            with pytest.raises(TypeError, match=f"a tensor of {dtype} is not iterated over.*np.from_dlpack"):
+                iter(t)
+        else:
+            assert list(t) == known
+
     def test_on_the_thread_of_an_event_loop_iteration_does_not_wait(self, gate):
         async def main(eng):
             t = eng.zeros(3, "int8")

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 import estafette as est
-from arrow_capsules import Made
+from arrow_capsules import FailingStream, Made
 from conftest import peer, until
 
 DTYPES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
@@ -94,14 +94,41 @@ class TestFromArrow:
         until(lambda: gc.collect() is not None and alive() is None)
 
     def test_what_speaks_no_arrow_is_refused(self, eng, np):
-        with pytest.raises(TypeError, match="numpy.ndarray has neither `__arrow_c_device_array__`"):
+        with pytest.raises(TypeError, match="numpy.ndarray has none of `__arrow_c_device_array__`"):
             eng.from_arrow(np.zeros(3))
         with pytest.raises(TypeError, match="pair of capsules"):
             eng.from_arrow((1, 2))
 
-    def test_an_array_of_several_chunks_is_refused(self, eng, pa):
-        with pytest.raises(TypeError, match="ChunkedArray has neither"):
-            eng.from_arrow(pa.chunked_array([[1], [2]]))
+    def test_the_only_chunk_of_a_column_comes_in_in_place(self, eng, np, pa):
+        column = pa.table({"a": pa.array([1.0, 2.0])})["a"]
+        t = eng.from_arrow(column)
+        address = column.chunk(0).buffers()[1].address
+        assert (t.dtype, t.read_only, t.data_ptr) == ("float64", True, address)
+        del column
+        gc.collect()
+        assert np.from_dlpack(t).tolist() == [1, 2]
+
+    def test_a_series_of_pandas_comes_in(self, eng, np):
+        values = np.arange(3, dtype="int32")
+        t = eng.from_arrow(peer("pandas").Series(values))
+        assert t.dtype == "int32" and np.from_dlpack(t).tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize("chunks, count", [([[1], [2]], "several chunks"), ([], "no chunk")])
+    def test_a_column_of_another_number_of_chunks_is_refused_with_a_remedy(self, eng, pa, chunks, count):
+        column = pa.chunked_array(chunks, "int64")
+        with pytest.raises(est.InvalidTensorError, match=f"stream has {count}.*combine_chunks"):
+            eng.from_arrow(column)
+        assert eng.from_arrow(column.combine_chunks()).shape == (len(chunks),)
+
+    def test_a_table_is_refused(self, eng, pa):
+        with pytest.raises(est.InvalidTensorError, match="nested"):
+            eng.from_arrow(pa.table({"a": [1], "b": [2]}))
+
+    def test_a_stream_that_fails_after_its_first_array_says_why_and_keeps_nothing(self, eng):
+        made = Made()
+        with pytest.raises(est.InvalidTensorError, match="stream fails with code 5: no ink"):
+            eng.from_arrow(FailingStream(made))
+        assert (made.released, made.schema_released) == (1, 1)
 
 
 class TestArraysMadeByHand:

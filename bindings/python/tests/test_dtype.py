@@ -48,7 +48,7 @@ def test_a_type_that_numpy_lacks_is_no_numpy_dtype(eng, name):
     assert not hasattr(t, "__numpy_dtype__")
 
 
-@pytest.mark.parametrize("name", ["float33", "float8", "bfloat15", "int7", "uint0", "complex16", "float33x4"])
+@pytest.mark.parametrize("name", ["float33", "float8", "bfloat15", "bfloat32", "int7", "uint0", "complex16", "float33x4", "float128", "int128", "uint128", "complex256"])
 def test_a_name_of_a_width_that_no_library_has_is_refused(eng, name):
     with pytest.raises(ValueError, match=f"`{name}` is not an element type"):
         eng.zeros(4, name)

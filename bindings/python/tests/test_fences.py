@@ -217,6 +217,25 @@ class TestImports:
         theirs.ready.settle()
         assert eng.from_dlpack(theirs).is_ready()
 
+    def test_what_operations_may_not_write_is_not_waited_for_either(self, eng, np):
+        theirs = Array(np.zeros(3))
+        t = eng.from_dlpack(theirs, writable=False)
+        assert t.read_only and not t.is_ready()
+        theirs.ready.settle()
+        t.wait(30)
+        assert not eng.from_dlpack(theirs).read_only
+
+    def test_a_copy_is_made_only_where_it_is_asked_for(self, eng, np):
+        theirs = Array(np.arange(3))
+        theirs.ready.settle()
+        for arguments in ({"device": "cpu"}, {"copy": False}, {"device": "cpu", "copy": False}):
+            assert eng.from_dlpack(theirs, **arguments).data_ptr == theirs.values.ctypes.data
+        copy = eng.from_dlpack(theirs, device="cpu", copy=True)
+        copy.wait(30)
+        assert copy.data_ptr != theirs.values.ctypes.data and np.from_dlpack(copy).tolist() == [0, 1, 2]
+        with pytest.raises(BufferError, match="on cpu:0, and is not moved to cuda:0"):
+            eng.from_dlpack(theirs, device="cuda", copy=False)
+
     def test_a_tensor_that_is_described_late_comes_back_through_two_engines(self, eng, np, gate):
         t = eng.call(lambda: (gate(), np.arange(4.0))[1])
 

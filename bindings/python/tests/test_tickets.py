@@ -50,6 +50,13 @@ def test_a_ticket_goes_through_anything_and_is_a_promise_at_the_other_end(eng, n
     assert peer.ended_well()
 
 
+def test_a_deadline_is_for_other_machines(eng):
+    t = eng.zeros(1, "int8")
+    with pytest.raises(est.InvalidError, match="deadline is given without reach"):
+        t.ticket(deadline=3.0)
+    t.ticket(deadline=10.0).revoke()
+
+
 @pytest.mark.parametrize("once", [False, True])
 def test_the_lease_of_a_ticket_names_the_process_that_uses_it(eng, np, other, once):
     peer = other(

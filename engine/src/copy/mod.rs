@@ -46,10 +46,10 @@ use crate::exchange::{DType, Layout, Storage};
 use crate::tensor::handle::Tensor;
 use crate::tensor::memory::{fresh, host_can_use};
 
-/// The tensor to copy, and the target device.
+/// The tensor to copy, and the target device: `None` means the tensor's own, which may be unknown yet.
 pub(crate) struct CopyJob {
     pub(crate) source: Tensor,
-    pub(crate) to: DLDevice,
+    pub(crate) to: Option<DLDevice>,
     /// The queue that the operation was submitted on.
     pub(crate) pooled: Option<PooledQueue>,
 }
@@ -91,6 +91,10 @@ pub(crate) async fn run(core: CoreRef, job: CopyJob) -> Result<CopyResult, Error
     let mut source = KeepAlive::new(source);
     let definition = source.get().inner.definition()?;
     let from = CopySource { layout: definition.layout.clone(), data: Address(definition.data) };
+    let to = to.unwrap_or_else(|| match from.layout.device() {
+        device if device.device_type.is_host_readable() => DLDevice::CPU,
+        device => device,
+    });
     let layout = row_major(&from.layout, to)?;
     let (mut target, at) = allocated(&core, &layout)?;
     let bytes = layout.byte_len();

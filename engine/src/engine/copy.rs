@@ -17,27 +17,35 @@ use crate::operation::import::Produced;
 use crate::tensor::handle::Tensor;
 
 impl Engine {
-    /// A promise of a copy of `tensor`, row-major and without gaps, in memory of `device`. No thread waits for a device:
-    /// neither the caller's nor a worker.
+    /// A promise of a copy of `tensor`, row-major and without gaps, in memory of `device`; `None`: of the tensor's own device, or plain
+    /// host memory for a tensor that the host can read. No thread waits for a device: neither the caller's nor a worker.
     ///
     /// # Errors
     /// As [`OpBuilder::run`]; [`Error::Device`] when the device gives no queue. A device that the engine does not have
     /// fails the operation.
-    pub fn copy(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
-        copy(self.core(), tensor, device, None)
+    pub fn copy(&self, tensor: &Tensor, device: impl Into<Option<DLDevice>>) -> Result<Tensor, Error> {
+        copy(self.core(), tensor, device.into(), None)
     }
 
     /// As [`copy`](Self::copy), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    pub async fn copy_async(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
-        copy_async(self.core(), tensor, device).await
+    pub async fn copy_async(
+        &self,
+        tensor: &Tensor,
+        device: impl Into<Option<DLDevice>>,
+    ) -> Result<Tensor, Error> {
+        copy_async(self.core(), tensor, device.into()).await
     }
 }
 
 /// As [`Engine::copy_async`].
-pub(crate) async fn copy_async(core: &CoreRef, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
+pub(crate) async fn copy_async(
+    core: &CoreRef,
+    tensor: &Tensor,
+    device: Option<DLDevice>,
+) -> Result<Tensor, Error> {
     core.check_usable()?;
     let (builder, job) = describe(core, tensor, device)?;
     builder.permit().await?.produce_external(|end| start(end, job))
@@ -47,7 +55,7 @@ pub(crate) async fn copy_async(core: &CoreRef, tensor: &Tensor, device: DLDevice
 pub(crate) fn copy(
     core: &CoreRef,
     tensor: &Tensor,
-    device: DLDevice,
+    device: Option<DLDevice>,
     timeout: Option<Duration>,
 ) -> Result<Tensor, Error> {
     // Checked first: in a forked child locks may be held for ever.
@@ -61,7 +69,7 @@ pub(crate) fn copy(
 fn describe<'a>(
     core: &'a CoreRef,
     tensor: &Tensor,
-    to: DLDevice,
+    to: Option<DLDevice>,
 ) -> Result<(OpBuilder<'a, [Tensor; 1]>, CopyJob), Error> {
     let builder = OpBuilder::new(core, Name::Static("copy")).reads([tensor]);
     let job = |pooled| CopyJob { source: tensor.clone(), to, pooled };

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `abi` | the C structs, owned: each is released once, wherever it has been moved |
 //! | `format` | element types, as Arrow writes them |
+//! | `stream` | the only array of a stream |
 //! | `import` | an array becomes a managed tensor |
 //! | `export` | a managed tensor becomes an array |
 
@@ -16,6 +17,7 @@ mod abi;
 mod export;
 mod format;
 mod import;
+mod stream;
 
 pub use abi::{ArrowDeviceArray, ArrowHostArray, ArrowSchema};
 pub use import::Imported;

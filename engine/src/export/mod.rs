@@ -99,7 +99,7 @@ impl Tensor {
     pub async fn export(&self, options: impl Into<ExportOptions>) -> Result<ManagedTensor, Error> {
         let options = options.into();
         if self.is_copied_by_a_device(&options) {
-            match copy::copy_async(&self.inner.core, self, options.copy_to).await {
+            match copy::copy_async(&self.inner.core, self, Some(options.copy_to)).await {
                 // The copy below needs no operation.
                 Err(Error::Shutdown) => {}
                 copy => return copy?.export_as_copy_async(&options).await,
@@ -201,7 +201,7 @@ impl Tensor {
     pub fn export_wait(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         if self.is_copied_by_a_device(options) {
             let (begun, timeout) = (Instant::now(), options.timeout);
-            match copy::copy(&self.inner.core, self, options.copy_to, timeout) {
+            match copy::copy(&self.inner.core, self, Some(options.copy_to), timeout) {
                 // As in `export`.
                 Err(Error::Shutdown) => {}
                 copy => {

@@ -28,8 +28,8 @@ use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    Description, Elsewhere, Export, Note, Share, ShareOptions, Shown, done, export, hand_over, network,
-    take_over, this_line,
+    DEADLINE, Description, Elsewhere, Export, Note, Share, ShareOptions, Shown, done, export, hand_over,
+    network, take_over, this_line,
 };
 use crate::core::error::Error;
 use crate::core::operation::Name;
@@ -90,7 +90,7 @@ impl Tensor {
     /// that, the lease stays: waits that it holds up name the process, until the network works again or the process is declared dead.
     ///
     /// # Errors
-    /// [`Error::Device`] if there is no memory for a copy; [`Error::Invalid`] if 65,536 tickets are alive;
+    /// [`Error::Device`] if there is no memory for a copy; [`Error::Invalid`] if 65,536 tickets are alive, and for a deadline without `reach`;
     /// [`Error::NotShared`] as [`Link::send`](super::Link::send). With [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if
     /// NIXL is missing or the address is none of this machine.
     pub fn ticket(&self, options: &ShareOptions) -> Result<Ticket, Error> {
@@ -101,6 +101,11 @@ impl Tensor {
     #[doc(hidden)]
     pub fn ticket_at(&self, options: &ShareOptions, site: Option<CallSite>) -> Result<Ticket, Error> {
         self.inner.core.check_usable()?;
+        if options.reach.is_none() && options.deadline != DEADLINE {
+            return Err(Error::invalid(
+                "deadline is given without reach: it is for processes on other machines",
+            ));
+        }
         let listen = |at: &String| network::listen(at, options.deadline);
         let reach = options.reach.as_ref().map(listen).transpose()?.unwrap_or_default();
         // Another machine can be given host memory of this process alone.

@@ -291,6 +291,11 @@ def op(engine, function, reads, writes, options):
     With a function, what the decorator makes of it.
     """
     written, read = _names("writes", writes), None if reads is None else _names("reads", reads)
+    if read is not None and not written:
+        raise TypeError(
+            "`reads` without `writes`: write `@eng.op(reads=..., writes=...)` with what the function changes, or `@eng.op` alone for one "
+            "that changes nothing"
+        )
 
     def decorate(function):
         submits = ("`op` with `writes`", engine.submit) if written else ("`op`", engine.call)

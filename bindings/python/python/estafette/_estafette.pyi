@@ -114,10 +114,11 @@ class Engine:
 
         The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
         returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
-        ready when the fence of that object is done. With `writable` or `freed_on` the call takes such an
-        object by ``__dlpack__``, which may wait.
+        ready when the fence of that object is done. With ``writable=True`` or `freed_on` the call takes
+        such an object by ``__dlpack__``, which may wait.
 
-        device: device of the result; default the device of `x`.
+        device: device of the result; default the device of `x`. With `device`, and without ``copy=True``, the
+            call waits for a promise whose device is not known yet.
         copy: True always copies, False never copies, None copies only if necessary.
         writable: whether operations may write the memory. Default: the producer's flag. A DLPack struct
             before version 1.0 has no such flag, so the default for it is False, unless `est.peers()` lists
@@ -194,8 +195,9 @@ class Engine:
         """
     def from_arrow(self, x: SupportsArrow | tuple[CapsuleType, CapsuleType], /) -> Tensor:
         """Returns a promise of the memory behind an Arrow array, without a copy: an object with
-        ``__arrow_c_device_array__`` or ``__arrow_c_array__`` (an array of pyarrow, polars, nanoarrow, ...),
-        or a pair of their capsules.
+        ``__arrow_c_device_array__`` or ``__arrow_c_array__`` (an array of pyarrow, nanoarrow, ...), a pair of
+        their capsules, or an object with ``__arrow_c_stream__`` that has one chunk (a column of a table of
+        pyarrow, a series of polars or pandas).
 
         The tensor has one dimension and is read-only, as Arrow's memory never changes. The array must have
         integers or floats and no nulls; `InvalidTensorError` names what a tensor cannot have.
@@ -859,8 +861,8 @@ class Tensor:
         reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines reach this one: the ticket is
         good there too, and gives a copy, which NIXL makes. Both processes need the package ``nixl-cu12``. See the page on other processes.
 
-        deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself; the
-        least is 2.
+        deadline: with `reach`, seconds of silence after which a process on another machine takes this one for dead, and is suspected itself;
+        the least is 2.
         """
     def clear_error(self) -> None:
         """Declares the current version good after a failure or cancellation that left the data intact. Raises

@@ -47,6 +47,7 @@ __all__ = [
     "SupportsArrow",
     "SupportsArrowArray",
     "SupportsArrowDeviceArray",
+    "SupportsArrowStream",
     "SupportsCudaStream",
     "SupportsDLPack",
     "Using",
@@ -78,6 +79,12 @@ class SupportsArrowArray(Protocol):
     def __arrow_c_array__(self) -> tuple[Any, Any]: ...
 
 
+class SupportsArrowStream(Protocol):
+    """What ``from_arrow`` takes too: Arrow's C stream interface, of one array."""
+
+    def __arrow_c_stream__(self) -> Any: ...
+
+
 class HasShapeAndDtype(Protocol):
     """An array, or something that looks like one."""
 
@@ -99,7 +106,7 @@ class CallsBack(Protocol):
     def add_done_callback(self, callback: Any, /) -> Any: ...
 
 
-SupportsArrow: TypeAlias = Union[SupportsArrowDeviceArray, SupportsArrowArray]
+SupportsArrow: TypeAlias = Union[SupportsArrowDeviceArray, SupportsArrowArray, SupportsArrowStream]
 """What ``from_arrow`` takes."""
 DeviceLike: TypeAlias = Union[str, tuple[int, int], Device]
 """A device: its name (``"cuda:0"``), or DLPack's numbers for it."""

@@ -11,7 +11,7 @@ use estafette::tensor::TensorState;
 use estafette::{Access, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -300,10 +300,21 @@ impl PyTensor {
         let tensor = this.get().tensor(py)?;
         export::until_defined(py, tensor)?;
         match tensor.shape().or_raise(py)?.len() {
-            1 => PyMemoryView::from(this.as_any())?.try_iter(),
-            ndim => Err(PyTypeError::new_err(format!(
-                "a tensor with {ndim} dimensions is not iterated over: take it with a library, `np.from_dlpack(t)`"
-            ))),
+            1 => {
+                let view = PyMemoryView::from(this.as_any())?;
+                // Some formats are refused for each element, and not for the iterator.
+                let first = if view.len()? > 0 { view.get_item(0).map(drop) } else { Ok(()) };
+                first.and_then(|()| view.try_iter()).map_err(|error| {
+                    if !error.is_instance_of::<PyNotImplementedError>(py) {
+                        return error;
+                    }
+                    match tensor.dtype().or_raise(py) {
+                        Ok(dtype) => not_iterated(format_args!("of {dtype}")),
+                        Err(error) => error,
+                    }
+                })
+            }
+            ndim => Err(not_iterated(format_args!("with {ndim} dimensions"))),
         }
     }
 
@@ -378,8 +389,8 @@ impl PyTensor {
     /// reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines reach this one: the ticket is
     /// good there too, and gives a copy, which NIXL makes. Both processes need the package ``nixl-cu12``. See the page on other processes.
     ///
-    /// deadline: seconds of silence after which a process on another machine takes this one for dead, and is suspected itself; the
-    /// least is 2.
+    /// deadline: with `reach`, seconds of silence after which a process on another machine takes this one for dead, and is suspected itself;
+    /// the least is 2.
     #[pyo3(signature = (*, once = false, copy = None, reach = None, deadline = 10.0))]
     fn ticket(
         &self,
@@ -474,6 +485,12 @@ impl PyTensor {
         };
         format!("<estafette.Tensor {what}{place}, {state}>")
     }
+}
+
+fn not_iterated(which: std::fmt::Arguments<'_>) -> PyErr {
+    PyTypeError::new_err(format!(
+        "a tensor {which} is not iterated over: take it with a library, `np.from_dlpack(t)`"
+    ))
 }
 
 fn no_number(kind: &str) -> PyErr {

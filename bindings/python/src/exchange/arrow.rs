@@ -1,4 +1,5 @@
-//! Arrow's PyCapsule interface, both ways: `__arrow_c_device_array__`, and `__arrow_c_array__` for host memory.
+//! Arrow's PyCapsule interface, both ways: `__arrow_c_device_array__`, and `__arrow_c_array__` for host memory; and one way
+//! `__arrow_c_stream__`, for columns of one chunk.
 
 use std::ffi::{CStr, CString};
 
@@ -10,11 +11,13 @@ use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyTuple};
 use crate::error::OrRaise;
 use crate::exchange::capsule;
 use crate::exchange::export::{self, From, Request};
+use crate::interpreter::guard;
 use crate::interpreter::once::intern;
 
 const SCHEMA: &CStr = c"arrow_schema";
 const ARRAY: &CStr = c"arrow_array";
 const DEVICE_ARRAY: &CStr = c"arrow_device_array";
+const STREAM: &CStr = c"arrow_array_stream";
 
 /// Takes over the array behind an object that speaks Arrow's interface, or behind a pair of its capsules; also gives the
 /// format of its schema.
@@ -23,7 +26,10 @@ const DEVICE_ARRAY: &CStr = c"arrow_device_array";
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> {
     let pair = match object.cast::<PyTuple>() {
         Ok(pair) => pair.clone().into_any(),
-        Err(_) => ask(object)?,
+        Err(_) => match ask(object)? {
+            Asked::Array(pair) => pair,
+            Asked::Stream(stream) => return only_chunk(&stream),
+        },
     };
     let (schema, array): (Bound<'_, PyCapsule>, Bound<'_, PyCapsule>) = pair.extract().map_err(|_| {
         PyTypeError::new_err("an Arrow array is exchanged as a pair of capsules, of its schema and of itself")
@@ -51,17 +57,43 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     Ok((format, taken.or_raise(py)?))
 }
 
-fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+enum Asked<'py> {
+    Array(Bound<'py, PyAny>),
+    Stream(Bound<'py, PyAny>),
+}
+
+fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Asked<'py>> {
     let py = object.py();
     for name in [intern!(py, "__arrow_c_device_array__"), intern!(py, "__arrow_c_array__")] {
         if let Ok(export) = object.getattr(name) {
-            return export.call0();
+            return export.call0().map(Asked::Array);
         }
+    }
+    if let Ok(export) = object.getattr(intern!(py, "__arrow_c_stream__")) {
+        return export.call0().map(Asked::Stream);
     }
     let kind = object.get_type().fully_qualified_name()?;
     Err(PyTypeError::new_err(format!(
-        "{kind} has neither `__arrow_c_device_array__` nor `__arrow_c_array__`: it is no Arrow array"
+        "{kind} has none of `__arrow_c_device_array__`, `__arrow_c_array__` and `__arrow_c_stream__`: it is no Arrow array"
     )))
+}
+
+/// The array of a stream that has one.
+fn only_chunk(stream: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> {
+    let py = stream.py();
+    let stream = stream
+        .cast::<PyCapsule>()
+        .map_err(|_| PyTypeError::new_err("an Arrow stream is exchanged as a capsule"))?;
+    if !stream.is_valid_checked(Some(STREAM)) {
+        return Err(not_arrow(stream, "arrow_array_stream"));
+    }
+    let address = stream.pointer_checked(Some(STREAM))?.as_ptr().expose_provenance();
+    let take = || {
+        // SAFETY: a capsule of this name holds a valid stream. It was made for this call, and its destructor releases the stream.
+        unsafe { ArrowDeviceArray::take_stream(std::ptr::with_exposed_provenance_mut(address)) }
+    };
+    // A producer may compute what it gives.
+    guard::detach(py, take).or_raise(py)
 }
 
 fn not_arrow(raw: &Bound<'_, PyCapsule>, wanted: &str) -> PyErr {

@@ -11,10 +11,15 @@ use crate::exchange::export::{is_ready, poll_once};
 use crate::interpreter::guard;
 use crate::submission::scope;
 
-/// The promise of a copy in memory of the device `to`.
+/// The promise of a copy in memory of the device `to`; `None`: where [`Engine::copy`](estafette::Engine::copy) makes it.
 /// Raises `InFlightLimitError` where waiting for room would stop an event loop; `ShutdownError`.
-pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor, to: DLDevice) -> PyResult<Tensor> {
-    submit(py, handle, tensor, to)?.or_raise(py)
+pub fn copied(
+    py: Python<'_>,
+    handle: &EngineHandle,
+    tensor: &Tensor,
+    to: impl Into<Option<DLDevice>>,
+) -> PyResult<Tensor> {
+    submit(py, handle, tensor, to.into())?.or_raise(py)
 }
 
 /// As [`copied`], for a consumer that takes the copy now: `waits` says whether it needs the content to be there. `None` when the engine takes no more
@@ -30,7 +35,7 @@ pub fn copied_now(
     if waits && !is_ready(py, tensor) {
         stopped_loop::check(py, "the tensor")?;
     }
-    let copy = match submit(py, handle, tensor, to)? {
+    let copy = match submit(py, handle, tensor, to.into())? {
         Ok(copy) => copy,
         Err(Error::Shutdown) => return Ok(None),
         Err(error) => return Err(to_py(py, &error)),
@@ -45,7 +50,7 @@ fn submit(
     py: Python<'_>,
     handle: &EngineHandle,
     tensor: &Tensor,
-    to: DLDevice,
+    to: Option<DLDevice>,
 ) -> PyResult<Result<Tensor, Error>> {
     let engine = handle.engine(py)?;
     // A device may make a stream for it.

@@ -97,7 +97,7 @@ impl Request<'_, '_> {
 }
 
 /// Where a copy of memory on `device` is: on the device, or on the host in place of memory that the host can read.
-pub fn home_of_copies(device: DLDevice) -> DLDevice {
+fn home_of_copies(device: DLDevice) -> DLDevice {
     if kinds::has_queues(device) { device } else { DLDevice::CPU }
 }
 

@@ -63,10 +63,11 @@ pub fn export<'py>(
     unsafe { capsule::wrap_raw(py, exported.or_raise(py)?.into_raw(), FENCED) }
 }
 
-/// A tensor of an object whose type gives fences, without waiting; `None` if it gives none, or not for this.
+/// A tensor of an object whose type gives fences, without waiting; `None` if it gives none, or not for this. With `read_only` operations may not
+/// write it.
 /// Raises what the method raises, but for `BufferError`; `TypeError` for what is no such capsule; `InvalidError` names the field of the
 /// struct that is wrong.
-pub fn import(object: &Bound<'_, PyAny>, engine: &Engine) -> PyResult<Option<Tensor>> {
+pub fn import(object: &Bound<'_, PyAny>, engine: &Engine, read_only: bool) -> PyResult<Option<Tensor>> {
     let py = object.py();
     if !peers::of(object).fences {
         return Ok(None);
@@ -97,7 +98,10 @@ pub fn import(object: &Bound<'_, PyAny>, engine: &Engine) -> PyResult<Option<Ten
         return Err(PyErr::fetch(py));
     }
     // SAFETY: the producer vouches for the memory and its fence.
-    let imported = guard::detach(py, || unsafe { engine.import_fenced(fenced, ImportOptions::default()) });
+    let import = || unsafe {
+        engine.import_fenced(fenced, ImportOptions { read_only, ..ImportOptions::default() })
+    };
+    let imported = guard::detach(py, import);
     // A tensor that is refused goes back by its deleter.
     imported.map(Some).map_err(|back| to_py(py, &back.0))
 }

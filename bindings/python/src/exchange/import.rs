@@ -52,11 +52,6 @@ impl Wanted {
         self.copy != Some(false) && self.device.is_some_and(reachable) && export::can_go_to_host(device)
     }
 
-    /// Where a copy of memory on `device` goes that is made here.
-    pub fn home(&self, device: Option<DLDevice>) -> DLDevice {
-        self.device.unwrap_or_else(|| device.map_or(DLDevice::CPU, export::home_of_copies))
-    }
-
     /// Whether the memory is taken as and where it is.
     fn is_plain(&self) -> bool {
         self.device.is_none() && self.copy.is_none()

@@ -177,7 +177,7 @@ impl ArrowDeviceArray {
         Ok(ArrowHostArray(unsafe { (&raw const whole.0.array).read() }, whole.1))
     }
 
-    fn on_host(array: RawArray) -> Self {
+    pub(super) fn on_host(array: RawArray) -> Self {
         let raw = RawDeviceArray {
             array,
             device_id: HOST_ID,
@@ -188,7 +188,7 @@ impl ArrowDeviceArray {
         Self(raw, Generation::current())
     }
 
-    fn unless_released(self) -> Result<Self, InvalidTensor> {
+    pub(super) fn unless_released(self) -> Result<Self, InvalidTensor> {
         match self.0.array.release {
             Some(_) => Ok(self),
             None => Err(InvalidTensor::new("array", "has been released or moved elsewhere")),

@@ -43,10 +43,11 @@ impl PyEngine {
     ///
     /// The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
     /// returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
-    /// ready when the fence of that object is done. With `writable` or `freed_on` the call takes such an
-    /// object by ``__dlpack__``, which may wait.
+    /// ready when the fence of that object is done. With ``writable=True`` or `freed_on` the call takes
+    /// such an object by ``__dlpack__``, which may wait.
     ///
-    /// device: device of the result; default the device of `x`.
+    /// device: device of the result; default the device of `x`. With `device`, and without ``copy=True``, the
+    ///     call waits for a promise whose device is not known yet.
     /// copy: True always copies, False never copies, None copies only if necessary.
     /// writable: whether operations may write the memory. Default: the producer's flag. A DLPack struct
     ///     before version 1.0 has no such flag, so the default for it is False, unless `est.peers()` lists
@@ -85,11 +86,11 @@ impl PyEngine {
             return self.own(tensor, &wanted);
         }
         if freed_on.is_none()
-            && writable.is_none()
-            && let Some(tensor) = fence::import(x, engine)?
+            && writable != Some(true)
+            && let Some(tensor) = fence::import(x, engine, writable == Some(false))?
         {
             imported(py);
-            let copies = wanted.device.is_some() || copy == Some(true);
+            let copies = must_copy(py, &tensor, &wanted)?;
             return self.object(py, self.copied_if(py, copies, tensor, &wanted)?);
         }
         // A library that is asked for a copy mostly makes it here and now.
@@ -122,8 +123,9 @@ impl PyEngine {
     }
 
     /// Returns a promise of the memory behind an Arrow array, without a copy: an object with
-    /// ``__arrow_c_device_array__`` or ``__arrow_c_array__`` (an array of pyarrow, polars, nanoarrow, ...),
-    /// or a pair of their capsules.
+    /// ``__arrow_c_device_array__`` or ``__arrow_c_array__`` (an array of pyarrow, nanoarrow, ...), a pair of
+    /// their capsules, or an object with ``__arrow_c_stream__`` that has one chunk (a column of a table of
+    /// pyarrow, a series of polars or pandas).
     ///
     /// The tensor has one dimension and is read-only, as Arrow's memory never changes. The array must have
     /// integers or floats and no nulls; `InvalidTensorError` names what a tensor cannot have.
@@ -150,20 +152,7 @@ impl PyEngine {
                 "writable: whether a tensor of Estafette's own may be written is settled already",
             ));
         }
-        let mut copies = wanted.copy == Some(true);
-        if let Some(device) = wanted.device {
-            until_defined(py, inner)?;
-            let is = inner.device().or_raise(py)?;
-            if is != device && !wanted.can_be_moved_from(is) {
-                let message = format!("this tensor is on {is}, and is not moved to {device}");
-                return Err(exchange_error(py, message));
-            }
-            if is != device && !import::reachable(py, device)? {
-                return Err(import::not_available(py, device));
-            }
-            copies |= is != device;
-        }
-        if !copies {
+        if !must_copy(py, inner, wanted)? {
             return Ok(tensor.clone());
         }
         self.object(py, self.copied_if(py, true, inner.clone(), wanted)?)
@@ -173,7 +162,7 @@ impl PyEngine {
         if !copies {
             return Ok(tensor);
         }
-        copied(py, &self.handle, &tensor, wanted.home(tensor.device().ok()))
+        copied(py, &self.handle, &tensor, wanted.device)
     }
 
     /// Adopts a tensor without the caller's word that it may be written: memory from a legacy struct is
@@ -199,6 +188,27 @@ impl PyEngine {
         IMPORTED.fetch_add(1, Ordering::Relaxed);
         self.object(py, tensor.or_raise(py)?)
     }
+}
+
+/// Whether a copy has to be made of a tensor. The device of an undefined tensor is waited for only where the answer depends on it.
+/// Raises `BufferError` for a tensor that is not moved to the device; what [`until_defined`] raises.
+fn must_copy(py: Python<'_>, tensor: &Tensor, wanted: &Wanted) -> PyResult<bool> {
+    let copies = wanted.copy == Some(true);
+    let Some(device) = wanted.device else { return Ok(copies) };
+    if !copies {
+        until_defined(py, tensor)?;
+    }
+    let is = tensor.device().ok();
+    if is == Some(device) {
+        return Ok(copies);
+    }
+    if let Some(is) = is.filter(|is| !wanted.can_be_moved_from(*is)) {
+        return Err(exchange_error(py, format!("this tensor is on {is}, and is not moved to {device}")));
+    }
+    if !import::reachable(py, device)? {
+        return Err(import::not_available(py, device));
+    }
+    Ok(true)
 }
 
 /// Counts an import, and yields to deleters when too many releases are due.
