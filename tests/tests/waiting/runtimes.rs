@@ -1,15 +1,11 @@
 //! Tokio runtimes whose threads block in the engine.
 
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
-use estafette::devices::{DLDevice, Device};
-use estafette::{DType, Engine, Produced};
+use estafette::Engine;
 use futures::channel::oneshot;
 use tests::gate::Gate;
 use tests::nothing_left::assert_nothing_left;
-use tests::ops::{tensor, until};
 use tests::watchdog::Watchdog;
 
 fn one_worker() -> tokio::runtime::Runtime {
@@ -75,50 +71,6 @@ fn a_task_that_blocks_where_the_runtime_of_another_is_entered_waits() {
         engine.op("blocks").run(|[], []| Ok(())).unwrap().wait().unwrap();
     });
     opens.join().unwrap();
-    assert_nothing_left(&[&engine]);
-    assert!(watchdog.still_watches());
-}
-
-#[test]
-fn a_copy_of_a_result_leaves_the_thread_of_its_asynchronous_body_to_other_tasks() {
-    let (runtime, device) = (one_worker(), SimDevice::new(SimOptions::default()).unwrap());
-    let engine =
-        Engine::builder().workers(1).device(device.clone()).tokio(runtime.handle().clone()).build().unwrap();
-    let watchdog = Watchdog::of(&engine);
-    let x = engine.empty(&[4], DType::F32, device.id()).unwrap();
-    let result = x.clone();
-    let copy = engine
-        .op("gives what others have")
-        .produce_future(move |[]| async move { Ok(Produced::from(result)) });
-    let copy = copy.unwrap();
-    // Nothing but this task lets the device go on.
-    until("the copy is with the device", || device.unfinished() > 0);
-    let going_on = Arc::clone(&device);
-    runtime.block_on(runtime.spawn(async move { going_on.run_until_idle() })).unwrap();
-    until("it is copied", || {
-        device.run_until_idle();
-        copy.is_ready()
-    });
-    assert_eq!(copy.device().unwrap(), DLDevice::CPU);
-    drop((x, copy));
-    assert_nothing_left(&[&engine]);
-    assert!(watchdog.still_watches());
-}
-
-#[test]
-fn copies_go_on_while_the_one_thread_of_the_given_runtime_waits_for_them() {
-    let pace = SimPace::RealTime;
-    let device = SimDevice::new(SimOptions { pace, latency_ns: 1_000_000, ..SimOptions::default() }).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let engine =
-        Engine::builder().workers(1).device(device.clone()).tokio(runtime.handle().clone()).build().unwrap();
-    let watchdog = Watchdog::of(&engine);
-    let x = tensor(&engine, 5.0);
-    runtime.block_on(async {
-        let there = engine.copy(&x, device.id()).unwrap();
-        let back = engine.copy(&there, DLDevice::CPU).unwrap();
-        assert_eq!(back.to_vec::<f32>().unwrap(), [5.0]);
-    });
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
