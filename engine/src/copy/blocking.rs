@@ -5,7 +5,7 @@ use std::sync::Arc;
 use estafette_devices::{DLDevice, Device};
 
 use super::queue_pool::PooledQueue;
-use super::transfer::{Address, KeepAlive, ReleaseAfter, enqueue};
+use super::transfer::{Address, KeepAlive, ReleaseAfter, enqueue, wait};
 use super::{Span, allocated, device_of, row_major};
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
@@ -95,6 +95,6 @@ unsafe fn copy(
     let mut pooled = PooledQueue::for_copy(device)?;
     // SAFETY: by contract.
     let fence = unsafe { enqueue(device, &mut pooled, source, target, bytes) }?;
-    let _spare = core.pool.blocking();
-    Ok(fence.wait_timeout(None).unwrap_or(Ok(()))?)
+    wait(core, &fence)?;
+    Ok(())
 }

@@ -15,6 +15,7 @@ use estafette_devices::{Device, DeviceError, Fence, FenceSet};
 
 use super::queue_pool::PooledQueue;
 use super::staging::{Chunk, StagingBuffers};
+use crate::core::context;
 use crate::core::engine_core::Core;
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::Tensor;
@@ -89,8 +90,7 @@ impl<T: ReleaseAfter> KeepAlive<T> {
     /// # Errors
     /// One of them has failed.
     pub(super) fn settle(&self, core: &Core) -> Result<(), DeviceError> {
-        let _spare = core.pool.blocking();
-        self.after.iter().try_for_each(|fence| fence.wait_timeout(None).unwrap_or(Ok(())))
+        self.after.iter().try_for_each(|fence| wait(core, fence))
     }
 
     /// The device uses the memory until `fence`.
@@ -114,6 +114,12 @@ impl<T: ReleaseAfter> Drop for KeepAlive<T> {
             what.release_after(std::mem::take(&mut self.after));
         }
     }
+}
+
+/// Blocks until `fence` is done, with another thread for what this one would run meanwhile.
+pub(super) fn wait(core: &Core, fence: &Fence) -> Result<(), DeviceError> {
+    let _spare = core.pool.blocking();
+    context::blocking(|| fence.wait_timeout(None)).unwrap_or(Ok(()))
 }
 
 /// A chunk that the device fills.

@@ -20,6 +20,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::notifier::Notifier;
 use crate::core::operation::{OpGraph, ReadyOp};
+use crate::core::permit_waiters::PermitWaiters;
 use crate::core::runtime::Runtime;
 use crate::core::unretrieved::Failures;
 use crate::wait::deadlock::Detector;
@@ -81,6 +82,8 @@ pub(crate) struct Core {
     /// Notified when a quarter of the in-flight limit is free. A submission that waited for a single permit
     /// would sleep and wake with each end of an operation.
     pub(crate) room: Notifier,
+    /// Futures that wait for a permit outside of operations, and inside.
+    pub(crate) permit_waiters: [PermitWaiters; 2],
     pub(crate) stand_ins: StandIns,
     /// Paces the inspections of threads that wait for room or for everything to end: can anything still move?
     pub(crate) progress_looks: Pace,
@@ -161,6 +164,7 @@ impl Core {
             notifier: Notifier::default(),
             idle: Notifier::default(),
             room: Notifier::default(),
+            permit_waiters: Default::default(),
             stand_ins: StandIns::default(),
             progress_looks: Pace::default(),
             room_checks: Detector::default(),
@@ -201,6 +205,7 @@ impl Core {
         if self.generation.is_current() {
             self.notifier.notify();
             self.room.notify();
+            self.permit_waiters.iter().for_each(|waiters| waiters.wake_despite_claims(|| usize::MAX));
         }
     }
 
@@ -220,6 +225,23 @@ impl Core {
     #[cfg(not(estafette_shuttle))]
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
         self.runtime.spawn(task, self.stack_size)
+    }
+
+    /// Runs work of the engine, which goes on while the program blocks its own runtime.
+    #[cfg(not(estafette_shuttle))]
+    pub(crate) fn spawn_internal(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), Error> {
+        self.runtime.spawn_internal(task, self.stack_size)
+    }
+
+    #[cfg(estafette_shuttle)]
+    pub(crate) fn spawn_internal(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), Error> {
+        self.spawn(task)
     }
 
     /// Calls `make`, which makes the future of an asynchronous body, where the runtime of such bodies is the current one.
@@ -337,6 +359,9 @@ impl Core {
         }
         if self.room.has_waiters() {
             self.notify_if_room();
+        }
+        if self.permit_waiters.iter().any(PermitWaiters::has_waiters) {
+            self.wake_permit_waiters();
         }
     }
 

@@ -18,6 +18,7 @@
 //! | `one_shot` | A value set once, for any number of waiters: threads that block and tasks that await |
 //! | `op_extras` | What only some operations have, behind one pointer that is null for most |
 //! | `operation` | State of an operation, and the public handle of an operation |
+//! | `permit_waiters` | Futures that wait for a permit of the in-flight limit, first come, first served |
 //! | `per_device` | What is kept for each device |
 //! | `program_lock` | The lock of an interpreter, which a thread may have where the engine calls a driver |
 //! | `runtime` | What polls the asynchronous bodies of an engine |
@@ -60,6 +61,7 @@ pub(crate) mod one_shot;
 pub(crate) mod op_extras;
 pub(crate) mod operation;
 pub(crate) mod per_device;
+pub(crate) mod permit_waiters;
 pub(crate) mod program_lock;
 pub(crate) mod runtime;
 pub(crate) mod unretrieved;

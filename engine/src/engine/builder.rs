@@ -126,8 +126,8 @@ impl EngineBuilder {
     /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls. A task on
     /// such a runtime waits for ever when the task blocks for such a body, in [`run`](crate::operation::OpBuilder::run)
     /// at the in-flight limit or in a wait. Use the asynchronous forms in such a task
-    /// ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`). The same holds for a runtime of several threads when
-    /// tasks block all of them. Copies to and from a device are polled on this runtime too.
+    /// ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`). A runtime of several threads moves the other tasks of a
+    /// thread that blocks in this crate to another thread. Copies to and from a device do not need this runtime.
     #[cfg(feature = "tokio")]
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Runtime::given(runtime);

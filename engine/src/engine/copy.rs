@@ -88,7 +88,7 @@ fn start(end: Completion, job: CopyJob) {
     drive(&core, run(core.clone(), job), move |outcome| finish(end, outcome));
 }
 
-/// Runs a copy on this thread until the copy has to wait, and the rest in the engine's asynchronous runtime.
+/// Runs a copy on this thread until the copy has to wait, and the rest in the engine's own asynchronous runtime.
 pub(crate) fn drive<T: 'static>(
     core: &CoreRef,
     copy: impl Future<Output = T> + Send + 'static,
@@ -100,7 +100,7 @@ pub(crate) fn drive<T: 'static>(
         Poll::Ready(outcome) => finish(outcome),
         Poll::Pending => {
             // A runtime that refuses belongs to an engine that is gone; the dropped completion reports that.
-            if let Err(error) = core.spawn(async move { finish(task.await) }) {
+            if let Err(error) = core.spawn_internal(async move { finish(task.await) }) {
                 tracing::debug!(%error, "a copy could not go on");
             }
         }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use estafette_devices::{CurrentGuard, DeviceError, Fence, FenceSet, FenceState, Order, Queue, Reactor};
 use estafette_graph::program;
 use estafette_sync::sync::OnceLock;
+use smallvec::SmallVec;
 
 use super::node::{DeviceBody, NodeBody, NodeEnd, NodeRun, Ticket};
 use super::plan::{IssuePlan, numbers};
@@ -168,9 +169,21 @@ impl SharedRun {
             NodeBody::Host(_) => self.call_on_host(node),
             NodeBody::Device(body) => {
                 let queue = queue.expect("a device body was recorded with a queue");
-                let is_pending = |earlier| fences.own(earlier).is_some_and(|fence| !fence.is_done());
-                let earlier =
-                    |tensor: &TensorInner, writes| plan.uses.before(node, tensor, writes).any(is_pending);
+                let earlier = |tensor: &TensorInner, writes| {
+                    let mut left = plan.uses.before(node, tensor, writes).filter_map(|node| fences.own(node));
+                    // A driver is asked once for each queue, where all is done.
+                    let mut done = SmallVec::<[&Fence; 2]>::new();
+                    left.any(|fence| {
+                        if done.iter().any(|done| done.same_or_later_on_queue(fence)) {
+                            return false;
+                        }
+                        let is_done = fence.is_done();
+                        if is_done && fence.queue().is_some() {
+                            done.push(fence);
+                        }
+                        !is_done
+                    })
+                };
                 run.returned(node, call_on_device(&**body, &**queue, &earlier));
                 let (left, marked) = record_end(&**queue, || run.tag(node));
                 if let Err(failure) = marked {

@@ -87,11 +87,13 @@ impl VarUses {
         uses
     }
 
-    /// The nodes before `node` that write `tensor`, an operand of it; those that use it if `node` `writes` it.
+    /// The nodes before `node` that write `tensor`, an operand of it, the last first; those that use it if `node` `writes` it.
     pub(super) fn before(&self, node: u32, tensor: &TensorInner, writes: bool) -> impl Iterator<Item = u32> {
         let places = tensor.vars.iter().filter_map(|var| self.places.get(&var.id()));
-        let nodes = places
-            .flat_map(move |place| self.nodes[*place].iter().take_while(move |(earlier, _)| *earlier < node));
+        let nodes = places.flat_map(move |place| {
+            let nodes = &self.nodes[*place];
+            nodes[..nodes.partition_point(|(earlier, _)| *earlier < node)].iter().rev()
+        });
         nodes.filter(move |(_, mode)| writes || mode.is_exclusive()).map(|(earlier, _)| *earlier)
     }
 }

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::Reactor;
+use estafette_devices::{FenceSet, Reactor};
 use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
@@ -192,13 +192,16 @@ impl std::fmt::Debug for Ready {
 
 /// A future of the end of every use that was submitted before the future was made. See [`Tensor::writable`].
 ///
-/// The future is an observer, not an access: it holds up no later reader.
+/// The future is an observer, not an access: it holds up no later reader. Only where a use has not ended when the future is made, the
+/// future also waits for device work that later uses have begun by the end of that use.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Writable {
     tensor: Tensor,
     uses: Vec<OpHandle>,
     /// The ends of leases that have no operation.
     pins: Vec<Arc<ReadySignal>>,
+    /// The device work of the uses, if all had ended when the future was made.
+    left: Option<FenceSet>,
     fences: Option<Arc<ReadySignal>>,
     /// The numbers of the leases in `pins`.
     held: SmallVec<[OpId; 1]>,
@@ -231,8 +234,11 @@ impl Writable {
                 }
             }
         }
+        // Read after the queues: a use that has ended meanwhile has left its work.
+        let have_ended = uses.is_empty() && pins.is_empty() && !inherited;
         Self {
             tensor: tensor.clone(),
+            left: have_ended.then(|| tensor.inner.all_fences()),
             uses,
             pins,
             fences: None,
@@ -281,7 +287,7 @@ impl Writable {
         }
         if self.fences.is_none() {
             let one_shot = Arc::new(OneShot::new());
-            let fences = self.tensor.inner.all_fences();
+            let fences = self.left.take().unwrap_or_else(|| self.tensor.inner.all_fences());
             // As with a query: a subscription without a waiter leaves the reactor's lists.
             let (done, wanted) = (Arc::downgrade(&one_shot), Arc::downgrade(&one_shot));
             let wanted = move || wanted.strong_count() > 0;

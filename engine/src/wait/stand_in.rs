@@ -13,6 +13,8 @@
 //!
 //! At most one stand-in of an engine takes operations at a time. When its operation waits in turn, the
 //! stand-in counts as blocked, and the next stand-in is called. [`STAND_INS_MAX`] bounds their number.
+//!
+//! The system may refuse the thread. Futures and callbacks do not ask again, so the [watcher](crate::wait::awaits) does for them.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -31,6 +33,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
 use crate::operation::run;
+use crate::wait::awaits;
 
 /// The most stand-ins of one engine. Each but the last is a thread that is blocked in a wait of an operation
 /// that it runs. So this number bounds how deep waits may nest where nothing else runs what they need.
@@ -40,6 +43,9 @@ const STAND_INS_MAX: usize = 64;
 /// again.
 const REST: Duration = Duration::from_millis(200);
 
+/// How long after the system has refused a stand-in it is asked for again.
+const REFUSED_FOR: Duration = Duration::from_millis(50);
+
 /// Longest sleep of a stand-in of an engine without workers between checks whether it is still wanted.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -48,6 +54,16 @@ estafette_sync::per_process! {
     static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
     /// Engines without workers of which the program has a handle. [`WORKERLESS`] also counts engines that run on without a handle.
     static HANDLES: Mutex<Vec<Weak<CoreRef>>> = Mutex::new(Vec::new());
+    /// Engines whose stand-in the system has refused.
+    static REFUSED: Mutex<Vec<CoreRef>> = Mutex::new(Vec::new());
+}
+
+/// Asks again for the stand-ins that the system has refused and that are still wanted.
+pub(crate) fn call_refused() {
+    let refused = std::mem::take(&mut *REFUSED.lock());
+    for core in refused.iter().filter(|core| core.stand_ins.is_wanted()) {
+        core.stand_ins.call(core);
+    }
 }
 
 /// Registers an engine without workers for [`StandInSet::want_all`], while the result lives.
@@ -283,6 +299,12 @@ impl StandIns {
         if let Err(error) = started {
             self.threads().alive -= 1;
             tracing::warn!(%error, "cannot start a thread that stands in for waiting ones");
+            let mut refused = REFUSED.lock();
+            if refused.iter().all(|known| !known.same(core)) {
+                refused.push(core.clone());
+            }
+            drop(refused);
+            awaits::inspect_by(Instant::now() + REFUSED_FOR);
             return Some(NoStandIn::Refused(error));
         }
         None

@@ -14,9 +14,9 @@ use estafette::devices::{
     QueueClock, QueueId, Subscriber, Timeline, Watch,
 };
 use estafette::exchange::flush_deleters;
-use estafette::{Access, DType, Engine, ExportOptions};
+use estafette::{Access, DType, Engine, ExportOptions, Produced, Tensor};
 use futures::executor::block_on;
-use tests::ops::until;
+use tests::ops::{tensor, until};
 use tests::watchdog::Watchdog;
 
 const ID: DLDevice = DLDevice::new(DeviceType::ROCM, 0);
@@ -29,6 +29,24 @@ struct Accelerator {
     default_queue: Arc<Stream>,
     records_fail: Arc<AtomicBool>,
     freed: Arc<AtomicUsize>,
+    hold: Arc<Hold>,
+}
+
+/// Holds copies up.
+#[derive(Debug, Default)]
+struct Hold {
+    is_on: AtomicBool,
+    /// A copy waits.
+    is_met: AtomicBool,
+}
+
+impl Hold {
+    fn meet(&self) {
+        while self.is_on.load(Ordering::SeqCst) {
+            self.is_met.store(true, Ordering::SeqCst);
+            std::thread::yield_now();
+        }
+    }
 }
 
 /// An in-order queue: a thread that runs what is sent.
@@ -57,7 +75,7 @@ impl Accelerator {
     fn new() -> Arc<Self> {
         let records_fail = Arc::<AtomicBool>::default();
         let default_queue = Stream::new(Arc::clone(&records_fail));
-        Arc::new(Self { default_queue, records_fail, freed: Arc::default() })
+        Arc::new(Self { default_queue, records_fail, freed: Arc::default(), hold: Arc::default() })
     }
 }
 
@@ -148,7 +166,9 @@ impl Device for Accelerator {
         bytes: usize,
     ) -> Result<(), DeviceError> {
         let (src, dst) = (src.expose_provenance(), dst.expose_provenance());
+        let hold = Arc::clone(&self.hold);
         Stream::of(queue)?.submit(move || {
+            hold.meet();
             let from = std::ptr::with_exposed_provenance::<u8>(src);
             // SAFETY: the caller keeps both ranges, which do not overlap, until the copy is done.
             unsafe { from.copy_to(std::ptr::with_exposed_provenance_mut(dst), bytes) }
@@ -334,4 +354,51 @@ fn a_copy_whose_end_cannot_be_marked_keeps_the_memory_that_it_writes() {
         assert!(flush_deleters(std::time::Duration::from_secs(10)));
         assert_eq!(device.freed.load(Ordering::Relaxed), 0, "a copy may be writing there");
     }
+}
+
+/// An engine with the device and the runtime, and a tensor there.
+fn with_runtime(device: &Arc<Accelerator>, runtime: &tokio::runtime::Runtime) -> (Engine, Tensor) {
+    let engine = Engine::builder().workers(1).device(device.clone()).tokio(runtime.handle().clone());
+    let engine = engine.build().unwrap();
+    let there = engine.copy(&tensor(&engine, 5.0), ID).unwrap();
+    there.wait().unwrap();
+    (engine, there)
+}
+
+#[test]
+fn a_copy_of_a_result_leaves_the_thread_of_its_asynchronous_body_to_other_tasks() {
+    let device = Accelerator::new();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let (engine, there) = with_runtime(&device, &runtime);
+    let watchdog = Watchdog::of(&engine);
+    device.hold.is_on.store(true, Ordering::SeqCst);
+    let result = there.clone();
+    let copy =
+        engine.op("copies").produce_future(move |[]| async move { Ok(Produced::from(result)) }).unwrap();
+    until("the copy is with the device", || device.hold.is_met.load(Ordering::SeqCst));
+    let hold = Arc::clone(&device.hold);
+    let releases = runtime.spawn(async move { hold.is_on.store(false, Ordering::SeqCst) });
+    assert_eq!(copy.to_vec::<f32>().unwrap(), [5.0]);
+    runtime.block_on(releases).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn copies_go_on_while_the_one_thread_of_the_given_runtime_waits_for_them() {
+    let device = Accelerator::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (engine, there) = with_runtime(&device, &runtime);
+    let watchdog = Watchdog::of(&engine);
+    device.hold.is_on.store(true, Ordering::SeqCst);
+    let hold = Arc::clone(&device.hold);
+    let releases = std::thread::spawn(move || {
+        until("the copy is with the device", || hold.is_met.load(Ordering::SeqCst));
+        hold.is_on.store(false, Ordering::SeqCst);
+    });
+    runtime.block_on(async {
+        let back = engine.copy(&there, DLDevice::CPU).unwrap();
+        assert_eq!(back.to_vec::<f32>().unwrap(), [5.0]);
+    });
+    releases.join().unwrap();
+    assert!(watchdog.still_watches());
 }

@@ -118,6 +118,33 @@ fn waits_for_room_and_for_the_end_hear_of_it() {
 }
 
 /// ```text
+/// worker:  end ─── wakes the first
+/// program:     listens ─── sleeps        a thread, a future, and a future that is dropped
+/// ```
+#[test]
+fn threads_and_futures_that_wait_for_permits_all_get_them() {
+    explore(SCHEDULES, || {
+        let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    engine.op("of a thread").run(|[], []| Ok(())).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    let permit = shuttle::future::block_on(engine.op("of a task").permit());
+                    permit.unwrap().run(|[], []| Ok(())).unwrap();
+                }
+            });
+            let mut given_up = Box::pin(engine.op("given up").permit());
+            drop(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+        });
+        engine.wait_all(None).unwrap();
+    });
+}
+
+/// ```text
 /// worker:  end, grants the lease
 /// program:                      drops the future that asked for it
 /// ```

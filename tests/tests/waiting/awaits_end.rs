@@ -12,6 +12,7 @@ use estafette::{Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
+use tests::limits::limit;
 use tests::nothing_left::assert_nothing_left;
 use tests::ops::{get, look, set, tensor};
 use tests::watchdog::Watchdog;
@@ -229,25 +230,29 @@ fn a_submission_that_blocks_the_runtime_of_the_bodies_it_waits_for_says_so() {
 }
 
 #[test]
-fn a_submission_that_blocks_a_thread_of_any_tokio_runtime_says_so_once() {
+fn a_submission_that_blocks_the_one_thread_of_any_tokio_runtime_says_so_once() {
     let warnings = Arc::new(AtomicUsize::new(0));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let (warned, inner) = (Arc::clone(&warnings), engine.clone());
     let (go, wait) = channel::<()>();
     let gate = engine.op("gate").run(move |[], []| Ok(wait.recv()?)).unwrap();
-    let task = runtime.spawn(async move {
+    let task = async move {
         tracing::subscriber::with_default(Warnings(warned, "hold up the tasks"), || {
             let blocked = inner.op("blocks").run(|[], []| Ok(()))?;
             blocked.wait()?;
             inner.op("does not").run(|[], []| Ok(()))?.wait()
         })
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            tests::ops::until("a warning is logged", || warnings.load(Ordering::SeqCst) == 1);
+            go.send(()).unwrap();
+        });
+        runtime.block_on(task).unwrap();
     });
-    tests::ops::until("a warning is logged", || warnings.load(Ordering::SeqCst) == 1);
-    go.send(()).unwrap();
     gate.wait().unwrap();
-    runtime.block_on(task).unwrap().unwrap();
     assert_eq!(warnings.load(Ordering::SeqCst), 1);
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
@@ -289,6 +294,25 @@ fn an_export_with_a_timeout_keeps_it_where_it_waits_for_a_permit_for_the_copy() 
         assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
+}
+
+#[test]
+fn an_await_gets_its_result_where_the_system_refuses_a_thread_at_first() {
+    let stack = 1 << 34;
+    let engine = Engine::builder().workers(0).stack_size(stack).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let mut written = set(&engine, &x, 2.0);
+    // Without room for such a stack.
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let before = limit(libc::RLIMIT_AS, pages * 4096 + (stack as u64) / 2);
+    assert!((&mut written).now_or_never().is_none());
+    limit(libc::RLIMIT_AS, before);
+    tests::ops::until("the operation has run", || written.is_done());
+    block_on(written).unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod futures;
 mod live;
 mod names_shown;
 mod open_telemetry;
+mod permits;
 mod readiness;
 mod results_from_elsewhere;
+mod runtimes;
 mod waits_end;

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use estafette::devices::host;
 use estafette::tensor::TensorState;
 use estafette::{Access, DType, Engine, Error, Produced, Tensor};
 use futures::FutureExt;
@@ -69,6 +70,25 @@ fn a_future_that_waits_holds_up_no_writer_and_dropping_it_cancels_only_the_waiti
     kept.into_iter().for_each(|ready| block_on(ready).unwrap());
     assert_eq!(get(&x), 2.0);
     assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_future_of_the_uses_waits_for_no_device_work_of_later_ones() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let (earlier, fence) = host::promise("an earlier use");
+    x.used_until(&fence).unwrap();
+    let mut writable = pin!(x.writable());
+    let (later, fence) = host::promise("a later use");
+    x.used_until(&fence).unwrap();
+    assert!(writable.as_mut().now_or_never().is_none());
+    earlier.complete();
+    block_on(writable).unwrap();
+    assert!(x.writable().now_or_never().is_none());
+    later.complete();
+    block_on(x.writable()).unwrap();
     assert!(watchdog.still_watches());
 }
 

@@ -27,8 +27,8 @@ use crate::interpreter::guard;
 use crate::interpreter::once::{intern, loaded};
 
 estafette_sync::per_process! {
-    /// What event loops run for engines, the oldest first, and the last number.
-    static BEGUN: Mutex<(BTreeMap<u64, OnLoop>, u64)> = Mutex::new((BTreeMap::new(), 0));
+    static BEGUN: Mutex<OnLoops> =
+        Mutex::new(OnLoops { all: BTreeMap::new(), last: 0, functions: BTreeMap::new() });
     /// The operations that are [sent off](SentOff), each with whether it was cancelled.
     static SENT_OFF: Mutex<BTreeMap<u64, bool>> = Mutex::new(BTreeMap::new());
 }
@@ -47,6 +47,16 @@ pub fn stand_for(thread: u64) {
 /// Whether the calling thread waits for another one that runs an event loop.
 pub fn stands_for_another() -> bool {
     STANDS_FOR.get().is_some()
+}
+
+/// What event loops run for engines.
+struct OnLoops {
+    /// The oldest first.
+    all: BTreeMap<u64, OnLoop>,
+    /// The last number that was given.
+    last: u64,
+    /// The numbers of asynchronous functions, by their operations.
+    functions: BTreeMap<u64, u64>,
 }
 
 struct OnLoop {
@@ -75,17 +85,19 @@ impl Begun {
         let address = event_loop.as_ptr().addr();
         let new = OnLoop { address, event_loop: weak, thread, completion, function: None };
         let mut begun = BEGUN.lock();
-        begun.1 += 1;
-        let number = begun.1;
-        begun.0.insert(number, new);
+        begun.last += 1;
+        let number = begun.last;
+        begun.all.insert(number, new);
         Self(number)
     }
 
     /// `done`, which ends the operation `op`, cancels the task of its function: see [`cancel`].
     pub fn ends_by(&self, op: u64, done: &Bound<'_, PyAny>) -> PyResult<()> {
         let weak = PyWeakrefReference::new(done)?.into_any().unbind();
-        if let Some(on_loop) = BEGUN.lock().0.get_mut(&self.0) {
+        let mut begun = BEGUN.lock();
+        if let Some(on_loop) = begun.all.get_mut(&self.0) {
             on_loop.function = Some((op, weak));
+            begun.functions.insert(op, self.0);
         }
         Ok(())
     }
@@ -98,11 +110,12 @@ pub fn cancel(py: Python<'_>, op: u64) -> PyResult<bool> {
         *is_cancelled = true;
         return Ok(true);
     }
-    let found = BEGUN.lock().0.values().find_map(|on_loop| {
-        let (_, done) = on_loop.function.as_ref().filter(|(id, _)| *id == op)?;
-        Some((on_loop.event_loop.as_ref()?.clone_ref(py), done.clone_ref(py)))
-    });
-    let Some((event_loop, done)) = found else { return Ok(false) };
+    let find = || {
+        let begun = BEGUN.lock();
+        let on_loop = begun.all.get(begun.functions.get(&op)?)?;
+        Some((on_loop.event_loop.as_ref()?.clone_ref(py), on_loop.function.as_ref()?.1.clone_ref(py)))
+    };
+    let Some((event_loop, done)) = find() else { return Ok(false) };
     let (event_loop, done) = (event_loop.bind(py).call0()?, done.bind(py).call0()?);
     if event_loop.is_none() || done.is_none() {
         return Ok(false);
@@ -153,7 +166,12 @@ pub fn was_cancelled(op: u64) -> bool {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        let over = BEGUN.lock().0.remove(&self.0);
+        let mut begun = BEGUN.lock();
+        let over = begun.all.remove(&self.0);
+        if let Some((op, _)) = over.as_ref().and_then(|over| over.function.as_ref()) {
+            begun.functions.remove(op);
+        }
+        drop(begun);
         drop(over);
     }
 }
@@ -167,7 +185,7 @@ fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) ->
         None => guard::ident(py)?,
     };
     let mut loops = BTreeMap::new();
-    for on_loop in BEGUN.lock().0.values().filter(|on_loop| on_loop.thread == here) {
+    for on_loop in BEGUN.lock().all.values().filter(|on_loop| on_loop.thread == here) {
         if let (Some(event_loop), Some(completion)) = (&on_loop.event_loop, &*on_loop.completion.lock()) {
             let (_, scopes) =
                 loops.entry(on_loop.address).or_insert_with(|| (event_loop.clone_ref(py), Vec::new()));
@@ -232,7 +250,7 @@ pub fn may_block(py: Python<'_>) -> PyResult<bool> {
 /// Whether the engine has begun something on this loop that has not ended.
 fn is_needed(event_loop: &Bound<'_, PyAny>) -> bool {
     let address = event_loop.as_ptr().addr();
-    BEGUN.lock().0.values().any(|on_loop| on_loop.address == address)
+    BEGUN.lock().all.values().any(|on_loop| on_loop.address == address)
 }
 
 /// Whether this thread is that of a notebook's cells.

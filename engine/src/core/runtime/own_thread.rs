@@ -59,6 +59,15 @@ impl Runtime {
         Ok(())
     }
 
+    /// As [`spawn`](Self::spawn), of work of the engine.
+    pub(crate) fn spawn_internal(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+        stack_size: usize,
+    ) -> Result<(), Error> {
+        self.spawn(task, stack_size)
+    }
+
     /// Calls `make`, as no future needs this runtime to be made.
     pub(crate) fn enter<R>(&self, make: impl FnOnce() -> R, _stack_size: usize) -> Result<R, Error> {
         Ok(make())

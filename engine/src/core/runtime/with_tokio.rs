@@ -2,10 +2,11 @@
 
 #[cfg(not(estafette_shuttle))]
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::{Handle, RuntimeFlavor, worker_index};
 
 #[cfg(not(estafette_shuttle))]
 use crate::core::error::Error;
@@ -15,35 +16,24 @@ use crate::core::operation::contain_panic;
 /// The runtime of an engine.
 #[derive(Default)]
 pub(crate) struct Runtime {
-    /// Made at first use, gone when closed.
-    place: Mutex<Option<Place>>,
-    /// True once the warning was logged that a submission blocks this runtime.
+    /// The runtime of the program, for bodies.
+    given: Option<Handle>,
+    /// For bodies without one, and for copies. Made at first use, gone when closed.
+    own: Mutex<Option<tokio::runtime::Runtime>>,
+    /// True once the warning was logged that a submission blocks a runtime.
     blocked: AtomicBool,
 }
 
-enum Place {
-    Given(Handle),
-    /// Present until dropped.
-    #[cfg_attr(estafette_shuttle, expect(dead_code, reason = "an execution of a model has tasks of its own"))]
-    Own(Option<tokio::runtime::Runtime>),
-}
-
-impl Drop for Place {
+impl Drop for Runtime {
     fn drop(&mut self) {
-        if let Self::Own(runtime) = self
-            && let Some(runtime) = runtime.take()
-        {
-            // The last handle may be dropped inside asynchronous code, where waiting for the runtime would
-            // panic.
-            runtime.shutdown_background();
-        }
+        self.close();
     }
 }
 
 impl Runtime {
     /// The runtime of the program.
     pub(crate) fn given(runtime: Handle) -> Self {
-        Self { place: Mutex::new(Some(Place::Given(runtime))), ..Self::default() }
+        Self { given: Some(runtime), own: Mutex::default(), blocked: AtomicBool::new(false) }
     }
 
     /// Runs an asynchronous body; `stack_size` is for the thread of a runtime that is made for it.
@@ -61,6 +51,17 @@ impl Runtime {
         Ok(())
     }
 
+    /// As [`spawn`](Self::spawn), of work of the engine, which goes on while the program blocks its own runtime.
+    #[cfg(not(estafette_shuttle))]
+    pub(crate) fn spawn_internal(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+        stack_size: usize,
+    ) -> Result<(), Error> {
+        drop(self.own(stack_size)?.spawn(task));
+        Ok(())
+    }
+
     /// Calls `make`, which makes the future of an asynchronous body: timers and sockets are made where their runtime is the current one.
     /// `stack_size` and the errors are as for [`spawn`](Self::spawn).
     #[cfg(not(estafette_shuttle))]
@@ -72,36 +73,40 @@ impl Runtime {
 
     #[cfg(not(estafette_shuttle))]
     fn handle(&self, stack_size: usize) -> Result<Handle, Error> {
-        let mut place = self.place.lock();
-        if place.is_none() {
-            drop(place);
-            let own = Place::Own(Some(start(stack_size)?));
-            place = self.place.lock();
-            if place.is_none() {
-                *place = Some(own);
-            }
-        }
-        match &*place {
-            Some(Place::Given(handle)) => Ok(handle.clone()),
-            Some(Place::Own(Some(runtime))) => Ok(runtime.handle().clone()),
-            Some(Place::Own(None)) | None => Err(Error::Shutdown),
-        }
+        self.given.clone().map_or_else(|| self.own(stack_size), Ok)
     }
 
-    /// Logs once that the calling thread, which waits for room, belongs to a tokio runtime. Other tasks of
-    /// that runtime may be held up. Where the runtime has one thread and runs this engine's asynchronous
-    /// bodies, the wait may last for ever. This is no error: tokio does not say whether the thread may block
-    /// (`spawn_blocking`) or polls tasks.
+    #[cfg(not(estafette_shuttle))]
+    fn own(&self, stack_size: usize) -> Result<Handle, Error> {
+        if let Some(runtime) = &*self.own.lock() {
+            return Ok(runtime.handle().clone());
+        }
+        let made = start(stack_size)?;
+        let mut own = self.own.lock();
+        let mut spare = None;
+        let handle = match &*own {
+            Some(runtime) => {
+                spare = Some(made);
+                runtime.handle().clone()
+            }
+            None => own.insert(made).handle().clone(),
+        };
+        drop(own);
+        spare.map(tokio::runtime::Runtime::shutdown_background);
+        Ok(handle)
+    }
+
+    /// Logs once that the calling thread, which waits for room, belongs to a tokio runtime of one thread. Other
+    /// tasks of that runtime may be held up. Where the runtime runs this engine's asynchronous bodies, the wait
+    /// may last for ever. This is no error: tokio does not say whether the thread may block (`spawn_blocking`) or
+    /// polls tasks.
     pub(crate) fn warn_if_blocked(&self) {
         let Ok(here) = Handle::try_current() else { return };
-        if self.blocked.swap(true, Ordering::Relaxed) {
+        // Others go on: see `block`.
+        if here.runtime_flavor() == RuntimeFlavor::MultiThread || self.blocked.swap(true, Ordering::Relaxed) {
             return;
         }
-        let runs_bodies = match &*self.place.lock() {
-            Some(Place::Given(given)) => given.id() == here.id(),
-            Some(Place::Own(_)) | None => false,
-        };
-        if runs_bodies && here.runtime_flavor() == RuntimeFlavor::CurrentThread {
+        if self.given.as_ref().is_some_and(|given| given.id() == here.id()) {
             tracing::warn!(
                 "a submission waits for room on the thread of the runtime that runs this engine's asynchronous bodies: if these are \
                  in the way it waits for ever; submit with `permit().await` there, or give the engine a runtime with more threads"
@@ -116,17 +121,33 @@ impl Runtime {
 
     /// Ends a runtime that was made for the engine.
     pub(crate) fn close(&self) {
-        let place = self.place.lock().take();
-        drop(place);
+        let own = self.own.lock().take();
+        // The last handle may be dropped inside asynchronous code, where waiting for the runtime would panic.
+        own.map(tokio::runtime::Runtime::shutdown_background);
     }
 }
 
-/// Runs `sleep`, which blocks the thread, in an asynchronous body. A multi-thread runtime moves the other tasks of the thread to other
-/// threads meanwhile. A runtime of one thread cannot do so, and the wait may be for one of these tasks.
+/// Runs `sleep`, which blocks the thread. Where the thread polls tasks, a multi-thread runtime moves the others to other threads meanwhile.
+/// A runtime of one thread cannot do so, and the wait may be for one of these tasks.
 pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
-    let covered =
-        Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
-    if covered { tokio::task::block_in_place(sleep) } else { sleep() }
+    let is_movable = || {
+        worker_index().is_some()
+            && Handle::try_current()
+                .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
+    };
+    if !is_movable() {
+        return sleep();
+    }
+    let mut sleep = Some(sleep);
+    let slept =
+        catch_unwind(AssertUnwindSafe(|| tokio::task::block_in_place(|| sleep.take().map(|sleep| sleep()))));
+    match (slept, sleep) {
+        (Ok(Some(slept)), _) => slept,
+        // The thread polls tasks of a runtime of one thread, and the current runtime is another one: tokio panics.
+        (_, Some(sleep)) => sleep(),
+        (Err(panic), None) => resume_unwind(panic),
+        (Ok(None), None) => unreachable!("a sleep that was taken has returned"),
+    }
 }
 
 /// A runtime of one thread, with `stack_size` bytes of stack.

@@ -1,0 +1,125 @@
+//! Permits are awaited first come, first served, and the cost of a permit does not grow with the number of waiters.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use estafette::{Engine, Error};
+use futures::executor::block_on;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use tests::gate::Gate;
+use tests::nothing_left::assert_nothing_left;
+use tests::ops::until;
+use tests::watchdog::Watchdog;
+
+fn engine_of(limit: usize) -> Engine {
+    Engine::builder().workers(1).in_flight_limit(limit).build().unwrap()
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Woken {
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn many_tasks_get_permits_in_their_order_for_a_few_polls_each() {
+    const TASKS: usize = 300;
+    for limit in [1, 8] {
+        let engine = engine_of(limit);
+        let watchdog = Watchdog::of(&engine);
+        let gates: Vec<_> = (0..limit).map(|_| Gate::on_variable(&engine, &engine.var())).collect();
+        let (polls, order) = (Cell::new(0), RefCell::new(Vec::new()));
+        let task = async |number| {
+            let mut permit = pin!(engine.op("one of many").permit());
+            let permit = poll_fn(|cx| {
+                polls.set(polls.get() + 1);
+                permit.as_mut().poll(cx)
+            });
+            let op = permit.await.unwrap();
+            order.borrow_mut().push(number);
+            op.run_detached(|[], []| Ok(())).unwrap();
+        };
+        // It polls the tasks that were woken.
+        let mut all = pin!((0..TASKS).map(task).collect::<FuturesUnordered<_>>().collect::<Vec<()>>());
+        assert!(all.as_mut().now_or_never().is_none());
+        gates.into_iter().for_each(Gate::open);
+        block_on(all);
+        assert!(polls.get() <= 4 * TASKS, "{} polls", polls.get());
+        assert_eq!(*order.borrow(), (0..TASKS).collect::<Vec<_>>());
+        engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_permit_future_that_is_dropped_after_its_wake_up_passes_it_on() {
+    let engine = engine_of(1);
+    let watchdog = Watchdog::of(&engine);
+    let gate = Gate::on_variable(&engine, &engine.var());
+    let woken = [(); 2].map(|()| Arc::<Woken>::default());
+    let mut waiting = woken.each_ref().map(|woken| {
+        let mut permit = engine.op("waits").permit().boxed_local();
+        let waker = Waker::from(Arc::clone(woken));
+        assert!(permit.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+        Some(permit)
+    });
+    gate.open();
+    until("the first is woken", || woken[0].is_set());
+    engine.wait_all(None).unwrap();
+    assert!(!woken[1].is_set(), "there is one permit");
+    let refused = engine.op("late").without_waiting().run(|[], []| Ok(())).unwrap_err();
+    assert!(matches!(refused, Error::InFlightLimit { in_flight: 1, limit: 1 }), "{refused:?}");
+    drop(waiting[0].take());
+    assert!(woken[1].is_set());
+    block_on(waiting[1].take().unwrap()).unwrap().run(|[], []| Ok(())).unwrap().wait().unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn threads_and_futures_that_wait_for_permits_take_turns() {
+    for (workers, limit) in [(1, 1), (1, 8), (0, 8)] {
+        let engine = Engine::builder().workers(workers).in_flight_limit(limit).build().unwrap();
+        let watchdog = Watchdog::of(&engine);
+        let (thread_is_done, tasks_are_done) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            // Tasks go on until the thread has had its turns, and the thread until the tasks have.
+            scope.spawn(|| {
+                let mut left = 10;
+                while left > 0 || !tasks_are_done.load(Ordering::SeqCst) {
+                    engine.op("of a thread").run_detached(|[], []| Ok(())).unwrap();
+                    left = std::cmp::max(left, 1) - 1;
+                    thread_is_done.fetch_or(left == 0, Ordering::SeqCst);
+                }
+            });
+            let task = async |_| {
+                let mut left = 10;
+                while left > 0 || !thread_is_done.load(Ordering::SeqCst) {
+                    let op = engine.op("of a task").permit().await.unwrap();
+                    op.run(|[], []| Ok(())).unwrap().await.unwrap();
+                    left = std::cmp::max(left, 1) - 1;
+                }
+            };
+            block_on(futures::future::join_all((0..2 * limit).map(task)));
+            tasks_are_done.store(true, Ordering::SeqCst);
+        });
+        engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
