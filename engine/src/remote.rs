@@ -56,6 +56,7 @@ use crate::operation::import;
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
+use self::blocking::noted;
 use self::export::{Export, Memory, Place, Shown};
 #[cfg(feature = "nixl")]
 pub use self::network::{declare_dead, suggest_nixl};
@@ -91,7 +92,7 @@ impl Engine {
     /// [`Error::Device`] if nothing is there any more, or the system refuses; [`Error::Shutdown`].
     pub async fn connect(&self, address: &Address) -> Result<Link, Error> {
         self.check_usable()?;
-        Ok(Link::new(self, RawLink::connect(address).await?))
+        Ok(Link::new(self, noted("connect", RawLink::connect(address)).await.0?))
     }
 
     /// The next link that another process has made to `door`.
@@ -100,7 +101,7 @@ impl Engine {
     /// [`Error::Device`] if the system refuses; [`Error::Shutdown`].
     pub async fn accept(&self, door: &Door) -> Result<Link, Error> {
         self.check_usable()?;
-        Ok(Link::new(self, door.accept().await?))
+        Ok(Link::new(self, noted("accept", door.accept()).await.0?))
     }
 
     /// Whether the engine may be given tensors, for bindings, which open doors for one engine.
@@ -154,6 +155,10 @@ impl Link {
     /// the memory cannot be shown to others, since its engine was made without [`shared`](crate::engine::EngineBuilder::shared), or it came
     /// from elsewhere; also for elements that are opaque handles. Where that turns out later, the tensor fails.
     pub async fn send(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
+        noted("send", self.send_unnoted(tensor, options)).await.0
+    }
+
+    async fn send_unnoted(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
         let export = Export::new(tensor, self.owner(), options.copy)?;
         if let Some(Shown::Here(place)) = export.shown.get() {
             self.introduce().await?;
@@ -173,6 +178,10 @@ impl Link {
     /// [`Error::NotShared`] if the memory is not [for that](crate::engine::Memory::SharedForWriting); [`Error::Device`] if the other process left
     /// or died.
     pub async fn lend(&self, tensor: &Tensor) -> Result<(), Error> {
+        noted("send", self.lend_unnoted(tensor)).await.0
+    }
+
+    async fn lend_unnoted(&self, tensor: &Tensor) -> Result<(), Error> {
         let export = Export::for_writing(tensor, self.owner())?;
         let Some(Shown::Here(place)) = export.shown.get() else { unreachable!("it was found here") };
         let Memory::Host(segment) = &place.segment else { unreachable!("host memory alone is for writing") };
@@ -214,34 +223,45 @@ impl Link {
     /// As `receive`.
     #[doc(hidden)]
     pub async fn receive_at(&self, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
+        let (next, noted) = noted("receive", self.next()).await;
+        let (received, note) = match next {
+            Ok(next) => next,
+            Err(LinkError::Closed { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let description = match note {
+            Some(Note::Tensor(description)) => description,
+            Some(Note::Ticket(ticket)) => {
+                let builder = self.engine.op(ticket.title()).beyond_limit()?;
+                return ticket::redeem(builder, ticket, site, Some(Box::new(received))).map(Some);
+            }
+            Some(Note::Later | Note::Door(_)) | None => {
+                let error = Error::invalid(format!("process {} sent no tensor", self.process()));
+                return Err(refuse(received, error));
+            }
+        };
+        let Elsewhere { managed, loan, ready, key, process } =
+            take_over(&self.link, received, description, self.door.get())?;
+        let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready, process)?;
+        if trace::is_open() {
+            let import = hooks::received(&tensor, process, key, &ready, site.as_ref());
+            if let (Some(noted), Some(import)) = (&noted, import) {
+                noted.was_for(import);
+            }
+        }
+        Ok(Some(tensor))
+    }
+
+    /// The next message that is no door, and its note.
+    async fn next(&self) -> Result<(Received, Option<Note>), LinkError> {
         loop {
-            let received = match self.link.receive().await {
-                Ok(received) => received,
-                Err(LinkError::Closed { .. }) => return Ok(None),
-                Err(error) => return Err(error.into()),
-            };
-            let description = match Note::from_bytes(received.note()) {
-                Some(Note::Tensor(description)) => description,
-                Some(Note::Ticket(ticket)) => {
-                    let builder = self.engine.op(ticket.title()).beyond_limit()?;
-                    return ticket::redeem(builder, ticket, site, Some(Box::new(received))).map(Some);
-                }
+            let received = self.link.receive().await?;
+            match Note::from_bytes(received.note()) {
                 Some(Note::Door(address)) => {
                     self.door.get_or_init(|| address);
-                    continue;
                 }
-                Some(Note::Later) | None => {
-                    let error = Error::invalid(format!("process {} sent no tensor", self.process()));
-                    return Err(refuse(received, error));
-                }
-            };
-            let Elsewhere { managed, loan, ready, key, process } =
-                take_over(&self.link, received, description, self.door.get())?;
-            let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready, process)?;
-            if trace::is_open() {
-                hooks::received(&tensor, process, key, &ready, site.as_ref());
+                note => return Ok((received, note)),
             }
-            return Ok(Some(tensor));
         }
     }
 }

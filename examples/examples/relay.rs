@@ -293,7 +293,7 @@ fn where_the_time_went(recording: &Trace) -> Result {
     println!();
     print!("{}", terminal::text(&report, terminal::Style { short: true, ..terminal::Style::default() }));
     let mut page = BufWriter::new(File::create(PAGE)?);
-    report::html::write(recording, &mut page)?;
+    report::html::write(recording, &report, &mut page)?;
     page.flush()?;
     println!("\nthe timeline: {PAGE}");
     Ok(())

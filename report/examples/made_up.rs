@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::Path;
 
 use estafette_report::model::Text;
-use estafette_report::{Trace, chrome, html, perfetto};
+use estafette_report::{Trace, chrome, html, perfetto, report};
 
 #[path = "../tests/made_up/mod.rs"]
 mod made_up;
@@ -23,11 +23,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let small = made_up::trace(SMALL);
     perfetto::write(&small, File::create(folder.join("small.pftrace"))?)?;
     chrome::write(&small, File::create(folder.join("small.json"))?)?;
-    html::write(&small, File::create(folder.join("small.html"))?)?;
-    serde_json::to_writer(
-        File::create(folder.join("small.report.json"))?,
-        &estafette_report::report(&small),
-    )?;
+    let told = report(&small);
+    html::write(&small, &told, File::create(folder.join("small.html"))?)?;
+    serde_json::to_writer(File::create(folder.join("small.report.json"))?, &told)?;
     // Of two processes, one behind the other.
     let both = File::create(folder.join("both.pftrace"))?;
     let mut second = made_up::trace(70);
@@ -37,8 +35,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             (4712, !process.key, process.started_ns - 7_000_000);
     }
     perfetto::write(&second, &both)?;
-    html::write(&made_up::trace(LARGE), File::create(folder.join("large.html"))?)?;
-    html::write(&hostile(), File::create(folder.join("hostile.html"))?)?;
+    for (name, trace) in [("large.html", made_up::trace(LARGE)), ("hostile.html", hostile())] {
+        html::write(&trace, &report(&trace), File::create(folder.join(name))?)?;
+    }
     println!("{}", folder.display());
     Ok(())
 }

@@ -27,7 +27,7 @@ pub use analysis::attribution;
 #[cfg(feature = "report")]
 pub use analysis::merge::merge;
 #[cfg(feature = "report")]
-pub use analysis::summary::{Report, report};
+pub use analysis::summary::{Report, report, report_about};
 #[cfg(feature = "report")]
 pub use analysis::{
     barrier, critical_path, diff, exchanges, hand_overs, matrix, roots, sentences, summary, walk, with_graph,

@@ -28,6 +28,7 @@ use estafette::report::{html, merge, perfetto, report};
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{DType, Engine, Error, Tensor};
 use estafette_links::Link as RawLink;
+use futures::FutureExt;
 
 use support::{Peer, failure, role, until, wait};
 
@@ -583,6 +584,8 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             });
             drop(produce.unwrap());
             has_begun.recv().unwrap();
+            // The other process waits for the tensor already.
+            heard(&link);
             wait(link.send(&x, &ShareOptions::default())).unwrap();
             let line = value(engine, &receive(&link)).unwrap();
             go_on.send(()).unwrap();
@@ -609,6 +612,15 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             let overwrite = sentences(&both, &format!("overwrite @{here}"), Cause::Leased).join("\n");
             let holder = format!("@{there} at links.rs:{line} was still open");
             assert!(overwrite.contains(&holder), "{overwrite}");
+            // The import is what was waited for, and the lease of the owner was not there yet.
+            let import =
+                named(&both, &format!("receive @{there}")).waits_for.and_then(|id| both.operation(id));
+            assert_eq!(import.map(|import| import.kind), Some(OperationKind::Import));
+            let receive = sentences(&both, &format!("receive @{there}"), Cause::Queued).join("\n");
+            assert!(
+                receive.contains(" in `receive` waited long") && receive.contains(&format!("@{here}")),
+                "{receive}"
+            );
             let both_report = report(&both);
             assert_eq!(both_report.totals.waited_ns, waited.into_iter().sum::<u64>());
             // On one axis: the value was received while it was made, and let go of before it was made anew.
@@ -624,13 +636,16 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             let files = paths.each_ref().map(|path| std::fs::read(path).unwrap());
             assert_eq!(perfetto::read(&files.concat()), both, "one file behind the other is read as both");
             let mut page = Vec::new();
-            html::write(&both, &mut page).unwrap();
+            html::write(&both, &report(&both), &mut page).unwrap();
             assert!(!page.is_empty());
             std::fs::remove_dir_all(paths[0].parent().unwrap()).unwrap();
         },
         |engine, link| {
             let recorder = recorder(&traces_of(link.process())[1]);
-            let (x, line) = (wait(link.receive()).unwrap().unwrap(), line!());
+            let (mut x, line) = (Box::pin(link.receive()), line!());
+            assert!((&mut x).now_or_never().is_none());
+            say(engine, &link);
+            let x = wait(x).unwrap().unwrap();
             drop(engine.op("consume").reads([&x]).run(|[_x], []| Ok(())).unwrap());
             let word = engine.zeros(&[1], DType::I64).unwrap();
             fill(engine, &word, line.into());

@@ -8,7 +8,7 @@ use estafette_report::diff::difference;
 use estafette_report::shown::shown;
 use estafette_report::summary::SortBy;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Report, Trace, csv, merge, report};
+use estafette_report::{Report, Trace, csv, merge, report, report_about};
 
 /// Columns where neither the command line nor a terminal says how many there are.
 const WIDTH_DEFAULT: usize = 100;
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// Sort the operations by `waited` (as they are without this), `ran`, `blamed`, `count`, `slack` or `name`.
     #[arg(long, value_name = "KEY", conflicts_with = "diff", value_parser = sort_by)]
     sort: Option<SortBy>,
-    /// Show only what has NAME in it: of the operations, the worst waits, the run time and the advice.
+    /// Show only what has NAME in it: of the operations, the failures, the worst waits, the run time and the advice.
     #[arg(long, value_name = "NAME", conflicts_with = "diff")]
     operation: Option<String>,
     /// Print the summary only.
@@ -66,8 +66,7 @@ pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<d
         (_, true) => return Err("--diff compares two traces: `estafette report --diff A B`".into()),
         (_, false) => {
             let trace = merge(traces)?;
-            request.write_files(&trace)?;
-            let report = request.chosen(report(&trace))?;
+            let report = request.report(&trace)?;
             if request.csv {
                 // A table has no place for it.
                 report
@@ -110,7 +109,28 @@ fn read(path: &Path) -> Result<Trace, String> {
 }
 
 impl Arguments {
-    fn write_files(&self, trace: &Trace) -> Result<(), Box<dyn Error>> {
+    /// Writes the files and makes the report that were asked for.
+    fn report(&self, trace: &Trace) -> Result<Report, Box<dyn Error>> {
+        self.check_files()?;
+        if let Some(path) = &self.chrome {
+            written(path, estafette_report::chrome::write_file(trace, path))?;
+        }
+        // The page has everything, whatever is printed.
+        let whole = (self.html.is_some() || self.operation.is_none()).then(|| report(trace));
+        if let (Some(path), Some(whole)) = (&self.html, &whole) {
+            written(path, estafette_report::html::write_file(trace, whole, path))?;
+        }
+        let mut chosen = match (&self.operation, whole) {
+            (None, Some(whole)) => whole,
+            (name, _) => about(trace, name.as_deref().unwrap_or_default())?,
+        };
+        if let Some(by) = self.sort {
+            chosen.sort(by);
+        }
+        Ok(chosen)
+    }
+
+    fn check_files(&self) -> Result<(), Box<dyn Error>> {
         if self.chrome.is_some() && self.chrome == self.html {
             return Err("--chrome and --html name the same file".into());
         }
@@ -123,31 +143,7 @@ impl Arguments {
                 );
             }
         }
-        if let Some(path) = &self.chrome {
-            written(path, estafette_report::chrome::write_file(trace, path))?;
-        }
-        if let Some(path) = &self.html {
-            written(path, estafette_report::html::write_file(trace, path))?;
-        }
         Ok(())
-    }
-
-    /// The report as it was asked for.
-    fn chosen(&self, mut report: Report) -> Result<Report, String> {
-        if let Some(by) = self.sort {
-            report.sort(by);
-        }
-        if let Some(name) = &self.operation {
-            let names: Vec<_> = report.operations.iter().map(|row| shown(&row.name).to_string()).collect();
-            if !report.keep(name) {
-                return Err(format!(
-                    "no operation is called `{}`; there are {}",
-                    shown(name),
-                    names.join(", ")
-                ));
-            }
-        }
-        Ok(report)
     }
 
     fn style(&self) -> Style {
@@ -157,6 +153,17 @@ impl Arguments {
         let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Style { width, colour, short: self.short }
     }
+}
+
+/// The report with what names `name` only.
+fn about(trace: &Trace, name: &str) -> Result<Report, String> {
+    let about = report_about(trace, name);
+    if about.operations.is_empty() {
+        let all = report(trace).operations;
+        let names: Vec<_> = all.iter().map(|row| shown(&row.name).to_string()).collect();
+        return Err(format!("no operation is called `{}`; there are {}", shown(name), names.join(", ")));
+    }
+    Ok(about)
 }
 
 /// An error of a file names it.

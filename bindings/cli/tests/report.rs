@@ -65,7 +65,7 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     assert!(short.lines().all(|line| line.chars().count() <= 90), "{short}");
 
     let json: serde_json::Value = serde_json::from_str(&text(&estafette(&[slow, "--json"]))).unwrap();
-    assert_eq!((json["schema"].as_u64(), json["totals"]["operations"].as_u64()), (Some(1), Some(2)));
+    assert_eq!((json["schema"].as_u64(), json["totals"]["operations"].as_u64()), (Some(2), Some(2)));
     assert_eq!(json["causes"].as_array().unwrap().len(), 6);
     assert!(json["run_time"].as_array().unwrap().iter().all(|row| row["time_ns"].is_u64()));
 
@@ -83,6 +83,8 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     assert_eq!(table(&["--sort", "ran"]), ["produce", "consume"]);
     assert_eq!(table(&["--sort", "waited"]), ["consume", "produce"]);
     assert_eq!(table(&["--operation", "prod"]), ["produce"]);
+    let about = text(&estafette(&[slow, "--operation", "prod"]));
+    assert!(about.contains("make `produce` faster"), "{about}");
     let refused = refusal(&estafette(&[slow, "--operation", "absent"]));
     assert!(
         refused.contains("no operation is called `absent`") && refused.contains("`produce`"),

@@ -1,14 +1,17 @@
 """`estafette top` and a process that it shows."""
 
+import argparse
 import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from estafette import _top
 
 PROGRAM = """
 import sys
@@ -145,3 +148,37 @@ def test_an_output_that_is_read_no_further_ends_it_well(environment, process):
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_process_that_does_not_answer_is_shown_as_it_was_last(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_top, "_SECONDS", 0.05)
+    frame = {"pid": 7, "program": "train.py", "seconds": 1.0, "counters": {}, "engines": [], "releases": []}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "7.sock"))
+        listener.listen()
+        viewer = _top._Viewer(tmp_path / "7.sock")
+        process, _ = listener.accept()
+        process.sendall(json.dumps(frame).encode() + b"\n")
+        shown = []
+
+        def note(text, wanted):
+            shown.append(text)
+            if len(shown) == 3:
+                process.sendall(b'{"pid": 7, "program": "train.py", "seconds": 9.0, ')
+            elif len(shown) == 4:
+                process.sendall(b'"counters": {}, "engines": [], "releases": ["later"]}\n')
+            return len(shown) < 5
+
+        monkeypatch.setattr(_top, "_print", note)
+        wanted = argparse.Namespace(once=False, json=False, interval=0.001)
+        _top._show(viewer, 7, wanted)
+        assert [re.sub(r"[0-9]+ s", "N s", text) for text in shown] == [
+            "7 train.py",
+            *["7 does not answer (N s)\n7 train.py"] * 3,
+            "7 train.py\nlater",
+        ]
+        # It was asked twice, not once more for each time that it did not answer.
+        assert process.recv(100) == b"{}\n{}\n"
+        wanted.once = True
+        with pytest.raises(TimeoutError, match=r"7 does not answer \([0-9]+ s\)"):
+            _top._show(viewer, 7, wanted)

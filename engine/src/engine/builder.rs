@@ -143,7 +143,8 @@ impl EngineBuilder {
 
     /// Starts a watchdog thread that inspects the engine now and then. The watchdog logs, once each, what has
     /// been stalled for longer than `limit`: an operation, a lease, a wait of the program, or memory whose
-    /// deleter does not return. Each event has its sentence of [`Engine::diagnose`], the level *warn* of
+    /// deleter does not return. Of those that stall for one reason, and what waits for them, the first is logged, with
+    /// the number of the others. An operation that no worker takes stalls since it was granted. Each event has its sentence of [`Engine::diagnose`], the level *warn* of
     /// `tracing` and the target `estafette::stall`. Default: no watchdog.
     pub fn watchdog(self, limit: Duration) -> Self {
         self.on_stall(limit, activity::log)

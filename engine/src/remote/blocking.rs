@@ -1,22 +1,63 @@
 //! Waits for other processes on the thread that calls, for bindings.
 
+use std::cell::Cell;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use estafette_sync::time::{Duration, Instant};
-
 use estafette_sync::sleeper::Sleeper;
+use estafette_sync::thread_local;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::core::error::Error;
 use crate::core::{clock, context};
 use crate::engine::Engine;
 use crate::exchange::callback;
+use crate::trace::hooks::WaitNoted;
 use crate::wait::stand_in::StandInSet;
 
 /// Time between two looks for what only the waiting thread sees to: signal handlers of the language, and in a body that an engine whose
 /// threads are all blocked goes on.
 const LOOK: Duration = Duration::from_millis(50);
+
+thread_local! {
+    /// True while the thread polls a future that it blocks for.
+    static POLLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A poll of a future that the thread blocks for, until dropped.
+struct Polls(bool);
+
+impl Polls {
+    fn begin() -> Self {
+        Self(POLLS.replace(true))
+    }
+}
+
+impl Drop for Polls {
+    fn drop(&mut self) {
+        POLLS.set(self.0);
+    }
+}
+
+/// Waits for `future`, which another process settles. The second part of the result is the wait in a trace, if there was one; it is over
+/// when that is dropped.
+pub(super) async fn noted<T>(what: &'static str, future: impl Future<Output = T>) -> (T, Option<WaitNoted>) {
+    let mut future = pin!(future);
+    let mut noted = None;
+    let output = poll_fn(|cx| {
+        let polled = future.as_mut().poll(cx);
+        if polled.is_pending() && noted.is_none() {
+            noted = WaitNoted::for_process(what);
+        }
+        if let Some(noted) = &mut noted {
+            noted.set_blocking(POLLS.get());
+        }
+        polled
+    });
+    (output.await, noted)
+}
 
 impl Engine {
     /// Blocks until `future` is ready, for at most `timeout`; a timeout of zero polls it once. The calling thread runs no operation
@@ -35,7 +76,10 @@ impl Engine {
         let mut future = pin!(future);
         let sleeper = Arc::<Sleeper>::default();
         let waker = Waker::from(Arc::clone(&sleeper));
-        let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
+        let mut poll = || {
+            let _polls = Polls::begin();
+            future.as_mut().poll(&mut Context::from_waker(&waker))
+        };
         if let Poll::Ready(result) = poll() {
             return result;
         }

@@ -63,11 +63,16 @@ pub(super) enum EventKind {
     Engine,
     /// The waiter is a thread, which blocks from here on.
     Blocks,
+    /// What a wait was for, which it did not know when it began.
+    WaitedFor,
 }
+
+/// In a [`WaitsFor`](EventKind::WaitsFor): the wait is for nothing that an engine of this process does.
+pub(super) const NO_ENGINE: u64 = u64::MAX;
 
 impl EventKind {
     /// In the order of their numbers, from 1.
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 21] = [
         Self::Submitted,
         Self::Accesses,
         Self::Ready,
@@ -88,6 +93,7 @@ impl EventKind {
         Self::Elsewhere,
         Self::Engine,
         Self::Blocks,
+        Self::WaitedFor,
     ];
 
     /// The kind in this word 0; `None` for what this version does not write.

@@ -15,7 +15,8 @@ use smallvec::SmallVec;
 use tracing::span::EnteredSpan;
 
 use super::encoding::{
-    EventKind, NONE, OutcomeCode, UseKind, WORDS_MAX, access, element, ended, name_and_use, narrow, pair,
+    EventKind, NO_ENGINE, NONE, OutcomeCode, UseKind, WORDS_MAX, access, element, ended, name_and_use,
+    narrow, pair,
 };
 use super::events::{self, emit};
 use super::names;
@@ -443,10 +444,17 @@ pub(crate) fn is_elsewhere(id: u64, elsewhere: &Elsewhere, site: Option<&CallSit
     });
 }
 
-/// A value of another process has come without an operation, and is there when `ready` is done. In traces it has one.
+/// A value of another process has come without an operation, and is there when `ready` is done. In traces it has one, which is
+/// returned.
 #[cfg(feature = "links")]
-pub(crate) fn received(tensor: &Tensor, process: u32, key: u64, ready: &Fence, site: Option<&CallSite>) {
-    let Some(var) = tensor.inner.vars.first() else { return };
+pub(crate) fn received(
+    tensor: &Tensor,
+    process: u32,
+    key: u64,
+    ready: &Fence,
+    site: Option<&CallSite>,
+) -> Option<OpId> {
+    let var = tensor.inner.vars.first()?;
     let id = graph().next_id();
     writer::with(|writer| {
         let (now, name) = (writer.now(), writer.text(&format!("tensor of process {process}")));
@@ -457,6 +465,7 @@ pub(crate) fn received(tensor: &Tensor, process: u32, key: u64, ready: &Fence, s
     });
     is_elsewhere(id.get(), &Elsewhere { process, key, clock: None }, site);
     watch(id, std::slice::from_ref(ready), None);
+    Some(id)
 }
 
 /// The body of `id` lends an operand to a library.
@@ -471,6 +480,7 @@ pub(crate) fn lends(id: u64, library: &'static str) {
 }
 
 /// A wait for something that is no access of a variable, until dropped.
+#[derive(Debug)]
 pub(crate) struct WaitNoted {
     id: u64,
     blocking: bool,
@@ -482,6 +492,11 @@ impl WaitNoted {
         super::is_open().then(|| Self::begin("wait", op.get(), 0, true))
     }
 
+    /// As [`for_op`](Self::for_op), of a task that awaits, or of a callback.
+    pub(crate) fn task_for_op(op: OpId) -> Option<Self> {
+        super::is_open().then(|| Self::begin("await", op.get(), 0, false))
+    }
+
     /// Waits for operations of `core` in flight; `what` names the wait.
     pub(crate) fn for_any(what: &'static str, core: &Core) -> Option<Self> {
         super::is_open().then(|| Self::begin(what, ANY, core.id, true))
@@ -490,6 +505,24 @@ impl WaitNoted {
     /// As [`for_any`](Self::for_any), of a task that awaits.
     pub(crate) fn task_for_any(what: &'static str, core: &Core) -> Option<Self> {
         super::is_open().then(|| Self::begin(what, ANY, core.id, false))
+    }
+
+    /// Waits for another process; `what` names the wait.
+    #[cfg(feature = "links")]
+    pub(crate) fn for_process(what: &'static str) -> Option<Self> {
+        super::is_open().then(|| Self::begin(what, ANY, NO_ENGINE, false))
+    }
+
+    /// Whether a thread waits, and not a task.
+    #[cfg(feature = "links")]
+    pub(crate) fn set_blocking(&mut self, blocking: bool) {
+        self.blocking = blocking;
+    }
+
+    /// The wait was for the operation `id`, which has come from another process.
+    #[cfg(feature = "links")]
+    pub(crate) fn was_for(&self, id: OpId) {
+        write(EventKind::WaitedFor, self.id, [id.get()]);
     }
 
     #[cold]

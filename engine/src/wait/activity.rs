@@ -1,12 +1,13 @@
 //! The engine while it runs: what is stalled at this moment, and the watchdog that reports long stalls.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use estafette_devices::log_panic;
 use estafette_sync::stack;
 use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::time::Instant;
 
 use crate::core::lease_info::LeaseInfo;
 use crate::exchange::{Release, ReleaseStatus};
@@ -19,9 +20,9 @@ use crate::wait::diagnose::{Diagnosis, OpStatus, Status};
 pub struct Activity {
     /// Operations whose body runs, or whose work has not reported back.
     pub running: usize,
-    /// Operations that may run, but that no worker has taken, or whose inputs have pending fences.
+    /// Operations that may run, but that no worker has taken.
     pub ready: usize,
-    /// Operations that wait for other operations.
+    /// Operations that wait for other operations, or for pending fences of their inputs.
     pub queued: usize,
     /// Operations that wait for leases alone, which are held.
     pub leased: usize,
@@ -67,7 +68,12 @@ fn only_leases(op: &OpStatus, waiting: &HashSet<u64>) -> bool {
 #[non_exhaustive]
 pub enum Stall<'a> {
     /// A waiting operation, lease or wait of the program.
-    Operation(&'a OpStatus),
+    Operation {
+        /// The first that stalled for this reason.
+        first: &'a OpStatus,
+        /// How many others stall for the same reason, or wait for those that do.
+        behind: usize,
+    },
     /// Memory that does not go back to its owner. Such memory belongs to the process, so each engine's
     /// watchdog reports it.
     Release(&'a Release),
@@ -76,24 +82,25 @@ pub enum Stall<'a> {
 impl std::fmt::Display for Stall<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Operation(op) => op.fmt(f),
+            Self::Operation { first, behind: 0 } => first.fmt(f),
+            Self::Operation { first, behind } => write!(f, "{first}, and {behind} behind it"),
             Self::Release(release) => release.fmt(f),
         }
     }
 }
 
-/// Called once for each stall that lasts longer than the limit, on the watchdog's thread, under no lock.
+/// Called once for each reason for stalls that last longer than the limit, on the watchdog's thread, under no lock.
 pub(crate) type OnStall = Arc<dyn Fn(Stall<'_>) + Send + Sync>;
 
 /// Reports a stall as an event of `tracing`.
 pub(crate) fn log(stall: Stall<'_>) {
     match stall {
-        Stall::Operation(op) => tracing::warn!(
+        Stall::Operation { first, .. } => tracing::warn!(
             target: "estafette::stall",
-            id = op.id,
-            operation = op.name,
-            age_ms = op.age.as_millis() as u64,
-            "{op}"
+            id = first.id,
+            operation = first.name,
+            age_ms = first.age.as_millis() as u64,
+            "{stall}"
         ),
         Stall::Release(release) => tracing::warn!(
             target: "estafette::stall",
@@ -105,7 +112,7 @@ pub(crate) fn log(stall: Stall<'_>) {
 }
 
 /// Inspections of the watchdog within its limit: the report of a stall is at most a quarter of the limit
-/// late.
+/// late, and at most half of it where no worker is free.
 const LOOKS: u32 = 4;
 
 /// The least time between two inspections; the cost of each is proportional to what is in flight.
@@ -138,26 +145,76 @@ impl StallWatch {
             let mut reported = Reported::default();
             while ended.sleep(pause) {
                 let Some(diagnosis) = watched.upgrade().map(|watched| diagnose(&watched)) else { return };
-                notify(&diagnosis, limit, &mut reported, &on_stall);
+                notify(&diagnosis, limit, Instant::now(), &mut reported, &on_stall);
             }
         })?;
         Ok(watch)
     }
 }
 
-/// Identities of what was reported and is stalled still.
+/// What the watchdog knows from its inspections.
 #[derive(Default)]
 struct Reported {
+    /// Operations that were reported, or counted behind one that was, and are stalled still.
     operations: HashSet<u64>,
     releases: HashSet<u64>,
+    /// Since when operations are known to be granted.
+    granted: HashMap<u64, Instant>,
 }
 
-fn notify(diagnosis: &Diagnosis, limit: Duration, reported: &mut Reported, on_stall: &OnStall) {
-    let stalled = |op: &&OpStatus| {
-        matches!(op.status, Status::Waiting | Status::Granted | Status::Fenced(_)) && op.age >= limit
+/// Why an operation stalls.
+#[derive(PartialEq, Eq, Hash)]
+enum Reason<'a> {
+    NoWorker,
+    Fences(&'a str),
+    /// The identity of an operation or a lease that does not stall itself.
+    Behind(u64),
+}
+
+/// The stalled operations by what stalls them: of each reason the first, and the identities of all.
+fn by_reason<'a>(stalled: impl Iterator<Item = &'a OpStatus>) -> Vec<(&'a OpStatus, Vec<u64>)> {
+    let mut groups: Vec<(&OpStatus, Vec<u64>)> = Vec::new();
+    let (mut group_of, mut reasons) = (HashMap::new(), HashMap::new());
+    for op in stalled {
+        let ahead = op.blocked_by.iter().find_map(|blocker| group_of.get(&blocker.id)).copied();
+        let group = ahead.unwrap_or_else(|| {
+            let reason = match &op.status {
+                Status::Granted => Reason::NoWorker,
+                Status::Fenced(fences) => Reason::Fences(fences),
+                _ => Reason::Behind(op.blocked_by.first().map_or(op.id, |blocker| blocker.id)),
+            };
+            *reasons.entry(reason).or_insert_with(|| {
+                groups.push((op, Vec::new()));
+                groups.len() - 1
+            })
+        });
+        groups[group].1.push(op.id);
+        group_of.insert(op.id, group);
+    }
+    groups
+}
+
+fn notify(diagnosis: &Diagnosis, limit: Duration, now: Instant, reported: &mut Reported, on_stall: &OnStall) {
+    let granted = diagnosis.operations.iter().filter(|op| op.status == Status::Granted);
+    let since = |op: &OpStatus| (op.id, reported.granted.get(&op.id).copied().unwrap_or(now));
+    reported.granted = granted.map(since).collect();
+    let stalled = |op: &&OpStatus| match op.status {
+        Status::Waiting | Status::Fenced(_) => op.age >= limit,
+        // Before it was granted it waited for something else.
+        Status::Granted => now.duration_since(reported.granted[&op.id]) >= limit,
+        _ => false,
     };
-    let stalled = diagnosis.operations.iter().filter(stalled).map(|op| (op.id, Stall::Operation(op)));
-    report_new(stalled.collect(), &mut reported.operations, on_stall);
+    let groups = by_reason(diagnosis.operations.iter().filter(stalled));
+    // Identities are not used again, so what is not stalled any more may be forgotten.
+    let still: HashSet<u64> = groups.iter().flat_map(|(_, all)| all).copied().collect();
+    reported.operations.retain(|id| still.contains(id));
+    for (first, all) in groups {
+        let is_new = !reported.operations.contains(&first.id);
+        reported.operations.extend(&all);
+        if is_new {
+            report(Stall::Operation { first, behind: all.len() - 1 }, on_stall);
+        }
+    }
     let slow = diagnosis.releases.iter().filter(|release| release.age >= limit);
     // Memory that waited for another deleter is reported again when its own does not return.
     let key = |slow: &Release| slow.id << 1 | u64::from(slow.status == ReleaseStatus::Deleting);
@@ -168,14 +225,17 @@ fn notify(diagnosis: &Diagnosis, limit: Duration, reported: &mut Reported, on_st
     );
 }
 
+fn report(stall: Stall<'_>, on_stall: &OnStall) {
+    trace::note_stall();
+    log_panic("what a watchdog calls", || on_stall(stall));
+}
+
 fn report_new(stalled: Vec<(u64, Stall<'_>)>, reported: &mut HashSet<u64>, on_stall: &OnStall) {
-    // Identities are not used again, so what is not stalled any more may be forgotten.
     let still: HashSet<u64> = stalled.iter().map(|(id, _)| *id).collect();
     reported.retain(|id| still.contains(id));
     for (id, stall) in stalled {
         if reported.insert(id) {
-            trace::note_stall();
-            log_panic("what a watchdog calls", || on_stall(stall));
+            report(stall, on_stall);
         }
     }
 }
@@ -196,5 +256,76 @@ impl Drop for StallWatch {
     fn drop(&mut self) {
         *self.ended.flag.lock() = true;
         self.ended.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use estafette_graph::Hazard;
+
+    use super::*;
+    use crate::wait::diagnose::Blocker;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn status(id: u64, status: Status, ahead: &[u64]) -> OpStatus {
+        let blocker = |id: &u64| Blocker {
+            id: *id,
+            name: String::new(),
+            variable: 1,
+            hazard: Hazard::Raw,
+            lease: None,
+        };
+        let blocked_by = ahead.iter().map(blocker).collect();
+        OpStatus { id, name: "op".into(), status, age: 2 * LIMIT, blocked_by, lease: None }
+    }
+
+    /// What is reported at these moments: first operations, and how many are behind each.
+    fn told(looks: Vec<(u64, Vec<OpStatus>)>) -> Vec<Vec<(u64, usize)>> {
+        let told: Arc<Mutex<Vec<(u64, usize)>>> = Arc::default();
+        let telling = Arc::clone(&told);
+        let on_stall: OnStall = Arc::new(move |stall| {
+            let Stall::Operation { first, behind } = stall else { panic!("{stall}") };
+            telling.lock().push((first.id, behind));
+        });
+        let (begin, mut reported) = (Instant::now(), Reported::default());
+        let look = |(seconds, operations): (u64, Vec<OpStatus>)| {
+            let diagnosis = Diagnosis { operations, unlisted: 0, releases: Vec::new() };
+            notify(&diagnosis, LIMIT, begin + Duration::from_secs(seconds), &mut reported, &on_stall);
+            std::mem::take(&mut *told.lock())
+        };
+        looks.into_iter().map(look).collect()
+    }
+
+    #[test]
+    fn one_reason_is_one_report_however_many_stall_for_it() {
+        // The lease 1 holds up 2 and 3, and these hold up 4 and 5. The lease 6 holds up 7.
+        let stalled = || {
+            let held = |id| status(id, Status::Held("lease".into()), &[]);
+            let waits = |id, ahead: &[u64]| status(id, Status::Waiting, ahead);
+            vec![
+                held(1),
+                waits(2, &[1]),
+                waits(3, &[1]),
+                waits(4, &[2, 3]),
+                waits(5, &[4]),
+                held(6),
+                waits(7, &[6]),
+            ]
+        };
+        let mut later = stalled();
+        later.push(status(8, Status::Waiting, &[5]));
+        assert_eq!(
+            told(vec![(0, stalled()), (3, stalled()), (6, later)]),
+            [vec![(2, 3), (7, 0)], vec![], vec![]]
+        );
+    }
+
+    #[test]
+    fn what_was_granted_late_has_not_waited_for_a_worker_before() {
+        let granted = || vec![status(1, Status::Granted, &[]), status(2, Status::Granted, &[])];
+        let waiting = vec![status(1, Status::Running, &[]), status(2, Status::Running, &[])];
+        let looks = vec![(0, waiting), (3, granted()), (6, granted()), (13, granted()), (16, granted())];
+        assert_eq!(told(looks), [vec![], vec![], vec![], vec![(1, 1)], vec![]]);
     }
 }

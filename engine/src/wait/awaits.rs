@@ -36,6 +36,7 @@ use crate::core::error::Error;
 use crate::core::operation::OpHandle;
 use crate::core::wait_for::On;
 use crate::tensor::handle::Tensor;
+use crate::trace::hooks::WaitNoted;
 use crate::wait::blocking;
 use crate::wait::inspect::{EVERYTHING, Inspection};
 use crate::wait::stand_in::{StandInSet, others_without_workers};
@@ -75,12 +76,21 @@ pub(crate) struct Awaited {
     blocked: Option<Duration>,
     /// True if this thread may run what it waits for.
     helps: bool,
+    /// The wait in a trace, if no operation of its own stands for it there.
+    _noted: Option<WaitNoted>,
 }
 
 impl Awaited {
     /// A wait for the end, or the grant, of `op`.
     pub(crate) fn op(what: Option<&'static str>, op: &OpHandle) -> Self {
         Self::new(op.payload().core.clone(), what, SmallVec::from_iter([op.clone()])).with_stand_ins()
+    }
+
+    /// A task that awaits the end of `op`. Fences and callbacks are no waits of a task.
+    pub(crate) fn by_task(op: &OpHandle) -> Self {
+        let is_task = !context::is_notification();
+        let noted = is_task.then(|| WaitNoted::task_for_op(op.id())).flatten();
+        Self { _noted: noted, ..Self::op(None, op) }
     }
 
     /// The stand-ins of a wait for the end of `op`.
@@ -123,6 +133,7 @@ impl Awaited {
             body: None,
             blocked: Some(pause),
             helps,
+            _noted: None,
         }
     }
 
@@ -145,6 +156,7 @@ impl Awaited {
             body: polling_body(),
             blocked: None,
             helps: false,
+            _noted: None,
         }
     }
 

@@ -25,7 +25,7 @@ use crate::exchange::foreign_fence::{self, RawFence};
 use crate::operation::cancellation;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
-use crate::trace::hooks;
+use crate::trace::hooks::{self, WaitNoted};
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
 use crate::wait::fence;
@@ -344,6 +344,7 @@ fn wait_for_one(
     if !known.is_empty() {
         return Ok(known);
     }
+    let _noted: Vec<WaitNoted> = ops.iter().filter_map(|op| WaitNoted::for_op(op.handle.id())).collect();
     let until = timeout.and_then(clock::deadline);
     let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
     // Another one may end while this thread would run the first.
@@ -426,7 +427,12 @@ impl Op {
         C: FnOnce(Result<(), Error>) + Send + 'static,
     {
         let is_pending = !self.handle.payload().core.generation.is_inherited() && !self.is_done();
-        notify_end(OpEnded(self.clone()), is_pending.then_some(&self.handle), callback)
+        let pending = is_pending.then_some(&self.handle);
+        let noted = pending.and_then(|pending| WaitNoted::task_for_op(pending.id()));
+        notify_end(OpEnded(self.clone()), pending, move |outcome| {
+            drop(noted);
+            callback(outcome);
+        })
     }
 
     /// How the operation ended, if it has. A failure stays unretrieved.

@@ -79,7 +79,7 @@ impl Future for Op {
                 *key = WakerKey::default();
                 Poll::Ready(outcome.map_err(OperationError::into_error))
             }
-            Poll::Pending => match pending.poll(cx, || Awaited::op(None, handle)) {
+            Poll::Pending => match pending.poll(cx, || Awaited::by_task(handle)) {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },

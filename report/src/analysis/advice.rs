@@ -26,8 +26,13 @@ const SUBMIT_TOGETHER: &str = "submit more at once: a worker with nothing to do 
 
 /// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
 /// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
-/// trace is played again.
-pub(crate) fn advice(trace: &Trace, steps: &[Step], with_graph: &WithGraph) -> Vec<Advice> {
+/// trace is played again. Only changes that are to be kept are listed.
+pub(crate) fn advice(
+    trace: &Trace,
+    steps: &[Step],
+    with_graph: &WithGraph,
+    keep: &dyn Fn(&str) -> bool,
+) -> Vec<Advice> {
     let mut by_change: HashMap<String, Nanos> = HashMap::new();
     // No program makes an operation take no time; a change that saves nearly as much and can be made is listed first.
     let mut faster: HashSet<String> = HashSet::new();
@@ -41,7 +46,7 @@ pub(crate) fn advice(trace: &Trace, steps: &[Step], with_graph: &WithGraph) -> V
     }
     // Nor is memory for a second tensor, or a program that goes on, to be had for nothing.
     let is_observed = is_observed(trace);
-    let overlaps = if is_observed { with_graph.worth(walked(steps)) } else { overlaps(trace, steps) };
+    let overlaps = if is_observed { with_graph.worth(walked(steps)) } else { overlaps(trace, steps, keep) };
     let overlapping: HashSet<String> = overlaps.iter().map(|(change, _)| change.clone()).collect();
     by_change.extend(overlaps);
     let idle = idle(trace, steps);
@@ -50,6 +55,7 @@ pub(crate) fn advice(trace: &Trace, steps: &[Step], with_graph: &WithGraph) -> V
         let change = "submit earlier: nothing was under way while the program did something else";
         by_change.insert(change.to_owned(), idle);
     }
+    by_change.retain(|change, _| keep(change));
     let mut advice: Vec<Advice> =
         by_change.into_iter().map(|(change, saves_ns)| Advice { change, saves_ns }).collect();
     let weight = |Advice { change, saves_ns }: &Advice| {
@@ -73,7 +79,7 @@ pub(crate) fn walked(steps: &[Step]) -> Nanos {
 }
 
 /// Changes that let more happen at once, and what each saves.
-fn overlaps(trace: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
+fn overlaps(trace: &Trace, steps: &[Step], keep: &dyn Fn(&str) -> bool) -> Vec<(String, Nanos)> {
     // Several processes have several pools of workers, which no simulation here has.
     if trace.processes.len() > 1 {
         return Vec::new();
@@ -81,27 +87,25 @@ fn overlaps(trace: &Trace, steps: &[Step]) -> Vec<(String, Nanos)> {
     let graph = TaskGraph::of(trace);
     let Some(as_it_was) = graph.as_it_was(walked(steps)) else { return Vec::new() };
     let saves = |change: Change| Some(as_it_was.saturating_sub(graph.play(&change)?));
-    let waits = waits(trace).into_iter().filter_map(|(place, unwaited)| {
-        let saved = saves(Change { unwaited, ..Change::default() })?;
-        Some((format!("go on without waiting {place}: the program submitted nothing meanwhile"), saved))
-    });
-    let tensors = overwritten(trace).into_iter().filter_map(|(name, renamed)| {
-        let saved = saves(Change { renamed, ..Change::default() })?;
-        let name = shown(&name);
-        Some((format!("use two of `{name}` in turn: operations waited only to overwrite it"), saved))
-    });
+    let waits = longest(waits(trace), keep)
+        .into_iter()
+        .filter_map(|(change, unwaited)| Some((change, saves(Change { unwaited, ..Change::default() })?)));
+    let tensors = longest(overwritten(trace), keep)
+        .into_iter()
+        .filter_map(|(change, renamed)| Some((change, saves(Change { renamed, ..Change::default() })?)));
     waits.chain(tensors).filter(|(_, saved)| *saved > walked(steps) / 100 * WORTH).collect()
 }
 
-/// The longest of what is grouped.
-fn longest<T>(groups: HashMap<String, (Nanos, T)>) -> Vec<(String, T)> {
-    let mut groups: Vec<(String, (Nanos, T))> = groups.into_iter().collect();
+/// The longest of what is grouped by the change that it suggests.
+fn longest<T>(groups: HashMap<String, (Nanos, T)>, keep: &dyn Fn(&str) -> bool) -> Vec<(String, T)> {
+    let mut groups: Vec<(String, (Nanos, T))> =
+        groups.into_iter().filter(|(change, _)| keep(change)).collect();
     groups.sort_by(|(a, (x, _)), (b, (y, _))| y.cmp(x).then_with(|| a.cmp(b)));
     groups.into_iter().take(TRIED).map(|(name, (_, group))| (name, group)).collect()
 }
 
-/// Where the program waited longest, and for what.
-fn waits(trace: &Trace) -> Vec<(String, HashSet<OperationId>)> {
+/// Where the program waited, for how long, and for what.
+fn waits(trace: &Trace) -> HashMap<String, (Nanos, HashSet<OperationId>)> {
     let mut places: HashMap<String, (Nanos, HashSet<OperationId>)> = HashMap::new();
     for operation in trace.operations.iter().filter(|operation| blocks(operation.kind)) {
         let Some(resumed) = operation.resumed else { continue };
@@ -114,15 +118,16 @@ fn waits(trace: &Trace) -> Vec<(String, HashSet<OperationId>)> {
             (_, _, Some(thread)) => format!("on thread `{}`", shown(&thread.name)),
             _ => continue,
         };
-        let (time, ids) = places.entry(place).or_default();
+        let change = format!("go on without waiting {place}: the program submitted nothing meanwhile");
+        let (time, ids) = places.entry(change).or_default();
         *time += resumed.saturating_sub(operation.submitted);
         ids.insert(operation.id);
     }
-    longest(places)
+    places
 }
 
-/// The tensors that were waited for longest only to overwrite them: their names, and which they are.
-fn overwritten(trace: &Trace) -> Vec<(String, HashSet<u64>)> {
+/// The tensors that were waited for only to overwrite them: for how long, and which they are.
+fn overwritten(trace: &Trace) -> HashMap<String, (Nanos, HashSet<u64>)> {
     let mut names: HashMap<String, (Nanos, HashSet<u64>)> = HashMap::new();
     for stall in trace.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
     {
@@ -133,11 +138,13 @@ fn overwritten(trace: &Trace) -> Vec<(String, HashSet<u64>)> {
         else {
             continue;
         };
-        let (time, variables) = names.entry(variable.name.to_string()).or_default();
+        let name = shown(&variable.name);
+        let change = format!("use two of `{name}` in turn: operations waited only to overwrite it");
+        let (time, variables) = names.entry(change).or_default();
         *time += stall.duration();
         variables.insert(variable.id);
     }
-    longest(names)
+    names
 }
 
 /// Whether bodies need the Python lock: one came later than its thread.

@@ -24,8 +24,8 @@ mod tiling;
 use crate::Trace;
 use crate::model::source::{Source, operations};
 use crate::model::{
-    Blocker, Cause, Edge, Hazard, Mode, Nanos, Operation, OperationId, OperationKind, Outcome, Stall,
-    TrackId, TrackKind,
+    Blocker, Cause, Edge, Hazard, LINK_WAITS, Mode, Nanos, Operation, OperationId, OperationKind, Outcome,
+    Stall, TrackId, TrackKind,
 };
 
 use self::counters::counters;
@@ -206,7 +206,8 @@ impl<S: Source> Attribution<'_, S> {
         Phases {
             blocker: waiting_for,
             waiting_for,
-            began: operation.began,
+            // What has not come from another process yet is computed there.
+            began: if operation.kind == OperationKind::Import { Some(0) } else { operation.began },
             ended: if on_device { operation.issued } else { operation.done },
             cause: Cause::Computing,
         }
@@ -282,6 +283,9 @@ impl<S: Source> Attribution<'_, S> {
         if let Some(track) = executor(operation) {
             tiling.until(self.free_since(track, waits.ready), Cause::NoWorker, None, Blocker::Pool);
             tiling.until(waits.end, Cause::NotResumed, None, Blocker::Thread(track));
+        }
+        if is_link_wait(operation) && operation.waits_for.is_none() {
+            tiling.until(waits.ready, Cause::Computing, None, Blocker::None);
         }
         let late = waits.ready.saturating_sub(tiling.at()) > HANDING_ON_MAX;
         if late && (hazard.is_none() || !self.source.about().losses.is_empty()) {
@@ -414,6 +418,12 @@ impl Waits {
         let ready = ready.unwrap_or(end).clamp(from, awake);
         Self { from, ready, awake, end }
     }
+}
+
+/// Whether it waited for what another process does.
+pub(crate) fn is_link_wait(operation: &Operation) -> bool {
+    let waits = matches!(operation.kind, OperationKind::Wait | OperationKind::Await);
+    waits && LINK_WAITS.contains(&operation.own_name())
 }
 
 /// The conflict between an earlier and a later access of one variable; `None` if they are both reads.

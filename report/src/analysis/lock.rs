@@ -12,7 +12,8 @@ use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Stall, Tra
 /// Tracks that are asked for each wait; in a trace with more of them nothing is named.
 const TRACKS_MAX: usize = 64;
 
-/// The trace with the waits for the Python lock because of those who held it, as far as that is known.
+/// The trace with the waits for the Python lock because of those who held it, as far as that is known. Only a borrowed trace in which
+/// some are known and not named yet is copied.
 pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
     let is_for_lock =
         |stall: &Stall| (stall.cause, stall.blocker) == (Cause::NotResumed, Blocker::Interpreter);
@@ -20,7 +21,6 @@ pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
     if trace.processes.len() > 1 || trace.tracks.len() > TRACKS_MAX || !trace.stalls.iter().any(is_for_lock) {
         return trace;
     }
-    let mut trace = trace.into_owned();
     let runners = runners(&trace);
     let own = |id: OperationId| {
         let waiter = trace.operation(id)?;
@@ -31,6 +31,10 @@ pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
         .iter()
         .map(|stall| is_for_lock(stall).then(|| holder(&runners, stall, own(stall.waiter))).flatten())
         .collect();
+    if holders.iter().all(Option::is_none) {
+        return trace;
+    }
+    let mut trace = trace.into_owned();
     for (stall, holder) in trace.stalls.iter_mut().zip(holders) {
         stall.blocker = holder.unwrap_or(stall.blocker);
     }
@@ -83,9 +87,14 @@ fn runners(trace: &Trace) -> BTreeMap<TrackId, Runner> {
     let mut bodies: BTreeMap<TrackId, Vec<(Nanos, Nanos, Option<OperationId>)>> = BTreeMap::new();
     let mut waits: BTreeMap<TrackId, Vec<(Nanos, Nanos)>> = BTreeMap::new();
     for operation in &trace.operations {
-        // Only what needs the lock asks for it.
+        // Only what needs the lock asks for it. A body on an event loop is asynchronous: until its end it takes only a part of the
+        // loop's time, and nothing says which.
+        let on_loop = |track: &TrackId| {
+            trace.tracks.get(*track).is_some_and(|track| track.kind == TrackKind::EventLoop)
+        };
         if let (OperationKind::Operation, Some(track), Some(_), Some(began)) =
             (operation.kind, operation.track, operation.awake, operation.began)
+            && !on_loop(&track)
         {
             let end = operation.issued.or(operation.done).unwrap_or(trace.duration);
             bodies.entry(track).or_default().push((began, end, Some(operation.id)));

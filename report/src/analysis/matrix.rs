@@ -26,27 +26,52 @@ const OTHERS: &str = "others";
 /// Libraries with a row and a column of their own: more than anybody reads, and few enough for a square of them.
 const LIBRARIES_MAX: usize = 30;
 
+/// Who waited, and for whom.
+fn cell(trace: &Trace, root: &Root) -> (Place, Place) {
+    let blocker = match root.blocker {
+        Blocker::Operation(id) => of_blocker(trace, id),
+        Blocker::Lease(id) => of_library(id, trace.lease(id).and_then(|lease| lease.library)),
+        // The program itself had the Python lock.
+        Blocker::Holder(_) => Place::Host(process_of(root.waiter)),
+        Blocker::None
+        | Blocker::Pool
+        | Blocker::Queue(_)
+        | Blocker::Observer
+        | Blocker::Interpreter
+        | Blocker::EventLoop
+        | Blocker::Thread(_) => Place::Engine,
+    };
+    (of_operation(trace, root.waiter), blocker)
+}
+
+impl Matrix {
+    /// For each cell, the longest of these stretches, as an index.
+    pub(crate) fn longest(&self, trace: &Trace, roots: &[Root]) -> Vec<Vec<Option<usize>>> {
+        let at = |name: &str| self.libraries.iter().position(|library| library == name);
+        let mut places: HashMap<Place, Option<usize>> = HashMap::new();
+        let mut place = |place: Place| {
+            *places.entry(place).or_insert_with(|| at(&place.name(trace)).or_else(|| at(OTHERS)))
+        };
+        let mut longest = vec![vec![None; self.libraries.len()]; self.libraries.len()];
+        for (index, root) in roots.iter().enumerate() {
+            let (waiter, blocker) = cell(trace, root);
+            let (Some(row), Some(column)) = (place(waiter), place(blocker)) else { continue };
+            let known: &mut Option<usize> = &mut longest[row][column];
+            if known.is_none_or(|known| roots[known].duration() < root.duration()) {
+                *known = Some(index);
+            }
+        }
+        longest
+    }
+}
+
 /// Sums of the roots of stalls.
 #[derive(Default)]
 pub(crate) struct Sums(HashMap<(Place, Place), Nanos>);
 
 impl Sums {
     pub(crate) fn add(&mut self, trace: &Trace, root: &Root) {
-        let waiter = of_operation(trace, root.waiter);
-        let blocker = match root.blocker {
-            Blocker::Operation(id) => of_blocker(trace, id),
-            Blocker::Lease(id) => of_library(id, trace.lease(id).and_then(|lease| lease.library)),
-            // The program itself had the Python lock.
-            Blocker::Holder(_) => Place::Host(process_of(root.waiter)),
-            Blocker::None
-            | Blocker::Pool
-            | Blocker::Queue(_)
-            | Blocker::Observer
-            | Blocker::Interpreter
-            | Blocker::EventLoop
-            | Blocker::Thread(_) => Place::Engine,
-        };
-        *self.0.entry((waiter, blocker)).or_default() += root.duration();
+        *self.0.entry(cell(trace, root)).or_default() += root.duration();
     }
 
     pub(crate) fn matrix(self, trace: &Trace) -> Matrix {

@@ -62,7 +62,10 @@ pub(crate) fn label(trace: &Trace, process: usize) -> String {
 /// In words, why they cannot be merged: one is of no known process, or two are of the same.
 pub fn merge(traces: Vec<Trace>) -> Result<Trace, String> {
     let axes = axes(&traces)?;
-    Ok(merged(traces, axes))
+    let is_alone = traces.len() < 2;
+    let merged = merged(traces, axes);
+    // Nothing is copied for a report of it.
+    Ok(if is_alone { resolved(merged) } else { merged })
 }
 
 /// Where traces are on axes of time.
@@ -231,6 +234,15 @@ fn offsets(trace: &Trace) -> BTreeMap<&str, Span> {
     all
 }
 
+/// The trace with times that sums have room for, and with who held the Python lock, which is found within one process.
+fn resolved(trace: Trace) -> Trace {
+    let cut = match sane(&trace) {
+        Cow::Owned(cut) => Some(cut),
+        Cow::Borrowed(_) => None,
+    };
+    with_holders(Cow::Owned(cut.unwrap_or(trace))).into_owned()
+}
+
 /// The traces as one.
 pub(crate) fn merged(mut traces: Vec<Trace>, Axes { starts, clocks }: Axes) -> Trace {
     if traces.len() < 2 {
@@ -243,12 +255,7 @@ pub(crate) fn merged(mut traces: Vec<Trace>, Axes { starts, clocks }: Axes) -> T
     let mut all = Trace { started_unix_ns, clocks, ..Trace::default() };
     let mut programs = Vec::new();
     for (trace, (_, shift)) in traces.into_iter().zip(&starts) {
-        // Who held a lock is found within one process.
-        let held = match with_holders(sane(&trace)) {
-            Cow::Owned(other) => Some(other),
-            Cow::Borrowed(_) => None,
-        };
-        let mut trace = held.unwrap_or(trace);
+        let mut trace = resolved(trace);
         each_time(&mut trace, |time| *time = time.saturating_add(*shift));
         programs.push(add(&mut all, trace));
     }

@@ -1,7 +1,7 @@
 //! Stalls in words.
 
 use crate::Trace;
-use crate::analysis::attribution::has_several_pools;
+use crate::analysis::attribution::{has_several_pools, is_link_wait};
 use crate::analysis::roots::Root;
 use crate::model::shown::shown;
 use crate::model::{
@@ -48,10 +48,10 @@ pub fn name(trace: &Trace, id: OperationId) -> String {
                 Some(thread) => format!("{wait} {of} thread `{}`", shown(thread)),
                 None => wait.to_owned(),
             };
-            if operation.name == IN_FLIGHT_LIMIT {
-                format!("{wait} for room below the in-flight limit")
-            } else {
-                wait
+            match operation.own_name() {
+                IN_FLIGHT_LIMIT => format!("{wait} for room below the in-flight limit"),
+                name if is_link_wait(operation) => format!("{wait} in `{name}`"),
+                _ => wait,
             }
         }
         (_, _) => format!("`{}`", shown(&operation.name)),
@@ -198,6 +198,9 @@ pub fn sentence(trace: &Trace, root: &Root, waited: &str) -> String {
             if trace.operation(id).is_some_and(|operation| root.from < operation.submitted) =>
         {
             format!("{} had not been submitted yet", name(trace, id))
+        }
+        (Cause::Computing, Blocker::None) if trace.operation(root.waiter).is_some_and(is_link_wait) => {
+            "the other process was not there yet".into()
         }
         _ => because(trace, root.cause, root.blocker),
     };

@@ -28,8 +28,11 @@ use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Outcome, T
 /// Stalls that are written as sentences.
 const WORST: usize = 10;
 
+/// Failures that are listed.
+const FAILURES: usize = 10;
+
 /// Version of the JSON; grows when a field changes its meaning or goes.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// A report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,6 +47,9 @@ pub struct Report {
     pub duration_ns: Nanos,
     /// Numbers of what was recorded.
     pub totals: Totals,
+    /// The first failures, equal ones as one.
+    #[serde(default)]
+    pub failures: Vec<FailureRow>,
     /// Waiting time by cause at the root, in the order of [`Cause::ALL`].
     pub causes: Vec<CauseRow>,
     /// The worst waits, equal ones as one, those that took most time together first.
@@ -82,8 +88,14 @@ pub struct Report {
 pub struct Totals {
     /// Operations with a body.
     pub operations: usize,
-    /// Those that failed, were cancelled, or were skipped.
+    /// Operations, copies and imports that failed themselves.
     pub failed: usize,
+    /// Those that were cancelled.
+    #[serde(default)]
+    pub cancelled: usize,
+    /// Those that were skipped, since what they need failed or was cancelled.
+    #[serde(default)]
+    pub skipped: usize,
     /// Those that had not ended.
     pub unfinished: usize,
     /// Waits and awaits of the program.
@@ -94,6 +106,19 @@ pub struct Totals {
     pub running_ns: Nanos,
     /// Time that operations, waits and exports waited, summed.
     pub waited_ns: Nanos,
+}
+
+/// What failed for one reason, of one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureRow {
+    /// The name.
+    pub name: String,
+    /// The first of them.
+    pub operation: OperationId,
+    /// The failure, in the words of the operation.
+    pub why: String,
+    /// How many there were.
+    pub count: usize,
 }
 
 /// One cause.
@@ -142,6 +167,9 @@ pub struct OperationRow {
     pub running_ns: Nanos,
     /// Time that they waited.
     pub waited_ns: Nanos,
+    /// That time by cause at the root, in the order of [`Cause::ALL`].
+    #[serde(default)]
+    pub causes_ns: Vec<Nanos>,
     /// Time that others waited for them, at the root.
     pub blamed_ns: Nanos,
     /// The least slack among them; 0 on the critical path.
@@ -228,30 +256,29 @@ impl Report {
         };
         self.operations.sort_by(|a, b| key(b).cmp(&key(a)).then_with(|| a.name.cmp(&b.name)));
     }
-
-    /// Leaves of the operations, the worst waits, the run time and the advice what names a text. Returns whether an operation does.
-    pub fn keep(&mut self, text: &str) -> bool {
-        // In sentences names are shown, not as they are.
-        let shown = shown(text).to_string();
-        self.operations.retain(|row| row.name.contains(&shown));
-        self.worst.retain(|row| row.sentence.contains(&shown));
-        self.run_time.retain(|row| row.what.contains(&shown));
-        self.advice.retain(|row| row.change.contains(&shown));
-        self.with_graph.changes.retain(|row| row.sentence().contains(&shown));
-        !self.operations.is_empty()
-    }
 }
 
 /// Makes the report.
 pub fn report(trace: &Trace) -> Report {
+    report_of(trace, &|_| true)
+}
+
+/// Makes the report, with only those operations, failures, worst waits, parts of the run time and changes that name a text.
+pub fn report_about(trace: &Trace, text: &str) -> Report {
+    // In sentences names are shown, not as they are.
+    let shown = shown(text).to_string();
+    report_of(trace, &|words| words.contains(&shown))
+}
+
+fn report_of(trace: &Trace, keep: &dyn Fn(&str) -> bool) -> Report {
     let trace = &*with_holders(sane(trace));
-    let (mut waits, mut causes, mut waiting) = (Waits::default(), Causes::default(), Waiting::default());
+    let (mut waits, mut causes, mut operations) = (Waits::default(), Causes::default(), Rows::of(trace));
     let (mut matrix, mut exchanges) = (Sums::default(), Exchanges::of(trace));
     each_wait(trace, |roots| {
         waits.add(trace, roots);
         causes.add(roots);
         for root in roots {
-            waiting.add(root);
+            operations.add(trace, root);
             matrix.add(trace, root);
             exchanges.add(root);
         }
@@ -259,7 +286,7 @@ pub fn report(trace: &Trace) -> Report {
     let waits = waits.most_first();
     let path = critical_path(trace);
     let steps = walk(trace);
-    let with_graph = with_graph(trace, &steps);
+    let with_graph = with_graph(trace, &steps, keep);
     let mut names: Vec<String> = Vec::new();
     for id in &path.operations {
         let name = sentences::name(trace, *id);
@@ -274,17 +301,18 @@ pub fn report(trace: &Trace) -> Report {
         program: trace.program.to_string(),
         duration_ns: trace.duration,
         totals: totals(trace, causes.0.values().map(|(time, _)| time).sum()),
+        failures: failures(trace, keep),
         causes: causes.rows(),
-        worst: worst(trace, &waits),
+        worst: worst(trace, &waits, keep),
         matrix: matrix.matrix(trace),
         exchanges: exchanges.rows(),
         hand_overs: hand_overs(trace),
-        operations: operations(trace, waiting, &path.slack),
+        operations: operations.finish(trace, &path.slack, keep),
         tensors: tensors(trace),
         critical_path: PathRow { length_ns: path.length, count: path.operations.len(), names },
-        run_time: run_time(trace, &steps),
+        run_time: run_time(trace, &steps, keep),
         barriers: barriers(trace),
-        advice: advice(trace, &steps, &with_graph),
+        advice: advice(trace, &steps, &with_graph, keep),
         with_graph,
         clocks: trace.clocks.iter().map(|words| shown(words).to_string()).collect(),
         missing: missing(trace),
@@ -472,7 +500,7 @@ impl Causes {
     }
 }
 
-fn worst(trace: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
+fn worst(trace: &Trace, waits: &[Wait], keep: &dyn Fn(&str) -> bool) -> Vec<WorstRow> {
     let row = |wait: &Wait| WorstRow {
         sentence: wait.sentence(trace),
         waiter: wait.main.waiter,
@@ -482,7 +510,30 @@ fn worst(trace: &Trace, waits: &[Wait]) -> Vec<WorstRow> {
         cause: wait.main.cause.name().into(),
         blocker: blamed(trace, wait.main.blocker),
     };
-    waits.iter().take(WORST).map(row).collect()
+    waits.iter().map(row).filter(|row| keep(&row.sentence)).take(WORST).collect()
+}
+
+/// The first failures. What was skipped because of one is none of its own.
+fn failures(trace: &Trace, keep: &dyn Fn(&str) -> bool) -> Vec<FailureRow> {
+    let mut rows: HashMap<(String, &str), (Nanos, FailureRow)> = HashMap::new();
+    for operation in &trace.operations {
+        let Outcome::Failed(why) = &operation.outcome else { continue };
+        let name = sentences::name(trace, operation.id);
+        if !keep(&name) {
+            continue;
+        }
+        let when = operation.done.or(operation.issued).unwrap_or(trace.duration);
+        let first =
+            || FailureRow { name: name.clone(), operation: operation.id, why: why.to_string(), count: 0 };
+        let (since, row) = rows.entry((name.clone(), why)).or_insert_with(|| (when, first()));
+        row.count += 1;
+        if when < *since {
+            (*since, row.operation) = (when, operation.id);
+        }
+    }
+    let mut rows: Vec<(Nanos, FailureRow)> = rows.into_values().collect();
+    rows.sort_by_key(|(when, row)| (*when, row.operation));
+    rows.into_iter().take(FAILURES).map(|(_, row)| row).collect()
 }
 
 fn totals(trace: &Trace, waited_ns: Nanos) -> Totals {
@@ -492,68 +543,99 @@ fn totals(trace: &Trace, waited_ns: Nanos) -> Totals {
             OperationKind::Operation => {
                 totals.operations += 1;
                 totals.running_ns += own_time(trace, operation.id);
-                match operation.outcome {
-                    Outcome::Ok => {}
-                    Outcome::Failed(_) | Outcome::Cancelled | Outcome::Skipped(_) => totals.failed += 1,
-                    Outcome::Unfinished => totals.unfinished += 1,
-                }
+                totals.unfinished += usize::from(operation.outcome == Outcome::Unfinished);
             }
-            OperationKind::Wait | OperationKind::Await => totals.waits += 1,
-            OperationKind::Copy | OperationKind::Export | OperationKind::Import => {}
+            OperationKind::Wait | OperationKind::Await => {
+                totals.waits += 1;
+                continue;
+            }
+            OperationKind::Export => continue,
+            OperationKind::Copy | OperationKind::Import => {}
+        }
+        match operation.outcome {
+            Outcome::Ok | Outcome::Unfinished => {}
+            Outcome::Failed(_) => totals.failed += 1,
+            Outcome::Cancelled => totals.cancelled += 1,
+            Outcome::Skipped(_) => totals.skipped += 1,
         }
     }
     totals
 }
 
-/// How long each operation waited, and was waited for.
-#[derive(Default)]
-struct Waiting(HashMap<OperationId, (Nanos, Nanos)>);
-
-impl Waiting {
-    fn add(&mut self, root: &Root) {
-        self.0.entry(root.waiter).or_default().0 += root.duration();
-        if let Blocker::Operation(id) | Blocker::Lease(id) = root.blocker {
-            self.0.entry(id).or_default().1 += root.duration();
-        }
-    }
+/// The operations by name and kind.
+struct Rows {
+    rows: Vec<OperationRow>,
+    /// Per operation, its row.
+    of: Vec<u32>,
 }
 
-fn operations(trace: &Trace, waiting: Waiting, slack: &HashMap<OperationId, Nanos>) -> Vec<OperationRow> {
-    let mut rows: BTreeMap<(String, OperationKind), OperationRow> = BTreeMap::new();
-    for operation in &trace.operations {
-        let name = sentences::name(trace, operation.id);
-        let row = rows.entry((name.clone(), operation.kind)).or_insert(OperationRow {
-            name,
-            kind: operation.kind.word().to_owned(),
-            count: 0,
-            running_ns: 0,
-            waited_ns: 0,
-            blamed_ns: 0,
-            slack_ns: Nanos::MAX,
-        });
-        row.count += 1;
-        if operation.kind == OperationKind::Operation {
-            row.running_ns += own_time(trace, operation.id);
+impl Rows {
+    fn of(trace: &Trace) -> Self {
+        let mut known: HashMap<(String, OperationKind), u32> = HashMap::new();
+        let (mut rows, mut of) = (Vec::new(), Vec::with_capacity(trace.operations.len()));
+        for operation in &trace.operations {
+            let name = sentences::name(trace, operation.id);
+            let at = *known.entry((name, operation.kind)).or_insert_with_key(|(name, kind)| {
+                rows.push(OperationRow {
+                    name: name.clone(),
+                    kind: kind.word().to_owned(),
+                    count: 0,
+                    running_ns: 0,
+                    waited_ns: 0,
+                    causes_ns: vec![0; Cause::ALL.len()],
+                    blamed_ns: 0,
+                    slack_ns: Nanos::MAX,
+                });
+                rows.len() as u32 - 1
+            });
+            of.push(at);
+            let row = &mut rows[at as usize];
+            row.count += 1;
+            if matches!(operation.kind, OperationKind::Operation | OperationKind::Copy) {
+                row.running_ns += own_time(trace, operation.id);
+            }
         }
-        if let Some(slack) = slack.get(&operation.id) {
-            row.slack_ns = row.slack_ns.min(*slack);
+        Self { rows, of }
+    }
+
+    fn row(&mut self, trace: &Trace, id: OperationId) -> Option<&mut OperationRow> {
+        Some(&mut self.rows[self.of[trace.position(id)?] as usize])
+    }
+
+    fn add(&mut self, trace: &Trace, root: &Root) {
+        if let Some(row) = self.row(trace, root.waiter) {
+            row.waited_ns += root.duration();
+            let cause = Cause::ALL.iter().position(|cause| *cause == root.cause);
+            cause.into_iter().for_each(|cause| row.causes_ns[cause] += root.duration());
+        }
+        if let Blocker::Operation(id) | Blocker::Lease(id) = root.blocker
+            && let Some(row) = self.row(trace, id)
+        {
+            row.blamed_ns += root.duration();
         }
     }
-    for (id, (waited, blamed)) in waiting.0 {
-        let kind = trace.operation(id).map(|operation| operation.kind);
-        if let Some(row) = kind.and_then(|kind| rows.get_mut(&(sentences::name(trace, id), kind))) {
-            row.waited_ns += waited;
-            row.blamed_ns += blamed;
+
+    fn finish(
+        mut self,
+        trace: &Trace,
+        slack: &HashMap<OperationId, Nanos>,
+        keep: &dyn Fn(&str) -> bool,
+    ) -> Vec<OperationRow> {
+        for (id, slack) in slack {
+            if let Some(row) = self.row(trace, *id) {
+                row.slack_ns = row.slack_ns.min(*slack);
+            }
         }
-    }
-    let mut rows: Vec<OperationRow> = rows.into_values().collect();
-    for row in &mut rows {
-        if row.slack_ns == Nanos::MAX {
-            row.slack_ns = 0;
+        self.rows.retain(|row| keep(&row.name));
+        for row in &mut self.rows {
+            if row.slack_ns == Nanos::MAX {
+                row.slack_ns = 0;
+            }
         }
+        let key = |row: &OperationRow| (std::cmp::Reverse(row.waited_ns), row.name.clone(), row.kind.clone());
+        self.rows.sort_by_cached_key(key);
+        self.rows
     }
-    rows.sort_by(|a, b| b.waited_ns.cmp(&a.waited_ns).then_with(|| a.name.cmp(&b.name)));
-    rows
 }
 
 fn tensors(trace: &Trace) -> Vec<TensorRow> {
@@ -592,7 +674,7 @@ fn tensors(trace: &Trace) -> Vec<TensorRow> {
     rows
 }
 
-fn run_time(trace: &Trace, steps: &[Step]) -> Vec<RunTimeRow> {
+fn run_time(trace: &Trace, steps: &[Step], keep: &dyn Fn(&str) -> bool) -> Vec<RunTimeRow> {
     let mut by_what: HashMap<What, Nanos> = HashMap::new();
     for step in steps {
         *by_what.entry(step.what).or_default() += step.to - step.from;
@@ -606,6 +688,7 @@ fn run_time(trace: &Trace, steps: &[Step]) -> Vec<RunTimeRow> {
         };
         *rows.entry(what).or_default() += time;
     }
+    rows.retain(|what, _| keep(what));
     let mut rows: Vec<RunTimeRow> =
         rows.into_iter().map(|(what, time_ns)| RunTimeRow { what, time_ns }).collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.time_ns));

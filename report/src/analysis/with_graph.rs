@@ -87,14 +87,29 @@ impl Call {
             change.unwaited.extend(&self.waits);
         }
     }
+
+    /// What would change at the call of this name, without what that saves.
+    fn change(&self, name: &str) -> GraphChange {
+        GraphChange {
+            call: name.to_owned(),
+            change: if self.is_copy { "no copy" } else { "no wait" }.to_owned(),
+            count: self.waits.len(),
+            waited_ns: self.time,
+            saves_ns: 0,
+            waited_for: self.waited_for.clone(),
+            producer: self.producer.clone(),
+            consumer: self.consumer.clone(),
+        }
+    }
 }
 
-/// What Estafette would change in a trace of observe mode.
-pub(crate) fn with_graph(trace: &Trace, steps: &[Step]) -> WithGraph {
+/// What Estafette would change in a trace of observe mode, of the changes whose sentences are to be kept.
+pub(crate) fn with_graph(trace: &Trace, steps: &[Step], keep: &dyn Fn(&str) -> bool) -> WithGraph {
     if !is_observed(trace) {
         return WithGraph::default();
     }
     let mut calls: Vec<(String, Call)> = calls(trace).into_iter().collect();
+    calls.retain(|(name, call)| keep(&call.change(name).sentence()));
     calls.sort_by(|(a, one), (b, other)| other.time.cmp(&one.time).then_with(|| a.cmp(b)));
     calls.truncate(TRIED);
     calls.retain(|(_, call)| call.time > walked(steps) / LEAST);
@@ -108,16 +123,7 @@ pub(crate) fn with_graph(trace: &Trace, steps: &[Step]) -> WithGraph {
         let mut change = Change::default();
         call.add_to(&mut change);
         call.add_to(&mut all);
-        GraphChange {
-            call: name,
-            change: if call.is_copy { "no copy" } else { "no wait" }.to_owned(),
-            count: call.waits.len(),
-            waited_ns: call.time,
-            saves_ns: saves(&change),
-            waited_for: call.waited_for,
-            producer: call.producer,
-            consumer: call.consumer,
-        }
+        GraphChange { saves_ns: saves(&change), ..call.change(&name) }
     });
     let changes = changes.collect();
     WithGraph { changes, saves_ns: saves(&all) }

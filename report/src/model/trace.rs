@@ -21,6 +21,9 @@ pub type LibraryId = usize;
 #[doc(hidden)]
 pub const IN_FLIGHT_LIMIT: &str = "in-flight limit";
 
+/// The names of waits for what another process does.
+pub(crate) const LINK_WAITS: [&str; 4] = ["connect", "accept", "send", "receive"];
+
 /// Everything that was recorded, and what attribution made of it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trace {
@@ -194,6 +197,11 @@ pub struct Operation {
 }
 
 impl Operation {
+    /// The name without the process that merging has put behind it.
+    pub(crate) fn own_name(&self) -> &str {
+        self.name.split_once(" @").map_or(&self.name, |(name, _)| name)
+    }
+
     /// What happened to it after its submission.
     pub(crate) fn later(&self) -> impl Iterator<Item = Nanos> + use<> {
         let Self { granted, ready, awake, began, issued, ran, done, observed, resumed, .. } = *self;
@@ -513,10 +521,12 @@ impl Trace {
 
     /// The operation with this id.
     pub fn operation(&self, id: OperationId) -> Option<&Operation> {
-        self.operations
-            .binary_search_by_key(&id, |operation| operation.id)
-            .ok()
-            .map(|at| &self.operations[at])
+        self.position(id).map(|at| &self.operations[at])
+    }
+
+    /// Where the operation with this id is.
+    pub(crate) fn position(&self, id: OperationId) -> Option<usize> {
+        self.operations.binary_search_by_key(&id, |operation| operation.id).ok()
     }
 
     /// The lease with this id.

@@ -103,11 +103,15 @@ impl Page {
             duration(totals.running_ns),
             duration(totals.waited_ns)
         );
-        if totals.failed > 0 {
-            let _ = write!(about, "; {} failed", totals.failed);
-        }
-        if totals.unfinished > 0 {
-            let _ = write!(about, "; {} unfinished", totals.unfinished);
+        for (number, what) in [
+            (totals.failed, "failed"),
+            (totals.cancelled, "cancelled"),
+            (totals.skipped, "skipped"),
+            (totals.unfinished, "unfinished"),
+        ] {
+            if number > 0 {
+                let _ = write!(about, "; {number} {what}");
+            }
         }
         self.paragraph("", &about, 0);
         for clocks in &report.clocks {
@@ -116,6 +120,7 @@ impl Page {
         for missing in &report.missing {
             self.paragraph("incomplete: ", missing, 12);
         }
+        self.failures(report);
         self.causes(report);
         self.title("Worst waits");
         for (at, row) in report.worst.iter().enumerate() {
@@ -134,6 +139,17 @@ impl Page {
             self.run_time(report);
         }
         self.advice(report);
+    }
+
+    fn failures(&mut self, report: &Report) {
+        if report.failures.is_empty() {
+            return;
+        }
+        self.title("First failures");
+        for (at, row) in report.failures.iter().enumerate() {
+            let times = if row.count > 1 { format!(" ({} times)", row.count) } else { String::new() };
+            self.paragraph(&format!("{:3}. ", at + 1), &format!("{}{times}: {}", row.name, row.why), 5);
+        }
     }
 
     fn causes(&mut self, report: &Report) {
@@ -274,7 +290,7 @@ impl Page {
             self.paragraph(&format!("{:3}. ", at + 1), &text, 5);
         }
         if report.advice.is_empty() {
-            self.line("  nothing: nothing waited");
+            self.line("  nothing that this trace shows");
         }
     }
 

@@ -1,9 +1,10 @@
 //! What would help, of programs whose truth can be computed by hand: each trace has an engine of two workers and no time lost
 //! between an end and what it allows.
 
+use estafette_report::attribution::attribute;
 use estafette_report::model::*;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Report, report};
+use estafette_report::{Report, report, report_about};
 
 use crate::made_up;
 use crate::programs::{MS, Program};
@@ -177,6 +178,31 @@ fn a_plain_variable_is_not_to_be_had_twice() {
     assert_eq!(saves(&plain.report(40 * MS), "use two of"), None);
 }
 
+#[test]
+fn a_report_about_a_name_has_what_a_whole_one_has_no_room_for() {
+    // Eleven operations, one after the other, each of which takes less than the one before.
+    let mut program = Program::new(&["x"]);
+    let mut at = 0;
+    for length in (1..12).rev() {
+        program.ran(&format!("op-{length:02}"), 0, 0, (at, at + length * MS), &[(1, Mode::Update)]);
+        at += length * MS;
+    }
+    program.0.duration = at;
+    attribute(&mut program.0);
+    let whole = report(&program.0);
+    assert_eq!((saves(&whole, "op-02"), whole.worst.len()), (None, 10));
+    let about = report_about(&program.0, "op-02");
+    assert_eq!((saves(&about, "op-02"), about.advice.len()), (Some(2 * MS), 1));
+    assert_eq!(about.operations.len(), 1);
+    // It waited, and the next one waited for it.
+    assert!(
+        about.worst.iter().all(|row| row.sentence.contains("op-02")) && about.worst.len() == 2,
+        "{about:?}"
+    );
+    let empty = terminal::text(&report_about(&program.0, "absent"), Style::default());
+    assert!(empty.ends_with("What would help most\n  nothing that this trace shows\n"), "{empty}");
+}
+
 /// The main thread computes, and holds the Python lock, from `from` to `to`: an operation waits for the lock meanwhile.
 fn lock_held(from: u64, to: u64) -> Program {
     let mut program = Program::new(&["x"]);
@@ -218,6 +244,21 @@ fn an_operation_that_held_the_python_lock_is_named_and_of_two_neither() {
     );
     let told = score(&with_hog(false));
     assert!(told.sentence.ends_with("the Python lock was held elsewhere"), "{told:?}");
+}
+
+#[test]
+fn an_asynchronous_body_is_not_said_to_have_held_the_python_lock() {
+    // loop |-----fetch, which awaits-----|     worker 0 waits for the lock, which main does not hold
+    let mut program = lock_held(0, 50 * MS);
+    program.ran("fetch", 0, 0, (0, 50 * MS), &[]);
+    program.0.tracks.push(Track { name: "loop".into(), kind: TrackKind::EventLoop });
+    let on_loop = program.0.tracks.len() - 1;
+    let fetch = program.0.operations.last_mut().unwrap();
+    (fetch.track, fetch.awake) = (Some(on_loop), Some(0));
+    program.waited_for(0, 50 * MS, 3);
+    let told = program.report(51 * MS);
+    let score = told.worst.iter().find(|row| row.sentence.starts_with("`score`")).unwrap();
+    assert!(score.sentence.ends_with("the Python lock was held elsewhere"), "{score:?}");
 }
 
 #[test]

@@ -172,7 +172,7 @@ fn look_at(bytes: &[u8], whole: &Trace) {
     let told = report(&left);
     assert!(!text(&told, Style::default()).is_empty());
     chrome::write(&left, std::io::sink()).expect("a sink takes everything");
-    html::write(&left, std::io::sink()).expect("a sink takes everything");
+    html::write(&left, &told, std::io::sink()).expect("a sink takes everything");
     perfetto::write(&left, std::io::sink()).expect("a sink takes everything");
 }
 

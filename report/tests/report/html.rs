@@ -5,7 +5,7 @@ use std::io::Read;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use estafette_report::{Trace, html};
+use estafette_report::{Trace, html, merge, report};
 use flate2::read::ZlibDecoder;
 use proptest::prelude::*;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use crate::{made_up, strategies};
 
 fn page(trace: &Trace) -> String {
     let mut bytes = Vec::new();
-    html::write(trace, &mut bytes).expect("a vector takes everything");
+    html::write(trace, &report(trace), &mut bytes).expect("a vector takes everything");
     String::from_utf8(bytes).expect("it is text")
 }
 
@@ -54,9 +54,31 @@ fn names_and_report_are_embedded_as_they_are() {
     let data = embedded(&page(&trace));
     assert_eq!(data["program"], "pipeline.py");
     assert!(data["names"].as_array().is_some_and(|names| names.iter().any(|name| name == "loader.decode")));
-    let report = serde_json::to_value(estafette_report::report(&trace)).expect("a report is JSON");
+    let report = serde_json::to_value(report(&trace)).expect("a report is JSON");
     assert_eq!(data["report"], report);
     assert_eq!(data["worst"].as_array().map(Vec::len), report["worst"].as_array().map(Vec::len));
+}
+
+#[test]
+fn cells_of_a_merged_trace_lead_to_their_longest_wait() {
+    let first = made_up::trace(200);
+    let mut second = made_up::trace(200);
+    for process in &mut second.processes {
+        (process.number, process.key) = (4712, !process.key);
+    }
+    let both = merge(vec![first, second]).expect("they are of two processes");
+    let data = embedded(&page(&both));
+    let matrix = report(&both).matrix;
+    assert!(matrix.libraries.iter().any(|name| name.starts_with("host @")), "{:?}", matrix.libraries);
+    for (waited, longest) in matrix.waited_ns.iter().flatten().zip(
+        data["longestOfCells"]
+            .as_array()
+            .expect("rows")
+            .iter()
+            .flat_map(|row| row.as_array().expect("cells")),
+    ) {
+        assert_eq!(*waited > 0, longest.is_u64(), "{matrix:?}");
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 mod advice;
 mod chrome;
 mod damaged;
+mod failures;
+mod given_up;
 mod html;
 #[path = "../made_up/mod.rs"]
 mod made_up;

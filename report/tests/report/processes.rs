@@ -279,7 +279,7 @@ fn traces_of_two_machines_are_on_one_axis_with_the_difference_and_its_uncertaint
         assert!(both_report.missing.is_empty());
         assert!(text(&both_report, Style::default()).replace("\n        ", " ").contains(&difference));
         let mut page = Vec::new();
-        html::write(&both, &mut page).unwrap();
+        html::write(&both, &both_report, &mut page).unwrap();
         assert_eq!(perfetto::read(&bytes(&both)).clocks, both.clocks);
     }
 }
@@ -394,9 +394,10 @@ proptest! {
         let both = merge(vec![first.clone(), second]).unwrap();
         prop_assert!(both.operations.len() >= first.operations.len());
         prop_assert!(both.operations.is_sorted_by(|a, b| a.id < b.id));
-        let _ = text(&report(&both), Style::default());
+        let told = report(&both);
+        let _ = text(&told, Style::default());
         let mut page = Vec::new();
-        html::write(&both, &mut page).unwrap();
+        html::write(&both, &told, &mut page).unwrap();
         prop_assert_eq!(perfetto::read(&bytes(&both)).operations.len(), both.operations.len());
     }
 }

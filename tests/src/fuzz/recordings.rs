@@ -64,12 +64,13 @@ pub(super) fn run(bytes: &[u8]) {
     let budget = budget(&file);
     let (recording, reading) = most_of_this_thread(|| perfetto::read(&file));
     assert!(reading <= 2 * budget + SLACK, "{reading} bytes to read a file of {}", file.len());
-    let (told, reporting) = most_of_this_thread(|| text(&report(&recording), Style::default()));
+    let (report, reporting) = most_of_this_thread(|| report(&recording));
+    let told = text(&report, Style::default());
     assert!(reporting <= 4 * budget + SLACK, "{reporting} bytes to report a file of {}", file.len());
     assert!(!told.is_empty() && told.len() <= TEXT_MAX, "a text of {} bytes", told.len());
     let (_, rendering) = most_of_this_thread(|| {
         chrome::write(&recording, std::io::sink()).expect("a sink takes everything");
-        html::write(&recording, std::io::sink()).expect("a sink takes everything");
+        html::write(&recording, &report, std::io::sink()).expect("a sink takes everything");
     });
     assert!(rendering <= 4 * budget + SLACK, "{rendering} bytes to show a file of {}", file.len());
     let mut again = Vec::new();

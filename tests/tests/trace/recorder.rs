@@ -390,6 +390,45 @@ fn a_wait_for_room_is_for_what_makes_room() {
 }
 
 #[test]
+fn a_wait_for_an_operation_is_noted_in_each_of_its_forms() {
+    let (clock, recorder, _alone) = open();
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let (begun, has_begun) = mpsc::channel();
+    let slow = engine.op("slow").run_external(move |completion| begun.send(completion).unwrap()).unwrap();
+    let completion = has_begun.recv().unwrap();
+    clock.set(10);
+    let mut awaited = Box::pin(slow.clone());
+    assert!((&mut awaited).now_or_never().is_none());
+    clock.set(20);
+    let (called, is_called) = mpsc::channel();
+    slow.on_done(move || called.send(()).unwrap());
+    // As a fence it is for another scheduler.
+    let fence = slow.fence();
+    clock.set(30);
+    let timed_out = wait_any(std::slice::from_ref(&slow), &[], Some(Duration::from_millis(1)));
+    assert!(matches!(timed_out, Err(Error::Timeout(_))), "{timed_out:?}");
+    clock.set(40);
+    completion.complete(Ok(()));
+    is_called.recv().unwrap();
+    clock.set(50);
+    block_on(awaited).unwrap();
+    drop(fence);
+    // What has ended is not waited for.
+    block_on(slow).unwrap();
+    let trace = recorder.finish();
+    let slow = operation(&trace, "slow").id;
+    let waits = trace.operations.iter().filter(|operation| operation.waits_for == Some(slow));
+    let told: Vec<_> = waits.map(|wait| (wait.kind, wait.submitted, wait.resumed)).collect();
+    let row = |kind, from, to| (kind, from, Some(to));
+    let expected = [
+        row(OperationKind::Await, 10, 50),
+        row(OperationKind::Await, 20, 40),
+        row(OperationKind::Wait, 30, 30),
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
 fn a_wait_for_room_is_for_an_operation_of_its_own_engine() {
     let (clock, recorder, _alone) = open();
     let other = Engine::builder().workers(1).build().unwrap();

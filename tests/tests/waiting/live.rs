@@ -229,13 +229,15 @@ fn the_watchdog_goes_on_after_a_panic_of_what_it_calls() {
         panic!("a watchdog's callback");
     });
     let engine = engine.build().unwrap();
-    let x = engine.zeros(&[1], DType::F32).unwrap();
-    let lease = block_on(x.lease(Access::Read, "the plotter")).unwrap();
-    let ops = [1, 2].map(|stalls| {
+    let stalled = [1, 2].map(|stalls| {
+        let x = engine.zeros(&[1], DType::F32).unwrap();
+        let lease = block_on(x.lease(Access::Read, "the plotter")).unwrap();
         let op = engine.op("write").writes([&x]).run(|[], [_x]| Ok(())).unwrap();
         until("it is told", || told.load(Ordering::SeqCst) == stalls);
-        op
+        (lease, op)
     });
-    drop(lease);
-    ops.iter().for_each(|op| op.wait().unwrap());
+    for (lease, op) in stalled {
+        drop(lease);
+        op.wait().unwrap();
+    }
 }

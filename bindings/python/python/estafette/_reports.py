@@ -205,9 +205,9 @@ class Stats:
     running: int
     """Operations of this engine whose function runs, or whose work has not reported back."""
     ready: int
-    """Those that may run, and no worker has taken; or the devices of their inputs are not done."""
+    """Those that may run, and no worker has taken."""
     queued: int
-    """Those stalled behind other operations; exports and waits of the program included."""
+    """Those stalled behind other operations, or by devices that are not done with their inputs; exports and waits of the program included."""
     leased: int
     """Those stalled by leases alone."""
     oldest_lease: Lease | None

@@ -125,6 +125,9 @@ def _frame() -> dict[str, Any]:
 class _Viewer:
     """A process that listens. Raises ``OSError`` for one that is gone."""
 
+    _received = b""
+    _is_asked = False
+
     def __init__(self, path: pathlib.Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(_SECONDS)
@@ -133,13 +136,19 @@ class _Viewer:
         except OSError:
             self._socket.close()
             raise
-        self._lines = self._socket.makefile("rb")
 
     def frame(self) -> dict[str, Any]:
-        self._socket.sendall(b"{}\n")
-        line = self._lines.readline()
-        if not line.endswith(b"\n"):
-            raise ConnectionResetError("the process has ended")
+        """The next frame. Raises ``TimeoutError`` where none comes; the next call then waits for the same one."""
+        if not self._is_asked:
+            self._socket.sendall(b"{}\n")
+            self._is_asked = True
+        while b"\n" not in self._received:
+            received = self._socket.recv(1 << 16)
+            if not received:
+                raise ConnectionResetError("the process has ended")
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
+        self._is_asked = False
         frame: dict[str, Any] = json.loads(line)
         return frame
 
@@ -206,7 +215,7 @@ def command(arguments: list[str]) -> int:
             there = f": {', '.join(map(str, listening))} can be shown" if listening else ": ESTAFETTE_TOP=1 in its environment lets it be shown"
             what = "say which process" if pid is None and listening else "no process" if pid is None else f"no process {pid}"
             parser.exit(1, f"estafette top: {what}{there}\n")
-        _show(listening[pid], wanted)
+        _show(listening[pid], pid, wanted)
     except KeyboardInterrupt:
         pass
     except OSError as error:
@@ -214,21 +223,38 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def _show(viewer: _Viewer, wanted: argparse.Namespace) -> None:
-    before = None
+def _show(viewer: _Viewer, pid: int, wanted: argparse.Namespace) -> None:
+    before, shown = None, ""
     while True:
-        frame = viewer.frame()
-        text = json.dumps(frame) if wanted.json else _text(frame, before)
-        if not wanted.once and not wanted.json and sys.stdout.isatty():
-            columns, rows = shutil.get_terminal_size()
-            text = "\x1b[H\x1b[2J" + "\n".join(line[:columns] for line in text.split("\n")[: rows - 1])
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:
-            # The reader has seen enough. The interpreter would fail to write the rest at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
-        if wanted.once:
+        asked = time.monotonic()
+        while True:
+            try:
+                frame = viewer.frame()
+                break
+            except TimeoutError:
+                silent = f"{pid} does not answer ({time.monotonic() - asked:.0f} s)"
+                if wanted.once:
+                    raise TimeoutError(silent) from None
+                if wanted.json:
+                    print(silent, file=sys.stderr, flush=True)
+                elif not _print(f"{silent}\n{shown}".rstrip("\n"), wanted):
+                    return
+        shown = json.dumps(frame) if wanted.json else _text(frame, before)
+        if not _print(shown, wanted) or wanted.once:
             return
         before = frame
         time.sleep(wanted.interval)
+
+
+def _print(text: str, wanted: argparse.Namespace) -> bool:
+    """Prints a frame. Returns whether anything reads what is printed."""
+    if not wanted.once and not wanted.json and sys.stdout.isatty():
+        columns, rows = shutil.get_terminal_size()
+        text = "\x1b[H\x1b[2J" + "\n".join(line[:columns] for line in text.split("\n")[: rows - 1])
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader has seen enough. The interpreter would fail to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

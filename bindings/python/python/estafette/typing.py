@@ -217,11 +217,22 @@ class ReportTotals(TypedDict):
 
     operations: int
     failed: int
+    cancelled: int
+    skipped: int
     unfinished: int
     waits: int
     leases: int
     running_ns: int
     waited_ns: int
+
+
+class ReportFailure(TypedDict):
+    """What failed for one reason, of one name. `operation`, an identity as in ``diagnose()``, was the first."""
+
+    name: str
+    operation: int
+    why: str
+    count: int
 
 
 class ReportCause(TypedDict):
@@ -291,6 +302,7 @@ class ReportOperation(TypedDict):
     count: int
     running_ns: int
     waited_ns: int
+    causes_ns: list[int]
     blamed_ns: int
     slack_ns: int
 
@@ -356,6 +368,7 @@ class ReportData(TypedDict):
     program: str
     duration_ns: int
     totals: ReportTotals
+    failures: list[ReportFailure]
     causes: list[ReportCause]
     worst: list[ReportWait]
     matrix: ReportMatrix

@@ -106,10 +106,10 @@ pub fn read_report(
         };
         let recording =
             merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
-        if let Some(page) = page {
-            html::write_file(&recording, &page).map_err(|error| of_file(&page, error))?;
-        }
         let report = report(&recording);
+        if let Some(page) = page {
+            html::write_file(&recording, &report, &page).map_err(|error| of_file(&page, error))?;
+        }
         let json =
             serde_json::to_string(&report).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         Ok((terminal::text(&report, Style { width, colour: false, short }), json))

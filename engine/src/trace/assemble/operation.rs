@@ -9,7 +9,8 @@ use estafette_report::model::{
 };
 
 use super::super::encoding::{
-    Event, EventKind, NONE, OutcomeCode, UseKind, access_of, ended_of, halves, name_and_use_of, widened,
+    Event, EventKind, NO_ENGINE, NONE, OutcomeCode, UseKind, access_of, ended_of, halves, name_and_use_of,
+    widened,
 };
 use super::EventIndex;
 
@@ -152,9 +153,10 @@ impl AssembledOp {
                 let (name, awaits) = halves(words[1]);
                 operation.kind = if awaits == 0 { OperationKind::Wait } else { OperationKind::Await };
                 operation.waits_for = (words[0] != 0).then_some(words[0]);
-                self.waits_for_any = (words[0] == 0).then(|| event.word(2));
+                self.waits_for_any = (words[0] == 0 && event.word(2) != NO_ENGINE).then(|| event.word(2));
                 self.submitted(events, table, at, name, UseKind::Wait);
             }
+            EventKind::WaitedFor => operation.waits_for = Some(words[0]),
             EventKind::Blocks => operation.kind = OperationKind::Wait,
             EventKind::LeaseOwner => self.owner = Some(events.owner(table, words)),
             EventKind::LeasePinned => {

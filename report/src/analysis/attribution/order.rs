@@ -33,22 +33,39 @@ pub(crate) struct Order {
     queues: Vec<u32>,
     /// Places of writers that have no writer before them, or none after them.
     turns: Vec<u32>,
-    /// Places of waits until a variable may be written.
+    /// Places of what is to write and is in no reader's way for as long: waits until a variable may be written, and withdrawn accesses.
     write_waits: Vec<u32>,
     /// Accesses of what was given up before it was granted, sorted. Few.
     given_up: Vec<u32>,
+    /// Places of accesses that left their queue when they were given up: all of them, and those that were to write.
+    withdrawn: [Vec<u32>; 2],
 }
 
-/// A use of a variable. Waits only look: they are in the way of nothing.
+/// A use of a variable.
 #[derive(Debug, Clone, Copy)]
 struct Used {
     mode: Mode,
-    waits: bool,
+    stay: Stay,
+}
+
+/// How long a use is in the way of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stay {
+    /// Until its operation ends.
+    Firm,
+    /// Never: it only looks.
+    Waits,
+    /// Until it was given up. What was before it was in the way as well, and perhaps for longer.
+    Withdrawn,
 }
 
 impl Used {
+    fn is_firm(self) -> bool {
+        self.stay == Stay::Firm
+    }
+
     fn writes(self) -> bool {
-        self.mode != Mode::Read && !self.waits
+        self.mode != Mode::Read && self.is_firm()
     }
 }
 
@@ -88,8 +105,9 @@ impl Order {
             turns: Vec::new(),
             write_waits: Vec::new(),
             given_up: Vec::new(),
+            withdrawn: Default::default(),
         };
-        order.uses = vec![Used { mode: Mode::Read, waits: false }; count];
+        order.uses = vec![Used { mode: Mode::Read, stay: Stay::Firm }; count];
         order.fill(source, queue_of);
         drop(variables);
         for queue in 0..order.queues.len() - 1 {
@@ -110,15 +128,21 @@ impl Order {
         let mut next = self.queues.clone();
         let mut number = 0;
         for operation in operations(source) {
-            let waits = matches!(operation.kind, OperationKind::Wait | OperationKind::Await);
             let given_up = is_given_up(&operation);
+            let stay = |mode: Mode| match operation.kind {
+                OperationKind::Wait | OperationKind::Await => Stay::Waits,
+                OperationKind::Export if given_up => Stay::Withdrawn,
+                // A cancelled operation keeps its place among the writers of its outputs.
+                _ if given_up && mode == Mode::Read => Stay::Withdrawn,
+                _ => Stay::Firm,
+            };
             for access in &operation.accesses {
                 if given_up {
                     self.given_up.push(number);
                 }
                 let place = &mut next[queue_of(access.variable)];
                 self.operations[*place as usize] = number;
-                self.uses[*place as usize] = Used { mode: access.mode, waits };
+                self.uses[*place as usize] = Used { mode: access.mode, stay: stay(access.mode) };
                 *place += 1;
                 number += 1;
             }
@@ -178,7 +202,7 @@ impl Order {
             if given_up.binary_search(access).is_ok() {
                 *granted = if used.mode == Mode::Read { writers } else { all_uses };
             }
-            if !used.waits {
+            if used.is_firm() {
                 all_uses = all_uses.max(*granted);
                 writers = if used.writes() { writers.max(*granted) } else { writers };
             }
@@ -197,8 +221,14 @@ impl Order {
             for place in places.clone() {
                 if writes(place) && !(place > 0 && writes(place - 1) && writes(place + 1)) {
                     self.turns.push(place as u32);
-                } else if self.uses[place].waits && self.uses[place].mode != Mode::Read {
+                } else if !self.uses[place].is_firm() && self.uses[place].mode != Mode::Read {
                     self.write_waits.push(place as u32);
+                }
+                if self.uses[place].stay == Stay::Withdrawn {
+                    self.withdrawn[0].push(place as u32);
+                    if self.uses[place].mode != Mode::Read {
+                        self.withdrawn[1].push(place as u32);
+                    }
                 }
             }
         }
@@ -237,7 +267,7 @@ impl Order {
 
     /// Whether a place is a reader's that holds up writers.
     fn reads(&self, place: usize) -> bool {
-        self.uses[place].mode == Mode::Read && !self.uses[place].waits
+        self.uses[place].mode == Mode::Read && self.uses[place].is_firm()
     }
 
     /// The dependence of `later` on `earlier`, if there is one.
@@ -252,14 +282,27 @@ impl Order {
         let place = self.place(at, access);
         let queue = self.around(place);
         let writer = self.writer_before(place, &queue);
+        let since = writer.map_or(queue.start, |writer| writer + 1);
+        let withdrawn = self.withdrawn_before(place).filter(|withdrawn| *withdrawn >= since);
+        let mut before: Vec<Before> =
+            withdrawn.and_then(|withdrawn| self.before(withdrawn, place)).into_iter().collect();
         if self.uses[place].mode != Mode::Read {
-            let readers = writer.map_or(queue.start, |writer| writer + 1)..place;
-            let mut readers = readers.filter(|reader| self.reads(*reader)).peekable();
+            let mut readers = (since..place).filter(|reader| self.reads(*reader)).peekable();
             if readers.peek().is_some() {
-                return readers.filter_map(|reader| self.before(reader, place)).collect();
+                before.extend(readers.filter_map(|reader| self.before(reader, place)));
+                return before;
             }
         }
-        writer.and_then(|writer| self.before(writer, place)).into_iter().collect()
+        before.extend(writer.and_then(|writer| self.before(writer, place)));
+        before
+    }
+
+    /// The last withdrawn access that was in the way of the one at `place`. Those before that one are not known to have been: where
+    /// something is asked for again and again, each was given up before the next one came.
+    fn withdrawn_before(&self, place: usize) -> Option<usize> {
+        let conflicting = &self.withdrawn[usize::from(self.uses[place].mode == Mode::Read)];
+        let next = conflicting.partition_point(|withdrawn| (*withdrawn as usize) < place);
+        next.checked_sub(1).map(|last| conflicting[last] as usize)
     }
 
     /// What the operation at `at` directly stood before with one of its accesses: other operations, and the numbers of their
@@ -290,6 +333,17 @@ impl Order {
                     break;
                 }
             }
+        } else if self.uses[place].stay == Stay::Withdrawn {
+            let end = self.writer_after(place, &queue).map_or(queue.end, |writer| writer + 1);
+            for after in place + 1..end {
+                if self.withdrawn_before(after) == Some(place) {
+                    note(after);
+                }
+                let hides = self.uses[after].mode != Mode::Read || self.uses[place].mode == Mode::Read;
+                if self.uses[after].stay == Stay::Withdrawn && hides {
+                    break;
+                }
+            }
         }
         later
     }
@@ -315,8 +369,11 @@ mod tests {
     use crate::Trace;
     use crate::model::Access;
 
-    /// The same by definition: each queue is walked, with all that was met before.
-    fn by_definition(trace: &Trace) -> Vec<(usize, usize, usize, Hazard)> {
+    /// The same by definition: each queue is walked, in the order of its keys, with all that was met before.
+    fn by_definition<K: Ord>(
+        trace: &Trace,
+        key: impl Fn(usize, usize) -> K,
+    ) -> Vec<(usize, usize, usize, Hazard)> {
         let mut queues: std::collections::BTreeMap<u64, Vec<(usize, usize)>> = Default::default();
         for (at, operation) in trace.operations.iter().enumerate() {
             for (access, used) in operation.accesses.iter().enumerate() {
@@ -325,19 +382,20 @@ mod tests {
         }
         let mut found = Vec::new();
         for queue in queues.values_mut() {
-            queue.sort_by_key(|&(at, access)| {
-                let operation = &trace.operations[at];
-                (granted(operation), operation.submitted, operation.id, access)
-            });
+            queue.sort_by_key(|&(at, access)| key(at, access));
             let (mut writer, mut readers): (Option<(usize, Mode)>, Vec<usize>) = (None, Vec::new());
+            // The last that was withdrawn, and the last of these that was to write.
+            let mut withdrawn: [Option<(usize, Mode)>; 2] = [None; 2];
             for &(at, access) in &*queue {
                 let mode = trace.operations[at].accesses[access].mode;
-                let earlier: Vec<(usize, Mode)> = match mode {
+                let mut earlier: Vec<(usize, Mode)> =
+                    withdrawn[usize::from(mode == Mode::Read)].into_iter().collect();
+                match mode {
                     Mode::Write | Mode::Update if !readers.is_empty() => {
-                        readers.iter().map(|reader| (*reader, Mode::Read)).collect()
+                        earlier.extend(readers.iter().map(|reader| (*reader, Mode::Read)));
                     }
-                    _ => writer.into_iter().collect(),
-                };
+                    _ => earlier.extend(writer),
+                }
                 for (earlier, its_mode) in earlier {
                     if let (true, Some(hazard)) = (earlier != at, super::hazard(its_mode, mode)) {
                         found.push((at, access, earlier, hazard));
@@ -346,11 +404,18 @@ mod tests {
                 if trace.operations[at].kind == OperationKind::Wait {
                     continue;
                 }
-                if mode == Mode::Read {
+                let is_lease = trace.operations[at].kind == OperationKind::Export;
+                if is_given_up(&trace.operations[at]) && (is_lease || mode == Mode::Read) {
+                    withdrawn[0] = Some((at, mode));
+                    if mode != Mode::Read {
+                        withdrawn[1] = Some((at, mode));
+                    }
+                } else if mode == Mode::Read {
                     readers.push(at);
                 } else {
                     writer = Some((at, mode));
                     readers.clear();
+                    withdrawn = [None; 2];
                 }
             }
         }
@@ -358,43 +423,78 @@ mod tests {
         found
     }
 
-    fn operation(id: u64, granted: u64, waits: bool, accesses: Vec<(u64, u8)>) -> Operation {
+    fn operation(id: u64, granted: u64, kind: OperationKind, accesses: Vec<(u64, u8)>) -> Operation {
         let mode = |mode| [Mode::Read, Mode::Write, Mode::Update][usize::from(mode)];
         let accesses =
             accesses.into_iter().map(|(variable, its)| Access { variable, mode: mode(its) }).collect();
-        Operation {
-            id,
-            kind: if waits { OperationKind::Wait } else { OperationKind::Operation },
-            granted: Some(granted),
-            outcome: Outcome::Ok,
-            accesses,
-            ..Operation::default()
-        }
+        Operation { id, kind, granted: Some(granted), outcome: Outcome::Ok, accesses, ..Operation::default() }
     }
 
-    /// A reader that was given up, and two writers around it, each granted at its time.
-    fn around_a_given_up_reader(first: Option<u64>, second: Option<u64>) -> Trace {
-        let all = [(1, first, 1), (2, None, 0), (3, second, 1)].map(|(id, granted, mode)| {
+    /// What was given up, and two writers around it, each granted at its time.
+    fn around_what_was_given_up(
+        kind: OperationKind,
+        mode: u8,
+        first: Option<u64>,
+        second: Option<u64>,
+    ) -> Trace {
+        use OperationKind::Operation as Body;
+        let all = [(1, first, Body, 1), (2, None, kind, mode), (3, second, Body, 1)];
+        let all = all.map(|(id, granted, kind, mode)| {
             let submitted = 10 * id;
-            let operation = operation(id, 0, mode == 0, vec![(1, mode)]);
-            Operation { submitted, granted, ..operation }
+            Operation { submitted, granted, ..operation(id, 0, kind, vec![(1, mode)]) }
         });
         let mut trace = Trace { operations: all.to_vec(), ..Trace::default() };
-        let reader = &mut trace.operations[1];
-        (reader.resumed, reader.done, reader.outcome) = (Some(25), Some(24), Outcome::Cancelled);
+        let given_up = &mut trace.operations[1];
+        (given_up.issued, given_up.done, given_up.outcome) = (Some(24), Some(24), Outcome::Cancelled);
         trace
     }
 
     #[test]
     fn what_was_given_up_waited_for_what_was_submitted_before_it() {
-        for (first, second) in [(Some(10), Some(30)), (Some(50), Some(60)), (Some(50), None), (None, None)] {
-            let trace = around_a_given_up_reader(first, second);
-            let order = Order::of(&trace);
-            let before: Vec<usize> = order.predecessors(1, 0).iter().map(|before| before.at).collect();
-            assert_eq!(before, [0], "{first:?} {second:?}");
-            let before: Vec<usize> = order.predecessors(2, 0).iter().map(|before| before.at).collect();
-            assert_eq!(before, [0], "{first:?} {second:?}: a wait is in the way of nothing");
+        use OperationKind::{Export, Operation as Body, Wait};
+        // What stands before the second writer. A cancelled writer keeps its place.
+        let all: [(_, _, &[usize]); 5] = [
+            (Wait, 0, &[0]),
+            (Export, 0, &[1, 0]),
+            (Export, 1, &[1, 0]),
+            (Body, 0, &[1, 0]),
+            (Body, 1, &[1]),
+        ];
+        for (kind, mode, expected) in all {
+            for (first, second) in
+                [(Some(10), Some(30)), (Some(50), Some(60)), (Some(50), None), (None, None)]
+            {
+                let trace = around_what_was_given_up(kind, mode, first, second);
+                let order = Order::of(&trace);
+                let before =
+                    |at| -> Vec<usize> { order.predecessors(at, 0).iter().map(|before| before.at).collect() };
+                assert_eq!(before(1), [0], "{kind:?} {mode} {first:?} {second:?}");
+                assert_eq!(before(2), expected, "{kind:?} {mode} {first:?} {second:?}");
+            }
         }
+    }
+
+    /// Each arrow has two ends, and there are those that the definition says.
+    fn neighbours<K: Ord>(operations: Vec<Operation>, key: impl Fn(&Order, &Operation, usize, usize) -> K) {
+        let trace = Trace { operations, ..Trace::default() };
+        let order = Order::of(&trace);
+        let (mut before, mut arriving, mut leaving) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, operation) in trace.operations.iter().enumerate() {
+            for access in 0..operation.accesses.len() {
+                for earlier in order.predecessors(at, access) {
+                    before.push((at, access, earlier.at, earlier.hazard));
+                    arriving.push((earlier.at, at, earlier.arrow));
+                }
+                leaving.extend(
+                    order.successors(at, access).into_iter().map(|(later, arrow)| (at, later, arrow)),
+                );
+            }
+        }
+        let key = |at: usize, access| key(&order, &trace.operations[at], at, access);
+        assert_eq!(before, by_definition(&trace, key));
+        arriving.sort_unstable();
+        leaving.sort_unstable();
+        assert_eq!(arriving, leaving, "an arrow has two ends");
     }
 
     proptest! {
@@ -402,24 +502,24 @@ mod tests {
         fn neighbours_in_a_queue_are_what_the_definition_says(
             all in prop::collection::vec((0..20_u64, any::<bool>(), prop::collection::vec((0..3_u64, 0..3_u8), 0..3)), 1..40)
         ) {
-            let make = |(id, (granted, waits, accesses)): (usize, _)| operation(id as u64, granted, waits, accesses);
-            let operations: Vec<Operation> = all.into_iter().enumerate().map(make).collect();
-            let trace = Trace { operations, ..Trace::default() };
-            let order = Order::of(&trace);
-            let (mut before, mut arriving, mut leaving) = (Vec::new(), Vec::new(), Vec::new());
-            for (at, operation) in trace.operations.iter().enumerate() {
-                for access in 0..operation.accesses.len() {
-                    for earlier in order.predecessors(at, access) {
-                        before.push((at, access, earlier.at, earlier.hazard));
-                        arriving.push((earlier.at, at, earlier.arrow));
-                    }
-                    leaving.extend(order.successors(at, access).into_iter().map(|(later, arrow)| (at, later, arrow)));
-                }
-            }
-            prop_assert_eq!(before, by_definition(&trace));
-            arriving.sort_unstable();
-            leaving.sort_unstable();
-            prop_assert_eq!(arriving, leaving, "an arrow has two ends");
+            let kind = |waits| if waits { OperationKind::Wait } else { OperationKind::Operation };
+            let make = |(id, (granted, waits, accesses)): (usize, _)| operation(id as u64, granted, kind(waits), accesses);
+            neighbours(all.into_iter().enumerate().map(make).collect(), |_, operation, _, access| {
+                (granted(operation), operation.submitted, operation.id, access)
+            });
+        }
+
+        #[test]
+        fn so_are_those_of_what_was_given_up(
+            all in prop::collection::vec((prop::option::of(0..20_u64), 0..3_usize, prop::collection::vec((0..3_u64, 0..3_u8), 0..3)), 1..40)
+        ) {
+            let make = |(id, (granted, kind, accesses)): (usize, (Option<u64>, usize, _))| {
+                let kind = [OperationKind::Operation, OperationKind::Export, OperationKind::Wait][kind];
+                let outcome = if granted.is_some() { Outcome::Ok } else { Outcome::Cancelled };
+                Operation { granted, outcome, submitted: id as u64, ..operation(id as u64, 0, kind, accesses) }
+            };
+            let all = all.into_iter().enumerate().map(make).collect();
+            neighbours(all, |order, _, at, access| order.place(at, access));
         }
     }
 }

@@ -13,22 +13,20 @@ use crate::analysis::lock::with_holders;
 use crate::analysis::place::{self, Row};
 use crate::analysis::roots::{Root, each_wait};
 use crate::analysis::sentences;
-use crate::analysis::summary::WorstRow;
+use crate::analysis::summary::{Report, WorstRow};
 use crate::format::facts::Word;
 use crate::model::{
     Blocker, Cause, Counter, Edge, Lease, Operation, OperationId, OperationKind, Outcome, Site, Trace,
 };
-use crate::report;
 
 /// Waits that the keys go through.
 const WALKED: usize = 500;
 
 /// Everything, for `script/data.js`: JSON that says where its columns are, and the columns.
-pub fn of(trace: &Trace) -> (Value, Columns) {
+pub fn of(trace: &Trace, report: &Report) -> (Value, Columns) {
     let mut columns = Columns::default();
     let trace = &*with_holders(Cow::Borrowed(trace));
     let view = View::of(trace);
-    let report = report(trace);
     let mut texts = Texts::default();
     let mut sites = Texts::default();
     let mut outcomes = Texts::default();
@@ -65,6 +63,7 @@ pub fn of(trace: &Trace) -> (Value, Columns) {
         "outcomes": outcomes.list,
         "worst": worst,
         "longest": longest,
+        "longestOfCells": report.matrix.longest(trace, &roots),
         "report": report,
     });
     (json, columns)

@@ -16,8 +16,8 @@ use base64::write::EncoderWriter;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
-use crate::Trace;
 use crate::format::file;
+use crate::{Report, Trace};
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
@@ -38,12 +38,12 @@ const SCRIPTS: &[&str] = &[
 /// The first line of every page.
 const HEAD: &str = "<!doctype html><!-- a report of Estafette -->\n";
 
-/// Writes the page about `trace` to the file `path`, which is replaced if it is such a page.
+/// Writes the page about `trace`, whose report this is, to the file `path`, which is replaced if it is such a page.
 ///
 /// # Errors
 /// Those of the system; `AlreadyExists` for a file that is no such page and not empty.
-pub fn write_file(trace: &Trace, path: &Path) -> io::Result<()> {
-    file::replace_alike(path, HEAD.as_bytes(), |out| write(trace, out))
+pub fn write_file(trace: &Trace, report: &Report, path: &Path) -> io::Result<()> {
+    file::replace_alike(path, HEAD.as_bytes(), |out| write(trace, report, out))
 }
 
 /// Refuses a path that [`write_file`] refuses, as far as that can be seen before there is a trace.
@@ -54,12 +54,12 @@ pub fn check_file(path: &Path) -> io::Result<()> {
     file::check_alike(path, HEAD.as_bytes())
 }
 
-/// Writes the page about `trace`.
+/// Writes the page about `trace`, whose report this is.
 ///
 /// # Errors
 ///
 /// Those of `out`.
-pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
+pub fn write(trace: &Trace, report: &Report, out: impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     let mut rest = PAGE;
     while let Some((before, after)) = rest.split_once("{{") {
@@ -68,7 +68,7 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
         match place {
             "style" => out.write_all(STYLE.as_bytes())?,
             "script" => SCRIPTS.iter().try_for_each(|script| out.write_all(script.as_bytes()))?,
-            _ => embed(trace, &mut out)?,
+            _ => embed(trace, report, &mut out)?,
         }
         rest = after;
     }
@@ -78,8 +78,8 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
 
 /// What the page shows: the length of the JSON in four bytes (the lowest first), the JSON, the columns. A script element can hold
 /// base64 as it is.
-fn embed(trace: &Trace, out: impl Write) -> io::Result<()> {
-    let (json, columns) = data::of(trace);
+fn embed(trace: &Trace, report: &Report, out: impl Write) -> io::Result<()> {
+    let (json, columns) = data::of(trace, report);
     let json = serde_json::to_vec(&json).map_err(io::Error::from)?;
     let length =
         u32::try_from(json.len()).map_err(|_| io::Error::other("names of more than four gigabytes"))?;

@@ -51,7 +51,7 @@ function fillHead(data) {
   document.getElementById("program").append(named("span", data.program));
   const started = data.started > 0 ? `recorded ${new Date(data.started).toISOString().replace("T", " ").slice(0, 19)} UTC` : "";
   document.getElementById("started").textContent = started;
-  const { headline, totals, critical_path: path, clocks, missing } = data.report;
+  const { headline, totals, failures, critical_path: path, clocks, missing } = data.report;
   const [first, ...rest] = headline.split(/(?<=\.) (?=The longest)/);
   document.getElementById("headline").replaceChildren(...prose(first));
   document.getElementById("longest").append(...prose(rest.join(" ")));
@@ -65,8 +65,13 @@ function fillHead(data) {
   tile(duration(totals.running_ns), "computed, summed");
   tile(`${duration(path.length_ns)} (${percent(path.length_ns, data.duration)})`, "critical path");
   if (totals.leases) tile(totals.leases.toLocaleString("en"), "leases");
-  if (totals.failed) tile(totals.failed.toLocaleString("en"), "failed or skipped");
-  if (totals.unfinished) tile(totals.unfinished.toLocaleString("en"), "not ended");
+  for (const [number, label] of [[totals.failed, "failed"], [totals.cancelled, "cancelled"], [totals.skipped, "skipped"], [totals.unfinished, "not ended"]]) {
+    if (number) tile(number.toLocaleString("en"), label);
+  }
+  const list = document.getElementById("failures");
+  for (const { name, why, count: times } of failures) {
+    list.append(element("li", {}, ...prose(name), times > 1 ? ` (${times.toLocaleString("en")} times): ` : ": ", named("span", why)));
+  }
   const banner = document.getElementById("losses");
   banner.hidden = !missing.length && !clocks.length;
   if (clocks.length) banner.append(element("ul", {}, ...clocks.map((words) => element("li", {}, words))));
@@ -153,7 +158,7 @@ function fillMatrix(data, choose) {
     table.replaceWith(element("p", { className: "none" }, "Nothing waited."));
     return;
   }
-  const longest = longestOfCells(data, libraries);
+  const longest = data.longestOfCells;
   const head = element("tr", {}, element("th", {}, "waits ↓ for →"));
   libraries.forEach((name) => head.append(element("th", { scope: "col" }, name)));
   table.tHead.append(head);
@@ -171,7 +176,7 @@ function fillMatrix(data, choose) {
       if (waited > 0) {
         const button = element("button", { type: "button" }, duration(waited, 2));
         button.setAttribute("aria-label", `${name} waited ${duration(waited)} for ${column}; show the longest of these waits`);
-        button.onclick = () => longest[row][at] >= 0 && choose(longest[row][at]);
+        button.onclick = () => longest[row][at] !== null && choose(longest[row][at]);
         cell.append(button);
       }
       line.append(cell);
@@ -204,55 +209,26 @@ function fillHandOvers(data) {
   }
 }
 
-// For each cell of the matrix, the longest of its waits.
-function longestOfCells(data, libraries) {
-  const { stalls, operations } = data;
-  const number = new Map(libraries.map((name, at) => [name, at]));
-  const named = (library) => number.get(library < 0 ? "host" : data.libraries[library]);
-  const longest = libraries.map(() => libraries.map(() => -1));
-  const length = (stall) => stalls.to[stall] - stalls.from[stall];
-  for (let stall = 0; stall < stalls.count; stall++) {
-    const row = named(stalls.waiter[stall] < 0 ? -1 : operations.library[stalls.waiter[stall]]);
-    const node = blockerNode(data, stall);
-    const column = node >= 0 ? named(libraryOfNode(data, node)) : number.get("engine");
-    if (row === undefined || column === undefined) continue;
-    const before = longest[row][column];
-    if (before < 0 || length(stall) > length(before)) longest[row][column] = stall;
-  }
-  return longest;
+// Whether the program's author has named it: the engine's own waits and leases have names of its own, without backquotes.
+function isNamed({ kind, name }) {
+  return ["operation", "copy", "wait", "await"].includes(kind) && name.startsWith("`");
 }
 
-// Whether the program's author has named it: the engine's own waits and leases have names of its own.
-function isNamed(data, at) {
-  const { kind, site } = data.operations;
-  const word = data.kinds[kind[at]];
-  return word === "operation" || word === "copy" || ((word === "wait" || word === "await") && site[at] >= 0);
+// What finds the operations of a row: the line of a wait, or the name of anything else.
+function searchText(name) {
+  const end = name.lastIndexOf("`");
+  return end < name.length - 1 ? name.slice(end + "` at ".length) : name.slice(1, end);
 }
 
-// Operations of one name together.
+// Operations of one name together, as the report has them.
 function fillNames(data, search) {
-  const { operations, stalls } = data;
-  const sums = data.names.map(() => ({ count: 0, ran: 0, waited: 0, causes: CAUSES.map(() => 0) }));
-  for (let at = 0; at < operations.count; at++) {
-    if (!isNamed(data, at)) continue;
-    const sum = sums[operations.name[at]];
-    const end = Number.isNaN(operations.done[at]) ? operations.issued[at] : operations.done[at];
-    sum.count++;
-    if (end > operations.began[at]) sum.ran += end - operations.began[at];
-  }
-  for (let at = 0; at < stalls.count; at++) {
-    if (stalls.waiter[at] < 0 || !isNamed(data, stalls.waiter[at])) continue;
-    const sum = sums[operations.name[stalls.waiter[at]]];
-    sum.waited += stalls.to[at] - stalls.from[at];
-    sum.causes[stalls.cause[at]] += stalls.to[at] - stalls.from[at];
-  }
-  const order = [...sums.keys()].filter((name) => sums[name].count).sort((a, b) => sums[b].waited - sums[a].waited);
-  const longest = Math.max(1, ...order.map((name) => sums[name].waited));
+  const rows = data.report.operations.filter(isNamed);
+  const longest = Math.max(1, ...rows.slice(0, 1).map((row) => row.waited_ns));
   const body = document.getElementById("names").tBodies[0];
-  for (const name of order.slice(0, NAMES_MAX)) {
-    const { count: times, ran, waited, causes } = sums[name];
-    const button = element("button", { type: "button", title: `Search for this name: ${data.names[name]}` }, cut(data.names[name], NAME_MAX));
-    button.onclick = () => search(data.names[name]);
+  for (const { name, count: times, running_ns: ran, waited_ns: waited, causes_ns: causes } of rows.slice(0, NAMES_MAX)) {
+    const text = searchText(name);
+    const button = element("button", { type: "button", title: `Search for this: ${text}` }, cut(name.replaceAll("`", ""), NAME_MAX));
+    button.onclick = () => search(text);
     const shares = causes.map((part, cause) => [`cause-${cause}`, part / longest]);
     const titles = CAUSES.map((cause, at) => `${cause.name} ${duration(causes[at])}`).join(", ");
     body.append(element("tr", {},
@@ -263,8 +239,8 @@ function fillNames(data, search) {
       element("td", { className: "wide" }, bar(shares, titles)),
     ));
   }
-  if (order.length > NAMES_MAX) {
-    document.getElementById("names-left").textContent = `${count(order.length - NAMES_MAX, "more name")} that waited less.`;
+  if (rows.length > NAMES_MAX) {
+    document.getElementById("names-left").textContent = `${count(rows.length - NAMES_MAX, "more name")} that waited less.`;
   }
 }
 const NAMES_MAX = 14;
