@@ -4,10 +4,10 @@
 use estafette_report::attribution::attribute;
 use estafette_report::model::*;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Report, report, report_about};
+use estafette_report::{Report, merge, report, report_about};
 
 use crate::made_up;
-use crate::programs::{MS, Program};
+use crate::programs::{MAIN, MS, Program};
 
 fn saves(report: &Report, change: &str) -> Option<u64> {
     let mut found = report.advice.iter().filter(|advice| advice.change.contains(change));
@@ -225,6 +225,18 @@ fn the_thread_that_held_the_python_lock_is_named() {
 }
 
 #[test]
+fn who_held_the_python_lock_is_named_once_in_a_trace_that_is_put_together() {
+    let mut program = lock_held(0, 50 * MS);
+    program.0.duration = 51 * MS;
+    attribute(&mut program.0);
+    let told = report(&program.0);
+    let merged = merge(vec![program.0]).unwrap();
+    // Reports of it find nothing to change, and copy nothing.
+    assert!(merged.stalls.iter().any(|stall| stall.blocker == Blocker::Holder(MAIN)), "{:?}", merged.stalls);
+    assert_eq!(report(&merged), told);
+}
+
+#[test]
 fn an_operation_that_held_the_python_lock_is_named_and_of_two_neither() {
     let with_hog = |main_waits: bool| {
         let mut program = lock_held(0, 50 * MS);
@@ -277,6 +289,13 @@ fn equal_waits_are_one_and_the_headline_is_of_the_run_time() {
         told.headline.starts_with("91 % of the run time of 110 ms: computing (`augment`). "),
         "{}",
         told.headline
+    );
+    for row in &told.operations {
+        assert_eq!(row.causes_ns.iter().sum::<u64>(), row.waited_ns, "{row:?}");
+    }
+    assert_eq!(
+        told.operations[0].causes_ns[0], told.operations[0].waited_ns,
+        "all of it is computing at the root"
     );
     let rows: Vec<_> = told.worst.iter().map(|row| (row.blocker.as_str(), row.count, row.total_ns)).collect();
     assert_eq!(rows, [("`augment`", 9, 504 * MS), ("`augment`", 9, 495 * MS), ("`decode`", 1, MS)]);

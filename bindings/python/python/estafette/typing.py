@@ -30,6 +30,7 @@ __all__ = [
     "ReportCause",
     "ReportData",
     "ReportExchange",
+    "ReportFailure",
     "ReportGraphChange",
     "ReportHandOver",
     "ReportMatrix",
