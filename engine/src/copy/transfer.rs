@@ -118,6 +118,9 @@ impl<T: ReleaseAfter> Drop for KeepAlive<T> {
 
 /// Blocks until `fence` is done, with another thread for what this one would run meanwhile.
 pub(super) fn wait(core: &Core, fence: &Fence) -> Result<(), DeviceError> {
+    if let Some(outcome) = fence.state().outcome() {
+        return outcome;
+    }
     let _spare = core.pool.blocking();
     context::blocking(|| fence.wait_timeout(None)).unwrap_or(Ok(()))
 }

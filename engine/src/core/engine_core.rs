@@ -205,7 +205,7 @@ impl Core {
         if self.generation.is_current() {
             self.notifier.notify();
             self.room.notify();
-            self.permit_waiters.iter().for_each(|waiters| waiters.wake_despite_claims(|| usize::MAX));
+            self.permit_waiters.iter().for_each(|waiters| waiters.wake(|| usize::MAX));
         }
     }
 

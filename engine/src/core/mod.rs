@@ -18,7 +18,7 @@
 //! | `one_shot` | A value set once, for any number of waiters: threads that block and tasks that await |
 //! | `op_extras` | What only some operations have, behind one pointer that is null for most |
 //! | `operation` | State of an operation, and the public handle of an operation |
-//! | `permit_waiters` | Futures that wait for a permit of the in-flight limit, first come, first served |
+//! | `permit_waiters` | Futures that wait for a permit of the in-flight limit |
 //! | `per_device` | What is kept for each device |
 //! | `program_lock` | The lock of an interpreter, which a thread may have where the engine calls a driver |
 //! | `runtime` | What polls the asynchronous bodies of an engine |

@@ -1,22 +1,18 @@
-//! Futures that wait for a permit, and threads that do while futures wait. The first that comes is served first.
+//! Futures that wait for a permit: those that have waited longest are woken, as many as there are permits.
 //!
 //! # Steps
-//! *Wait*: a waiter that finds no permit leaves its waker, and then [wakes](PermitWaiters::wake) the waiters that there are permits for,
-//! itself perhaps.
+//! *Wait*: a future that finds no permit leaves its waker, and looks for a permit once more.
 //!
-//! *Release*: the thread that ends an operation counts the end, and wakes as many waiters as there are permits.
+//! *Release*: the thread that ends an operation counts the end, and wakes futures.
 //!
-//! A woken waiter has a *claim*: for all others the permit that it was woken for is not free, until the waiter acquires it, waits again, or
-//! is dropped. After the last two the next waiter is woken.
+//! A future that was woken counts as woken until it has a permit, waits again, or is dropped; after the last the next one is woken. No more
+//! futures are woken than there are permits, but one for each release: a woken future that is not polled holds nobody up for long.
+//! Threads, and futures that come at that moment, may take a permit before a woken future does.
 //!
 //! # The excluded race
-//! A waiter that sleeps while a permit is free that no waiter has a claim to. Permits, claims and waiters are compared under the lock, after
-//! each step that makes a permit free or gives a claim up. A release that finds no waiter came before the waiter left its waker: that is the
-//! race which the [event count](estafette_sync::event_count) excludes, and the waiter itself compares after that. Woken waiters are counted
-//! by the event count as well, so a release beside one that is about to wait again takes the lock.
-//!
-//! A claim whose future is not polled would keep a permit for ever. So the [watcher](crate::wait::awaits) wakes waiters for permits that
-//! stay free, whatever the claims: see [`wake_despite_claims`](PermitWaiters::wake_despite_claims).
+//! A future that sleeps while a permit is free for which no future was woken. A release that finds no future came before the future left its waker: that is the race which the
+//! [event count](estafette_sync::event_count) excludes. Woken futures are counted by the event count as well, so a release
+//! beside one that is about to wait again takes the lock; what was released before is found by the second look.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Waker;
@@ -36,21 +32,14 @@ pub(crate) struct PermitWaiters(EventCount<Waiters>, Generation);
 #[derive(Debug, Default)]
 struct Waiters {
     asleep: BTreeMap<u64, Waker>,
-    /// Waiters with a claim.
     woken: BTreeSet<u64>,
     /// The last number that was given.
     last: u64,
 }
 
-/// The number of a waiter; 0 while it does not wait.
+/// The number of a future that waits; 0 while it does not.
 #[derive(Debug, Default)]
 pub(crate) struct WaiterNumber(u64);
-
-impl WaiterNumber {
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.0 != 0
-    }
-}
 
 impl Wakers for Waiters {
     fn count(&self) -> usize {
@@ -60,7 +49,7 @@ impl Wakers for Waiters {
 
 impl Waiters {
     fn put(&mut self, number: &mut WaiterNumber, waker: Waker) -> Option<Waker> {
-        if !number.is_waiting() {
+        if number.0 == 0 {
             self.last += 1;
             number.0 = self.last;
         }
@@ -68,16 +57,10 @@ impl Waiters {
         self.asleep.insert(number.0, waker)
     }
 
-    fn remove(&mut self, number: &mut WaiterNumber) -> Option<Waker> {
-        let WaiterNumber(number) = std::mem::take(number);
-        self.woken.remove(&number);
-        self.asleep.remove(&number)
-    }
-
-    /// Gives the first waiters claims, as long as there are fewer claims than `permits`.
-    fn claim(&mut self, permits: usize) -> SmallVec<[Waker; 4]> {
+    fn take(&mut self, permits: usize) -> SmallVec<[Waker; 4]> {
+        let few = permits.saturating_sub(self.woken.len()).max(permits.min(1));
         let mut wakers = SmallVec::new();
-        while self.woken.len() < permits
+        while wakers.len() < few
             && let Some((number, waker)) = self.asleep.pop_first()
         {
             self.woken.insert(number);
@@ -88,37 +71,15 @@ impl Waiters {
 }
 
 impl PermitWaiters {
-    /// Whether there are waiters, as far as this thread knows: after a notification of an event count at the latest.
+    /// Whether there are futures, as far as this thread knows: after a notification of an event count at the latest.
     #[inline(always)]
     pub(crate) fn has_waiters(&self) -> bool {
         self.0.has_waiters()
     }
 
-    /// Acquires a permit by `begin`, which leaves as many permits as it is given. A waiter that has acquired one waits no more.
-    ///
-    /// # Errors
-    /// Those of `begin`. It is given `usize::MAX` where others come first.
-    pub(crate) fn acquire<E>(
-        &self,
-        number: &mut WaiterNumber,
-        begin: impl FnOnce(usize) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let waker = self.0.with_wakers(|waiters| {
-            let is_first = || waiters.asleep.first_key_value().is_none_or(|(first, _)| *first == number.0);
-            begin(match waiters.woken.contains(&number.0) {
-                true => 0,
-                false if is_first() => waiters.woken.len(),
-                false => usize::MAX,
-            })?;
-            Ok(waiters.remove(number))
-        })?;
-        drop(waker.map(Contained::new));
-        Ok(())
-    }
-
-    /// Waits, in the place that the waiter has if it has waited before. `waker` is woken when the waiter has a claim to one of the
-    /// `permits` that are free.
-    pub(crate) fn wait(&self, number: &mut WaiterNumber, waker: &Waker, permits: impl FnOnce() -> usize) {
+    /// Wakes `waker` when the future should look for a permit, in the place that it has if it has waited before. The future looks once
+    /// more after this call.
+    pub(crate) fn wait(&self, number: &mut WaiterNumber, waker: &Waker) {
         let is_known =
             |waiters: &mut Waiters| waiters.asleep.get(&number.0).is_some_and(|known| known.will_wake(waker));
         if self.0.with_wakers(is_known) {
@@ -128,28 +89,25 @@ impl PermitWaiters {
         let waker = waker.clone();
         let replaced = self.0.with_wakers(|waiters| waiters.put(number, waker));
         drop(replaced.map(Contained::new));
-        self.wake(permits);
     }
 
-    /// Waits no more.
-    pub(crate) fn leave(&self, number: &mut WaiterNumber, permits: impl FnOnce() -> usize) {
-        if !number.is_waiting() || self.1.is_inherited() {
-            return;
+    /// The future waits no more. Whether it has waited.
+    pub(crate) fn leave(&self, number: &mut WaiterNumber) -> bool {
+        let WaiterNumber(number) = std::mem::take(number);
+        if number == 0 || self.1.is_inherited() {
+            return false;
         }
-        let waker = self.0.with_wakers(|waiters| waiters.remove(number));
+        let waker = self.0.with_wakers(|waiters| {
+            waiters.woken.remove(&number);
+            waiters.asleep.remove(&number)
+        });
         drop(waker.map(Contained::new));
-        self.wake(permits);
+        true
     }
 
-    /// Wakes the first waiters, if there are more `permits` than claims. The number of permits is asked for under the lock.
+    /// Wakes futures for so many `permits`.
     pub(crate) fn wake(&self, permits: impl FnOnce() -> usize) {
-        let wakers = self.0.notify(|waiters| waiters.claim(permits()));
-        wakers.into_iter().flatten().for_each(wake);
-    }
-
-    /// As [`wake`](Self::wake), as if there were no claims.
-    pub(crate) fn wake_despite_claims(&self, permits: impl FnOnce() -> usize) {
-        let wakers = self.0.notify(|waiters| waiters.claim(permits().saturating_add(waiters.woken.len())));
+        let wakers = self.0.notify(|waiters| waiters.take(permits()));
         wakers.into_iter().flatten().for_each(wake);
     }
 }
@@ -193,28 +151,33 @@ mod models {
             self.waiters.wake(|| self.free());
         }
 
-        fn try_acquire(&self, number: &mut WaiterNumber) -> bool {
-            let acquire = |left: usize| {
-                self.free
-                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
-                        if free > left { Some(free - 1) } else { None }
-                    })
-                    .map(drop)
-            };
-            self.waiters.acquire(number, acquire).is_ok()
+        fn try_acquire(&self) -> bool {
+            let less = |free: usize| free.checked_sub(1);
+            self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
         }
 
         fn wait(&self, number: &mut WaiterNumber) -> Arc<Woken> {
             let woken = Arc::new(Woken(OneShot::new()));
-            self.waiters.wait(number, &Waker::from(Arc::clone(&woken)), || self.free());
+            self.waiters.wait(number, &Waker::from(Arc::clone(&woken)));
             woken
+        }
+
+        fn leave(&self, number: &mut WaiterNumber) {
+            if self.waiters.leave(number) {
+                self.waiters.wake(|| self.free());
+            }
         }
 
         fn acquire(&self) {
             let mut number = WaiterNumber::default();
-            while !self.try_acquire(&mut number) {
-                self.wait(&mut number).0.wait_until(None);
+            while !self.try_acquire() {
+                let woken = self.wait(&mut number);
+                if self.try_acquire() {
+                    break;
+                }
+                woken.0.wait_until(None);
             }
+            self.leave(&mut number);
         }
     }
 
@@ -266,7 +229,7 @@ mod models {
             });
             let drops = thread::spawn({
                 let model = Arc::clone(&model);
-                move || model.waiters.leave(&mut dropped, || model.free())
+                move || model.leave(&mut dropped)
             });
             model.acquire();
             releases.join().expect("it does not panic");

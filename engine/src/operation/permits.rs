@@ -9,7 +9,7 @@ use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
-use crate::core::permit_waiters::{PermitWaiters, WaiterNumber};
+use crate::core::permit_waiters::WaiterNumber;
 use crate::core::wait_for;
 
 /// Operations submitted from inside operations may exceed the in-flight limit, up to this multiple of it.
@@ -19,13 +19,30 @@ impl CoreRef {
     /// Acquires a permit, or fails where no permit is free.
     #[inline(always)]
     pub(crate) fn try_acquire_permit(&self) -> Result<(), Error> {
-        if self.acquired_in_advance() { Ok(()) } else { Turn::new(self).try_acquire() }
+        if self.acquired_in_advance() { Ok(()) } else { self.try_acquire_slowly() }
     }
 
     /// The fast path of nearly every submission: the thread has acquired permits in advance.
     #[inline(always)]
     fn acquired_in_advance(&self) -> bool {
         self.is_open() && self.with_shard(|shard| shard.is_some_and(Shard::begin_admitted))
+    }
+
+    #[cold]
+    fn try_acquire_slowly(&self) -> Result<(), Error> {
+        self.check_usable()?;
+        self.with_shard(|shard| self.acquire_at(shard))
+    }
+
+    fn acquire_at(&self, shard: Option<&Shard>) -> Result<(), Error> {
+        // Operations submitted from inside operations may exceed the in-flight limit, or an engine at its
+        // limit could never drain.
+        let current = context::current();
+        current.map_or(Ok(()), wait_for::check_nesting)?;
+        let inside = current.is_some();
+        let limit = self.limit_of(inside);
+        let refused = |full: Full| Error::InFlightLimit { in_flight: full.under_way, limit };
+        self.sharded_counter.begin(shard, limit, !inside).map_err(refused)
     }
 
     /// Acquires a permit whatever the limit, for what others wait for, or have sent: the end of what fills the limit may wait for them.
@@ -59,8 +76,7 @@ impl CoreRef {
 }
 
 impl Core {
-    /// The in-flight limit of submissions inside of operations, or outside. Submissions inside may exceed the
-    /// limit of those outside, or an engine at its limit could never drain.
+    /// The in-flight limit of submissions inside of operations, or outside.
     fn limit_of(&self, inside: bool) -> usize {
         if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() }
     }
@@ -70,90 +86,49 @@ impl Core {
         self.in_flight() >= self.limit_of(inside)
     }
 
-    pub(crate) fn waiters_for_permits(&self, inside: bool) -> &PermitWaiters {
-        &self.permit_waiters[usize::from(inside)]
-    }
-
-    fn free_permits(&self, inside: bool) -> usize {
-        self.sharded_counter.room(self.limit_of(inside))
-    }
-
-    /// Wakes as many waiters as there are permits.
+    /// Wakes futures for the permits that are free.
     #[cold]
     pub(crate) fn wake_permit_waiters(&self) {
         for inside in [false, true] {
-            self.waiters_for_permits(inside).wake(|| self.free_permits(inside));
-        }
-    }
-
-    /// As [`wake_permit_waiters`](Self::wake_permit_waiters), for permits that woken waiters leave free.
-    pub(crate) fn wake_more_permit_waiters(&self) {
-        for inside in [false, true] {
-            self.waiters_for_permits(inside).wake_despite_claims(|| self.free_permits(inside));
+            let permits = || self.limit_of(inside).saturating_sub(self.in_flight());
+            self.permit_waiters[usize::from(inside)].wake(permits);
         }
     }
 }
 
-/// The turn of a submission that may have to wait for a permit.
-pub(crate) struct Turn<'a> {
+/// A future among those that wait for a permit.
+pub(crate) struct WaitsForPermit<'a> {
     core: &'a CoreRef,
     /// Whether it waits as a submission inside of an operation.
     inside: bool,
     number: WaiterNumber,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> WaitsForPermit<'a> {
     pub(crate) fn new(core: &'a CoreRef) -> Self {
         Self { core, inside: false, number: WaiterNumber::default() }
     }
 
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.number.is_waiting()
-    }
-
-    /// Acquires a permit, or fails where no permit is free or others come first.
-    #[cold]
-    pub(crate) fn try_acquire(&mut self) -> Result<(), Error> {
-        let Self { core, .. } = *self;
-        core.check_usable()?;
-        let current = context::current();
-        current.map_or(Ok(()), wait_for::check_nesting)?;
-        if current.is_some() != self.inside {
+    /// Wakes `waker` when there may be a permit. The future looks once more after this call.
+    pub(crate) fn register(&mut self, waker: &Waker) {
+        let inside = context::current().is_some();
+        if inside != self.inside {
             // A body may hand its future on.
             self.leave();
-            self.inside = current.is_some();
+            self.inside = inside;
         }
-        let (limit, waiters) = (core.limit_of(self.inside), core.waiters_for_permits(self.inside));
-        let begin = |limit, ahead| {
-            core.with_shard(|shard: Option<&Shard>| core.sharded_counter.begin(shard, limit, ahead))
-        };
-        let begun = if self.is_waiting() || waiters.has_waiters() {
-            waiters.acquire(&mut self.number, |left| begin(limit.saturating_sub(left), false))
-        } else {
-            begin(limit, !self.inside)
-        };
-        // Permits that woken waiters have claims to are as good as acquired.
-        begun.map_err(|Full { under_way }| Error::InFlightLimit { in_flight: under_way.max(limit), limit })
-    }
-
-    /// Wakes `waker` when it is the turn of the submission.
-    pub(crate) fn wait(&mut self, waker: &Waker) {
-        let (core, inside, is_new) = (self.core, self.inside, !self.is_waiting());
-        core.waiters_for_permits(inside).wait(&mut self.number, waker, || core.free_permits(inside));
-        if is_new && core.room.has_waiters() {
-            // Threads that wait for much room would find none as long as others take each permit: from now on
-            // they take turns.
-            core.room.notify();
-        }
+        self.core.permit_waiters[usize::from(inside)].wait(&mut self.number, waker);
     }
 
     fn leave(&mut self) {
-        let (core, inside) = (self.core, self.inside);
-        core.waiters_for_permits(inside).leave(&mut self.number, || core.free_permits(inside));
+        if self.core.permit_waiters[usize::from(self.inside)].leave(&mut self.number) {
+            // It may have been woken for a permit that it does not take.
+            self.core.wake_permit_waiters();
+        }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for WaitsForPermit<'_> {
     fn drop(&mut self) {
         self.leave();
     }

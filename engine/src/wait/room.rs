@@ -15,14 +15,13 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::wait_for::{self, On};
 use crate::exchange::{callback, foreign_fence};
-use crate::operation::permits::Turn;
+use crate::operation::permits::WaitsForPermit;
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::deadlock::{self, Checks, Detector};
 use crate::wait::fence::PAUSE;
 use crate::wait::notify::Woken;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
-use crate::wait::watched::sleep_until_work;
 
 /// How often a thread yields before it falls asleep because the in-flight limit is reached, or because
 /// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
@@ -37,13 +36,12 @@ impl CoreRef {
         if self.is_caller_running() && context::current().is_none() {
             self.begin_caller_runs();
         }
-        let mut turn = Turn::new(self);
         let mut checks: Option<Checks<'_>> = None;
         loop {
-            match turn.try_acquire() {
+            match self.try_acquire_permit() {
                 Err(Error::InFlightLimit { in_flight, limit }) => {
                     let checks = checks.get_or_insert_with(|| self.checks_of_room());
-                    self.wait_for_room(in_flight, limit, &mut turn, checks)?;
+                    self.wait_for_room(in_flight, limit, checks)?;
                 }
                 other => return other,
             }
@@ -58,12 +56,11 @@ impl CoreRef {
 
     /// Waits until there may be a permit. Runs ready operations where the engine has no worker to do it.
     ///
-    /// `turn` and `checks` are the submission's own.
-    fn wait_for_room(
+    /// `checks` are the submission's own.
+    pub(crate) fn wait_for_room(
         &self,
         in_flight: usize,
         limit: usize,
-        turn: &mut Turn<'_>,
         checks: &mut Checks<'_>,
     ) -> Result<(), Error> {
         callback::check()?;
@@ -81,10 +78,9 @@ impl CoreRef {
             self.begin_caller_runs();
             return Ok(());
         }
-        let takes_turns = turn.is_waiting() || self.waiters_for_permits(inside).has_waiters();
         // The threads that run the operations are most likely awake, and a sleep costs them and this thread
         // more than a few yields.
-        for _ in 0..if takes_turns { 0 } else { PATIENCE } {
+        for _ in 0..PATIENCE {
             thread::yield_now();
             if self.in_flight() < limit - limit / 4 || (helps && self.pool.has_work()) {
                 return Ok(());
@@ -96,32 +92,17 @@ impl CoreRef {
         if checks.are_new() {
             self.want_others(&mut checks.stand_ins);
         }
+        // Inside of an operation the limit differs from that of the notifier. And where nothing has moved for
+        // a while, a single permit counts.
+        let exactly = inside || self.has_no_workers() || checks.are_in_vain();
+        let enough = if exactly { limit - 1 } else { self.enough_room() };
+        let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
         let before = self.in_flight();
-        if takes_turns {
-            let woken = Arc::new(Woken::default());
-            turn.wait(&Waker::from(Arc::clone(&woken)));
-            // No notification of others that leave the checks to this thread ends this sleep.
-            let wake = checks.next().unwrap_or_else(|| checks.later());
-            let may_help = || helps && self.pool.has_work();
-            let runs = self.has_no_workers().then_some(self);
-            sleep_until_work(&woken.0, runs.into_iter(), wake, || !may_help());
-            if woken.0.has_value() || may_help() {
-                checks.start_over();
-                return Ok(());
-            }
-        } else {
-            // Inside of an operation the limit differs from that of the notifier. And where nothing has moved
-            // for a while, a single permit counts.
-            let exactly = inside || self.has_no_workers() || checks.are_in_vain();
-            let enough = if exactly { limit - 1 } else { self.enough_room() };
-            let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
-            let before = self.in_flight();
-            if before <= enough || (helps && self.pool.has_work()) {
-                return Ok(());
-            }
-            let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
-            context::blocking(|| listening.wait_until(wake));
+        if before <= enough || (helps && self.pool.has_work()) {
+            return Ok(());
         }
+        let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
+        context::blocking(|| listening.wait_until(wake));
         self.check_interrupt(&|stopped| deadlock::kept_full_by(self, limit, stopped))?;
         if self.in_flight() < before {
             checks.start_over();
@@ -269,13 +250,17 @@ impl CoreRef {
 
     /// As [`acquire_permit`](Self::acquire_permit), by awaiting: no thread blocks.
     pub(crate) async fn acquire_permit_async(&self) -> Result<(), Error> {
-        let mut turn = Turn::new(self);
+        let mut waits = WaitsForPermit::new(self);
         let mut pending = Pending::default();
         let mut noted = None;
         std::future::poll_fn(|cx| {
-            match turn.try_acquire() {
-                Err(Error::InFlightLimit { .. }) => turn.wait(cx.waker()),
-                other => return Poll::Ready(other),
+            for _ in 0..2 {
+                match self.try_acquire_permit() {
+                    // Registers the waker before the second attempt: a permit released in between would go
+                    // unnoticed otherwise.
+                    Err(Error::InFlightLimit { .. }) => waits.register(cx.waker()),
+                    other => return Poll::Ready(other),
+                }
             }
             if noted.is_none() {
                 noted = WaitNoted::task_for_any(IN_FLIGHT_LIMIT, self);

@@ -62,7 +62,7 @@ estafette_sync::per_process! {
 pub(crate) fn call_refused() {
     let refused = std::mem::take(&mut *REFUSED.lock());
     for core in refused.iter().filter(|core| core.stand_ins.is_wanted()) {
-        core.stand_ins.call(core);
+        core.stand_ins.call_again(core);
     }
 }
 
@@ -277,6 +277,15 @@ impl StandIns {
 
     /// Makes sure that a stand-in takes operations. Returns why none does.
     fn call(&self, core: &CoreRef) -> Option<NoStandIn> {
+        let none = self.call_again(core);
+        if let Some(NoStandIn::Refused(error)) = &none {
+            tracing::warn!(%error, "cannot start a thread that stands in for waiting ones");
+        }
+        none
+    }
+
+    /// As [`call`](Self::call), without a word about a refusal.
+    fn call_again(&self, core: &CoreRef) -> Option<NoStandIn> {
         let mut threads = self.threads();
         if threads.active() > 0 {
             return None;
@@ -298,7 +307,6 @@ impl StandIns {
         let started = thread.spawn(body);
         if let Err(error) = started {
             self.threads().alive -= 1;
-            tracing::warn!(%error, "cannot start a thread that stands in for waiting ones");
             let mut refused = REFUSED.lock();
             if refused.iter().all(|known| !known.same(core)) {
                 refused.push(core.clone());

@@ -1,17 +1,26 @@
 //! A tokio runtime for asynchronous bodies.
 
+use std::cell::Cell;
 #[cfg(not(estafette_shuttle))]
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::thread_local;
 use tokio::runtime::{Handle, RuntimeFlavor, worker_index};
 
+#[cfg(not(estafette_shuttle))]
+use crate::core::context;
 #[cfg(not(estafette_shuttle))]
 use crate::core::error::Error;
 #[cfg(not(estafette_shuttle))]
 use crate::core::operation::contain_panic;
+
+thread_local! {
+    /// Whether the current runtime of this thread is one that [`Runtime::enter`] has made so, and not the one that polls tasks here.
+    static HAS_ENTERED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// The runtime of an engine.
 #[derive(Default)]
@@ -68,6 +77,7 @@ impl Runtime {
     pub(crate) fn enter<R>(&self, make: impl FnOnce() -> R, stack_size: usize) -> Result<R, Error> {
         let handle = self.handle(stack_size)?;
         let _entered = handle.enter();
+        let _noted = context::replace(&HAS_ENTERED, true);
         Ok(make())
     }
 
@@ -92,7 +102,9 @@ impl Runtime {
             None => own.insert(made).handle().clone(),
         };
         drop(own);
-        spare.map(tokio::runtime::Runtime::shutdown_background);
+        if let Some(spare) = spare {
+            spare.shutdown_background();
+        }
         Ok(handle)
     }
 
@@ -123,7 +135,9 @@ impl Runtime {
     pub(crate) fn close(&self) {
         let own = self.own.lock().take();
         // The last handle may be dropped inside asynchronous code, where waiting for the runtime would panic.
-        own.map(tokio::runtime::Runtime::shutdown_background);
+        if let Some(own) = own {
+            own.shutdown_background();
+        }
     }
 }
 
@@ -131,7 +145,8 @@ impl Runtime {
 /// A runtime of one thread cannot do so, and the wait may be for one of these tasks.
 pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
     let is_movable = || {
-        worker_index().is_some()
+        !HAS_ENTERED.get()
+            && worker_index().is_some()
             && Handle::try_current()
                 .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
     };

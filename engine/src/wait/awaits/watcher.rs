@@ -385,7 +385,8 @@ fn look_for_room(mut due: Vec<Due>, now: Instant) -> Vec<Instant> {
     while let Some(core) = due.last().map(|due| due.core.clone()) {
         let (own, left): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.core.same(&core));
         due = left;
-        core.wake_more_permit_waiters();
+        // A future that was woken may not be polled any more.
+        core.wake_permit_waiters();
         if others_without_workers(&core) {
             let others = deadlock::without_workers(&core);
             own.iter().for_each(|due| due.want(&others));
