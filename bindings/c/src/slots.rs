@@ -272,7 +272,7 @@ pub(crate) fn export_end(handle: *mut estafette_op) -> Result<RawFence, Refusal>
     let end = op.export_fence(fence);
     Reactor::global().when_settled([issued], move |outcome| {
         // A replay that one node has failed has the fences of the others.
-        Reactor::global().when_settled(&op.left(), move |later| completer.settle(outcome.and(later)));
+        Reactor::global().when_settled(op.left(), move |later| completer.settle(outcome.and(later)));
     });
     Ok(end)
 }
