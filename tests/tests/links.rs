@@ -612,15 +612,13 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             let overwrite = sentences(&both, &format!("overwrite @{here}"), Cause::Leased).join("\n");
             let holder = format!("@{there} at links.rs:{line} was still open");
             assert!(overwrite.contains(&holder), "{overwrite}");
-            // The import is what was waited for, and the lease of the owner was not there yet.
+            // The import is what was waited for, and its owner had not sent it yet.
             let import =
                 named(&both, &format!("receive @{there}")).waits_for.and_then(|id| both.operation(id));
             assert_eq!(import.map(|import| import.kind), Some(OperationKind::Import));
-            let receive = sentences(&both, &format!("receive @{there}"), Cause::Queued).join("\n");
-            assert!(
-                receive.contains(" in `receive` waited long") && receive.contains(&format!("@{here}")),
-                "{receive}"
-            );
+            let receive = sentences(&both, &format!("receive @{there}"), Cause::Computing).join("\n");
+            let from = format!("computed in another process (process {here})");
+            assert!(receive.contains(" in `receive` waited long") && receive.contains(&from), "{receive}");
             let both_report = report(&both);
             assert_eq!(both_report.totals.waited_ns, waited.into_iter().sum::<u64>());
             // On one axis: the value was received while it was made, and let go of before it was made anew.

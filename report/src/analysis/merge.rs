@@ -385,9 +385,13 @@ fn hand_over(trace: &mut Trace, programs: &[String], starts: &[(usize, Nanos)]) 
             stalls.push(*stall);
             continue;
         };
-        let crossing = (*opened).clamp(stall.from, stall.to);
+        // Before its owner shared the value, a lease was in nobody's way.
+        let shared = trace.operation(*export).map_or(0, |export| export.submitted);
+        let shared = shared.clamp(stall.from, stall.to);
+        let unshared = Stall { to: shared, ..*stall };
+        let crossing = (*opened).clamp(shared, stall.to);
         let (cause, blocker) = (Cause::Queued, Blocker::Operation(*export));
-        let before = Stall { to: crossing, cause, blocker, ..*stall };
+        let before = Stall { from: shared, to: crossing, cause, blocker, ..*stall };
         // What comes from another machine takes its time.
         let clock = |id| trace.processes.get(process_of(id)).map(|process| &process.clock);
         let (cause, blocker) = match clock(stall.waiter) == clock(*export) {
@@ -395,7 +399,7 @@ fn hand_over(trace: &mut Trace, programs: &[String], starts: &[(usize, Nanos)]) 
             false => (stall.cause, stall.blocker),
         };
         let after = Stall { from: crossing, cause, blocker, ..*stall };
-        stalls.extend([before, after].into_iter().filter(|part| part.to > part.from));
+        stalls.extend([unshared, before, after].into_iter().filter(|part| part.to > part.from));
     }
     trace.stalls = stalls;
 }
