@@ -98,9 +98,8 @@ pub fn import(object: &Bound<'_, PyAny>, engine: &Engine, read_only: bool) -> Py
         return Err(PyErr::fetch(py));
     }
     // SAFETY: the producer vouches for the memory and its fence.
-    let import = || unsafe {
-        engine.import_fenced(fenced, ImportOptions { read_only, ..ImportOptions::default() })
-    };
+    let import =
+        || unsafe { engine.import_fenced(fenced, ImportOptions { read_only, ..ImportOptions::default() }) };
     let imported = guard::detach(py, import);
     // A tensor that is refused goes back by its deleter.
     imported.map(Some).map_err(|back| to_py(py, &back.0))
