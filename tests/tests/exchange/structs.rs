@@ -29,8 +29,8 @@ fn a_tensor_comes_in_is_written_goes_out_and_is_given_back_without_a_copy() {
     let _alone = exclusive();
     let deleted = Deleted::default();
     let engine = engine(2);
-    let mut address = ptr::null_mut();
-    let x = import(&engine, &[2, 3], &deleted, |m| address = m.tensor.data).unwrap();
+    let mut address: *mut u8 = ptr::null_mut();
+    let x = import(&engine, &[2, 3], &deleted, |m| address = m.tensor.data.cast()).unwrap();
     assert_eq!(x.data_ptr().unwrap(), address.cast_const());
     assert_eq!((x.shape().unwrap().as_slice(), x.dtype().unwrap()), (&[2, 3][..], DType::F32));
     engine
