@@ -233,7 +233,7 @@ impl Link {
             Some(Note::Tensor(description)) => description,
             Some(Note::Ticket(ticket)) => {
                 let builder = self.engine.op(ticket.title()).beyond_limit()?;
-                return ticket::redeem(builder, ticket, site, Some(Box::new(received))).map(Some);
+                return ticket::redeem(builder, ticket, site, Some(Box::new(received)), noted).map(Some);
             }
             Some(Note::Later | Note::Door(_)) | None => {
                 let error = Error::invalid(format!("process {} sent no tensor", self.process()));
@@ -246,7 +246,7 @@ impl Link {
         if trace::is_open() {
             let import = hooks::received(&tensor, process, key, &ready, site.as_ref());
             if let (Some(noted), Some(import)) = (&noted, import) {
-                noted.was_for(import);
+                noted.was_for(import.get());
             }
         }
         Ok(Some(tensor))

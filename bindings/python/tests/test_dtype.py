@@ -54,6 +54,12 @@ def test_a_name_of_a_width_that_no_library_has_is_refused(eng, name):
         eng.zeros(4, name)
 
 
+def test_only_the_type_of_a_tensor_may_have_any_width(eng, np):
+    with pytest.raises(ValueError, match="`float128` is not an element type"):
+        eng.zeros(4, np.str_("float128"))
+    assert eng.zeros(1, np.str_("float32")).dtype == "float32"
+
+
 def test_the_names_of_pythons_types_are_theirs_alone(eng):
     class Single:
         """As `pyarrow.float32()`, whose text is "float"."""

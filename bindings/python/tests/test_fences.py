@@ -225,6 +225,18 @@ class TestImports:
         t.wait(30)
         assert not eng.from_dlpack(theirs).read_only
 
+    @pytest.mark.parametrize("arguments", [{"copy": True}, {"device": "cpu", "copy": True}])
+    def test_a_copy_that_operations_may_not_write_is_the_librarys_own(self, eng, np, arguments):
+        class Copies(Array):
+            def __dlpack__(self, **arguments):
+                return self.values.__dlpack__(**arguments)
+
+        theirs = Copies(np.arange(3))
+        copy = eng.from_dlpack(theirs, writable=False, **arguments)
+        assert copy.read_only and copy.data_ptr != theirs.values.ctypes.data
+        # What is not copied is not waited for.
+        assert not eng.from_dlpack(theirs, writable=False, device="cpu", copy=False).is_ready()
+
     def test_a_copy_is_made_only_where_it_is_asked_for(self, eng, np):
         theirs = Array(np.arange(3))
         theirs.ready.settle()

@@ -171,7 +171,8 @@ def test_a_burst_of_messages_is_bounded_and_says_how_many_are_left_out(logged):
     def told():
         texts = messages(logged)
         lost = [int(text.split()[0]) for text in texts if text.endswith("more messages came too fast to be logged")]
-        return sum(text.startswith("stalled: ") for text in texts), sum(lost)
+        # What waits for nothing may be stalled behind a busy worker for a moment.
+        return sum(text.startswith("stalled: ") and "lease" in text for text in texts), sum(lost)
 
     logged.then = slow
     with est.Engine(workers=2, in_flight_limit=2 * count, watchdog=0.01) as eng:
@@ -187,8 +188,7 @@ def test_a_burst_of_messages_is_bounded_and_says_how_many_are_left_out(logged):
             lease.release()
         assert est.wait(waiting, 60).done == set(waiting)
     stalls, lost = told()
-    # What waits for nothing may be stalled behind a busy worker for a moment.
-    assert count <= stalls + lost <= count + 2 and lost > 0
+    assert stalls <= count <= stalls + lost and lost > 0
 
 
 # Its log has a warning of a slow deleter, whose return `may_return` lets through.

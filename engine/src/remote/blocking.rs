@@ -49,7 +49,7 @@ pub(super) async fn noted<T>(what: &'static str, future: impl Future<Output = T>
     let output = poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() && noted.is_none() {
-            noted = WaitNoted::for_process(what);
+            noted = WaitNoted::for_process(what, POLLS.get());
         }
         if let Some(noted) = &mut noted {
             noted.set_blocking(POLLS.get());

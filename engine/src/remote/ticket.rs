@@ -40,6 +40,7 @@ use crate::operation::builder::OpBuilder;
 use crate::operation::completion::Completion;
 use crate::operation::import::Produced;
 use crate::tensor::handle::Tensor;
+use crate::trace::hooks::WaitNoted;
 use crate::trace::{self, hooks};
 use crate::wait::notify::{device_error, notify};
 
@@ -226,7 +227,7 @@ impl Engine {
     /// As `from_ticket`.
     #[doc(hidden)]
     pub fn from_ticket_at(&self, ticket: &Ticket, site: Option<CallSite>) -> Result<Tensor, Error> {
-        redeem(self.op(ticket.title()), ticket.named(), site, None)
+        redeem(self.op(ticket.title()), ticket.named(), site, None, None)
     }
 
     /// As [`from_ticket_at`](Self::from_ticket_at), for a ticket of this machine. The fence settles once the ticket may be dropped: the
@@ -243,7 +244,7 @@ impl Engine {
     ) -> Result<(Tensor, Fence), Error> {
         let (completer, held) = host::promise("a ticket in use");
         let builder = self.op(ticket.title()).beyond_limit()?;
-        let tensor = redeem(builder, ticket.named(), site, Some(Box::new(completer)))?;
+        let tensor = redeem(builder, ticket.named(), site, Some(Box::new(completer)), None)?;
         Ok((tensor, held))
     }
 }
@@ -251,15 +252,19 @@ impl Engine {
 /// Dropped once the process that was asked keeps the version for this one, or refuses.
 pub(super) type UntilHeld = Option<Box<dyn Send>>;
 
-/// The tensor of a ticket, which an operation waits for.
+/// The tensor of a ticket, which an operation waits for. `waited`: the wait that has brought the ticket.
 pub(super) fn redeem(
     builder: OpBuilder<'_>,
     ticket: Ticket,
     site: Option<CallSite>,
     until_held: UntilHeld,
+    waited: Option<WaitNoted>,
 ) -> Result<Tensor, Error> {
     let (process, secret, reach) = (ticket.process, ticket.secret, ticket.reach.clone());
     builder.receive(move |completion| {
+        if let Some(waited) = waited {
+            waited.was_for(completion.scope().id());
+        }
         notify(asked_for(ticket, until_held), move |(answer, until_held)| match answer {
             Ok(given) => given.produce(completion, site),
             // On this machine it has died, or has never been. A death that it tells of has no number.

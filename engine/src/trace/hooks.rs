@@ -507,10 +507,10 @@ impl WaitNoted {
         super::is_open().then(|| Self::begin(what, ANY, core.id, false))
     }
 
-    /// Waits for another process; `what` names the wait.
+    /// Waits for another process; `what` names the wait. `blocking`: a thread waits, and not a task.
     #[cfg(feature = "links")]
-    pub(crate) fn for_process(what: &'static str) -> Option<Self> {
-        super::is_open().then(|| Self::begin(what, ANY, NO_ENGINE, false))
+    pub(crate) fn for_process(what: &'static str, blocking: bool) -> Option<Self> {
+        super::is_open().then(|| Self::begin(what, ANY, NO_ENGINE, blocking))
     }
 
     /// Whether a thread waits, and not a task.
@@ -521,8 +521,8 @@ impl WaitNoted {
 
     /// The wait was for the operation `id`, which has come from another process.
     #[cfg(feature = "links")]
-    pub(crate) fn was_for(&self, id: OpId) {
-        write(EventKind::WaitedFor, self.id, [id.get()]);
+    pub(crate) fn was_for(&self, id: u64) {
+        write(EventKind::WaitedFor, self.id, [id]);
     }
 
     #[cold]

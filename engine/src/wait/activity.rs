@@ -156,39 +156,47 @@ impl StallWatch {
 #[derive(Default)]
 struct Reported {
     /// Operations that were reported, or counted behind one that was, and are stalled still.
-    operations: HashSet<u64>,
+    operations: HashMap<u64, Known>,
     releases: HashSet<u64>,
     /// Since when operations are known to be granted.
     granted: HashMap<u64, Instant>,
 }
 
 /// Why an operation stalls.
-#[derive(PartialEq, Eq, Hash)]
-enum Reason<'a> {
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Reason {
     NoWorker,
-    Fences(&'a str),
+    Fences(String),
     /// The identity of an operation or a lease that does not stall itself.
     Behind(u64),
 }
 
-/// The stalled operations by what stalls them: of each reason the first, and the identities of all.
-fn by_reason<'a>(stalled: impl Iterator<Item = &'a OpStatus>) -> Vec<(&'a OpStatus, Vec<u64>)> {
-    let mut groups: Vec<(&OpStatus, Vec<u64>)> = Vec::new();
+/// A stalled operation that a report has counted.
+struct Known {
+    reported: Reason,
+    /// The reason at the last inspection, and since when.
+    present: Reason,
+    since: Instant,
+}
+
+/// The stalled operations by what stalls them: each reason, the first operation, and the identities of all.
+fn by_reason<'a>(stalled: impl Iterator<Item = &'a OpStatus>) -> Vec<(Reason, &'a OpStatus, Vec<u64>)> {
+    let mut groups: Vec<(Reason, &OpStatus, Vec<u64>)> = Vec::new();
     let (mut group_of, mut reasons) = (HashMap::new(), HashMap::new());
     for op in stalled {
         let ahead = op.blocked_by.iter().find_map(|blocker| group_of.get(&blocker.id)).copied();
         let group = ahead.unwrap_or_else(|| {
             let reason = match &op.status {
                 Status::Granted => Reason::NoWorker,
-                Status::Fenced(fences) => Reason::Fences(fences),
+                Status::Fenced(fences) => Reason::Fences(fences.clone()),
                 _ => Reason::Behind(op.blocked_by.first().map_or(op.id, |blocker| blocker.id)),
             };
-            *reasons.entry(reason).or_insert_with(|| {
-                groups.push((op, Vec::new()));
+            *reasons.entry(reason.clone()).or_insert_with(|| {
+                groups.push((reason, op, Vec::new()));
                 groups.len() - 1
             })
         });
-        groups[group].1.push(op.id);
+        groups[group].2.push(op.id);
         group_of.insert(op.id, group);
     }
     groups
@@ -206,13 +214,28 @@ fn notify(diagnosis: &Diagnosis, limit: Duration, now: Instant, reported: &mut R
     };
     let groups = by_reason(diagnosis.operations.iter().filter(stalled));
     // Identities are not used again, so what is not stalled any more may be forgotten.
-    let still: HashSet<u64> = groups.iter().flat_map(|(_, all)| all).copied().collect();
-    reported.operations.retain(|id| still.contains(id));
-    for (first, all) in groups {
-        let is_new = !reported.operations.contains(&first.id);
-        reported.operations.extend(&all);
-        if is_new {
+    let still: HashSet<u64> = groups.iter().flat_map(|(_, _, all)| all).copied().collect();
+    reported.operations.retain(|id, _| still.contains(id));
+    for (reason, first, all) in groups {
+        let (mut is_reported, mut is_due) = (false, false);
+        for id in &all {
+            let Some(known) = reported.operations.get_mut(id) else {
+                is_due = true;
+                continue;
+            };
+            if known.present != reason {
+                (known.present, known.since) = (reason.clone(), now);
+            }
+            is_reported |= known.reported == reason;
+            // A reason that follows another one is a stall of its own when it has lasted as long.
+            is_due |= now.duration_since(known.since) >= limit;
+        }
+        if is_due && !is_reported {
             report(Stall::Operation { first, behind: all.len() - 1 }, on_stall);
+        }
+        if is_due || is_reported {
+            let known = || Known { reported: reason.clone(), present: reason.clone(), since: now };
+            reported.operations.extend(all.iter().map(|id| (*id, known())));
         }
     }
     let slow = diagnosis.releases.iter().filter(|release| release.age >= limit);
@@ -319,6 +342,31 @@ mod tests {
             told(vec![(0, stalled()), (3, stalled()), (6, later)]),
             [vec![(2, 3), (7, 0)], vec![], vec![]]
         );
+    }
+
+    #[test]
+    fn a_reason_that_follows_another_is_reported_when_it_has_lasted() {
+        // The lease 1 holds up 3 and 4, the lease 2 holds up 4. The first lease ends, 3 runs and ends, and 4 waits on.
+        let held = |id| status(id, Status::Held("lease".into()), &[]);
+        let waits = |id, ahead: &[u64]| status(id, Status::Waiting, ahead);
+        let both = || vec![held(1), held(2), waits(3, &[1]), waits(4, &[3, 2])];
+        let runs = || vec![held(2), status(3, Status::Running, &[]), waits(4, &[3, 2])];
+        let second = || vec![held(2), waits(4, &[2])];
+        let looks = vec![(0, both()), (11, runs()), (14, second()), (23, second()), (24, second()), (40, second())];
+        assert_eq!(told(looks), [vec![(3, 1)], vec![], vec![], vec![], vec![(4, 0)], vec![]]);
+    }
+
+    #[test]
+    fn one_reason_is_one_report_when_an_earlier_operation_stalls_for_it_later() {
+        let later = || status(2, Status::Granted, &[]);
+        let (runs, granted) = (status(1, Status::Running, &[]), || status(1, Status::Granted, &[]));
+        let looks = vec![
+            (0, vec![runs, later()]),
+            (6, vec![granted(), later()]),
+            (11, vec![granted(), later()]),
+            (16, vec![granted(), later()]),
+        ];
+        assert_eq!(told(looks), [vec![], vec![], vec![(2, 0)], vec![]]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
     let holders: Vec<Option<Blocker>> = trace
         .stalls
         .iter()
-        .map(|stall| is_for_lock(stall).then(|| holder(&runners, stall, own(stall.waiter))).flatten())
+        .map(|stall| is_for_lock(stall).then(|| holder(&trace, &runners, stall, own(stall.waiter))).flatten())
         .collect();
     if holders.iter().all(Option::is_none) {
         return trace;
@@ -87,14 +87,9 @@ fn runners(trace: &Trace) -> BTreeMap<TrackId, Runner> {
     let mut bodies: BTreeMap<TrackId, Vec<(Nanos, Nanos, Option<OperationId>)>> = BTreeMap::new();
     let mut waits: BTreeMap<TrackId, Vec<(Nanos, Nanos)>> = BTreeMap::new();
     for operation in &trace.operations {
-        // Only what needs the lock asks for it. A body on an event loop is asynchronous: until its end it takes only a part of the
-        // loop's time, and nothing says which.
-        let on_loop = |track: &TrackId| {
-            trace.tracks.get(*track).is_some_and(|track| track.kind == TrackKind::EventLoop)
-        };
+        // Only what needs the lock asks for it.
         if let (OperationKind::Operation, Some(track), Some(_), Some(began)) =
             (operation.kind, operation.track, operation.awake, operation.began)
-            && !on_loop(&track)
         {
             let end = operation.issued.or(operation.done).unwrap_or(trace.duration);
             bodies.entry(track).or_default().push((began, end, Some(operation.id)));
@@ -123,7 +118,12 @@ fn runners(trace: &Trace) -> BTreeMap<TrackId, Runner> {
     bodies.into_iter().map(|(track, stretches)| (track, Runner::of(stretches))).collect()
 }
 
-fn holder(runners: &BTreeMap<TrackId, Runner>, stall: &Stall, own: Option<TrackId>) -> Option<Blocker> {
+fn holder(
+    trace: &Trace,
+    runners: &BTreeMap<TrackId, Runner>,
+    stall: &Stall,
+    own: Option<TrackId>,
+) -> Option<Blocker> {
     let mut ran: Vec<(Nanos, TrackId)> = runners
         .iter()
         .filter(|(track, _)| Some(**track) != own)
@@ -132,7 +132,10 @@ fn holder(runners: &BTreeMap<TrackId, Runner>, stall: &Stall, own: Option<TrackI
     ran.sort_unstable_by(|a, b| b.cmp(a));
     let (most, track) = *ran.first()?;
     let next = ran.get(1).map_or(0, |(next, _)| *next);
-    if most < stall.duration() / 10 * 9 || next > stall.duration() / 2 {
+    // A body on an event loop is asynchronous: until its end it takes only a part of the loop's time, and nothing says which. So it may
+    // have held the lock, and is not named.
+    let is_loop = trace.tracks.get(track).is_some_and(|track| track.kind == TrackKind::EventLoop);
+    if is_loop || most < stall.duration() / 10 * 9 || next > stall.duration() / 2 {
         return None;
     }
     let (from, to, what) = runners[&track].last(stall.to)?;

@@ -199,8 +199,13 @@ pub fn sentence(trace: &Trace, root: &Root, waited: &str) -> String {
         {
             format!("{} had not been submitted yet", name(trace, id))
         }
-        (Cause::Computing, Blocker::None) if trace.operation(root.waiter).is_some_and(is_link_wait) => {
-            "the other process was not there yet".into()
+        (Cause::Computing, Blocker::None)
+            if let Some(wait) = trace.operation(root.waiter).filter(|waiter| is_link_wait(waiter)) =>
+        {
+            match wait.own_name() {
+                "connect" | "accept" => "the other process was not there yet".into(),
+                _ => "the other process had not answered yet".into(),
+            }
         }
         _ => because(trace, root.cause, root.blocker),
     };

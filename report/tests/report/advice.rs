@@ -274,6 +274,20 @@ fn an_asynchronous_body_is_not_said_to_have_held_the_python_lock() {
 }
 
 #[test]
+fn beside_an_asynchronous_body_no_other_is_said_to_have_held_the_python_lock() {
+    // loop |-----fetch, which may compute-----|     main |-----its own code-----|     worker 0 waits for the lock
+    let mut program = lock_held(0, 50 * MS);
+    program.ran("fetch", 0, 0, (0, 50 * MS), &[]);
+    program.0.tracks.push(Track { name: "loop".into(), kind: TrackKind::EventLoop });
+    let on_loop = program.0.tracks.len() - 1;
+    let fetch = program.0.operations.last_mut().unwrap();
+    (fetch.track, fetch.awake) = (Some(on_loop), Some(0));
+    let told = program.report(51 * MS);
+    let score = told.worst.iter().find(|row| row.sentence.starts_with("`score`")).unwrap();
+    assert!(score.sentence.ends_with("the Python lock was held elsewhere"), "{score:?}");
+}
+
+#[test]
 fn equal_waits_are_one_and_the_headline_is_of_the_run_time() {
     // decode |1| augment |--10--| in turn on one tensor; everything is submitted at the beginning.
     let mut program = Program::new(&["batch"]);
@@ -322,6 +336,23 @@ fn what_the_engine_does_for_the_program_is_not_among_its_operations() {
     let (own, others) = tables.split_once("\nWaits, exports and imports\n").unwrap();
     assert!(own.contains("`train`") && !own.contains("wait`") && !own.contains("lease"), "{own}");
     assert!(others.contains("`wait` at program.py:50") && others.contains("a lease"), "{others}");
+}
+
+#[test]
+fn a_wait_on_a_link_says_what_the_other_process_had_not_done() {
+    let sentence = |name: &str, kind| {
+        let mut program = Program::new(&[]);
+        program.part(name, kind, 0, &[]).resumed = Some(10 * MS);
+        program.report(10 * MS).worst.swap_remove(0).sentence
+    };
+    for name in ["connect", "accept"] {
+        let told = sentence(name, OperationKind::Wait);
+        assert!(told.ends_with("because the other process was not there yet"), "{told}");
+    }
+    for (name, kind) in [("send", OperationKind::Await), ("receive @7", OperationKind::Wait)] {
+        let told = sentence(name, kind);
+        assert!(told.ends_with("because the other process had not answered yet"), "{told}");
+    }
 }
 
 #[test]

@@ -115,8 +115,9 @@ class Engine:
 
         The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
         returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
-        ready when the fence of that object is done. With ``writable=True`` or `freed_on` the call takes
-        such an object by ``__dlpack__``, which may wait.
+        ready when the fence of that object is done. With ``writable=True`` or `freed_on`, and with
+        ``writable=False`` where `device` or ``copy=True`` asks for a copy, the call takes such an object by
+        ``__dlpack__``, which may wait.
 
         device: device of the result; default the device of `x`. With `device`, and without ``copy=True``, the
             call waits for a promise whose device is not known yet.
@@ -125,7 +126,8 @@ class Engine:
             before version 1.0 has no such flag, so the default for it is False, unless `est.peers()` lists
             the library as one that allows writes. True: the caller vouches that writes are allowed; raises
             `BufferError` if the producer declares the memory read-only or never changes its arrays. False:
-            operations may not write. A copy is always writable.
+            operations may not write, also not a copy that `x` makes. A copy that the engine makes is
+            writable.
         freed_on: the CUDA stream in whose order the allocator of `x` reuses its memory: a handle, or an
             object with ``__cuda_stream__``, which the tensor keeps. For PyTorch and CuPy, this stream is the
             one that was current when the memory was *allocated*. The caller vouches for the stream. The

@@ -43,8 +43,9 @@ impl PyEngine {
     ///
     /// The engine orders memory that overlaps known tensors with these tensors. An Estafette tensor is
     /// returned as it is. The call does not wait for an object with ``__dlpack_fence__``: the tensor is
-    /// ready when the fence of that object is done. With ``writable=True`` or `freed_on` the call takes
-    /// such an object by ``__dlpack__``, which may wait.
+    /// ready when the fence of that object is done. With ``writable=True`` or `freed_on`, and with
+    /// ``writable=False`` where `device` or ``copy=True`` asks for a copy, the call takes such an object by
+    /// ``__dlpack__``, which may wait.
     ///
     /// device: device of the result; default the device of `x`. With `device`, and without ``copy=True``, the
     ///     call waits for a promise whose device is not known yet.
@@ -53,7 +54,8 @@ impl PyEngine {
     ///     before version 1.0 has no such flag, so the default for it is False, unless `est.peers()` lists
     ///     the library as one that allows writes. True: the caller vouches that writes are allowed; raises
     ///     `BufferError` if the producer declares the memory read-only or never changes its arrays. False:
-    ///     operations may not write. A copy is always writable.
+    ///     operations may not write, also not a copy that `x` makes. A copy that the engine makes is
+    ///     writable.
     /// freed_on: the CUDA stream in whose order the allocator of `x` reuses its memory: a handle, or an
     ///     object with ``__cuda_stream__``, which the tensor keeps. For PyTorch and CuPy, this stream is the
     ///     one that was current when the memory was *allocated*. The caller vouches for the stream. The
@@ -85,8 +87,11 @@ impl PyEngine {
             }
             return self.own(tensor, &wanted);
         }
+        // A copy that `__dlpack__` makes may be imported as read-only. One that is made here may be written.
+        let may_be_copied = copy.unwrap_or(device.is_some());
         if freed_on.is_none()
             && writable != Some(true)
+            && !(writable == Some(false) && may_be_copied)
             && let Some(tensor) = fence::import(x, engine, writable == Some(false))?
         {
             imported(py);

@@ -78,7 +78,7 @@ function begin(data) {
 
   function search(text) {
     searchBox.value = text;
-    const wanted = text.trim().toLowerCase();
+    const wanted = shown(text.trim()).toLowerCase();
     const { operations, leases } = data;
     const result = document.getElementById("found");
     if (!wanted) {
@@ -88,7 +88,7 @@ function begin(data) {
       timeline.draw();
       return;
     }
-    const contains = (words) => words.toLowerCase().includes(wanted);
+    const contains = (words) => shown(words).toLowerCase().includes(wanted);
     const names = data.names.map(contains);
     const sites = data.sites.map(contains);
     const tensors = data.tensors.name.map(contains);

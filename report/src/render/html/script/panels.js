@@ -222,8 +222,9 @@ function searchText(name) {
 
 // Operations of one name together, as the report has them.
 function fillNames(data, search) {
-  const rows = data.report.operations.filter(isNamed);
-  const longest = Math.max(1, ...rows.slice(0, 1).map((row) => row.waited_ns));
+  // The report may be sorted by name.
+  const rows = data.report.operations.filter(isNamed).sort((a, b) => b.waited_ns - a.waited_ns);
+  const longest = Math.max(1, rows[0]?.waited_ns ?? 0);
   const body = document.getElementById("names").tBodies[0];
   for (const { name, count: times, running_ns: ran, waited_ns: waited, causes_ns: causes } of rows.slice(0, NAMES_MAX)) {
     const text = searchText(name);

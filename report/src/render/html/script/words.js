@@ -51,6 +51,14 @@ function cut(words, most) {
   return words.length > most ? `${words.slice(0, most - 1)}…` : words;
 }
 
+// A name as the sentences of the report have it, without characters that a terminal would obey.
+const OBEYED = /[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+const ESCAPES = { "\t": "\\t", "\r": "\\r", "\n": "\\n" };
+
+function shown(name) {
+  return name.replace(OBEYED, (obeyed) => ESCAPES[obeyed] ?? `\\u{${obeyed.charCodeAt(0).toString(16)}}`);
+}
+
 function percent(part, whole) {
   return whole > 0 ? `${Math.round((100 * part) / whole)} %` : "0 %";
 }
