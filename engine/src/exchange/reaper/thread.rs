@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::mem;
+use std::{io, mem};
 use std::sync::Arc;
 
 use estafette_devices::{CurrentGuard, DLDevice, Device, log_panic, table};
@@ -120,10 +120,13 @@ impl Shared {
         if wake {
             queue.rest = LeaderState::Busy;
         }
-        warn_without(queue);
+        let refused = queue.refused.take();
+        drop(queue);
         if wake {
             self.work.notify_one();
         }
+        // A receiver of the warning may wait for what the leader does.
+        warn_of(refused);
     }
 
     /// Starts the first thread if there is work for it. When the system refuses, the next push or flush tries
@@ -395,6 +398,10 @@ impl Shared {
 pub(super) fn warn_without(mut queue: MutexGuard<'_, Queue>) {
     let refused = queue.refused.take();
     drop(queue);
+    warn_of(refused);
+}
+
+fn warn_of(refused: Option<io::Error>) {
     if let Some(error) = refused {
         tracing::warn!(%error, "a reaper thread does not start; memory waits");
     }
