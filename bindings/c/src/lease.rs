@@ -109,7 +109,7 @@ pub unsafe extern "C" fn estafette_order_on_with(
 /// is a write, both are exclusive. The leases go to `out`, which has `n` places, in the order of `tensors`; the caller owns them. An array
 /// may be NULL when `n` is 0.
 ///
-/// Returns as `estafette_order_on_with`. `out` is written only on success. May be called by any thread.
+/// Returns as `estafette_order_on_with`; `ESTAFETTE_INVALID` also for a stream without a device where the tensors are on several. `out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; the arrays have `n` entries.

@@ -48,7 +48,7 @@ enum Stage {
     /// The end was reported.
     Ended,
     /// No function of the caller's: the operation reports its own end.
-    Foreign,
+    ReportsItself,
 }
 
 /// What is needed to report the end.
@@ -126,7 +126,7 @@ pub(crate) struct Submitted(NonNull<estafette_op>);
 impl Submitted {
     pub(crate) fn reserve() -> Result<Self, Refusal> {
         let (number, mut state) = fresh_place()?;
-        (state.callers, state.stage) = (1, Stage::Foreign);
+        (state.callers, state.stage) = (1, Stage::ReportsItself);
         Ok(Self(nonnull(places::handle(state.tag, number))))
     }
 
@@ -217,7 +217,7 @@ pub(crate) fn take(op: *mut estafette_op) -> Result<Begun, Refusal> {
     take_stage(&mut find(op)?.1, Some(false))
 }
 
-const FOREIGN: &str = "op: a call or a replay, which reports its own end";
+const REPORTS_ITSELF: &str = "op: a call or a replay, which reports its own end";
 
 fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
     if let Stage::Begun(Begun { produces, .. }) = state.stage
@@ -233,7 +233,7 @@ fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Ref
                 Stage::Waiting => "op: its function was not called yet",
                 Stage::Ending | Stage::Begun(_) => "op: another thread is telling its end right now",
                 Stage::Ended => "op: its end was reported already",
-                Stage::Foreign => FOREIGN,
+                Stage::ReportsItself => REPORTS_ITSELF,
             };
             state.stage = other;
             Err(Refusal::invalid(why))
@@ -251,7 +251,7 @@ pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
         Stage::Begun(begun) => Ok(begun.completion.scope().clone()),
         Stage::Waiting => Err(Refusal::invalid("op: its function was not called yet")),
         Stage::Ending | Stage::Ended => Err(Refusal::invalid("op: its end was reported already")),
-        Stage::Foreign => Err(Refusal::invalid(FOREIGN)),
+        Stage::ReportsItself => Err(Refusal::invalid(REPORTS_ITSELF)),
     }
 }
 

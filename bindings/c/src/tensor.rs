@@ -372,7 +372,7 @@ pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_
 /// `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_wait(tensor: *const estafette_tensor, timeout_ns: u64) -> estafette_status {
-    entry(|| wait(&*self::tensor(tensor, "tensor")?, timeout(timeout_ns)))
+    entry(|| Ok(wait(&*self::tensor(tensor, "tensor")?, timeout(timeout_ns))?))
 }
 
 /// Waits, with a limit or without.

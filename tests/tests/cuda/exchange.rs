@@ -569,7 +569,10 @@ fn leases_for_one_stream_are_of_one_device() {
         };
         assert_eq!(take(&options), ESTAFETTE_INVALID);
         let text = CStr::from_ptr(estafette_last_error()).to_str().unwrap();
-        assert!([bench.device.id(), elsewhere].iter().all(|device| text.contains(&device.to_string())), "{text}");
+        assert!(
+            [bench.device.id(), elsewhere].iter().all(|device| text.contains(&device.to_string())),
+            "{text}"
+        );
         // Without a stream the host waits for both.
         options.stream = ptr::null_mut();
         assert_eq!(take(&options), ESTAFETTE_OK);

@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::{io, mem};
 use std::sync::Arc;
+use std::{io, mem};
 
 use estafette_devices::{CurrentGuard, DLDevice, Device, log_panic, table};
 use estafette_sync::essential::essential;
