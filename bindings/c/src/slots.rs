@@ -47,7 +47,7 @@ enum Stage {
     Ending,
     /// The end was reported.
     Ended,
-    /// No function of the caller's: the operation reports its own end.
+    /// The body is no function of C, and reports its own end.
     ReportsItself,
 }
 
@@ -217,7 +217,7 @@ pub(crate) fn take(op: *mut estafette_op) -> Result<Begun, Refusal> {
     take_stage(&mut find(op)?.1, Some(false))
 }
 
-const REPORTS_ITSELF: &str = "op: a call or a replay, which reports its own end";
+const REPORTS_ITSELF: &str = "op: its body is no function of C, and reports its own end";
 
 fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
     if let Stage::Begun(Begun { produces, .. }) = state.stage
