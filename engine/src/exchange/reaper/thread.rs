@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
-use std::{io, mem};
 
 use estafette_devices::{CurrentGuard, DLDevice, Device, log_panic, table};
 use estafette_sync::essential::essential;
@@ -120,13 +120,11 @@ impl Shared {
         if wake {
             queue.rest = LeaderState::Busy;
         }
-        let refused = queue.refused.take();
-        drop(queue);
-        if wake {
-            self.work.notify_one();
-        }
-        // A receiver of the warning may wait for what the leader does.
-        warn_of(refused);
+        warn_without(queue, || {
+            if wake {
+                self.work.notify_one();
+            }
+        });
     }
 
     /// Starts the first thread if there is work for it. When the system refuses, the next push or flush tries
@@ -277,7 +275,7 @@ impl Shared {
             if waits {
                 self.follow_the_leader(&mut queue);
             }
-            warn_without(queue);
+            warn_without(queue, || ());
             if self.drop_all(lane) {
                 return true;
             }
@@ -394,14 +392,12 @@ impl Shared {
     }
 }
 
-/// Releases the lock, and then warns of a thread that the system has refused: who receives the warning may use the reaper.
-pub(super) fn warn_without(mut queue: MutexGuard<'_, Queue>) {
+/// Releases the lock, notifies, and then warns of a thread that the system has refused. A receiver of the warning may use the reaper,
+/// and wait for what the notified thread does.
+pub(super) fn warn_without(mut queue: MutexGuard<'_, Queue>, notify: impl FnOnce()) {
     let refused = queue.refused.take();
     drop(queue);
-    warn_of(refused);
-}
-
-fn warn_of(refused: Option<io::Error>) {
+    notify();
     if let Some(error) = refused {
         tracing::warn!(%error, "a reaper thread does not start; memory waits");
     }
