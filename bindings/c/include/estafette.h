@@ -125,7 +125,8 @@ enum estafette_status
   ESTAFETTE_NOT_SHARED = -13,
   /**
    * A signal that the program around the library handles has ended the wait; what was waited for goes on. Only in an engine that Python
-   * has made or been given, on a thread whose signals Python handles: Ctrl-C in a wait there.
+   * has made or been given, on a thread whose signals Python handles: Ctrl-C in a wait there. Until Python code runs on that thread and
+   * raises the exception, each wait there that would block returns this again: clean up by queries, or by waits of another thread.
    */
   ESTAFETTE_INTERRUPTED = -14,
 };
@@ -264,7 +265,8 @@ typedef struct estafette_engine_options {
   uint64_t shared;
   /**
    * What is stalled for so many nanoseconds is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter does not
-   * return, with its sentence of `estafette_diagnose`. 0 for no such watch.
+   * return, with its sentence of `estafette_diagnose`. Of those that stall for one reason, and what waits for them, the first is logged, with
+   * the number of the others. 0 for no such watch.
    */
   uint64_t watchdog_ns;
 } estafette_engine_options;
@@ -1088,7 +1090,7 @@ estafette_status estafette_order_on_with(const struct estafette_tensor *tensor,
  * is a write, both are exclusive. The leases go to `out`, which has `n` places, in the order of `tensors`; the caller owns them. An array
  * may be NULL when `n` is 0.
  *
- * Returns as `estafette_order_on_with`, and `ESTAFETTE_SHUTDOWN`. `out` is written only on success. May be called by any thread.
+ * Returns as `estafette_order_on_with`; `ESTAFETTE_INVALID` also for a stream without a device where the tensors are on several. `out` is written only on success. May be called by any thread.
  *
  * What the caller promises:
  * Each pointer but handles is NULL or what its type says; the arrays have `n` entries.

@@ -48,7 +48,8 @@ class Error : public std::runtime_error {
 
 /// Throws unless `status` is ESTAFETTE_OK.
 inline void check(int status) {
-  if (status != ESTAFETTE_OK) throw Error(status, estafette_last_error());
+  // "Not yet" leaves the text of an earlier error where it is.
+  if (status != ESTAFETTE_OK) throw Error(status, status == ESTAFETTE_PENDING ? "" : estafette_last_error());
 }
 
 /// A point in the work of some scheduler. Copies share it.
@@ -944,8 +945,9 @@ class Engine {
       accesses.push_back(access);
     }
     std::vector<estafette_lease *> out(wanted.size());
-    check(estafette_lease_all(get(), tensors.data(), accesses.data(), wanted.size(), &options, out.data()));
     std::vector<Lease> leases;
+    leases.reserve(out.size());  // What is owned then needs no memory, which may be short.
+    check(estafette_lease_all(get(), tensors.data(), accesses.data(), wanted.size(), &options, out.data()));
     for (estafette_lease *lease : out) leases.emplace_back(lease);
     return leases;
   }
@@ -1037,8 +1039,9 @@ class Engine {
                                                                 std::size_t n_outputs, const Attributes &attributes = {},
                                                                 const SubmitOptions &how = {}) const {
     std::vector<estafette_tensor *> outputs(n_outputs);
-    Operation op = call_operator(name, inputs, outputs, attributes, how);
     std::vector<Tensor> results;
+    results.reserve(n_outputs);  // What is owned then needs no memory, which may be short.
+    Operation op = call_operator(name, inputs, outputs, attributes, how);
     for (estafette_tensor *output : outputs) results.push_back(Tensor::adopt(output));
     return {std::move(results), std::move(op)};
   }

@@ -54,7 +54,8 @@ pub struct estafette_engine_options {
     /// `estafette_zeros_shared`.
     pub shared: u64,
     /// What is stalled for so many nanoseconds is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter does not
-    /// return, with its sentence of `estafette_diagnose`. 0 for no such watch.
+    /// return, with its sentence of `estafette_diagnose`. Of those that stall for one reason, and what waits for them, the first is logged, with
+    /// the number of the others. 0 for no such watch.
     pub watchdog_ns: u64,
 }
 

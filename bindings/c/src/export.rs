@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use estafette::devices::DLDevice;
 use estafette::exchange::Abi;
 use estafette::lease::Consumer;
-use estafette::{Access, ExportOptions, ManagedTensor, Tensor};
+use estafette::{Access, Error, ExportOptions, ManagedTensor, Tensor};
 
 use crate::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
 use crate::engine::{timeout, within};
@@ -101,7 +101,7 @@ pub(crate) unsafe fn consumer(
 }
 
 /// Waits until a tensor has its memory.
-pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Refusal> {
+pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
     if tensor.is_defined() { Ok(()) } else { wait(tensor, timeout) }
 }
 

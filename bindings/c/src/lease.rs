@@ -109,7 +109,7 @@ pub unsafe extern "C" fn estafette_order_on_with(
 /// is a write, both are exclusive. The leases go to `out`, which has `n` places, in the order of `tensors`; the caller owns them. An array
 /// may be NULL when `n` is 0.
 ///
-/// Returns as `estafette_order_on_with`. `out` is written only on success. May be called by any thread.
+/// Returns as `estafette_order_on_with`; `ESTAFETTE_INVALID` also for a stream without a device where the tensors are on several. `out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; the arrays have `n` entries.
@@ -196,22 +196,29 @@ impl How {
     unsafe fn consumer(&self, wanted: &[(Tensor, Access)]) -> Result<Option<Consumer>, Refusal> {
         let is_anywhere = self.device.device_type.0 == 0;
         check_stream(self.device, self.stream)?;
-        let mut found = Consumer::Host;
         if self.device == DLDevice::CPU || (is_anywhere && self.stream.is_null()) {
-            return Ok(Some(found));
+            return Ok(Some(Consumer::Host));
         }
+        let mut found = None;
         for (tensor, access) in wanted {
             // The device of a promise is known when the promise is defined.
             if self.nonblocking && !tensor.is_defined() {
                 return Ok(tensor.lease(*access, OWNER).try_now().map(|_| None)?);
             }
-            until_defined(tensor, self.left())?;
+            until_defined(tensor, self.left()).map_err(|error| within(error, self.limit))?;
             let device = if is_anywhere { tensor.device()? } else { self.device };
+            if let Some((first, _)) = &found
+                && *first != device
+            {
+                return Err(Refusal::invalid(format!(
+                    "estafette_export_options: device is 0, and the stream cannot be one of {first} and of {device}"
+                )));
+            }
             check_stream(device, self.stream)?;
             // SAFETY: by contract of this function.
-            found = unsafe { consumer(tensor, device, self.stream) }?;
+            found = Some((device, unsafe { consumer(tensor, device, self.stream) }?));
         }
-        Ok(Some(found))
+        Ok(Some(found.map_or(Consumer::Host, |(_, consumer)| consumer)))
     }
 
     /// What is asked for; `None` where it is not granted, and the call must not block.

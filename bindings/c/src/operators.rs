@@ -253,7 +253,8 @@ impl Call {
                 array(self.outputs.cast_const(), self.n_outputs, "outputs")?,
             )
         };
-        if !options.name.is_null() || options.on_skip.is_some() || options.reserved != 0 {
+        options.check_reserved()?;
+        if !options.name.is_null() || options.on_skip.is_some() {
             return Err(Refusal::invalid(
                 "estafette_submit_options: a call has the operator's name, and no on_skip",
             ));

@@ -47,6 +47,8 @@ enum Stage {
     Ending,
     /// The end was reported.
     Ended,
+    /// The body is no function of C, and reports its own end.
+    ReportsItself,
 }
 
 /// What is needed to report the end.
@@ -124,7 +126,7 @@ pub(crate) struct Submitted(NonNull<estafette_op>);
 impl Submitted {
     pub(crate) fn reserve() -> Result<Self, Refusal> {
         let (number, mut state) = fresh_place()?;
-        state.callers = 1;
+        (state.callers, state.stage) = (1, Stage::ReportsItself);
         Ok(Self(nonnull(places::handle(state.tag, number))))
     }
 
@@ -215,6 +217,8 @@ pub(crate) fn take(op: *mut estafette_op) -> Result<Begun, Refusal> {
     take_stage(&mut find(op)?.1, Some(false))
 }
 
+const REPORTS_ITSELF: &str = "op: its body is no function of C, and reports its own end";
+
 fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
     if let Stage::Begun(Begun { produces, .. }) = state.stage
         && with_tensor.is_some_and(|with_tensor| with_tensor != produces)
@@ -229,6 +233,7 @@ fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Ref
                 Stage::Waiting => "op: its function was not called yet",
                 Stage::Ending | Stage::Begun(_) => "op: another thread is telling its end right now",
                 Stage::Ended => "op: its end was reported already",
+                Stage::ReportsItself => REPORTS_ITSELF,
             };
             state.stage = other;
             Err(Refusal::invalid(why))
@@ -246,6 +251,7 @@ pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
         Stage::Begun(begun) => Ok(begun.completion.scope().clone()),
         Stage::Waiting => Err(Refusal::invalid("op: its function was not called yet")),
         Stage::Ending | Stage::Ended => Err(Refusal::invalid("op: its end was reported already")),
+        Stage::ReportsItself => Err(Refusal::invalid(REPORTS_ITSELF)),
     }
 }
 

@@ -48,7 +48,8 @@ pub enum estafette_status {
     /// The memory of the tensor is not memory that other processes can be shown.
     ESTAFETTE_NOT_SHARED = -13,
     /// A signal that the program around the library handles has ended the wait; what was waited for goes on. Only in an engine that Python
-    /// has made or been given, on a thread whose signals Python handles: Ctrl-C in a wait there.
+    /// has made or been given, on a thread whose signals Python handles: Ctrl-C in a wait there. Until Python code runs on that thread and
+    /// raises the exception, each wait there that would block returns this again: clean up by queries, or by waits of another thread.
     ESTAFETTE_INTERRUPTED = -14,
 }
 

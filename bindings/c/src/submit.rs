@@ -67,6 +67,14 @@ impl estafette_submit_options {
     pub(crate) fn nonblocking(&self) -> Result<bool, Refusal> {
         flag("estafette_submit_options: nonblocking", self.nonblocking)
     }
+
+    pub(crate) fn check_reserved(&self) -> Result<(), Refusal> {
+        if self.reserved != 0 {
+            let message = format!("estafette_submit_options: reserved is {}", self.reserved);
+            return Err(Refusal::invalid(message));
+        }
+        Ok(())
+    }
 }
 
 /// An operation as it waits to be called. Dropping it without a call gives the context up.
@@ -295,10 +303,7 @@ impl Arguments {
     /// As for [`estafette_submit`].
     pub(crate) unsafe fn parse(&self, options: &estafette_submit_options) -> Result<Work, Refusal> {
         let function = self.function.ok_or_else(|| is_null("function"))?;
-        if options.reserved != 0 {
-            let message = format!("estafette_submit_options: reserved is {}", options.reserved);
-            return Err(Refusal::invalid(message));
-        }
+        options.check_reserved()?;
         // SAFETY: by contract of this function.
         let (name, reads, writes) = unsafe {
             let name = text(options.name, "c", "name")?;
@@ -337,8 +342,8 @@ unsafe fn submit(
     let op = engine.op(name).priority(options.priority).reads(reads).writes(writes);
     let op = on(op, queue(&engine, options.on)?);
     let permit = if options.nonblocking()? { op.without_waiting() } else { op }.reserve()?;
-    // Nothing can fail after this.
     let (handle, held) = entered(out)?;
+    // Nothing can fail after this.
     let context = Context::new(arguments.context, arguments.drop_context);
     let (permit, context) = with_context(permit, context, options.on_skip);
     let waiting = Waiting { function, context, held, produces: false };

@@ -372,16 +372,15 @@ pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_
 /// `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_wait(tensor: *const estafette_tensor, timeout_ns: u64) -> estafette_status {
-    entry(|| wait(&*self::tensor(tensor, "tensor")?, timeout(timeout_ns)))
+    entry(|| Ok(wait(&*self::tensor(tensor, "tensor")?, timeout(timeout_ns))?))
 }
 
 /// Waits, with a limit or without.
-pub(crate) fn wait(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Refusal> {
-    let waited = match timeout {
+pub(crate) fn wait(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
+    match timeout {
         None => tensor.wait(),
         Some(timeout) => tensor.wait_timeout(timeout),
-    };
-    Ok(waited?)
+    }
 }
 
 /// What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during

@@ -22,7 +22,7 @@ pub(crate) struct OpExtras {
     pub(crate) failure: OnceLock<OperationError>,
     pub(crate) one_shot: OnceLock<OutcomeSignal>,
     /// The device work that the operation has left, for those who have a handle of it.
-    pub(crate) left: OnceLock<FenceSet>,
+    pub(crate) left: OnceLock<Box<FenceSet>>,
 }
 
 /// An [`OpExtras`] that its first user makes.

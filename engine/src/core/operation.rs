@@ -474,12 +474,12 @@ impl OpState {
 
     /// Notes the device work that the operation leaves, before its end is published.
     pub(crate) fn note_left(&self, fences: &[Fence]) {
-        let _ = self.extras.get_or_make().left.set(fences.iter().cloned().collect());
+        let _ = self.extras.get_or_make().left.set(Box::new(fences.iter().cloned().collect()));
     }
 
     /// The device work that the operation has left.
     pub(crate) fn left(&self) -> Option<&FenceSet> {
-        self.extras.get()?.left.get()
+        self.extras.get()?.left.get().map(|left| &**left)
     }
 
     /// Makes the outcome final, releases the permit, and notifies the waiters. Called once, after the graph has released the

@@ -216,8 +216,7 @@ impl Reaper {
             return queue.first_epoch > last;
         }
         self.shared.start(&mut queue);
-        warn_without(queue);
-        self.shared.work.notify_all();
+        warn_without(queue, || self.shared.work.notify_all());
         let done = self.shared.wait_until(self.shared.lock(), left(), |queue| {
             // What still waits for fences after a stop will leak some day; nothing can hurry it.
             queue.first_epoch > last || queue.phase == Phase::Stopped

@@ -8,7 +8,8 @@
 //! removed, and need nothing here: a node comes after all that its predecessors were made to wait for. A node
 //! that is skipped leaves its successors the fences that it would have waited for.
 //!
-//! The replay ends with the fences of the nodes that have no successor.
+//! The replay ends with the fences of the nodes that have no successor, and with those on no queue that nodes
+//! have ended with: work on a queue that was ordered after such a fence does not fail with the fence.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -71,12 +72,16 @@ impl NodeFences {
         });
     }
 
-    /// The fences of the nodes that have no successor. Those of earlier readers stay on their variables: their failure is
-    /// none of the replay.
+    /// The fences that the replay ends with. Those of earlier readers stay on their variables: their failure is none of the
+    /// replay.
     pub(super) fn last(&self, order: &program::ProgramOrder, earlier: &Earlier) -> Vec<Fence> {
         let mut last = FenceSet::default();
-        for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
-            last.extend(self.of(node).filter(|fence| !earlier.has_read(fence)).cloned());
+        for node in numbers(order.len()) {
+            if order.successors(node).is_empty() {
+                last.extend(self.of(node).filter(|fence| !earlier.has_read(fence)).cloned());
+            } else {
+                last.extend(self.own(node).filter(|own| own.queue().is_none()).cloned());
+            }
         }
         last.prune();
         last.into_iter().collect()

@@ -289,7 +289,7 @@ type End = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
 /// # Errors
 /// As [`wait_any_work`].
 pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<Vec<usize>, Error> {
-    wait_for_one(ops, |op| Box::pin(OpEnded(op)), tensors, timeout)
+    wait_for_one(ops, |op| op.outcome().is_some(), |op| Box::pin(OpEnded(op)), tensors, timeout)
 }
 
 /// Blocks until one of the operations has ended and its device work is done, or one of the tensors is finished. Returns as [`wait_any`].
@@ -298,7 +298,8 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
 /// # Errors
 /// [`Error::Timeout`]; [`Error::Forked`]; the reason why the last of them can never end, if none can.
 pub fn wait_any_work(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Result<Vec<usize>, Error> {
-    wait_for_one(ops, |op| Box::pin(work_done(op)), tensors, timeout)
+    let is_over = |op: &Op| op.outcome().is_some() && !op.left().state().is_pending();
+    wait_for_one(ops, is_over, |op| Box::pin(work_done(op)), tensors, timeout)
 }
 
 async fn work_done(op: Op) -> Result<(), Error> {
@@ -311,10 +312,15 @@ async fn work_done(op: Op) -> Result<(), Error> {
 
 fn wait_for_one(
     ops: &[Op],
+    is_over: impl Fn(&Op) -> bool,
     end_of: impl Fn(Op) -> End,
     tensors: &[Tensor],
     timeout: Option<Duration>,
 ) -> Result<Vec<usize>, Error> {
+    if timeout == Some(Duration::ZERO) {
+        // This wait only looks: it subscribes to no fence and makes no query.
+        return look_for_one(ops, is_over, tensors);
+    }
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);
@@ -359,6 +365,15 @@ fn wait_for_one(
         }
     }
     outcome
+}
+
+fn look_for_one(ops: &[Op], is_over: impl Fn(&Op) -> bool, tensors: &[Tensor]) -> Result<Vec<usize>, Error> {
+    ops.iter().try_for_each(|op| op.handle.payload().core.generation.check())?;
+    tensors.iter().try_for_each(|tensor| tensor.inner.core.generation.check())?;
+    let looked = ops.iter().map(is_over).chain(tensors.iter().map(|tensor| tensor.outcome().is_some()));
+    let over: Vec<usize> =
+        looked.enumerate().filter_map(|(place, is_over)| is_over.then_some(place)).collect();
+    if over.is_empty() { Err(Error::Timeout(Duration::ZERO)) } else { Ok(over) }
 }
 
 /// A readiness query in a trace. The wait for it ends when this is dropped.

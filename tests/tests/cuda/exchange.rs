@@ -2,7 +2,7 @@
 //! that nothing orders, whether they went well or not; so each test that expects it to be silent has one
 //! beside it in which the order is taken out, and it must speak.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use estafette::exchange::{Abi, ExportFlags, Layout, export, flush_deleters};
 use estafette::lease::{Consumer, Keeper};
 use estafette::operators::{Attributes, Closure, operators};
 use estafette::{Access, DType, Engine, ExportOptions, ImportOptions, Lease, Op, Tensor, View, ViewMut};
-use estafette_c::estafette_status::{ESTAFETTE_OK, ESTAFETTE_PENDING, ESTAFETTE_TIMEOUT};
+use estafette_c::estafette_status::{ESTAFETTE_INVALID, ESTAFETTE_OK, ESTAFETTE_PENDING, ESTAFETTE_TIMEOUT};
 use estafette_c::*;
 use estafette_cuda_sim_client::Simulator;
 use tests::ops::{get, tensor, until, waits};
@@ -541,6 +541,49 @@ fn the_c_interface_orders_a_cuda_stream() {
         assert_ne!(refused, ESTAFETTE_OK);
     }
     assert_eq!(estafette_tensor_release(handle), ESTAFETTE_OK);
+    bench.silent();
+}
+
+#[test]
+fn leases_for_one_stream_are_of_one_device() {
+    let bench = bench();
+    let elsewhere = CudaRuntime::get().unwrap().devices()[1].id();
+    let y = bench.engine.empty(&[BYTES], DType::U8, elsewhere).unwrap();
+    let both = [tensor_handle(bench.bytes()).unwrap(), tensor_handle(y).unwrap()];
+    let mut options = estafette_export_options {
+        size: size_of::<estafette_export_options>() as u32,
+        access: 0,
+        device: DLDevice::new(DeviceType(0), 0),
+        // Each device has a legacy stream, and its handle is that of all of them.
+        stream: ptr::without_provenance_mut(1),
+        copy: 0,
+        nonblocking: 0,
+        timeout_ns: 0,
+    };
+    let (mut engine, mut leases) = (ptr::null_mut(), [ptr::null_mut(); 2]);
+    // SAFETY: live tensors, streams that are never gone, and places.
+    unsafe {
+        assert_eq!(estafette_engine_create(ptr::null(), &mut engine), ESTAFETTE_OK);
+        let mut take = |options: &estafette_export_options| {
+            estafette_lease_all(engine, both.as_ptr(), ptr::null(), 2, options, leases.as_mut_ptr())
+        };
+        assert_eq!(take(&options), ESTAFETTE_INVALID);
+        let text = CStr::from_ptr(estafette_last_error()).to_str().unwrap();
+        assert!(
+            [bench.device.id(), elsewhere].iter().all(|device| text.contains(&device.to_string())),
+            "{text}"
+        );
+        // Without a stream the host waits for both.
+        options.stream = ptr::null_mut();
+        assert_eq!(take(&options), ESTAFETTE_OK);
+        for lease in leases {
+            assert_eq!(estafette_lease_release(lease, ptr::null()), ESTAFETTE_OK);
+        }
+    }
+    for handle in both {
+        assert_eq!(estafette_tensor_release(handle), ESTAFETTE_OK);
+    }
+    assert_eq!(estafette_engine_destroy(engine), ESTAFETTE_OK);
     bench.silent();
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
-use estafette::devices::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, host};
+use estafette::devices::{DLDevice, DeviceError, Fence, FenceState, Order, Queue, QueueId, host};
 use estafette::program::ProgramBuilder;
 use estafette::tensor::TensorState;
 use estafette::wait::without_helping;
@@ -506,6 +506,60 @@ fn a_node_that_cannot_enter_its_queue_leaves_its_successors_what_is_before_it() 
             let error = outcome.unwrap_err().to_string();
             assert!(error.contains("`second`") && error.contains("cannot be entered"), "{error}");
         }
+    }
+}
+
+/// A queue that is ordered after every fence, as one whose device waits for the fences of another library.
+#[derive(Debug)]
+struct Patient(Arc<dyn Queue>);
+
+impl Queue for Patient {
+    fn id(&self) -> QueueId {
+        self.0.id()
+    }
+
+    fn device(&self) -> DLDevice {
+        self.0.device()
+    }
+
+    fn in_order(&self) -> bool {
+        self.0.in_order()
+    }
+
+    fn order_after(&self, _fence: &Fence) -> Result<Order, DeviceError> {
+        Ok(Order::Device)
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        self.0.record()
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self.0.as_any()
+    }
+}
+
+#[test]
+fn a_replay_ends_with_the_fence_of_a_node_that_a_queue_was_ordered_after() {
+    for succeeds in [true, false] {
+        let (device, engine, watchdog) = sim(1, SimOptions::default());
+        let [x, y, _] = three(&device, &engine);
+        let (completer, fence) = host::promise("elsewhere");
+        let mut builder = engine.program("step");
+        let node = builder.op("first").writes([&x]);
+        node.run_external(move |completion| completion.complete_after(&fence, Ok(()))).unwrap();
+        let behind: Arc<dyn Queue> = Arc::new(Patient(queue(&device)));
+        copies(&mut builder, &behind, "behind", &x, &y);
+        let replay = builder.finish().unwrap().replay().unwrap();
+        replay.wait().unwrap();
+        device.run_until_idle();
+        assert!(replay.left().state().is_pending() && !y.is_ready());
+        completer.settle(if succeeds { Ok(()) } else { Err(fault("the other library broke")) });
+        assert_eq!(matches!(replay.left().state(), FenceState::Done), succeeds);
+        for tensor in [&x, &y] {
+            assert_eq!(tensor.wait().is_ok(), succeeds);
+        }
+        assert!(watchdog.still_watches());
     }
 }
 

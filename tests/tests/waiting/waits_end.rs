@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use estafette::bindings::{wait_any, wait_any_work};
 use estafette::devices::{DLDevice, Event, Fence, FenceState, QueueId, Subscriber, Watch, host};
 use estafette::exchange::foreign_fence::{OK, RawFence, export};
 use estafette::wait::without_helping;
@@ -623,6 +624,51 @@ fn without_workers_more_waits_for_device_work_than_there_are_threads_for_them_en
         wait.wait().unwrap();
     }
     assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+/// Work that has not ended, and how many have asked to be called when it has.
+#[derive(Debug, Default)]
+struct NeverOver(AtomicUsize);
+
+impl Event for NeverOver {
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn state(&self) -> FenceState {
+        FenceState::Pending
+    }
+
+    fn observed_done(&self) -> bool {
+        false
+    }
+
+    fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Watch::Subscribed
+    }
+}
+
+#[test]
+fn a_wait_for_any_of_several_that_has_no_time_only_looks() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (x, work) = (tensor(&engine, 0.0), Arc::new(NeverOver::default()));
+    let fence = Fence::event(work.clone());
+    let op = engine.op("leaves work").run_external(move |end| end.complete_after(&fence, Ok(()))).unwrap();
+    op.wait().unwrap();
+    let ops = [op];
+    let asked = work.0.load(Ordering::SeqCst);
+    timed_out(wait_any_work(&ops, &[], Some(Duration::ZERO)));
+    assert_eq!(work.0.load(Ordering::SeqCst), asked);
+    assert_eq!(wait_any(&ops, &[], Some(Duration::ZERO)).unwrap(), [0]);
+    let (go, _, writes) = held(&engine, &x);
+    timed_out(wait_any_work(&ops, std::slice::from_ref(&x), Some(Duration::ZERO)));
+    drop(go);
+    writes.wait().unwrap();
+    let both = [ops[0].clone(), writes];
+    assert_eq!(wait_any_work(&both, &[x], Some(Duration::ZERO)).unwrap(), [1, 2]);
     assert!(watchdog.still_watches());
 }
 

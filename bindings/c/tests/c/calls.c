@@ -315,6 +315,13 @@ static void leases_have_options_and_are_taken_together(void) {
   options.copy = 0;
   options.device.device_type = kDLCUDA;
   REFUSED(ESTAFETTE_INVALID, "the memory is not on", estafette_order_on_with(both[0], &options, &held));
+  static counting maker;
+  estafette_tensor *result;
+  OK(estafette_produce(engine, 0, counting_function, &maker, 0, 0, 0, &result));
+  options.nonblocking = 0;
+  REFUSED(ESTAFETTE_TIMEOUT, "within 10ms", estafette_order_on_with(result, &options, &held));
+  OK(estafette_op_complete(begun(&maker), ESTAFETTE_FAILED, 0));
+  estafette_tensor_release(result);
   for (int i = 0; i < 2; i++) estafette_tensor_release(both[i]);
   estafette_engine_destroy(engine);
 }

@@ -168,6 +168,9 @@ static void a_call_is_called_off_and_has_a_priority(void) {
   estafette_op *op;
   OK(estafette_call_operator_with(engine, &how, "c.add", &x, 1, &y, 1, 0, 0, &op));
   EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
+  REFUSED(ESTAFETTE_INVALID, "reports its own end", estafette_op_complete(op, ESTAFETTE_OK, 0));
+  void *stream;
+  REFUSED(ESTAFETTE_INVALID, "reports its own end", estafette_op_stream(op, &stream));
   OK(estafette_op_cancel(op));
   EXPECT(ESTAFETTE_CANCELLED, estafette_op_wait(op, 10 * SECOND));
   OK(estafette_op_release(op));
@@ -178,6 +181,9 @@ static void a_call_is_called_off_and_has_a_priority(void) {
   OK(estafette_op_wait(op, 10 * SECOND));
   OK(estafette_op_release(op));
   CHECK(first(y) == 1.0f && atomic_load(&state.called) == 1);
+  how.reserved = 7;
+  REFUSED(ESTAFETTE_INVALID, "reserved is 7", estafette_call_operator_with(engine, &how, "c.add", &x, 1, &y, 1, 0, 0, &op));
+  how.reserved = 0;
   how.name = "another";
   REFUSED(ESTAFETTE_INVALID, "the operator's name", estafette_call_operator_with(engine, &how, "c.add", &x, 1, &y, 1, 0, 0, &op));
   estafette_tensor_release(x);

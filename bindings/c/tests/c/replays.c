@@ -76,7 +76,7 @@ static void nodes_run_in_order_at_every_replay(void) {
   /* The last holders of the program are its replays. */
   estafette_program_destroy(program);
   OK(estafette_op_wait(op, 30 * SECOND));
-  REFUSED(ESTAFETTE_INVALID, "not called yet", estafette_op_complete(op, ESTAFETTE_OK, 0));
+  REFUSED(ESTAFETTE_INVALID, "reports its own end", estafette_op_complete(op, ESTAFETTE_OK, 0));
   OK(estafette_op_release(op));
   OK(estafette_wait(x, 30 * SECOND));
   CHECK(((float *)data)[0] == expected && ((float *)data)[3] == expected);

@@ -599,6 +599,7 @@ static void leases_are_taken_together_and_memory_is_copied() {
   std::vector<Lease> both = engine.lease_all({{x, ESTAFETTE_READ}, {y, ESTAFETTE_WRITE}});
   CHECK(both.size() == 2 && both[0].get() && both[1].get());
   x.order_on(ESTAFETTE_READ, {kDLCPU, 0}, nullptr, 0);
+  CHECK(estafette_wait(nullptr, 0) == ESTAFETTE_INVALID && estafette_last_error()[0]);
   for (bool alone : {true, false}) {
     try {
       if (alone) y.order_on(ESTAFETTE_READ, {kDLCPU, 0}, nullptr, 0);
@@ -606,6 +607,7 @@ static void leases_are_taken_together_and_memory_is_copied() {
       CHECK(!"it is held");
     } catch (const Error &error) {
       CHECK(error.status() == ESTAFETTE_PENDING);
+      CHECK(std::string(error.what()) == estafette_status_text(ESTAFETTE_PENDING));
     }
   }
   both.clear();

@@ -120,10 +120,11 @@ impl Shared {
         if wake {
             queue.rest = LeaderState::Busy;
         }
-        warn_without(queue);
-        if wake {
-            self.work.notify_one();
-        }
+        warn_without(queue, || {
+            if wake {
+                self.work.notify_one();
+            }
+        });
     }
 
     /// Starts the first thread if there is work for it. When the system refuses, the next push or flush tries
@@ -274,7 +275,7 @@ impl Shared {
             if waits {
                 self.follow_the_leader(&mut queue);
             }
-            warn_without(queue);
+            warn_without(queue, || ());
             if self.drop_all(lane) {
                 return true;
             }
@@ -391,10 +392,12 @@ impl Shared {
     }
 }
 
-/// Releases the lock, and then warns of a thread that the system has refused: who receives the warning may use the reaper.
-pub(super) fn warn_without(mut queue: MutexGuard<'_, Queue>) {
+/// Releases the lock, notifies, and then warns of a thread that the system has refused. A receiver of the warning may use the reaper,
+/// and wait for what the notified thread does.
+pub(super) fn warn_without(mut queue: MutexGuard<'_, Queue>, notify: impl FnOnce()) {
     let refused = queue.refused.take();
     drop(queue);
+    notify();
     if let Some(error) = refused {
         tracing::warn!(%error, "a reaper thread does not start; memory waits");
     }
