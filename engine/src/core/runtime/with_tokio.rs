@@ -92,7 +92,9 @@ impl Runtime {
             None => own.insert(made).handle().clone(),
         };
         drop(own);
-        spare.map(tokio::runtime::Runtime::shutdown_background);
+        if let Some(spare) = spare {
+            spare.shutdown_background();
+        }
         Ok(handle)
     }
 
@@ -123,7 +125,9 @@ impl Runtime {
     pub(crate) fn close(&self) {
         let own = self.own.lock().take();
         // The last handle may be dropped inside asynchronous code, where waiting for the runtime would panic.
-        own.map(tokio::runtime::Runtime::shutdown_background);
+        if let Some(own) = own {
+            own.shutdown_background();
+        }
     }
 }
 
