@@ -33,11 +33,18 @@ const GREETINGS_MAX: usize = 64;
 const ARRIVED_MAX: usize = 128;
 /// Links that one thread serves while it waits. The kernel waits for 128 words at once.
 const SERVED_MAX: usize = 16;
-/// How long a thread lingers before it sleeps, where the last wait was no longer: about what going to sleep and waking up would cost.
-const BRISK: Duration = Duration::from_micros(50);
+/// How long a thread lingers before it sleeps: about what going to sleep and waking up would cost, on a virtual machine.
+const LINGER: Duration = Duration::from_micros(150);
+/// Threads linger where the last wait was no longer. That of a thread which slept has its waking up in it, and its peer's as well: two peers
+/// that are quick find out of their sleep.
+const BRISK: Duration = Duration::from_micros(300);
+/// A round in which a thread lingers and that takes so long: another thread has needed the processor.
+const LOSS: Duration = Duration::from_micros(50);
 /// The fewest waits that do not linger after another thread has taken the processor, and the most.
 const PENALTY_MIN: u32 = 64;
 const PENALTY_MAX: u32 = 4_096;
+/// The most waits that do not linger after one that lingered in vain, as a power of two.
+const IN_VAIN_MAX: u32 = 6;
 /// Looks between two at the clock.
 const ROUND: u32 = 16;
 /// How long a door waits that cannot take a connection, before it tries again.
@@ -498,6 +505,8 @@ impl Host for Waiting {
 struct Patience {
     /// The last wait was short.
     is_brisk: AtomicBool,
+    /// How often in a row a thread has lingered in vain.
+    in_vain: AtomicU32,
     /// Waits that do without: those that are left, and how many the next loss of the processor costs.
     skipped: AtomicU32,
     penalty: AtomicU32,
@@ -519,8 +528,22 @@ impl Patience {
 
     /// Whether a condition comes to hold soon, and before `deadline`.
     fn linger(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
+        let holds = self.looks(condition, deadline);
+        self.lingered(!holds);
+        holds
+    }
+
+    fn lingered(&self, in_vain: bool) {
+        let times = if in_vain { (self.in_vain.load(Ordering::Relaxed) + 1).min(IN_VAIN_MAX) } else { 0 };
+        self.in_vain.store(times, Ordering::Relaxed);
+        if in_vain {
+            self.skipped.fetch_max(1 << times, Ordering::Relaxed);
+        }
+    }
+
+    fn looks(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
         let mut now = Instant::now();
-        let end = now + BRISK;
+        let end = now + LINGER;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         loop {
             for _ in 0..ROUND {
@@ -541,7 +564,7 @@ impl Patience {
     /// A round took so long.
     fn ran(&self, time: Duration) {
         let penalty = self.penalty.load(Ordering::Relaxed);
-        if time < BRISK {
+        if time < LOSS {
             self.penalty.store(penalty.saturating_sub(1), Ordering::Relaxed);
         } else {
             let penalty = (2 * penalty).clamp(PENALTY_MIN, PENALTY_MAX);
@@ -603,13 +626,29 @@ mod tests {
         patience.waited(BRISK / 2);
         let skipped = || (0..).find(|_| patience.lasts()).expect("in the end");
         for expected in [PENALTY_MIN, 2 * PENALTY_MIN, 4 * PENALTY_MIN] {
-            patience.ran(BRISK);
+            patience.ran(LOSS);
             assert_eq!(skipped(), expected);
         }
-        (0..4 * PENALTY_MIN).for_each(|_| patience.ran(BRISK / 2));
-        patience.ran(BRISK);
+        (0..4 * PENALTY_MIN).for_each(|_| patience.ran(LOSS / 2));
+        patience.ran(LOSS);
         assert_eq!(skipped(), PENALTY_MIN, "losses that are long ago count no more");
-        (0..32).for_each(|_| patience.ran(BRISK));
+        (0..32).for_each(|_| patience.ran(LOSS));
         assert_eq!(skipped(), PENALTY_MAX);
+    }
+
+    #[test]
+    fn threads_linger_seldom_where_they_did_so_in_vain() {
+        let patience = Patience::default();
+        patience.waited(BRISK / 2);
+        let skipped = || (0..).find(|_| patience.lasts()).expect("in the end");
+        for expected in [2, 4, 8] {
+            patience.lingered(true);
+            assert_eq!(skipped(), expected);
+        }
+        patience.lingered(false);
+        patience.lingered(true);
+        assert_eq!(skipped(), 2, "what was in vain before the last success counts no more");
+        (0..32).for_each(|_| patience.lingered(true));
+        assert_eq!(skipped(), 1 << IN_VAIN_MAX);
     }
 }
