@@ -574,7 +574,9 @@ fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ti
             recorder.snapshot(&path).unwrap();
             trace::read(&path).unwrap()
         };
-        until("a wait is in the trace", || now().operations.iter().any(|operation| *operation.name == *"receive"));
+        until("a wait is in the trace", || {
+            now().operations.iter().any(|operation| *operation.name == *"receive")
+        });
         assert_eq!(named(&now(), "receive").kind, OperationKind::Wait);
         say(&private, &near);
         received.join().unwrap().unwrap().expect("a tensor").wait().unwrap();

@@ -352,7 +352,8 @@ mod tests {
         let both = || vec![held(1), held(2), waits(3, &[1]), waits(4, &[3, 2])];
         let runs = || vec![held(2), status(3, Status::Running, &[]), waits(4, &[3, 2])];
         let second = || vec![held(2), waits(4, &[2])];
-        let looks = vec![(0, both()), (11, runs()), (14, second()), (23, second()), (24, second()), (40, second())];
+        let looks =
+            vec![(0, both()), (11, runs()), (14, second()), (23, second()), (24, second()), (40, second())];
         assert_eq!(told(looks), [vec![(3, 1)], vec![], vec![], vec![], vec![(4, 0)], vec![]]);
     }
 
