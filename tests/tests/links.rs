@@ -561,6 +561,33 @@ fn sentences(trace: &Trace, name: &str, cause: Cause) -> Vec<String> {
     roots.map(|root| sentence(trace, &root, "long")).collect()
 }
 
+#[test]
+fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ticket_named() {
+    // A copy of its memory is sent as a ticket.
+    let private = Engine::builder().workers(2).build().expect("an engine");
+    let (near, far) = pair(&private);
+    let recorder = Recorder::open(TraceOptions::default()).expect("a recorder");
+    let path = std::env::temp_dir().join(format!("estafette-link-wait-{}.pftrace", std::process::id()));
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| private.block_on(far.receive(), Some(Duration::from_secs(60))));
+        let now = || {
+            recorder.snapshot(&path).unwrap();
+            trace::read(&path).unwrap()
+        };
+        until("a wait is in the trace", || {
+            now().operations.iter().any(|operation| *operation.name == *"receive")
+        });
+        assert_eq!(named(&now(), "receive").kind, OperationKind::Wait);
+        say(&private, &near);
+        received.join().unwrap().unwrap().expect("a tensor").wait().unwrap();
+    });
+    std::fs::remove_file(path).unwrap();
+    let trace = recorder.finish();
+    let receive = named(&trace, "receive");
+    let brought = receive.waits_for.and_then(|id| trace.operation(id)).expect("what was waited for");
+    assert!(receive.submitted < brought.submitted && brought.kind == OperationKind::Operation, "{brought:?}");
+}
+
 /// ```text
 /// owner      produce ───────────────┐ (until the other process waits)      overwrite ···waits for the lease···█
 /// consumer       receive   consume ·│··waits··█                                             lets go ──┘

@@ -35,7 +35,7 @@ pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
     };
     // A name with a slip, such as `float33`, and NumPy's `float128`, whose elements have 80 bits. A dtype of a tensor may have any width.
     let is_tensors = dtype.is_instance_of::<PyTensor>()
-        || is_pythons && dtype.is_instance(&imported!(dtype.py(), "estafette._dtype", "DType")?)?;
+        || is_pythons && dtype.is_instance(imported!(dtype.py(), "estafette._dtype", "DType")?)?;
     let is_width = |dtype: &DType| {
         let widths = [(DType::F32, 16..=64), (DType::BF16, 16..=16), (DType::C64, 32..=128)];
         let known = widths.into_iter().find(|(known, _)| known.code == dtype.code);

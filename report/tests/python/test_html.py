@@ -203,6 +203,27 @@ def test_search_finds_dims_and_goes_from_one_to_the_next(page):
     assert page.state("matches") is None and page.find("found").text == ""
 
 
+def test_bars_of_names_are_parts_of_the_longest_however_the_report_is_sorted(page):
+    rows = page.run("""
+        document.getElementById("names").tBodies[0].replaceChildren();
+        const operations = report.data.report.operations.toSorted((a, b) => a.waited_ns - b.waited_ns);
+        fillNames({ report: { operations } }, () => {});
+        return [...document.querySelectorAll("#names .bar")].map((bar) =>
+          [...bar.children].reduce((sum, part) => sum + parseFloat(part.style.width), 0));""")
+    assert len(rows) > 1 and rows[0] == pytest.approx(100) and rows == sorted(rows, reverse=True)
+
+
+def test_a_name_is_found_as_it_is_shown(page):
+    found = page.run("""
+        const { data } = report;
+        data.names[data.operations.name[0]] = "first\\n\\u202elast";
+        return ["first\\\\n\\\\u{202e}last", "first\\n\\u202elast"].map((text) => {
+          report.search(text);
+          return report.state.found.includes(0);
+        });""")
+    assert found == [True, True]
+
+
 def test_a_line_and_a_tensor_are_found_too(page):
     for wanted in ("pipeline.py:41", "weights"):
         page.run("report.search(arguments[0])", wanted)

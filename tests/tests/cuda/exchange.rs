@@ -659,8 +659,8 @@ fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
         let other = bench.device.create_queue().unwrap();
         let copy = bench.engine.op("copy").reads([&x]).writes([&y]).on(&other);
         copy.run_on(move |queue, [x], [mut y]| {
-            // SAFETY: the engine keeps both tensors until the work is done.
-            Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize) }?)
+            // The engine keeps both tensors until the work is done.
+            Ok(device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize)?)
         })
         .unwrap();
         bench.simulator.unblock(bench.ours.native());
