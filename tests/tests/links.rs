@@ -563,7 +563,7 @@ fn sentences(trace: &Trace, name: &str, cause: Cause) -> Vec<String> {
 
 #[test]
 fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ticket_named() {
-    // A copy of its memory is sent as a ticket.
+    // What is not there yet, and is copied then, is sent as a ticket.
     let private = Engine::builder().workers(2).build().expect("an engine");
     let (near, far) = pair(&private);
     let recorder = Recorder::open(TraceOptions::default()).expect("a recorder");
@@ -578,14 +578,20 @@ fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ti
             now().operations.iter().any(|operation| *operation.name == *"receive")
         });
         assert_eq!(named(&now(), "receive").kind, OperationKind::Wait);
-        say(&private, &near);
-        received.join().unwrap().unwrap().expect("a tensor").wait().unwrap();
+        let (go_on, may_go_on) = channel();
+        let x = private.zeros(&[1], DType::I64).unwrap();
+        let slow = private.op("slow").writes([&x]).run(move |[], [_x]| Ok(may_go_on.recv()?));
+        drop(slow.unwrap());
+        wait(near.send(&x, &ShareOptions::default())).unwrap();
+        let received = received.join().unwrap().unwrap().expect("a tensor");
+        go_on.send(()).unwrap();
+        received.wait().unwrap();
     });
     std::fs::remove_file(path).unwrap();
     let trace = recorder.finish();
     let receive = named(&trace, "receive");
     let brought = receive.waits_for.and_then(|id| trace.operation(id)).expect("what was waited for");
-    assert!(receive.submitted < brought.submitted && brought.kind == OperationKind::Operation, "{brought:?}");
+    assert!(receive.submitted < brought.submitted && brought.kind == OperationKind::Import, "{brought:?}");
 }
 
 /// ```text
