@@ -63,8 +63,7 @@ class Engine:
         of the same thread raises at once. A submission raises `WouldDeadlockError` at once if only such
         leases keep the in-flight limit reached.
     watchdog: seconds after which the logger ``estafette`` of `logging` logs, once each, a stalled operation
-        or a deleter that does not return, with its line of `diagnose()`; of operations that stall for one
-        reason, and what waits for them, the first, with the number of the others. Default None, never.
+        or a deleter that does not return, with its line of `diagnose()`; default None, never.
     failures: what happens to an *unretrieved* failure of an operation: no wait, no ``await`` and no use of
         the operation's outputs has raised it. ``"raise"``, the default: the failure is reported when the
         operation's last tensor or `Operation` object is dropped, at the level *error* of the logger
