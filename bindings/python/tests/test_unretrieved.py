@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import sys
 import threading
 import weakref
 
