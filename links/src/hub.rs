@@ -214,16 +214,22 @@ impl Hub {
             return None;
         }
         let began = Instant::now();
+        let has_news = || served.iter().any(|(_, link)| link.has_news());
         let is_over = || {
             word.load(Ordering::Acquire) == WOKEN
                 || self.removed.load(Ordering::Acquire) != removed
-                || served.iter().any(|(_, link)| link.has_news())
+                || has_news()
         };
         let lingers = self.patience.lasts();
         if lingers {
             served.iter().for_each(|(_, link)| link.rest_served());
         }
-        let waited = if lingers && self.patience.linger(is_over, deadline) {
+        let is_over = lingers && self.patience.linger(is_over, deadline);
+        // What a thread of this process has done says nothing of a peer.
+        if lingers && (!is_over || has_news()) {
+            self.patience.lingered(!is_over);
+        }
+        let waited = if is_over {
             Ok(true)
         } else {
             let mut words = vec![(word, MAY_SLEEP), (&self.removed, removed)];
@@ -347,6 +353,7 @@ impl Hub {
         }
         let has_news = || resting.iter().any(|(_, link)| link.has_news());
         let has_found = patience.linger(|| has_news() || !self.attended.lock().is_empty(), None);
+        patience.lingered(!has_found);
         resting.iter().for_each(|(token, link)| self.attend(*token, link));
         has_found
     }
@@ -528,48 +535,46 @@ impl Patience {
 
     /// Whether a condition comes to hold soon, and before `deadline`.
     fn linger(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
-        let holds = self.looks(condition, deadline);
-        self.lingered(!holds);
-        holds
-    }
-
-    fn lingered(&self, in_vain: bool) {
-        let times = if in_vain { (self.in_vain.load(Ordering::Relaxed) + 1).min(IN_VAIN_MAX) } else { 0 };
-        self.in_vain.store(times, Ordering::Relaxed);
-        if in_vain {
-            self.skipped.fetch_max(1 << times, Ordering::Relaxed);
-        }
-    }
-
-    fn looks(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
         let mut now = Instant::now();
         let end = now + LINGER;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        loop {
+        let mut has_lost = false;
+        let holds = 'looks: loop {
             for _ in 0..ROUND {
                 if condition() {
-                    return true;
+                    break 'looks true;
                 }
                 estafette_sync::hint::spin_loop();
             }
             thread::yield_now();
             let before = std::mem::replace(&mut now, Instant::now());
-            self.ran(now - before);
+            has_lost |= now - before >= LOSS;
             if now >= end {
-                return condition();
+                break condition();
             }
-        }
+        };
+        self.ran(has_lost);
+        holds
     }
 
-    /// A round took so long.
-    fn ran(&self, time: Duration) {
+    /// A thread has lingered, and whether another one has taken the processor meanwhile.
+    fn ran(&self, has_lost: bool) {
         let penalty = self.penalty.load(Ordering::Relaxed);
-        if time < LOSS {
-            self.penalty.store(penalty.saturating_sub(1), Ordering::Relaxed);
-        } else {
+        if has_lost {
             let penalty = (2 * penalty).clamp(PENALTY_MIN, PENALTY_MAX);
             self.penalty.store(penalty, Ordering::Relaxed);
             self.skipped.store(penalty, Ordering::Relaxed);
+        } else {
+            self.penalty.store(penalty.saturating_sub(1), Ordering::Relaxed);
+        }
+    }
+
+    /// A thread has lingered for a peer, and in vain perhaps.
+    fn lingered(&self, in_vain: bool) {
+        let times = if in_vain { (self.in_vain.load(Ordering::Relaxed) + 1).min(IN_VAIN_MAX) } else { 0 };
+        self.in_vain.store(times, Ordering::Relaxed);
+        if in_vain {
+            self.skipped.fetch_max(1 << times, Ordering::Relaxed);
         }
     }
 }
@@ -626,13 +631,13 @@ mod tests {
         patience.waited(BRISK / 2);
         let skipped = || (0..).find(|_| patience.lasts()).expect("in the end");
         for expected in [PENALTY_MIN, 2 * PENALTY_MIN, 4 * PENALTY_MIN] {
-            patience.ran(LOSS);
+            patience.ran(true);
             assert_eq!(skipped(), expected);
         }
-        (0..4 * PENALTY_MIN).for_each(|_| patience.ran(LOSS / 2));
-        patience.ran(LOSS);
+        (0..4 * PENALTY_MIN).for_each(|_| patience.ran(false));
+        patience.ran(true);
         assert_eq!(skipped(), PENALTY_MIN, "losses that are long ago count no more");
-        (0..32).for_each(|_| patience.ran(LOSS));
+        (0..32).for_each(|_| patience.ran(true));
         assert_eq!(skipped(), PENALTY_MAX);
     }
 

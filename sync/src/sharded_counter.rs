@@ -87,9 +87,7 @@ impl ShardedCounter {
     /// [`Full`], with what is under way.
     pub fn begin(&self, shard: Option<&Shard>, limit: usize, ahead: bool) -> Result<(), Full> {
         let _admission = self.admission.lock();
-        let ended = self.ended();
-        let admitted = self.sum(|shard| shard.admitted.load(Ordering::Relaxed));
-        let room = limit.saturating_sub(admitted.wrapping_sub(ended) as usize);
+        let room = self.room(limit);
         if room == 0 {
             return Err(Full { under_way: self.under_way() });
         }
@@ -114,6 +112,13 @@ impl ShardedCounter {
     pub fn end_standing(&self) {
         // A read-modify-write keeps the release sequences of those before.
         self.standing.ended.fetch_add(1, Ordering::Release);
+    }
+
+    /// How many more may begin, beside those that threads are admitted for already. Never too many, but for what begins meanwhile.
+    pub fn room(&self, limit: usize) -> usize {
+        let ended = self.ended();
+        let admitted = self.sum(|shard| shard.admitted.load(Ordering::Relaxed));
+        limit.saturating_sub(admitted.wrapping_sub(ended) as usize)
     }
 
     /// How many are under way. Never too few; 0 only if at some moment during the call there were none.

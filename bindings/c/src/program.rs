@@ -101,7 +101,7 @@ pub unsafe extern "C" fn estafette_program_add(
         let program = PROGRAMS.get(program, "program")?;
         if options.priority != 0 || options.nonblocking != 0 || options.on_skip.is_some() {
             return Err(Refusal::invalid(
-                "estafette_submit_options: a node of a program has no priority of its own, no nonblocking, and no on_skip: it is skipped with its replay",
+                "estafette_submit_options: a node of a program has no priority of its own, no nonblocking, and no on_skip",
             ));
         }
         let work = Arguments {

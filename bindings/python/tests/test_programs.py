@@ -162,6 +162,36 @@ def test_replays_are_awaited(np):
     assert asyncio.run(main()) == [6.0]
 
 
+def test_cancelling_a_replay_cancels_each_asynchronous_node_that_runs(eng):
+    async def main():
+        begun, ended, cancelled = [], [], []
+
+        def node(name, seconds):
+            async def sleep():
+                begun.append(name)
+                try:
+                    await asyncio.sleep(seconds)
+                    ended.append(name)
+                except asyncio.CancelledError:
+                    cancelled.append(name)
+                    raise
+
+            return sleep
+
+        with eng.program() as p:
+            for name, seconds in [("first", 60), ("second", 60), ("short", 0.01)]:
+                p.submit(node(name, seconds))
+        op = p.replay()
+        while len(begun) < 3 or not ended:
+            await asyncio.sleep(0.001)
+        assert op.cancel()
+        with pytest.raises((est.OperationError, est.CancelledError)):
+            await op
+        assert sorted(cancelled) == ["first", "second"] and ended == ["short"]
+
+    asyncio.run(main())
+
+
 def test_a_node_runs_in_a_copy_of_the_recorders_context(np, eng):
     variable = contextvars.ContextVar("variable", default=0)
     seen = []

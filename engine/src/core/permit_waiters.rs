@@ -6,8 +6,9 @@
 //! *Release*: the thread that ends an operation counts the end, and wakes futures.
 //!
 //! A future that was woken counts as woken until it has a permit, waits again, or is dropped; after the last the next one is woken. No more
-//! futures are woken than there are permits, but one for each release: a woken future that is not polled holds nobody up for long.
-//! Threads, and futures that come at that moment, may take a permit before a woken future does.
+//! futures are woken than there are permits, but one for each release, and one for each look of the [watcher](crate::wait::awaits): a woken
+//! future that is not polled holds the others up until then. Threads, and futures that come at that moment, may take a permit before a woken
+//! future does.
 //!
 //! # The excluded race
 //! A future that sleeps while a permit is free for which no future was woken. A release that finds no future came before the future left its waker: that is the race which the
@@ -57,8 +58,9 @@ impl Waiters {
         self.asleep.insert(number.0, waker)
     }
 
-    fn take(&mut self, permits: usize) -> SmallVec<[Waker; 4]> {
-        let few = permits.saturating_sub(self.woken.len()).max(permits.min(1));
+    /// Takes at least so many of those for which there are permits.
+    fn take(&mut self, permits: usize, least: usize) -> SmallVec<[Waker; 4]> {
+        let few = permits.saturating_sub(self.woken.len()).max(permits.min(least));
         let mut wakers = SmallVec::new();
         while wakers.len() < few
             && let Some((number, waker)) = self.asleep.pop_first()
@@ -91,23 +93,27 @@ impl PermitWaiters {
         drop(replaced.map(Contained::new));
     }
 
-    /// The future waits no more. Whether it has waited.
-    pub(crate) fn leave(&self, number: &mut WaiterNumber) -> bool {
+    /// The future waits no more. It may have been woken for one of the `permits` that it does not take.
+    pub(crate) fn leave(&self, number: &mut WaiterNumber, permits: impl FnOnce() -> usize) {
         let WaiterNumber(number) = std::mem::take(number);
         if number == 0 || self.1.is_inherited() {
-            return false;
+            return;
         }
         let waker = self.0.with_wakers(|waiters| {
             waiters.woken.remove(&number);
             waiters.asleep.remove(&number)
         });
         drop(waker.map(Contained::new));
-        true
+        self.wake_at_least(0, permits);
     }
 
-    /// Wakes futures for so many `permits`.
+    /// Wakes futures for so many `permits`, of which one was released.
     pub(crate) fn wake(&self, permits: impl FnOnce() -> usize) {
-        let wakers = self.0.notify(|waiters| waiters.take(permits()));
+        self.wake_at_least(1, permits);
+    }
+
+    fn wake_at_least(&self, least: usize, permits: impl FnOnce() -> usize) {
+        let wakers = self.0.notify(|waiters| waiters.take(permits(), least));
         wakers.into_iter().flatten().for_each(wake);
     }
 }
@@ -163,9 +169,7 @@ mod models {
         }
 
         fn leave(&self, number: &mut WaiterNumber) {
-            if self.waiters.leave(number) {
-                self.waiters.wake(|| self.free());
-            }
+            self.waiters.leave(number, || self.free());
         }
 
         fn acquire(&self) {

@@ -81,18 +81,22 @@ impl Core {
         if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() }
     }
 
-    /// Whether a submission finds no room.
+    /// Whether a submission finds no room, on a thread that has acquired no permit in advance.
     pub(crate) fn is_full(&self, inside: bool) -> bool {
-        self.in_flight() >= self.limit_of(inside)
+        self.sharded_counter.room(self.limit_of(inside)) == 0
     }
 
     /// Wakes futures for the permits that are free.
     #[cold]
     pub(crate) fn wake_permit_waiters(&self) {
         for inside in [false, true] {
-            let permits = || self.limit_of(inside).saturating_sub(self.in_flight());
-            self.permit_waiters[usize::from(inside)].wake(permits);
+            self.permit_waiters[usize::from(inside)].wake(|| self.free_permits(inside));
         }
+    }
+
+    /// Those that threads have acquired in advance are among them, since the thread of a future may be one.
+    fn free_permits(&self, inside: bool) -> usize {
+        self.limit_of(inside).saturating_sub(self.in_flight())
     }
 }
 
@@ -121,10 +125,8 @@ impl<'a> WaitsForPermit<'a> {
     }
 
     fn leave(&mut self) {
-        if self.core.permit_waiters[usize::from(self.inside)].leave(&mut self.number) {
-            // It may have been woken for a permit that it does not take.
-            self.core.wake_permit_waiters();
-        }
+        let Self { core, inside, .. } = *self;
+        core.permit_waiters[usize::from(inside)].leave(&mut self.number, || core.free_permits(inside));
     }
 }
 

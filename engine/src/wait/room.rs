@@ -95,10 +95,11 @@ impl CoreRef {
         // Inside of an operation the limit differs from that of the notifier. And where nothing has moved for
         // a while, a single permit counts.
         let exactly = inside || self.has_no_workers() || checks.are_in_vain();
-        let enough = if exactly { limit - 1 } else { self.enough_room() };
+        let has_room =
+            |in_flight| if exactly { !self.is_full(inside) } else { in_flight <= self.enough_room() };
         let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
         let before = self.in_flight();
-        if before <= enough || (helps && self.pool.has_work()) {
+        if has_room(before) || (helps && self.pool.has_work()) {
             return Ok(());
         }
         let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));

@@ -1096,8 +1096,9 @@ class Program:
         name: str | None = None,
         on: DeviceLike | object | None = None,
     ) -> None:
-        """Records a node, with the arguments of `Engine.submit` but `priority` and `on_skip`: a replay is skipped as a whole. No
-        function runs before a replay. Every replay calls ``fn(*reads, *writes)``, in a copy of the context of this call.
+        """Records a node, with the arguments of `Engine.submit` but `priority` and `on_skip`: a node is skipped
+        without a word where an earlier one has failed. No function runs before a replay. Every replay calls
+        ``fn(*reads, *writes)``, in a copy of the context of this call.
 
         An ``async def`` function runs at every replay as a task on the event loop of the thread that called
         `submit`. A view of an operand that the function keeps belongs to the replay: the view becomes a lease
@@ -1181,8 +1182,8 @@ class Operators:
         outputs: how many, from 1 to 65,536. With more than one, the function returns a list or a tuple of them, and a call gives as many promises.
         destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its caller passes.
         infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes them for a function
-            that writes to them as with `destination`. It gets `Tensor` objects and gives a ``(shape, dtype)`` pair, or a
-            sequence of them.
+            that writes to them as with `destination`, on the device of the first input. It gets `Tensor` objects and gives
+            a ``(shape, dtype)`` pair, or a sequence of them.
         """
     def load(self, path: str | os.PathLike[str]) -> list[str]:
         """Loads a shared library of operators in C, and gives their names. The library exports `estafette_operators`, as the

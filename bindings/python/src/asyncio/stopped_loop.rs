@@ -9,7 +9,7 @@
 //! event loop meanwhile: for what an event loop needs at once.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::interpreter::once::{intern, loaded};
 
 estafette_sync::per_process! {
     static BEGUN: Mutex<OnLoops> =
-        Mutex::new(OnLoops { all: BTreeMap::new(), last: 0, functions: BTreeMap::new() });
+        Mutex::new(OnLoops { all: BTreeMap::new(), last: 0, functions: BTreeSet::new() });
     /// The operations that are [sent off](SentOff), each with whether it was cancelled.
     static SENT_OFF: Mutex<BTreeMap<u64, bool>> = Mutex::new(BTreeMap::new());
 }
@@ -55,8 +55,8 @@ struct OnLoops {
     all: BTreeMap<u64, OnLoop>,
     /// The last number that was given.
     last: u64,
-    /// The numbers of asynchronous functions, by their operations.
-    functions: BTreeMap<u64, u64>,
+    /// The operations of asynchronous functions, with the numbers of these. A replay may have several.
+    functions: BTreeSet<(u64, u64)>,
 }
 
 struct OnLoop {
@@ -97,26 +97,37 @@ impl Begun {
         let mut begun = BEGUN.lock();
         if let Some(on_loop) = begun.all.get_mut(&self.0) {
             on_loop.function = Some((op, weak));
-            begun.functions.insert(op, self.0);
+            begun.functions.insert((op, self.0));
         }
         Ok(())
     }
 }
 
-/// Cancels the task of the asynchronous function of an operation that has begun; false where there is none. The event loop of the task
+/// Cancels the tasks of the asynchronous functions of an operation that have begun; false where there are none. The event loop of a task
 /// cancels it, at once if the calling thread runs the loop, so the end of the operation says what has become of it.
 pub fn cancel(py: Python<'_>, op: u64) -> PyResult<bool> {
     if let Some(is_cancelled) = SENT_OFF.lock().get_mut(&op) {
         *is_cancelled = true;
         return Ok(true);
     }
-    let find = || {
-        let begun = BEGUN.lock();
-        let on_loop = begun.all.get(begun.functions.get(&op)?)?;
+    let begun = BEGUN.lock();
+    let found = begun.functions.range((op, 0)..=(op, u64::MAX)).filter_map(|(_, number)| {
+        let on_loop = begun.all.get(number)?;
         Some((on_loop.event_loop.as_ref()?.clone_ref(py), on_loop.function.as_ref()?.1.clone_ref(py)))
-    };
-    let Some((event_loop, done)) = find() else { return Ok(false) };
-    let (event_loop, done) = (event_loop.bind(py).call0()?, done.bind(py).call0()?);
+    });
+    let found: Vec<_> = found.collect();
+    drop(begun);
+    let mut is_cancelled = false;
+    for (event_loop, done) in found {
+        is_cancelled |= cancel_task(event_loop.bind(py), done.bind(py))?;
+    }
+    Ok(is_cancelled)
+}
+
+/// Takes weak references.
+fn cancel_task(event_loop: &Bound<'_, PyAny>, done: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = done.py();
+    let (event_loop, done) = (event_loop.call0()?, done.call0()?);
     if event_loop.is_none() || done.is_none() {
         return Ok(false);
     }
@@ -169,7 +180,7 @@ impl Drop for Begun {
         let mut begun = BEGUN.lock();
         let over = begun.all.remove(&self.0);
         if let Some((op, _)) = over.as_ref().and_then(|over| over.function.as_ref()) {
-            begun.functions.remove(op);
+            begun.functions.remove(&(*op, self.0));
         }
         drop(begun);
         drop(over);

@@ -80,8 +80,8 @@ impl PyOperators {
     /// outputs: how many, from 1 to 65,536. With more than one, the function returns a list or a tuple of them, and a call gives as many promises.
     /// destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its caller passes.
     /// infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes them for a function
-    ///     that writes to them as with `destination`. It gets `Tensor` objects and gives a ``(shape, dtype)`` pair, or a
-    ///     sequence of them.
+    ///     that writes to them as with `destination`, on the device of the first input. It gets `Tensor` objects and gives
+    ///     a ``(shape, dtype)`` pair, or a sequence of them.
     #[pyo3(signature = (name, r#fn = None, *, using = None, inputs = None, outputs = 1, destination = false, infer = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn register<'py>(

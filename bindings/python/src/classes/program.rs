@@ -136,8 +136,9 @@ impl PyProgram {
         true
     }
 
-    /// Records a node, with the arguments of `Engine.submit` but `priority` and `on_skip`: a replay is skipped as a whole. No
-    /// function runs before a replay. Every replay calls ``fn(*reads, *writes)``, in a copy of the context of this call.
+    /// Records a node, with the arguments of `Engine.submit` but `priority` and `on_skip`: a node is skipped
+    /// without a word where an earlier one has failed. No function runs before a replay. Every replay calls
+    /// ``fn(*reads, *writes)``, in a copy of the context of this call.
     ///
     /// An ``async def`` function runs at every replay as a task on the event loop of the thread that called
     /// `submit`. A view of an operand that the function keeps belongs to the replay: the view becomes a lease

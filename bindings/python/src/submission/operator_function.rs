@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use estafette::bindings::{Implementation, Invocation};
+use estafette::devices::{DLDevice, Queue};
 use estafette::operators::OperatorKind;
-use estafette::{Produced, Tensor};
+use estafette::{DType, Error, Produced, Tensor};
 use estafette_sync::process::ProcessBound;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -80,6 +81,10 @@ impl Implementation for OperatorFunction {
     fn takes_a_lock(&self) -> bool {
         true
     }
+
+    fn can_enqueue_on(&self, _queue: &dyn Queue) -> bool {
+        false
+    }
 }
 
 impl Parts {
@@ -103,7 +108,7 @@ impl Parts {
             for (at, (dtype, shape)) in described_outputs(&described, outputs)?.into_iter().enumerate() {
                 match call.outputs().get(at) {
                     Some(given) => check_fit(py, call, at, given, dtype, &shape)?,
-                    None => fresh.push(engine.zeros(&shape, dtype).or_raise(py)?),
+                    None => fresh.push(fresh_output(call, &shape, dtype).or_raise(py)?),
                 }
             }
         }
@@ -135,6 +140,12 @@ impl Parts {
     }
 }
 
+/// Memory for an inferred output, on the device of the first input as for operators of other languages.
+fn fresh_output(call: &Invocation, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
+    let device = call.inputs().first().and_then(|input| input.device().ok());
+    call.engine().empty(shape, dtype, device.unwrap_or(DLDevice::CPU))
+}
+
 /// The function with the options of a call.
 fn with_attributes<'py>(
     function: &Bound<'py, PyAny>,
@@ -150,7 +161,7 @@ fn with_attributes<'py>(
 fn described_outputs(
     described: &Bound<'_, PyAny>,
     outputs: usize,
-) -> PyResult<Vec<(estafette::DType, Vec<i64>)>> {
+) -> PyResult<Vec<(DType, Vec<i64>)>> {
     if outputs == 1 {
         return Ok(vec![parse_like(described)?]);
     }
@@ -169,7 +180,7 @@ fn check_fit(
     call: &Invocation,
     at: usize,
     given: &Tensor,
-    dtype: estafette::DType,
+    dtype: DType,
     shape: &[i64],
 ) -> PyResult<()> {
     let (is_dtype, is_shape) = (given.dtype().or_raise(py)?, given.shape().or_raise(py)?);

@@ -158,8 +158,11 @@ pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
         catch_unwind(AssertUnwindSafe(|| tokio::task::block_in_place(|| sleep.take().map(|sleep| sleep()))));
     match (slept, sleep) {
         (Ok(Some(slept)), _) => slept,
-        // The thread polls tasks of a runtime of one thread, and the current runtime is another one: tokio panics.
-        (_, Some(sleep)) => sleep(),
+        // The thread polls tasks of a runtime of one thread, and the current runtime is another one: tokio panics. Once is enough.
+        (_, Some(sleep)) => {
+            HAS_ENTERED.set(true);
+            sleep()
+        }
         (Err(panic), None) => resume_unwind(panic),
         (Ok(None), None) => unreachable!("a sleep that was taken has returned"),
     }
