@@ -14,9 +14,10 @@ use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 use tracing::span::EnteredSpan;
 
+#[cfg(feature = "links")]
+use super::encoding::NO_ENGINE;
 use super::encoding::{
-    EventKind, NO_ENGINE, NONE, OutcomeCode, UseKind, WORDS_MAX, access, element, ended, name_and_use,
-    narrow, pair,
+    EventKind, NONE, OutcomeCode, UseKind, WORDS_MAX, access, element, ended, name_and_use, narrow, pair,
 };
 use super::events::{self, emit};
 use super::names;

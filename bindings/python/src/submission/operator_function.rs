@@ -158,10 +158,7 @@ fn with_attributes<'py>(
 }
 
 /// What `infer` has said: a pair for one output, else a sequence of pairs.
-fn described_outputs(
-    described: &Bound<'_, PyAny>,
-    outputs: usize,
-) -> PyResult<Vec<(DType, Vec<i64>)>> {
+fn described_outputs(described: &Bound<'_, PyAny>, outputs: usize) -> PyResult<Vec<(DType, Vec<i64>)>> {
     if outputs == 1 {
         return Ok(vec![parse_like(described)?]);
     }

@@ -19,8 +19,19 @@ impl Program {
             return;
         }
         let cpu = estafette::devices::DLDevice::CPU;
-        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
-        let got = unsafe { estafette_order_on(tensor, access, cpu, ptr::null_mut(), &raw mut lease) };
+        // SAFETY: all zero is the default; as the interface wants it, or wrong in a way that it promises to see.
+        let got = unsafe {
+            let mut options: estafette_export_options = std::mem::zeroed();
+            (options.size, options.access) = (size_of::<estafette_export_options>() as u32, access);
+            match self.leases.len() % 3 {
+                0 => estafette_order_on(tensor, access, cpu, ptr::null_mut(), &raw mut lease),
+                1 => estafette_order_on_with(tensor, &raw const options, &raw mut lease),
+                _ => {
+                    let (tensors, accesses) = (&raw const tensor, &raw const access);
+                    estafette_lease_all(self.engine, tensors, accesses, 1, ptr::null(), &raw mut lease)
+                }
+            }
+        };
         allowed(
             got,
             &[

@@ -122,20 +122,20 @@ impl Program {
         let read = pick(&self.tensors, bytes);
         let end = if bytes.one_in(4) { End::Badly } else { End::With };
         let body = self.body_that_ends(end, ptr::null_mut());
-        let mut tensor = ptr::null_mut();
+        let (mut tensor, mut op) = (ptr::null_mut(), ptr::null_mut());
+        let (reads, count) = (read.as_ref().map_or(ptr::null(), ptr::from_ref), usize::from(read.is_some()));
+        let (call, body_of, drop_body) = (Some(call as _), body.cast(), Some(drop_body as _));
+        let (engine, none) = (self.engine, ptr::null());
         // SAFETY: as the interface wants it.
         let got = unsafe {
-            estafette_produce(
-                self.engine,
-                ptr::null(),
-                Some(call),
-                body.cast(),
-                Some(drop_body),
-                read.as_ref().map_or(ptr::null(), ptr::from_ref),
-                usize::from(read.is_some()),
-                &raw mut tensor,
-            )
+            if self.tensors.len().is_multiple_of(2) {
+                estafette_produce(engine, none, call, body_of, drop_body, reads, count, &raw mut tensor)
+            } else {
+                let (tensor, op) = (&raw mut tensor, &raw mut op);
+                estafette_produce_with(engine, none, call, body_of, drop_body, reads, count, tensor, op)
+            }
         };
+        look_at_handle(op);
         allowed(
             got,
             &[status::ESTAFETTE_OK, status::ESTAFETTE_LEASE_HELD, status::ESTAFETTE_WOULD_DEADLOCK],
@@ -174,7 +174,12 @@ impl Program {
         let Some(op) = op else { return };
         let got = match bytes.below(4) {
             0 => estafette_op_query(op),
-            1 => estafette_op_wait(op, SHORT_NS),
+            1 if self.ops.len().is_multiple_of(2) => estafette_op_wait(op, SHORT_NS),
+            1 => {
+                let mut first = usize::MAX;
+                // SAFETY: as the interface wants it, or with a handle that is over.
+                unsafe { estafette_wait_any(&raw const op, 1, ptr::null(), 0, SHORT_NS, &raw mut first) }
+            }
             2 => {
                 let got = estafette_op_cancel(op);
                 if got == status::ESTAFETTE_OK {
@@ -207,5 +212,13 @@ impl Program {
         if ended && self.over.len() < HELD_MAX && estafette_op_query(op) == status::ESTAFETTE_INVALID {
             self.over.push(op);
         }
+    }
+}
+
+/// Queries the handle of an operation and gives it up; NULL was not written.
+pub(super) fn look_at_handle(op: *mut estafette_op) {
+    if !op.is_null() {
+        allowed(estafette_op_query(op), &WAITED, "an operation with a handle");
+        expect(estafette_op_release(op), status::ESTAFETTE_OK, "release an operation");
     }
 }

@@ -114,6 +114,11 @@ impl Program {
         }
         assert!(!estafette_get_api().is_null() && estafette_get_api() == estafette_get_api(), "one table");
         recordings_that_cannot_be();
+        let mut has_run = -1;
+        // SAFETY: as the interface wants it.
+        let got = unsafe { estafette_run_ready(self.engine, &raw mut has_run) };
+        expect(got, status::ESTAFETTE_OK, "run what is ready");
+        assert!(matches!(has_run, 0 | 1), "{has_run} is no answer");
         let before = estafette_set_helping(bytes.below(3) as i32 - 1);
         assert!(matches!(before, 0 | 1), "{before} is no answer");
         Some(())
@@ -141,6 +146,12 @@ impl Program {
                 _ => {
                     let got = estafette_clear_error(tensor);
                     allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_CONFLICT], "clear_error");
+                    if !self.is_full() {
+                        let (cpu, mut copy) = (estafette::devices::DLDevice::CPU, ptr::null_mut());
+                        let got = estafette_copy(self.engine, tensor, cpu, &raw mut copy);
+                        allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_LEASE_HELD], "copy");
+                        expect(estafette_tensor_release(copy), status::ESTAFETTE_OK, "release a copy");
+                    }
                 }
             }
         }

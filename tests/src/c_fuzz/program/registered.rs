@@ -4,6 +4,7 @@
 use std::ffi::CString;
 use std::sync::atomic::AtomicU64;
 
+use super::operations::look_at_handle;
 use super::*;
 use estafette::exchange::table::DLTensor;
 use estafette::operators::abi::{
@@ -195,19 +196,30 @@ impl Program {
         let name = if bytes.one_in(10) { c"fuzz.nothing of that name".into() } else { operator.name.clone() };
         // What the function says is seen at the outputs.
         Shared::count(&self.shared.failures);
+        let mut op = ptr::null_mut();
+        let (engine, name, named) = (self.engine, name.as_ptr(), usize::from(bytes.one_in(2)));
+        let (given, results) = (inputs.as_ptr(), outputs.as_mut_ptr());
+        let (inputs, count_of, attributes) = (inputs.len(), outputs.len(), attributes[from..].as_ptr());
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {
-            estafette_call_operator(
-                self.engine,
-                name.as_ptr(),
-                inputs.as_ptr(),
-                inputs.len(),
-                outputs.as_mut_ptr(),
-                outputs.len(),
-                attributes[from..].as_ptr(),
-                usize::from(bytes.one_in(2)),
-            )
+            if self.tensors.len().is_multiple_of(2) {
+                estafette_call_operator(engine, name, given, inputs, results, count_of, attributes, named)
+            } else {
+                estafette_call_operator_with(
+                    engine,
+                    ptr::null(),
+                    name,
+                    given,
+                    inputs,
+                    results,
+                    count_of,
+                    attributes,
+                    named,
+                    &raw mut op,
+                )
+            }
         };
+        look_at_handle(op);
         allowed(
             got,
             &[
