@@ -148,9 +148,11 @@ def test_a_tensor_that_c_makes_is_one_in_python(eng, in_c, stage):
 
 
 def test_ctrl_c_ends_a_wait_in_c_and_is_raised_in_python(eng, in_c, stage):
-    gate, status = threading.Event(), ctypes.c_int32()
-    x = eng.call(lambda: gate.wait(60) and np.arange(4, dtype=np.float32), like=((4,), "float32"))
+    begun, gate, status = threading.Event(), threading.Event(), ctypes.c_int32()
+    x = eng.call(lambda: (begun.set(), gate.wait(60), np.arange(4, dtype=np.float32))[2], like=((4,), "float32"))
     handle = x.c_handle()
+    # A worker runs it, and not the thread that waits.
+    assert begun.wait(30)
 
     def press():
         until(lambda: status.value == 1)

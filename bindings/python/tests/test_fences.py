@@ -236,6 +236,7 @@ class TestImports:
         assert copy.read_only and copy.data_ptr != theirs.values.ctypes.data
         # What is not copied is not waited for.
         assert not eng.from_dlpack(theirs, writable=False, device="cpu", copy=False).is_ready()
+        theirs.ready.settle()
 
     def test_a_copy_is_made_only_where_it_is_asked_for(self, eng, np):
         theirs = Array(np.arange(3))

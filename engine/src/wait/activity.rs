@@ -209,7 +209,7 @@ fn notify(diagnosis: &Diagnosis, limit: Duration, now: Instant, reported: &mut R
     let stalled = |op: &&OpStatus| match op.status {
         Status::Waiting | Status::Fenced(_) => op.age >= limit,
         // Before it was granted it waited for something else.
-        Status::Granted => now.duration_since(reported.granted[&op.id]) >= limit,
+        Status::Granted => now.saturating_duration_since(reported.granted[&op.id]) >= limit,
         _ => false,
     };
     let groups = by_reason(diagnosis.operations.iter().filter(stalled));
@@ -228,7 +228,7 @@ fn notify(diagnosis: &Diagnosis, limit: Duration, now: Instant, reported: &mut R
             }
             is_reported |= known.reported == reason;
             // A reason that follows another one is a stall of its own when it has lasted as long.
-            is_due |= now.duration_since(known.since) >= limit;
+            is_due |= now.saturating_duration_since(known.since) >= limit;
         }
         if is_due && !is_reported {
             report(Stall::Operation { first, behind: all.len() - 1 }, on_stall);

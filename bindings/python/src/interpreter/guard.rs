@@ -158,7 +158,10 @@ fn stay_away() -> ! {
 pub fn install(py: Python<'_>) -> PyResult<()> {
     let main: u64 = py.import("threading")?.call_method0("main_thread")?.getattr("ident")?.extract()?;
     MAIN_IDENT.store(main, Ordering::Relaxed);
-    ident(py).map(drop)
+    ident(py)?;
+    // A wait in C asks for it without the lock.
+    is_main(py);
+    Ok(())
 }
 
 /// The calling thread is the main one from now on: it has forked, and this is the child.
