@@ -38,7 +38,9 @@ fn a_submission_that_blocks_a_task_holds_up_no_other_task() {
 
 #[test]
 fn a_submission_that_blocks_a_task_of_a_body_does_not_hold_up_the_body() {
-    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
+    let runtime = one_worker();
+    let engine =
+        Engine::builder().workers(1).in_flight_limit(1).tokio(runtime.handle().clone()).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let own = engine.clone();
     let (begun, begins) = oneshot::channel();

@@ -18,8 +18,9 @@ use crate::core::error::Error;
 use crate::core::operation::contain_panic;
 
 thread_local! {
-    /// Whether the current runtime of this thread is one that [`Runtime::enter`] has made so, and not the one that polls tasks here.
-    static HAS_ENTERED: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread sleeps without a word to tokio: the current runtime is one that [`Runtime::enter`] has made so, and not the one
+    /// that polls tasks here, or it is an engine's own, which would start threads to go on and does not survive where that fails.
+    static SLEEPS_PLAINLY: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The runtime of an engine.
@@ -77,7 +78,7 @@ impl Runtime {
     pub(crate) fn enter<R>(&self, make: impl FnOnce() -> R, stack_size: usize) -> Result<R, Error> {
         let handle = self.handle(stack_size)?;
         let _entered = handle.enter();
-        let _noted = context::replace(&HAS_ENTERED, true);
+        let _noted = context::replace(&SLEEPS_PLAINLY, true);
         Ok(make())
     }
 
@@ -145,7 +146,7 @@ impl Runtime {
 /// A runtime of one thread cannot do so, and the wait may be for one of these tasks.
 pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
     let is_movable = || {
-        !HAS_ENTERED.get()
+        !SLEEPS_PLAINLY.get()
             && worker_index().is_some()
             && Handle::try_current()
                 .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
@@ -160,7 +161,7 @@ pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
         (Ok(Some(slept)), _) => slept,
         // The thread polls tasks of a runtime of one thread, and the current runtime is another one: tokio panics. Once is enough.
         (_, Some(sleep)) => {
-            HAS_ENTERED.set(true);
+            SLEEPS_PLAINLY.set(true);
             sleep()
         }
         (Err(panic), None) => resume_unwind(panic),
@@ -180,6 +181,7 @@ fn start(stack_size: usize) -> Result<tokio::runtime::Runtime, Error> {
             .worker_threads(1)
             .thread_name("estafette-async")
             .thread_stack_size(stack_size)
+            .on_thread_start(|| SLEEPS_PLAINLY.set(true))
             .enable_all()
             .build()
     };
