@@ -385,7 +385,7 @@ fn hand_over(trace: &mut Trace, programs: &[String], starts: &[(usize, Nanos)]) 
             stalls.push(*stall);
             continue;
         };
-        // Before its owner shared the value, a lease was in nobody's way.
+        // Before its owner shared the value, a lease held up no other use.
         let shared = trace.operation(*export).map_or(0, |export| export.submitted);
         let shared = shared.clamp(stall.from, stall.to);
         let unshared = Stall { to: shared, ..*stall };
