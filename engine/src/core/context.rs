@@ -22,6 +22,8 @@ thread_local! {
     static MAY_HELP: Cell<bool> = const { Cell::new(true) };
     /// Whether this thread polls a future for a callback or a fence.
     static NOTIFYING: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread is polling an asynchronous body, so that it belongs to a tokio runtime.
+    static ON_RUNTIME: Cell<bool> = const { Cell::new(false) };
 }
 
 /// How deep operations may run inside waits of operations that themselves run inside waits. Each level costs
@@ -51,6 +53,7 @@ pub(crate) fn forget() {
     CURRENT.set(None);
     HELP_DEPTH.set(0);
     NOTIFYING.set(false);
+    ON_RUNTIME.set(false);
 }
 
 /// Sets a value of this thread until the guard is dropped, by a panic too.
@@ -183,12 +186,12 @@ impl Drop for Helping {
     }
 }
 
-/// Runs `sleep`, which blocks the thread; in a task by way of its runtime. A thread that sleeps may do what is no part of
+/// Runs `sleep`, which blocks the thread; in an asynchronous body by way of its runtime. A thread that sleeps may do what is no part of
 /// its operation.
 pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
     crate::core::coalesced::wake_held_back();
     let _entered = Entered { before: CURRENT.replace(None) };
-    runtime::block(sleep)
+    if ON_RUNTIME.get() { runtime::block(sleep) } else { sleep() }
 }
 
 /// A future that runs as an operation.
@@ -208,6 +211,7 @@ impl<F: Future> Future for RunAs<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let _entered = enter(self.op);
+        let _on_runtime = replace(&ON_RUNTIME, true);
         self.future.as_mut().poll(cx)
     }
 }

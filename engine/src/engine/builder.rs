@@ -126,9 +126,8 @@ impl EngineBuilder {
     /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls. A task on
     /// such a runtime waits for ever when the task blocks for such a body, in [`run`](crate::operation::OpBuilder::run)
     /// at the in-flight limit or in a wait. Use the asynchronous forms in such a task
-    /// ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`). A runtime of several threads moves the other tasks of a
-    /// thread that blocks in this crate to another thread, but not futures of the same task, and not those of a `LocalSet`. Copies to and from
-    /// a device do not need this runtime: the engine's own one runs them.
+    /// ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`). Copies to and from a device do not need this runtime: the
+    /// engine's own one runs them.
     #[cfg(feature = "tokio")]
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Runtime::given(runtime);

@@ -277,7 +277,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// should use [`permit`](OpBuilder::permit)`().await` instead: on a runtime of one thread that also runs
     /// the engine's asynchronous bodies ([`EngineBuilder::tokio`](crate::engine::EngineBuilder::tokio)), a blocked
     /// thread would wait for bodies that only this thread can poll. A call that blocks a thread of a tokio
-    /// runtime of one thread is logged once per engine, at the level *warn*. In an engine without workers, this call
+    /// runtime is logged once per engine, at the level *warn*. In an engine without workers, this call
     /// may run operations on the calling thread, unless that is [forbidden](crate::wait::without_helping); in an engine
     /// with workers it runs none.
     ///

@@ -11,5 +11,4 @@ mod open_telemetry;
 mod permits;
 mod readiness;
 mod results_from_elsewhere;
-mod runtimes;
 mod waits_end;

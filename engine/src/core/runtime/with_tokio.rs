@@ -1,27 +1,16 @@
 //! A tokio runtime for asynchronous bodies.
 
-use std::cell::Cell;
 #[cfg(not(estafette_shuttle))]
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::thread_local;
-use tokio::runtime::{Handle, RuntimeFlavor, worker_index};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
-#[cfg(not(estafette_shuttle))]
-use crate::core::context;
 #[cfg(not(estafette_shuttle))]
 use crate::core::error::Error;
 #[cfg(not(estafette_shuttle))]
 use crate::core::operation::contain_panic;
-
-thread_local! {
-    /// Whether this thread sleeps without a word to tokio: the current runtime is one that [`Runtime::enter`] has made so, and not the one
-    /// that polls tasks here, or it is an engine's own, which would start threads to go on and does not survive where that fails.
-    static SLEEPS_PLAINLY: Cell<bool> = const { Cell::new(false) };
-}
 
 /// The runtime of an engine.
 #[derive(Default)]
@@ -78,7 +67,6 @@ impl Runtime {
     pub(crate) fn enter<R>(&self, make: impl FnOnce() -> R, stack_size: usize) -> Result<R, Error> {
         let handle = self.handle(stack_size)?;
         let _entered = handle.enter();
-        let _noted = context::replace(&SLEEPS_PLAINLY, true);
         Ok(make())
     }
 
@@ -109,17 +97,17 @@ impl Runtime {
         Ok(handle)
     }
 
-    /// Logs once that the calling thread, which waits for room, belongs to a tokio runtime of one thread. Other
-    /// tasks of that runtime may be held up. Where the runtime runs this engine's asynchronous bodies, the wait
-    /// may last for ever. This is no error: tokio does not say whether the thread may block (`spawn_blocking`) or
-    /// polls tasks.
+    /// Logs once that the calling thread, which waits for room, belongs to a tokio runtime. Other tasks of
+    /// that runtime may be held up. Where the runtime has one thread and runs this engine's asynchronous
+    /// bodies, the wait may last for ever. This is no error: tokio does not say whether the thread may block
+    /// (`spawn_blocking`) or polls tasks.
     pub(crate) fn warn_if_blocked(&self) {
         let Ok(here) = Handle::try_current() else { return };
-        // Others go on: see `block`.
-        if here.runtime_flavor() == RuntimeFlavor::MultiThread || self.blocked.swap(true, Ordering::Relaxed) {
+        if self.blocked.swap(true, Ordering::Relaxed) {
             return;
         }
-        if self.given.as_ref().is_some_and(|given| given.id() == here.id()) {
+        let runs_bodies = self.given.as_ref().is_some_and(|given| given.id() == here.id());
+        if runs_bodies && here.runtime_flavor() == RuntimeFlavor::CurrentThread {
             tracing::warn!(
                 "a submission waits for room on the thread of the runtime that runs this engine's asynchronous bodies: if these are \
                  in the way it waits for ever; submit with `permit().await` there, or give the engine a runtime with more threads"
@@ -142,31 +130,12 @@ impl Runtime {
     }
 }
 
-/// Runs `sleep`, which blocks the thread. Where the thread polls tasks, a multi-thread runtime moves the others to other threads meanwhile.
-/// A runtime of one thread cannot do so, and the wait may be for one of these tasks.
+/// Runs `sleep`, which blocks the thread, in an asynchronous body. A multi-thread runtime moves the other tasks of the thread to other
+/// threads meanwhile. A runtime of one thread cannot do so, and the wait may be for one of these tasks.
 pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
-    let is_movable = || {
-        !SLEEPS_PLAINLY.get()
-            && worker_index().is_some()
-            && Handle::try_current()
-                .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
-    };
-    if !is_movable() {
-        return sleep();
-    }
-    let mut sleep = Some(sleep);
-    let slept =
-        catch_unwind(AssertUnwindSafe(|| tokio::task::block_in_place(|| sleep.take().map(|sleep| sleep()))));
-    match (slept, sleep) {
-        (Ok(Some(slept)), _) => slept,
-        // The thread polls tasks of a runtime of one thread, and the current runtime is another one: tokio panics. Once is enough.
-        (_, Some(sleep)) => {
-            SLEEPS_PLAINLY.set(true);
-            sleep()
-        }
-        (Err(panic), None) => resume_unwind(panic),
-        (Ok(None), None) => unreachable!("a sleep that was taken has returned"),
-    }
+    let covered =
+        Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if covered { tokio::task::block_in_place(sleep) } else { sleep() }
 }
 
 /// A runtime of one thread, with `stack_size` bytes of stack.
@@ -181,7 +150,6 @@ fn start(stack_size: usize) -> Result<tokio::runtime::Runtime, Error> {
             .worker_threads(1)
             .thread_name("estafette-async")
             .thread_stack_size(stack_size)
-            .on_thread_start(|| SLEEPS_PLAINLY.set(true))
             .enable_all()
             .build()
     };
