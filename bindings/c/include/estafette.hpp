@@ -604,7 +604,7 @@ class Operation {
     return status == ESTAFETTE_OK;
   }
 
-  /// Whether it was called off; false when it has begun or ended.
+  /// Whether it was cancelled; false when it has begun or ended.
   bool cancel() const {
     int status = estafette_op_cancel(op_.get());
     if (status != ESTAFETTE_CONFLICT) check(status);

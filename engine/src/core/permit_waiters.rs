@@ -11,9 +11,9 @@
 //! future does.
 //!
 //! # The excluded race
-//! A future that sleeps while a permit is free for which no future was woken. A release that finds no future came before the future left its waker: that is the race which the
-//! [event count](estafette_sync::event_count) excludes. Woken futures are counted by the event count as well, so a release
-//! beside one that is about to wait again takes the lock; what was released before is found by the second look.
+//! A future that sleeps while a permit is free for which no future was woken. A release that finds no future came before the future left
+//! its waker: that is the race which the [event count](estafette_sync::event_count) excludes. The event count counts woken futures as well, so
+//! a release beside one that is about to wait again takes the lock; the second look finds what was released before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Waker;
