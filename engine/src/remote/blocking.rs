@@ -26,21 +26,6 @@ thread_local! {
     static POLLS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A poll of a future that the thread blocks for, until dropped.
-struct Polls(bool);
-
-impl Polls {
-    fn begin() -> Self {
-        Self(POLLS.replace(true))
-    }
-}
-
-impl Drop for Polls {
-    fn drop(&mut self) {
-        POLLS.set(self.0);
-    }
-}
-
 /// Waits for `future`, which another process settles. The second part of the result is the wait in a trace, if there was one; it is over
 /// when that is dropped.
 pub(super) async fn noted<T>(what: &'static str, future: impl Future<Output = T>) -> (T, Option<WaitNoted>) {
@@ -77,7 +62,7 @@ impl Engine {
         let sleeper = Arc::<Sleeper>::default();
         let waker = Waker::from(Arc::clone(&sleeper));
         let mut poll = || {
-            let _polls = Polls::begin();
+            let _polls = context::replace(&POLLS, true);
             future.as_mut().poll(&mut Context::from_waker(&waker))
         };
         if let Poll::Ready(result) = poll() {
