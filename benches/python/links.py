@@ -32,11 +32,6 @@ TRIPS_MIN, TRIPS_MAX = 3, 300
 TOTAL = -1
 
 
-def pin(core):
-    if len(os.sched_getaffinity(0)) > core:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core]})
-
-
 class Means:
     """How tensors are handed over to a process of its own, which runs `consume`."""
 
@@ -45,14 +40,9 @@ class Means:
         self.answers = context.SimpleQueue()
         self.arrays = {}
         self.prepare(context)
-        self.process = context.Process(target=self.run, args=(*self.arguments(), self.answers), daemon=True)
+        self.process = context.Process(target=self.consume, args=(*self.arguments(), self.answers), daemon=True)
         self.process.start()
         self.meet()
-
-    @classmethod
-    def run(cls, *arguments):
-        pin(1)
-        cls.consume(*arguments)
 
     def meet(self):
         pass
@@ -427,7 +417,6 @@ def one_round(means, size, is_idle, value):
 
 
 def local(rounds):
-    pin(0)
     means = []
     for its in LOCAL:
         try:
@@ -441,7 +430,6 @@ def local(rounds):
 
 
 def tickets(rounds):
-    pin(0)
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
     process = context.Process(target=use_tickets, args=(far, rounds), daemon=True)
@@ -458,7 +446,6 @@ def tickets(rounds):
 def use_tickets(pipe, rounds):
     import estafette as est
 
-    pin(1)
     ticket, rows = est.Ticket(pipe.recv_bytes()), collections.defaultdict(list)
     with est.Engine(workers=1) as eng:
         eng.from_ticket(ticket).wait(60)
