@@ -1,8 +1,8 @@
 """A tensor handed to another process, by Estafette and by other means: `python benches/python/links.py PART [--rounds N]`.
 
 A *hand-over* goes from one process to another and back: the first process has changed the tensor, the second has it as a NumPy array and
-reads its first element, and the first one may change it again. Everything that can be made beforehand is. Each process has a core of its
-own in the part `local`. The means take turns; a figure of a round is the median of its hand-overs. *Awake*: one hand-over behind the
+reads its first element, and the first one may change it again. Everything that can be made beforehand is. No process is bound to a
+core. The means take turns; a figure of a round is the median of its hand-overs. *Awake*: one hand-over behind the
 other. *Idle*: with a pause before each. What the second process reads is checked each time, or at the end of a round.
 
 `local` has what two processes do by themselves, `ray` actors of Ray, `dask` workers of Dask, `tickets` the way of a ticket. A line is a
