@@ -213,7 +213,7 @@ typedef struct estafette_promise estafette_promise;
  * Notes where the time goes in all engines of the process. Several may be made at once. For programs that are not to be changed, the
  * environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
  */
-typedef struct estafette_recording estafette_recording;
+typedef struct estafette_trace estafette_trace;
 
 /**
  * A promise of an n-dimensional array: one count of it. Any thread may use it.
@@ -524,11 +524,11 @@ typedef struct estafette_submit_options {
 typedef void (*estafette_function)(void *context, struct estafette_op *op);
 
 /**
- * Options of a recording. All bytes zero, but for `size`, are the defaults.
+ * Options of a trace. All bytes zero, but for `size`, are the defaults.
  */
-typedef struct estafette_recording_options {
+typedef struct estafette_trace_options {
   /**
-   * `sizeof(estafette_recording_options)`.
+   * `sizeof(estafette_trace_options)`.
    */
   uint32_t size;
   /**
@@ -545,7 +545,7 @@ typedef struct estafette_recording_options {
    * Keeps only what happened in so many nanoseconds before the end, or before a snapshot. 0 for everything.
    */
   uint64_t last_ns;
-} estafette_recording_options;
+} estafette_trace_options;
 
 /**
  * Options of a ticket. All bytes zero, but for `size`, are the defaults.
@@ -1467,7 +1467,7 @@ estafette_status estafette_program_replay(struct estafette_program *program,
 estafette_status estafette_program_destroy(struct estafette_program *program);
 
 /**
- * Begins a recording, which `estafette_record_end` writes to the file `path`. Until then what is noted is also written to a file beside
+ * Begins a trace, which `estafette_trace_end` writes to the file `path`. Until then what is noted is also written to a file beside
  * it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which stays if the process ends before in any way.
  * `estafette report` reads both. `options` may be NULL for the defaults.
  *
@@ -1477,29 +1477,29 @@ estafette_status estafette_program_destroy(struct estafette_program *program);
  * What the caller promises:
  * `path` is NULL or ends with a NUL; `options` is NULL or as long as its size says; `out` is NULL or may be written.
  */
-estafette_status estafette_record_begin(const char *path,
-                                        const struct estafette_recording_options *options,
-                                        struct estafette_recording **out);
+estafette_status estafette_trace_begin(const char *path,
+                                       const struct estafette_trace_options *options,
+                                       struct estafette_trace **out);
 
 /**
- * Ends a recording and writes its file. The file has its old content until the new one is whole.
+ * Ends a trace and writes its file. The file has its old content until the new one is whole.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INTERNAL` when the file cannot be written: the text names the unfinished file, which stays, and the
- * recording is over all the same; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`: there the recording is
- * its parent's. May be called by any thread. `recording` may be any value.
+ * trace is over all the same; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`: there the trace is
+ * its parent's. May be called by any thread. `trace` may be any value.
  */
-estafette_status estafette_record_end(struct estafette_recording *recording);
+estafette_status estafette_trace_end(struct estafette_trace *trace);
 
 /**
- * Writes what a recording has so far to the file `path`, and goes on.
+ * Writes what a trace has so far to the file `path`, and goes on.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a file that cannot be written, which is as it was
- * before; `ESTAFETTE_FORKED`. May be called by any thread. `recording` may be any value.
+ * before; `ESTAFETTE_FORKED`. May be called by any thread. `trace` may be any value.
  *
  * What the caller promises:
  * `path` is NULL or ends with a NUL.
  */
-estafette_status estafette_record_snapshot(struct estafette_recording *recording,
+estafette_status estafette_trace_snapshot(struct estafette_trace *trace,
                                            const char *path);
 
 /**
@@ -2093,9 +2093,9 @@ struct estafette_api {
   estafette_status (*load_operators)(const char *path, size_t *count);
   estafette_status (*list_operators)(estafette_operator_callback callback, void *context);
   estafette_status (*call_operator)(struct estafette_engine *engine, const char *name, struct estafette_tensor *const *inputs, size_t n_inputs, struct estafette_tensor **outputs, size_t n_outputs, const struct estafette_attribute *attributes, size_t n_attributes);
-  estafette_status (*record_begin)(const char *path, const struct estafette_recording_options *options, struct estafette_recording **out);
-  estafette_status (*record_snapshot)(struct estafette_recording *recording, const char *path);
-  estafette_status (*record_end)(struct estafette_recording *recording);
+  estafette_status (*trace_begin)(const char *path, const struct estafette_trace_options *options, struct estafette_trace **out);
+  estafette_status (*trace_snapshot)(struct estafette_trace *trace, const char *path);
+  estafette_status (*trace_end)(struct estafette_trace *trace);
   estafette_status (*import_legacy)(struct estafette_engine *engine, DLManagedTensor *managed, int32_t writable, const DLFence *ready, struct estafette_tensor **out);
   estafette_status (*export_legacy)(const struct estafette_tensor *tensor, const struct estafette_export_options *options, DLManagedTensor **out);
   estafette_status (*zeros_shared)(struct estafette_engine *engine, const int64_t *shape, int32_t ndim, DLDataType dtype, struct estafette_tensor **out);

@@ -199,7 +199,7 @@ class TestNothingStaysBehind:
     def test_loops_that_come_and_go_leave_nothing_in_the_registry(self, eng, gate):
         def kept():
             gc.collect()
-            kinds = ("_Wakeups", "_Awaiter", "_Suspension", "_LongWaits")
+            kinds = ("_Wakeups", "_Awaiter", "_AsyncioFuture", "_LongWaits")
             return sum(type(thing).__name__ in kinds for thing in gc.get_objects())
 
         z = eng.zeros(1, "int8")

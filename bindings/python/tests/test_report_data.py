@@ -58,9 +58,9 @@ def test_a_replay_ran_from_its_first_node_to_its_last_one(eng, tmp_path):
     with eng.program("step") as step:
         for _ in range(3):
             step.submit(lambda y: time.sleep(0.02), writes=[y])
-    with est.record(str(tmp_path / "run.pftrace")) as recording:
+    with est.record(str(tmp_path / "run.pftrace")) as trace:
         step.replay().wait()
-    (operation,) = [row for row in recording.report().data["operations"] if row["name"] == "`step`"]
+    (operation,) = [row for row in trace.report().data["operations"] if row["name"] == "`step`"]
     assert operation["running_ns"] >= 60e6
 
 

@@ -220,7 +220,7 @@ impl Claim {
         if TARGETS.lock().insert(target.clone()) {
             return Ok(Self(target));
         }
-        let why = "another recording of this process records to it already";
+        let why = "another trace of this process records to it already";
         Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
     }
 }

@@ -58,7 +58,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_recording_becomes_a_sound_file(trace in strategies::trace()) {
+    fn any_trace_becomes_a_sound_file(trace in strategies::trace()) {
         check(&events(&trace));
     }
 }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import ConflictError
 from .._estafette import _check_output, _write_observation
-from .._recording import Report, report
+from .._trace import Report, report
 from . import roles
 from .notes import Notes, clock
 from .order import Order
