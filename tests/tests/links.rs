@@ -654,7 +654,7 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             assert!(receive.contains(" in `receive` waited long") && receive.contains(&from), "{receive}");
             let both_report = report(&both);
             assert_eq!(both_report.totals.waited_ns, waited.into_iter().sum::<u64>());
-            // On one axis: the value was received while it was made, and let go of before it was made anew.
+            // On one axis: the value was received while it was made, and released before it was made anew.
             let [produce, overwrite] =
                 ["produce", "overwrite"].map(|name| named(&both, &format!("{name} @{here}")));
             // Other tests of this process may receive tensors, too.

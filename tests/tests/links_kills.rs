@@ -164,7 +164,7 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
         }
         let tensor = &ring[(version % RING as u64) as usize];
         fill(engine, tensor, version, pause);
-        // While this process waits for the readers of a version, it lets go of what it reads itself.
+        // While this process waits for the readers of a version, it releases what it reads itself.
         while pause.is_zero() && is_open && !tensor.is_ready() {
             is_open = receive(&mut looks);
             check(&mut looks, false);
@@ -755,7 +755,7 @@ fn a_stopped_process_keeps_its_leases_and_promises_and_is_named() {
     assert!(diagnosis.contains(&format!("process {process}")), "{diagnosis}");
     // SAFETY: as above.
     unsafe { libc::kill(process, libc::SIGCONT) };
-    look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("written once it was let go of");
+    look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("written once it was released");
     owed.wait_timeout(Duration::from_secs(60)).expect("the promise is kept");
     assert_eq!(owed.to_vec::<i64>().expect("elements"), vec![7; LENGTH as usize]);
     drop((owed, link));

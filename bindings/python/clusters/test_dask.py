@@ -258,7 +258,7 @@ def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
         x = eng.call(late)
         while eng.stats().running == 0:
             await asyncio.sleep(0.001)
-        with pytest.raises(est.WouldDeadlockError, match="goes on when"):
+        with pytest.raises(est.WouldDeadlockError, match="resumes when"):
             estafette.dask._serialize(x)
         release.set()
         await x

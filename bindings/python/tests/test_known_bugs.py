@@ -63,7 +63,7 @@ def test_a_deleter_may_be_called_on_any_thread_without_the_python_lock(eng):
     t = eng.zeros(3, "float32")
     managed = [Functions(t).take(t) for _ in range(20)]
     waiting = eng.submit(lambda t: None, writes=[t])
-    # A foreign function call lets go of the lock.
+    # A foreign function call releases the lock.
     threads = [threading.Thread(target=each.delete) for each in managed]
     for thread in threads:
         thread.start()

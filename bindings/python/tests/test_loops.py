@@ -427,7 +427,7 @@ class TestClosedLoops:
         all_waits = (eng.wait_all, lambda: eng.wait_all(60), promise.wait, lambda: promise.wait(60), behind.wait)
         # A function may begin on the loop before or during the wait.
         for wait in (*all_waits, eng.shutdown, lambda: eng.__exit__(None, None, None)):
-            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ goes on when <.*EventLoop running=False"):
+            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ resumes when <.*EventLoop running=False"):
                 wait()
         loop.close()
         eng.wait_all()
@@ -455,7 +455,7 @@ class TestClosedLoops:
             threading.Timer(0.3, gate.open).start()
             eng.submit(lambda: None).wait(30)
         else:
-            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ goes on when <.*EventLoop running=False"):
+            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ resumes when <.*EventLoop running=False"):
                 eng.submit(lambda: None)
         loop.close()
         for promise in promises:

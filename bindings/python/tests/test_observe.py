@@ -334,7 +334,7 @@ def test_functions_that_are_awaited_one_by_one_could_run_beside_the_program(obse
     assert 9 * 5_000_000 < change["saves_ns"] <= change["waited_ns"] < planted
     assert report.data["with_graph"]["saves_ns"] == change["saves_ns"]
     assert "What Estafette would change" in report.text
-    assert any(row["change"].startswith("go on without waiting: `Future.result`") for row in report.data["advice"])
+    assert any(row["change"].startswith("continue without waiting: `Future.result`") for row in report.data["advice"])
 
 
 def test_a_copy_between_libraries_would_not_be_made_and_a_slow_consumer_stays_slow(observed, jax):

@@ -50,7 +50,7 @@ def path(tmp_path):
 
 
 def spin(seconds):
-    """Runs without letting go of the Python lock, as native code does that forgets to."""
+    """Runs without releasing the Python lock, as native code does that forgets to."""
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
@@ -193,7 +193,7 @@ class TestProgramsWithFaults:
                 assert float(np.from_dlpack(loss)[0]) == 0
             eng.wait_all()
         _, advice = self.advice(recording)
-        assert any(change.startswith("go on without waiting at test_trace.py:") for change in advice), advice
+        assert any(change.startswith("continue without waiting at test_trace.py:") for change in advice), advice
 
     @planted
     def test_a_scratch_tensor_of_two_branches_and_names_from_before_the_trace(self, np, path):
@@ -231,7 +231,7 @@ class TestProgramsWithFaults:
             consumer.join()
         headline, advice = self.advice(recording)
         assert "leased (a lease taken by" in headline and "test_trace.py:" in headline
-        assert any(change.startswith("give back sooner: a lease taken by") for change in advice), advice
+        assert any(change.startswith("release sooner: a lease taken by") for change in advice), advice
 
     @planted
     def test_a_program_that_does_the_work_itself(self, eng, path):

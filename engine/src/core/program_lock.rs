@@ -1,7 +1,7 @@
 //! The lock of an interpreter, which a thread may have where the engine calls a driver.
 //!
 //! A call of a driver may wait for another thread: for one that waits in such a call, and that for a function on the host which
-//! wants the interpreter's lock. So the thread lets go of this lock meanwhile.
+//! wants the interpreter's lock. So the thread releases this lock meanwhile.
 
 use estafette_sync::sync::OnceLock;
 
@@ -22,5 +22,5 @@ pub(crate) fn without_program_lock<R>(f: impl FnOnce() -> R) -> R {
     let Some(let_go) = LET_GO.get() else { return f() };
     let (mut f, mut result) = (Some(f), None);
     let_go(&mut || result = f.take().map(|f| f()));
-    result.expect("what lets go of the lock runs the function")
+    result.expect("what releases the lock runs the function")
 }

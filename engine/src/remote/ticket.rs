@@ -343,12 +343,12 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Erro
         Ok(Answer::Ticket(..)) => {
             Err(Error::invalid(format!("process {process} passed on what was not its own")))
         }
-        // The owner knew of that process's death first, or the process has let go of the tensor. Asked again, a dead one fails as such.
+        // The owner knew of that process's death first, or the process has released the tensor. Asked again, a dead one fails as such.
         Err(Error::Invalid(why)) if why.contains(VOID) => {
             match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), None).await.0 {
                 Ok(Answer::Tensor(tensor)) => Ok(tensor),
                 Ok(Answer::Ticket(..)) | Err(Error::Invalid(_)) => Err(Error::invalid(format!(
-                    "process {process}, which passed the tensor on, has let go of it"
+                    "process {process}, which passed the tensor on, has released it"
                 ))),
                 Err(error) => Err(error),
             }

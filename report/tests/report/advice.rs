@@ -46,7 +46,7 @@ fn a_program_that_looks_at_each_result_should_look_later() {
     let told = program.report(72 * MS);
     // 8 to load the first batch, four times 10 to train.
     let expected = 72 * MS - 48 * MS;
-    assert_eq!(saves(&told, "go on without waiting at program.py:41"), Some(expected), "{:?}", told.advice);
+    assert_eq!(saves(&told, "continue without waiting at program.py:41"), Some(expected), "{:?}", told.advice);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_worker_that_sleeps_is_not_one_that_is_busy() {
     let part = program.0.operations.last_mut().unwrap();
     (part.awake, part.began) = (Some(15 * MS), Some(15 * MS + MS / 2));
     let told = program.report(16 * MS);
-    assert_eq!(saves(&told, "use more workers, if what they run lets go of the Python lock"), Some(5 * MS));
+    assert_eq!(saves(&told, "use more workers, if what they run releases the Python lock"), Some(5 * MS));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_wait_for_an_operation_by_name_is_played_too() {
         program.waited_for(turn * 10 * MS, (turn + 1) * 10 * MS, 1 + turn);
     }
     let told = program.report(40 * MS);
-    assert_eq!(saves(&told, "go on without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
+    assert_eq!(saves(&told, "continue without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn the_copy_of_an_import_makes_no_worker_of_the_programs_thread() {
     }
     let told = program.report(40 * MS);
     // Three workers take two rounds, and four would take one.
-    assert_eq!(saves(&told, "go on without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
+    assert_eq!(saves(&told, "continue without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
 }
 
 #[test]

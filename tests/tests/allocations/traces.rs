@@ -9,7 +9,7 @@ use estafette::{DType, Engine};
 use tests::counting::{self, taken};
 use tests::dice::few_examples;
 
-/// What is allocated before anything is recorded. Threads let go of one recorder when they write to the next.
+/// What is allocated before anything is recorded. Threads release one recorder when they write to the next.
 static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 
 /// Operations of the smaller and of the larger trace. What more operations take decides, so that what

@@ -223,7 +223,7 @@ fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) ->
     }
     let Some((operation, event_loop)) = needs(&stopped).map(|place| &goes_on[place]) else { return Ok(()) };
     let message = format!(
-        "operation {operation} goes on when {} runs, which this thread has stopped; run the loop, or close it, before you wait",
+        "operation {operation} resumes when {} runs, which this thread has stopped; run the loop, or close it, before you wait",
         event_loop.repr()?
     );
     Err(raise(py, "WouldDeadlockError", message))

@@ -1,6 +1,6 @@
 //! The states that Python keeps of threads of the engine.
 //!
-//! Taking the Python lock on a thread that Python does not know makes a thread state, and letting go of the lock deletes it:
+//! Taking the Python lock on a thread that Python does not know makes a thread state, and releasing the lock deletes it:
 //! a microsecond each time, and whatever the body left in a `threading.local` is gone. So such a thread gets a state that
 //! lasts, at its first use of Python, and gives it back when it ends.
 //!

@@ -40,7 +40,7 @@ pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     module.bind(py).getattr(name)
 }
 
-/// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, lets go of its
+/// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, releases its
 /// Python objects with the Python lock: they may hold leases that other threads wait for.
 pub struct Body {
     parts: Option<Parts>,

@@ -238,7 +238,7 @@ impl Shared {
                     if let Some(what) = overtaken {
                         // What has returned before may be waited for.
                         self.progress.notify_all();
-                        tracing::warn!(%what, "a deleter is slow; the others go on without it");
+                        tracing::warn!(%what, "a deleter is slow; the others continue without it");
                     }
                     return true;
                 }

@@ -363,7 +363,7 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     item = args[0]
     # What the function does until it calls a queue begins with it.
     notes.lane().since = clock()
-    # The item lets go of them when it is done.
+    # The item releases them when it is done.
     future, function = getattr(item, "future", None), getattr(item, "fn", None) or getattr(item, "task", (None,))[0]
     work = _noted(notes, _work_for, notes, future)
     if work is not None:

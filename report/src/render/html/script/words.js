@@ -5,7 +5,7 @@ const CAUSES = [
   { name: "queued", explanation: "what it waited for stood in a queue itself" },
   { name: "no worker", explanation: "no worker or queue was free" },
   { name: "not observed", explanation: "it was done and that had not been observed" },
-  { name: "not resumed", explanation: "it could go on and was not running yet" },
+  { name: "not resumed", explanation: "it could resume and was not running yet" },
   { name: "leased", explanation: "a lease was still open" },
 ];
 const HAZARDS = ["read after write", "write after read", "write after write"];
