@@ -170,11 +170,11 @@ fn change(trace: &Trace, what: What) -> Option<String> {
         What::Stall(Cause::NoWorker, _) => "use more workers".into(),
         What::Stall(
             Cause::NotResumed,
-            blocker @ (Blocker::Interpreter | Blocker::Holder(_) | Blocker::Operation(_)),
+            blocker @ (Blocker::Interpreter | Blocker::LockOwner(_) | Blocker::Operation(_)),
         ) => {
             let holder = match blocker {
                 Blocker::Operation(id) => format!(" in {}", sentences::name(trace, id)),
-                Blocker::Holder(track) => trace
+                Blocker::LockOwner(track) => trace
                     .tracks
                     .get(track)
                     .map_or_else(String::new, |track| format!(" on thread `{}`", shown(&track.name))),

@@ -46,7 +46,12 @@ fn a_program_that_looks_at_each_result_should_look_later() {
     let told = program.report(72 * MS);
     // 8 to load the first batch, four times 10 to train.
     let expected = 72 * MS - 48 * MS;
-    assert_eq!(saves(&told, "continue without waiting at program.py:41"), Some(expected), "{:?}", told.advice);
+    assert_eq!(
+        saves(&told, "continue without waiting at program.py:41"),
+        Some(expected),
+        "{:?}",
+        told.advice
+    );
 }
 
 #[test]
@@ -232,7 +237,11 @@ fn who_held_the_python_lock_is_named_once_in_a_trace_that_is_put_together() {
     let told = report(&program.0);
     let merged = merge(vec![program.0]).unwrap();
     // Reports of it find nothing to change, and copy nothing.
-    assert!(merged.stalls.iter().any(|stall| stall.blocker == Blocker::Holder(MAIN)), "{:?}", merged.stalls);
+    assert!(
+        merged.stalls.iter().any(|stall| stall.blocker == Blocker::LockOwner(MAIN)),
+        "{:?}",
+        merged.stalls
+    );
     assert_eq!(report(&merged), told);
 }
 
