@@ -166,10 +166,10 @@ fn time_moves_only_as_far_as_it_is_told() {
 }
 
 #[test]
-fn held_pieces_complete_only_when_released() {
+fn held_tasks_complete_only_when_released() {
     let device = device(SimOptions::default());
     let (slow, fast) = (device.queue(false), device.queue(false));
-    device.hold("slow");
+    device.pause("slow");
     launch(&slow, "slow", 10);
     launch(&slow, "behind it", 10);
     launch(&fast, "fast", 1_000);

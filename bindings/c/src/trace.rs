@@ -102,8 +102,7 @@ pub unsafe extern "C" fn estafette_trace_begin(
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_trace_end(trace: *mut estafette_trace) -> estafette_status {
     entry(|| {
-        let recorder =
-            TRACES.get(trace, "trace")?.lock().take().ok_or_else(|| over(trace))?;
+        let recorder = TRACES.get(trace, "trace")?.lock().take().ok_or_else(|| over(trace))?;
         TRACES.release(trace, "trace")?;
         let unsaved = |error: Unsaved| Refusal::new(estafette_status::ESTAFETTE_INTERNAL, error.to_string());
         recorder.save().map(drop).map_err(unsaved)

@@ -12,7 +12,7 @@
 //!   wait holds back, and tasks that end at the same time complete in an order drawn from the seed.
 //! - A test moves the time by [`SimDevice::advance`], [`SimDevice::step`] or [`SimDevice::run_until_idle`];
 //!   in the [free-running](SimPace) modes a thread of the device does.
-//! - [`SimDevice::hold`] keeps named tasks from completing until [`SimDevice::release`].
+//! - [`SimDevice::pause`] keeps named tasks from completing until [`SimDevice::release`].
 //! - [`SimDevice::fail_next`] and its relatives break things. A failed task poisons its queue: everything
 //!   unfinished on it fails with the same root error, as does every queue that was made to wait for it.
 //!

@@ -248,7 +248,7 @@ fn memory_comes_back_only_after_the_last_reader_and_writer_on_the_device_are_don
         let deleted = Deleted::default();
         let x = import(&engine, foreign_on(&device, &deleted));
         let second: Arc<dyn Queue> = device.queue(false);
-        device.hold("slow");
+        device.pause("slow");
         use_on(&engine, &queue, &x, "fast", write);
         use_on(&engine, &second, &x, "slow", false);
         // The operations have ended for the engine, and the last handle goes.
