@@ -241,7 +241,7 @@ impl Link {
             }
         };
         let Elsewhere { managed, loan, ready, key, process } =
-            take_over(&self.link, received, description, self.door.get())?;
+            adopt(&self.link, received, description, self.door.get())?;
         let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready, process)?;
         if trace::is_open() {
             let import = hooks::received(&tensor, process, key, &ready, site.as_ref());
@@ -421,7 +421,7 @@ fn refuse(received: Received, error: Error) -> Error {
 }
 
 /// What was received with a description from a process whose door for tickets is at `address`.
-fn take_over(
+fn adopt(
     link: &RawLink,
     received: Received,
     description: Description,

@@ -111,7 +111,7 @@ def kept():
     return STATE["kept"].tolist()
 
 
-def let_go():
+def release():
     del STATE["kept"]
 
 
@@ -186,7 +186,7 @@ def test_a_write_waits_for_readers_on_another_worker(client, workers):
     assert on(client, first, is_held_up).result(60)
     assert on(client, second, kept).result(60) == [1.0] * 4
     del x
-    on(client, second, let_go).result(60)
+    on(client, second, release).result(60)
     on(client, first, wait_until_written).result(90)
 
 

@@ -309,7 +309,7 @@ impl VarState {
 
     /// Takes the version of `sum`, and adds what it carries: what was added here since the sum was made
     /// stays.
-    pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32, replaced: &mut Replaced) {
+    pub(crate) fn adopt(&mut self, sum: &Self, flags: &mut u32, replaced: &mut Replaced) {
         self.version = sum.version;
         if let Some(carried) = &sum.carried {
             let own = self.carried();

@@ -106,7 +106,7 @@ impl Drop for Handle {
         if self.ends_nothing {
             return;
         }
-        go_on_alone(&self.core);
+        run_rest_alone(&self.core);
         self.core.failures.close();
         self.core.detach();
         self.core.clear_thread_cache();
@@ -115,7 +115,7 @@ impl Drop for Handle {
 
 /// Without workers nothing else would ever run what is ready. What is ready may wait for the body or the callback that drops the last handle,
 /// or need the thread that does: then other threads run it.
-fn go_on_alone(core: &CoreRef) {
+fn run_rest_alone(core: &CoreRef) {
     let is_needed =
         || context::current().is_some() || callback::is_running() || is_releasing() || is_essential_thread();
     if core.has_no_workers() && !std::thread::panicking() && !is_needed() {

@@ -19,7 +19,7 @@ use estafette_graph::program;
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
 
-use super::node::{DeviceBody, NodeBody, NodeEnd, NodeRun, Ticket};
+use super::node::{DeviceBody, Handoff, NodeBody, NodeEnd, NodeRun};
 use super::plan::{IssuePlan, numbers};
 use super::shared::{SharedRun, StartWith};
 use crate::core::error::BodyResult;
@@ -197,9 +197,9 @@ impl SharedRun {
                 self.leave(node, Some(left), fences, plan);
             }
             NodeBody::External(external) => {
-                let ticket = Arc::new(Ticket::default());
+                let handoff = Arc::new(Handoff::default());
                 let (tag, core, scope) = (run.tag(node), self.core.clone(), self.scope.clone());
-                let running = NodeRun::new(tag, core, queue.cloned(), scope, Arc::clone(&ticket));
+                let running = NodeRun::new(tag, core, queue.cloned(), scope, Arc::clone(&handoff));
                 Prepared::new(external.operands.clone(), Promised::new())
                     .start_node(running, &external.start);
                 let shared = Arc::clone(self);
@@ -207,7 +207,7 @@ impl SharedRun {
                     shared.note(node, end);
                     shared.resume(StartWith::Ended(node));
                 };
-                let Some(end) = ticket.take_or_call(later) else { return false };
+                let Some(end) = handoff.take_or_call(later) else { return false };
                 self.note(node, end);
             }
         }

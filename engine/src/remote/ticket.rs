@@ -28,8 +28,8 @@ use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    DEADLINE, Description, Elsewhere, Export, Note, Share, ShareOptions, Shown, done, export, hand_over,
-    network, take_over, this_line,
+    DEADLINE, Description, Elsewhere, Export, Note, Share, ShareOptions, Shown, adopt, done, export,
+    hand_over, network, this_line,
 };
 use crate::core::error::Error;
 use crate::core::operation::Name;
@@ -312,7 +312,7 @@ impl Given {
     }
 
     fn produce_here(self, completion: Completion, site: Option<CallSite>) {
-        match take_over(&self.link, self.received, self.description, Some(&self.address)) {
+        match adopt(&self.link, self.received, self.description, Some(&self.address)) {
             Ok(Elsewhere { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
                     let elsewhere = model::Elsewhere { process, key, clock: None };

@@ -104,8 +104,7 @@ pub fn read_report(
                 _ => of_file(path, error),
             })
         };
-        let trace =
-            merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
+        let trace = merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
         let report = report(&trace);
         if let Some(page) = page {
             html::write_file(&trace, &report, &page).map_err(|error| of_file(&page, error))?;
