@@ -413,7 +413,7 @@ fn a_queue_of_somebody_else_is_waited_on_and_marked_at_once_and_by_no_number() {
     // SAFETY: the queue lives.
     let acquire = || unsafe { device.foreign_queue(theirs.native()) }.unwrap();
     let (first, second) = (acquire(), acquire());
-    assert_ne!(first.id(), second.id(), "an acquisition has an identity of its own");
+    assert_ne!(first.id(), second.id(), "an import has an identity of its own");
     // Nothing is known of what its owner does in between, so nothing is elided.
     assert_eq!(first.order_after(&produced).unwrap(), Order::Device);
     assert_eq!(second.order_after(&produced).unwrap(), Order::Device);

@@ -710,7 +710,7 @@ fn holds(engine: &Engine, place: &str) {
         wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))).expect("a link");
     let held = wait(link.receive()).expect("a link").expect("a tensor");
     let owed = engine.zeros(&[LENGTH], DType::I64).expect("memory");
-    let (go_on, may_go_on) = std::sync::mpsc::channel();
+    let (resume, may_go_on) = std::sync::mpsc::channel();
     let written = engine.op("owed").writes([&owed]).run(move |[], [mut owed]| {
         may_go_on.recv()?;
         owed.as_mut_slice::<i64>()?.fill(7);
@@ -720,7 +720,7 @@ fn holds(engine: &Engine, place: &str) {
     wait(link.send(&owed, &ShareOptions::default())).expect("sent");
     wait(link.receive()).expect("a link").expect("a word");
     drop(held);
-    go_on.send(()).expect("it is received");
+    resume.send(()).expect("it is received");
     assert!(wait(link.receive()).expect("a link").is_none());
 }
 

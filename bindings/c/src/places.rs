@@ -222,7 +222,7 @@ impl<S> Places<S> {
     }
 
     /// Takes a place back.
-    pub(crate) fn give_back(&self, number: u32) {
+    pub(crate) fn release(&self, number: u32) {
         let kind = self.kind as usize;
         let surplus = KEPT.try_with(|kept| {
             let kept = &mut kept.borrow_mut().0[kind];

@@ -91,10 +91,10 @@ def forget_pytorch(monkeypatch):
 
 def test_a_library_that_another_thread_is_importing_is_told_once_it_is_there(sim, eng, monkeypatch, tmp_path):
     lib = Library(sim)
-    importing = types.SimpleNamespace(begun=threading.Event(), go_on=threading.Event(), torch=pytorch(lib))
+    importing = types.SimpleNamespace(begun=threading.Event(), resume=threading.Event(), torch=pytorch(lib))
     monkeypatch.setitem(sys.modules, "importing", importing)
     (tmp_path / "torch.py").write_text(
-        "import importing\nimporting.begun.set()\nassert importing.go_on.wait(30)\ncuda = importing.torch.cuda\n"
+        "import importing\nimporting.begun.set()\nassert importing.resume.wait(30)\ncuda = importing.torch.cuda\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     forget_pytorch(monkeypatch)
@@ -105,7 +105,7 @@ def test_a_library_that_another_thread_is_importing_is_told_once_it_is_there(sim
     done = eng.submit(lambda: current.extend([lib.current, est.current_stream().handle]), on="cuda")
     time.sleep(0.05)
     assert not done.is_done()
-    importing.go_on.set()
+    importing.resume.set()
     done.wait(timeout=30)
     told, own = current
     assert told == own

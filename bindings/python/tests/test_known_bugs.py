@@ -24,12 +24,12 @@ def test_memory_is_not_reused_while_a_consumer_reads(eng, np):
     gone = weakref.ref(x)
     t = eng.from_dlpack(x)
     view = np.from_dlpack(t)
-    started, go_on, seen = threading.Event(), threading.Event(), []
+    started, resume, seen = threading.Event(), threading.Event(), []
 
     def read(t):
         mine = np.from_dlpack(t)
         started.set()
-        assert go_on.wait(30)
+        assert resume.wait(30)
         seen.append(mine.sum())
 
     eng.submit(read, reads=[t])
@@ -38,7 +38,7 @@ def test_memory_is_not_reused_while_a_consumer_reads(eng, np):
     del x, t, view
     gc.collect()
     assert gone() is not None and not reuse.is_done()
-    go_on.set()
+    resume.set()
     reuse.wait(10)
     assert seen == [999 * 500.0]
     del read

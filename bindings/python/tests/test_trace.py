@@ -212,12 +212,12 @@ class TestProgramsWithFaults:
     @planted
     def test_views_that_pile_up_in_a_list(self, eng, np, path):
         batch = eng.zeros((4,), "float32")
-        kept, held, go_on = [], threading.Event(), threading.Event()
+        kept, held, resume = [], threading.Event(), threading.Event()
 
         def consume():
             kept.append(np.from_dlpack(batch))
             held.set()
-            go_on.wait()
+            resume.wait()
             kept.clear()
 
         with est.record(path) as recording:
@@ -226,7 +226,7 @@ class TestProgramsWithFaults:
             held.wait()
             op = eng.submit(lambda x: None, writes=[batch], using=np.from_dlpack, name="decode")
             time.sleep(LONG)
-            go_on.set()
+            resume.set()
             op.wait()
             consumer.join()
         headline, advice = self.advice(recording)

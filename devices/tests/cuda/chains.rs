@@ -154,7 +154,7 @@ fn events_are_used_again_and_again() {
 #[test]
 fn a_stream_goes_with_its_last_fence_and_its_work_goes_on() {
     let bench = bench();
-    if !bench.goes_on_beside(101) {
+    if !bench.runs_beside(101) {
         return;
     }
     let memory = bench.memory(64);

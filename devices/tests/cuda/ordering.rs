@@ -36,7 +36,7 @@ fn crossed_streams() {
 #[test]
 fn a_writer_after_two_readers_on_two_streams() {
     let bench = bench();
-    if !bench.goes_on_beside(1) {
+    if !bench.runs_beside(1) {
         return;
     }
     let (first, second, writer) = (bench.queue(), bench.queue(), bench.queue());
@@ -138,7 +138,7 @@ fn a_number_is_taken_while_another_thread_enqueues() {
 #[test]
 fn an_event_that_is_recorded_after_a_foreign_wait() {
     let bench = bench();
-    if !bench.goes_on_beside(1) {
+    if !bench.runs_beside(1) {
         return;
     }
     let (queue, consumer) = (bench.queue(), bench.queue());
@@ -169,7 +169,7 @@ fn an_event_that_is_recorded_after_a_foreign_wait() {
 #[test]
 fn the_host_asks_after_a_foreign_wait() {
     let bench = bench();
-    if !bench.goes_on_beside(1) {
+    if !bench.runs_beside(1) {
         return;
     }
     let queue = bench.queue();

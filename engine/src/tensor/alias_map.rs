@@ -230,9 +230,9 @@ impl std::fmt::Debug for Region {
 /// The process-wide map.
 pub(crate) fn alias_map() -> &'static IntervalMap<Arc<Region>> {
     estafette_sync::per_process! {
-        static REGIONS: IntervalMap<Arc<Region>> = IntervalMap::new();
+        static ALIAS_MAP: IntervalMap<Arc<Region>> = IntervalMap::new();
     }
-    &REGIONS
+    &ALIAS_MAP
 }
 
 /// A tensor's share of its entry; dropping the last share removes the entry.

@@ -13,7 +13,7 @@ use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::{Kind, Name, OpTag, OpVar, Phase};
 use crate::core::var_state::VarState;
-use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
+use crate::core::var_state::{BROKEN_FENCES, FAILED, Queried, READ_FENCES, Replaced, WRITE_FENCES};
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
 use crate::exchange::reaper::ReleasedMemory;
@@ -262,7 +262,7 @@ impl Tensor {
         }
         let mut replaced = Replaced::default();
         for var in &self.inner.vars {
-            let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
+            let asked = Queried::query(&var.with_ordering_state(|state, _| state.writers()));
             var.with_ordering_state(|state, flags| state.heal(&asked, flags, &mut replaced));
         }
         // The program has judged the failures.
@@ -434,13 +434,13 @@ impl TensorInner {
             if writers.iter().any(|fence| fence.peek() == Some(false)) {
                 return None;
             }
-            let asked = Asked::ask(&writers);
+            let asked = Queried::query(&writers);
             if !asked.pending.is_empty() {
                 return None;
             }
             let mut replaced = Replaced::default();
             let outcome = var.with_ordering_state(|state, flags| {
-                state.note(&asked, &Asked::default(), flags, &mut replaced);
+                state.note(&asked, &Queried::default(), flags, &mut replaced);
                 state.outcome()
             });
             if let Err(error) = outcome {

@@ -17,7 +17,7 @@ pub(crate) use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::one_shot::OneShot;
 use crate::core::operation::{Op, OpHandle, OpVar, Phase};
-use crate::core::var_state::{Asked, Replaced, thin_out};
+use crate::core::var_state::{Queried, Replaced, thin_out};
 use crate::core::wakers::WakerKey;
 use crate::core::{clock, context};
 use crate::exchange::callback;
@@ -251,7 +251,7 @@ impl Tensor {
         }
         let writers = var.with_ordering_state(|state, _| state.failure().is_none().then(|| state.writers()));
         // What a version that has failed has left may end well.
-        let asked = Asked::ask(&writers?);
+        let asked = Queried::query(&writers?);
         if asked.failed.is_some() || asked.pending.len() != 1 {
             return None;
         }
