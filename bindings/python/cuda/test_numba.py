@@ -45,7 +45,7 @@ def download(array, stream=0):
 
 
 def pending(sim, eng):
-    """A tensor of ours that a stream of the engine's is still to fill. With the stream's handle."""
+    """A tensor of Estafette that a stream of the engine's is still to fill. With the stream's handle."""
     x = eng.empty((COUNT,), "float32", device="cuda")
     handles = []
 

@@ -148,7 +148,7 @@ mod tests {
         let told = signal.settle(&Ok(()));
         assert!(told.len() <= 128, "{} entries for one live waiter", told.len());
         assert!(told.iter().any(|(subscriber, _)| Arc::ptr_eq(subscriber, &stays)));
-        assert!(signal.settle(&Ok(())).is_empty(), "settling twice tells nobody twice");
+        assert!(signal.settle(&Ok(())).is_empty(), "a second settlement notifies no subscriber");
     }
 }
 

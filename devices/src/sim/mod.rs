@@ -3,6 +3,20 @@
 //! Everything about fences, ordering and failure can be tested without a GPU, and deterministically: the same
 //! calls with the same seed give the same trace. Its memory is host memory.
 //!
+//! | part | what it has |
+//! |---|---|
+//! | `command` | what is enqueued |
+//! | `device` | [`SimDevice`] and its options |
+//! | `foreign` | a queue that another library owns |
+//! | `free_running` | the thread that makes time pass |
+//! | `mark` | a fence of an out-of-order or foreign queue |
+//! | `queue` | [`SimQueue`] |
+//! | `schedule` | what is enqueued, what waits for what, and what happens next; only this file changes a command |
+//! | `script` | paused tasks, faults, jitter |
+//! | `timeline` | the progress of an in-order queue |
+//! | `timing` | when measured tasks ran |
+//! | `trace` | what happened, as events |
+//!
 //! # How it runs
 //! Work is [launched](SimQueue::launch) on a [`SimQueue`] with a duration in virtual nanoseconds and a
 //! closure, its effect. A task *starts* when everything that it waits for is done, and *completes* its

@@ -278,7 +278,7 @@ fn threads_that_pass_tensors_around() {
                     // From the next thread, once it has passed on what it had in the round before.
                     let from = (own + 1) % THREADS;
                     let given = loop {
-                        let given = passed[from].lock().expect("nobody panics").get(round - 1).cloned();
+                        let given = passed[from].lock().expect("no thread panics").get(round - 1).cloned();
                         if let Some(given) = given {
                             break given;
                         }
@@ -289,13 +289,13 @@ fn threads_that_pass_tensors_around() {
                     }
                     order(&queue, &given);
                     bench.copy(&queue, &memory[round - 1][from], &memory[round][own]);
-                    passed[own].lock().expect("nobody panics").push(record(&queue));
+                    passed[own].lock().expect("no thread panics").push(record(&queue));
                 }
             });
         }
     });
     for (own, fences) in passed.iter().enumerate() {
-        let fences = fences.lock().expect("nobody panics");
+        let fences = fences.lock().expect("no thread panics");
         settle(&fences[ROUNDS]).expect("nothing failed");
         bench.assert_filled(&memory[ROUNDS][own], ((own + ROUNDS) % THREADS) as u8 + 1);
     }

@@ -6,6 +6,12 @@
 //! | `copy` | copies of tensors as operations |
 //! | `shutdown` | waits for the end of all operations; shutdown |
 //! | `stats` | counters |
+//!
+//! # Invariants
+//!
+//! - The drop of the last handle waits for nothing. Operations in flight own the core; without workers the dropping thread runs what is ready.
+//! - A shutdown refuses later submissions, and ends what is in flight.
+//! - A copy is an operation: it is ordered, fails and is cancelled as any other one.
 
 mod builder;
 pub(crate) mod copy;

@@ -476,7 +476,7 @@ fn a_lease_that_waits_for_a_device_is_not_blamed_for_the_wait() {
     assert!((&mut lease).now_or_never().is_none());
     let write = set(&bench.engine, &x, 3.0);
     let error = write.wait_timeout(Some(std::time::Duration::from_millis(30))).unwrap_err();
-    assert!(matches!(error, Error::Timeout(_)), "nobody holds it yet: {error:?}");
+    assert!(matches!(error, Error::Timeout(_)), "no thread holds it yet: {error:?}");
     bench.device.run_until_idle();
     let held = block_on(lease).unwrap();
     let error = write.wait().unwrap_err();

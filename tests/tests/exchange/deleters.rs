@@ -53,7 +53,7 @@ fn keep<T: 'static>(what: T) -> Use {
 /// an import that is derived from a third.
 fn uses(engine: &Engine, deleted: &Deleted) -> Vec<Use> {
     let x = import(engine, tensor(&[1.0, 2.0], deleted));
-    let export = |access| x.export_wait(&ExportOptions::from(access)).expect("nobody writes");
+    let export = |access| x.export_wait(&ExportOptions::from(access)).expect("no thread writes");
     let (exported, alias) = (export(Access::Read), export(Access::Alias));
     let derived = import(engine, export(Access::Read));
     let (started, begun) = channel();

@@ -369,7 +369,7 @@ fn stop_runs_what_is_ready_and_leaks_what_comes_later() {
     reaper.release(FenceSet::default(), never_dropped());
     assert_eq!(counts(&reaper), (100, 2, 0));
     reaper.release(FenceSet::default(), Storage::vec(vec![1_u8]));
-    assert_eq!(counts(&reaper), (101, 2, 0), "plain memory needs nobody");
+    assert_eq!(counts(&reaper), (101, 2, 0), "plain memory needs no thread");
     assert!(reaper.stop(LONG) && reaper.flush(LONG));
 }
 

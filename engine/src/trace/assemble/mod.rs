@@ -3,6 +3,13 @@
 //! The events stay where they lie. What is added is an index: the places of all events, sorted by their operations, four bytes for
 //! each. An operation is made from its events when it is asked for, so that a trace can be written without being in memory as a
 //! whole.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `blocks` | memory with whole events, and the places of events in it |
+//! | `in_flight` | operations in flight where the beginning of a trace is left out |
+//! | `operation` | one operation, made of its events |
+//! | `source` | operations, leases and variables, one by one or all at once |
 
 mod blocks;
 mod in_flight;
