@@ -134,9 +134,8 @@ impl Reaper {
 
     /// Takes over `storage`, to be dropped once when all of `fence_set` has settled.
     ///
-    /// Never blocks, and runs no foreign code on this thread that was not declared inline. Plain memory of our own whose
-    /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
-    /// inline deleter in a scope of [`with_inline_deleters`]. Must not be called under a lock that a fence's subscriber may take.
+    /// Never blocks. Foreign code runs on this thread only if it is an inline deleter in a scope of [`with_inline_deleters`]. Plain
+    /// memory of the engine whose fences are known to be done is freed by this call, which is cheaper than passing it to the reaper. Must not be called under a lock that a fence's subscriber may take.
     pub(crate) fn release(&self, fence_set: FenceSet, storage: Storage) {
         self.release_of(fence_set, storage, ReleasedMemory::default);
     }

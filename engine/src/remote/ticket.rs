@@ -325,8 +325,8 @@ impl Given {
     }
 }
 
-/// What a ticket names, from the process that has the memory: another one than made the ticket, if that had the tensor from there. Returns
-/// `until_held` if no process has been found that may keep the version.
+/// Requests the tensor of a ticket from the process that owns its memory. That is not the process that made the ticket where the tensor came from
+/// elsewhere. Returns `until_held` too if no process that may keep the version was found.
 async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Error>, UntilHeld) {
     let process = ticket.process;
     let (passed, received) =
@@ -343,7 +343,7 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Erro
         Ok(Answer::Ticket(..)) => {
             Err(Error::invalid(format!("process {process} passed on what was not its own")))
         }
-        // The owner knew of that process's death first, or the process has released the tensor. Queried again, a dead one fails as such.
+        // The owner has seen the death of that process, or the process has released the tensor. A second request tells the two apart.
         Err(Error::Invalid(why)) if why.contains(VOID) => {
             match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), None).await.0 {
                 Ok(Answer::Tensor(tensor)) => Ok(tensor),

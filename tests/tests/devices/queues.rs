@@ -1,5 +1,4 @@
-//! Guarantees 4, 5 and section 3 of the design on the simulated device: what is settled where, counted in
-//! driver calls.
+//! Guarantees 4 and 5 on the simulated device: what is settled on the device and what on the host, counted in driver calls.
 
 use std::any::Any;
 use std::sync::Arc;

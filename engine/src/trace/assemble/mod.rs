@@ -100,7 +100,7 @@ impl EventIndex<'static> {
             began_amid_bodies: session.began_amid_bodies && !scale.is_cut(),
             ..Trace::default()
         };
-        // Before the events are looked at: the end of what is in flight then is among them, if it has come.
+        // Operations in flight are listed before the events are read: so each end that comes meanwhile is among the events.
         let in_flight = scale.is_cut().then(|| InFlight::now(scale.first()));
         let mut events = Self::new(scale, about, Box::new(names::get));
         in_flight.into_iter().for_each(|in_flight| events.before(in_flight));
