@@ -15,7 +15,6 @@
 //! may run an operation as it submits it (caller-runs policy).
 
 use std::cmp::Reverse;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
 use estafette_devices::{CurrentGuard, DeviceError, DeviceErrorKind, Fence, FenceSet, Order, Queue, Reactor};
@@ -608,7 +607,7 @@ impl Running {
     #[inline]
     pub(crate) fn call<R>(&self, body: impl FnOnce() -> Result<R, BodyError>) -> Result<R, OperationError> {
         let _current = context::enter(Current::of(self.op()));
-        match catch_unwind(AssertUnwindSafe(body)) {
+        match contain_panic(body) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(self.tag().body_failure(error)),
             Err(panic) => Err(self.tag().panic_failure(panic)),

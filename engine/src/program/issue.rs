@@ -11,7 +11,6 @@
 //! The replay ends with the fences of the nodes that have no successor, and with those on no queue that nodes
 //! have ended with: work on a queue that was ordered after such a fence does not fail with the fence.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use estafette_devices::{CurrentGuard, DeviceError, Fence, FenceSet, FenceState, Order, Queue, Reactor};
@@ -24,6 +23,7 @@ use super::plan::{IssuePlan, numbers};
 use super::shared::{SharedRun, StartWith};
 use crate::core::error::BodyResult;
 use crate::core::inputs::Earlier;
+use crate::core::operation::contain_panic;
 use crate::core::var_state::same;
 use crate::operation::completion::{Prepared, Promised};
 use crate::operation::operands::Grant;
@@ -119,11 +119,11 @@ pub(super) fn call_on_device(
     body: &DeviceBody,
     queue: &dyn Queue,
     earlier: &EarlierNodes<'_>,
-) -> std::thread::Result<BodyResult> {
-    catch_unwind(AssertUnwindSafe(|| {
+) -> Result<BodyResult, String> {
+    contain_panic(|| {
         let _current = CurrentGuard::queue(queue)?;
         body(queue, &Grant::of_node(earlier))
-    }))
+    })
 }
 
 impl SharedRun {

@@ -529,7 +529,7 @@ enum Answer {
 type Delivered = (Result<Answer, Error>, UntilHeld);
 
 /// A request without an answer.
-struct Queried {
+struct PendingRequest {
     request: Vec<u8>,
     deliver: oneshot::Sender<Delivered>,
     until_held: UntilHeld,
@@ -545,14 +545,14 @@ struct OwnerState {
     link: Option<Arc<RawLink>>,
     /// The last request.
     number: u64,
-    asked: BTreeMap<u64, Queried>,
+    asked: BTreeMap<u64, PendingRequest>,
 }
 
 impl Owner {
     /// Asks the process with the door at `address`.
     async fn ask(address: &Address, process: u32, request: Request, until_held: UntilHeld) -> Delivered {
         let (deliver, answer) = oneshot::channel();
-        Self::begin(address, process, |number| Queried {
+        Self::begin(address, process, |number| PendingRequest {
             request: request.to_bytes(number),
             deliver,
             until_held,
@@ -560,7 +560,7 @@ impl Owner {
         answer.await.unwrap_or_else(|_| (Err(LinkError::Closed { process }.into()), None))
     }
 
-    fn begin(address: &Address, process: u32, asked: impl FnOnce(u64) -> Queried) {
+    fn begin(address: &Address, process: u32, asked: impl FnOnce(u64) -> PendingRequest) {
         let mut owners = OWNERS.lock();
         let known = owners.get(address.as_bytes()).cloned();
         let owner = known.clone().unwrap_or_else(|| {
@@ -599,7 +599,7 @@ impl Owner {
 
     fn deliver(&self, number: u64, answer: Result<Answer, Error>) {
         let asked = self.state.lock().asked.remove(&number);
-        if let Some(Queried { deliver, until_held, .. }) = asked {
+        if let Some(PendingRequest { deliver, until_held, .. }) = asked {
             // Dropped where it is not wanted any more.
             let _ = deliver.send((answer, until_held));
         }
@@ -644,7 +644,7 @@ impl Owner {
         drop(state);
         drop(owners);
         drop(link);
-        for Queried { deliver, until_held, .. } in asked.into_values() {
+        for PendingRequest { deliver, until_held, .. } in asked.into_values() {
             let _ = deliver.send((Err(error.clone()), until_held));
         }
     }

@@ -18,6 +18,7 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
 use estafette_report::shown::shown;
+use estafette_sync::panic::contain_panic;
 use estafette_sync::platform::exit::at_exit;
 use estafette_sync::platform::signal as signals;
 use estafette_sync::process::Generation;
@@ -84,7 +85,7 @@ extern "C" fn save() {
     }
     let Some(trace) = lock().take() else { return };
     // No panic may leave a function of C; the hook of panics has said what it was.
-    let saved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trace.recorder.save()));
+    let saved = contain_panic(|| trace.recorder.save());
     if let Ok(Err(unsaved)) = saved {
         say(unsaved);
     }

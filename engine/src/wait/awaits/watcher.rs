@@ -10,8 +10,6 @@
 //! *never*. The future of this entry then read *never*, or a time that the watcher has set since then, and
 //! lowers `next` if need be.
 
-use std::panic::catch_unwind;
-
 use estafette_graph::OpId;
 use estafette_sync::daemon;
 use estafette_sync::essential::essential;
@@ -30,7 +28,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::LeaseInfo;
 use crate::core::one_shot::wake;
-use crate::core::operation::{Kind, OpHandle, Phase, drop_panic};
+use crate::core::operation::{Kind, OpHandle, Phase, contain_panic};
 use crate::core::wait_for::On;
 use crate::exchange::foreign_fence;
 use crate::tensor::handle::Tensor;
@@ -134,11 +132,10 @@ impl Watcher {
             } else {
                 // Dropping the inspected objects may run code of users.
                 let inspected = inspect::inspected();
-                let looked = catch_unwind(inspect_due);
+                let looked = contain_panic(inspect_due);
                 not_before = Instant::now() + inspect::pause_after(inspect::duration(now, inspected));
                 looked.unwrap_or_else(|panic| {
-                    tracing::error!("a look at what futures wait for panicked");
-                    drop_panic(panic);
+                    tracing::error!(%panic, "an inspection of what futures wait for panicked");
                     vec![not_before]
                 })
             };
