@@ -8,14 +8,6 @@
 //! use estafette::remote::{Address, Door, Link, ShareOptions};
 //! use estafette::{DType, Engine};
 //!
-//! | part | what it has |
-//! |---|---|
-//! | `blocking` | waits of the calling thread, for bindings |
-//! | `export` | what this process shows of a tensor, and the copies for that |
-//! | `network` | tickets that reach other machines, by NIXL |
-//! | `note` | what engines write beside a promise |
-//! | `ticket` | bytes that name a version of a tensor |
-//!
 //! # async fn producer(door: Door) -> Result<(), estafette::Error> {
 //! let engine = Engine::builder().shared(true).build()?;
 //! let link = engine.accept(&door).await?;                  // one process: `door.address()` went to the other
@@ -30,6 +22,14 @@
 //! x.ready().await?;
 //! # Ok(()) }
 //! ```
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `blocking` | waits of the calling thread, for bindings |
+//! | `export` | what this process shows of a tensor, and the copies for that |
+//! | `network` | tickets that reach other machines, by NIXL |
+//! | `note` | what engines write beside a promise |
+//! | `ticket` | bytes that name a version of a tensor |
 
 mod blocking;
 mod export;
