@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use benches::Spread;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{DType, Engine, Tensor};
 use futures::executor::block_on;
@@ -134,9 +135,9 @@ fn segments() -> usize {
 // The first process.
 
 /// Median, in microseconds.
-fn median_us(mut times: Vec<Duration>) -> f64 {
-    times.sort();
-    times[times.len() / 2].as_secs_f64() * 1e6
+fn median_us(times: Vec<Duration>) -> f64 {
+    let times = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
+    Spread::of(times).expect("it was measured").median
 }
 
 fn figure(row: &str, unit: &str, figures: &[f64]) {

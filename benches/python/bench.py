@@ -74,7 +74,7 @@ def in_turn(n, ours, reference):
 
 
 def import_numpy(engine, n):
-    """`eng.from_dlpack` of a NumPy array, and letting go of it; the reference is NumPy's own import."""
+    """`eng.from_dlpack` of a NumPy array, and releasing it; the reference is NumPy's own import."""
     array = np.zeros(SHAPE, np.float32)
     figures = in_turn(n, (engine.from_dlpack, array), (np.from_dlpack, array))
     # Some deleters may run on a thread of their own: a run must not begin among those of the one before.
@@ -83,7 +83,7 @@ def import_numpy(engine, n):
 
 
 def export_numpy(engine, n):
-    """`np.from_dlpack` of a finished tensor, and letting go of the array; the reference is of a NumPy array."""
+    """`np.from_dlpack` of a finished tensor, and releasing the array; the reference is of a NumPy array."""
     tensor = engine.zeros(SHAPE, "float32")
     tensor.wait()
     figures = in_turn(n, (np.from_dlpack, tensor), (np.from_dlpack, np.zeros(SHAPE, np.float32)))
@@ -196,7 +196,7 @@ def resume(engine, n):
 
 
 def round_trip(engine, n):
-    """NumPy to here and back to NumPy, and letting go of both: one import, one export, two deleters."""
+    """NumPy to here and back to NumPy, and releasing both: one import, one export, two deleters."""
     before = settled(engine)
     resident = resident_kib()
     began = time.perf_counter_ns()

@@ -590,7 +590,7 @@ def with_dask(rounds):
     def tensor(size, value):
         import estafette as est
 
-        # A value is let go of some time after its last use.
+        # A value is released some time after its last use.
         ring = kept(f"ring{size}", lambda: [est.default_engine().zeros(size // 8, "float64", shared=True) for _ in range(4)])
         with ring[value % 4].write() as view:
             np.asarray(view)[0] = value

@@ -5,10 +5,10 @@ use crate::QueueId;
 
 /// What a device has to say when something went wrong. Cloning shares the one root error.
 #[derive(Clone)]
-pub struct DeviceError(Arc<Inner>);
+pub struct DeviceError(Arc<ErrorData>);
 
 #[derive(Clone)]
-struct Inner {
+struct ErrorData {
     kind: DeviceErrorKind,
     code: Option<i64>,
     message: Box<str>,
@@ -38,7 +38,7 @@ pub enum DeviceErrorKind {
 impl DeviceError {
     /// An error without a driver code and without a queue. Messages are lower case and name what is wrong.
     pub fn new(kind: DeviceErrorKind, message: impl Into<String>) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(ErrorData {
             kind,
             code: None,
             message: message.into().into_boxed_str(),
@@ -124,8 +124,8 @@ impl DeviceError {
         })
     }
 
-    fn changed(self, change: impl FnOnce(&mut Inner)) -> Self {
-        let mut inner = Inner::clone(&self.0);
+    fn changed(self, change: impl FnOnce(&mut ErrorData)) -> Self {
+        let mut inner = ErrorData::clone(&self.0);
         change(&mut inner);
         Self(Arc::new(inner))
     }

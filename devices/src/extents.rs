@@ -72,7 +72,7 @@ impl<S: Span> Extent<S> {
         Some(begin)
     }
 
-    fn give_back(&mut self, mut offset: usize, mut bytes: usize) {
+    fn release(&mut self, mut offset: usize, mut bytes: usize) {
         if let Some((before, length)) =
             self.free.range(..offset).next_back().map(|(before, length)| (*before, *length))
             && before + length == offset
@@ -153,9 +153,9 @@ impl<S: Span> Extents<S> {
 
     /// Takes a block back, and drops the piece that is not kept any more. A piece of another process, which this one was forked from, is
     /// not known here.
-    pub fn give_back(&self, span: &Arc<S>, offset: usize, bytes: usize) {
+    pub fn release(&self, span: &Arc<S>, offset: usize, bytes: usize) {
         let mut state = self.state.lock();
-        let emptied = state.give_back(span, offset, size::<S>(bytes));
+        let emptied = state.release(span, offset, size::<S>(bytes));
         drop(state);
         drop(emptied);
     }
@@ -177,10 +177,10 @@ impl<S: Span> Extents<S> {
 
 impl<S: Span> State<S> {
     /// The piece that is not kept any more.
-    fn give_back(&mut self, span: &Arc<S>, offset: usize, bytes: usize) -> Option<Arc<S>> {
+    fn release(&mut self, span: &Arc<S>, offset: usize, bytes: usize) -> Option<Arc<S>> {
         let extents = &mut self.extents;
         let at = extents.iter().position(|extent| Arc::ptr_eq(&extent.span, span))?;
-        extents[at].give_back(offset, bytes);
+        extents[at].release(offset, bytes);
         if !extents[at].is_empty() {
             return None;
         }
@@ -325,7 +325,7 @@ mod models {
     }
 
     #[test]
-    fn a_block_that_is_given_back_while_a_piece_is_made_leaves_one_piece() {
+    fn a_block_that_is_released_while_a_piece_is_made_leaves_one_piece() {
         loom::model(|| {
             let pieces = Arc::<Pieces>::default();
             let (piece, offset) = pieces.take(64);
@@ -333,9 +333,9 @@ mod models {
             let large = piece.bytes();
             let other = thread::spawn(move || {
                 let (piece, offset) = other.take(large);
-                other.extents.give_back(&piece, offset, large);
+                other.extents.release(&piece, offset, large);
             });
-            pieces.extents.give_back(&piece, offset, 64);
+            pieces.extents.release(&piece, offset, 64);
             drop(piece);
             other.join().expect("it does not panic");
             assert!(pieces.extents.is_one_empty());

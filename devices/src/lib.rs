@@ -19,6 +19,10 @@
 //! | [`host`], [`cpu`] | promises of the host; the worker pool |
 //! | [`sim`], `cuda`, `sycl` | the other backends; the last two are features, on by default |
 //! | [`conformance`] | the suite that every backend passes |
+//! | `debug` | the `Debug` of handles |
+//! | `counters` | counters of calls into a driver |
+//! | `current_guard` | a context that is current on a thread |
+//! | `log_panic` | foreign code, whose panics are contained and logged |
 //!
 //! This crate never knows an operation, a tensor, or any type of DLPack but [`DLDevice`].
 //!

@@ -166,7 +166,7 @@ pub enum Order {
 pub struct QueueId(NonZeroU64);
 
 impl QueueId {
-    /// A new identity, for a new queue (or a new acquisition of a foreign one).
+    /// A new identity, for a new queue (or a new import of a foreign one).
     pub fn next() -> Self {
         // An id allocator outside of every protocol: a plain std atomic, so that it may be a static under
         // model checkers too.

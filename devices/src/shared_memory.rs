@@ -51,7 +51,7 @@ pub struct SharedSegment {
 
 /// Who has shown a segment to another process.
 pub trait Viewer: Send + Sync {
-    /// This process lets go of the segment with that number, and others should, too. It must not block.
+    /// This process releases the segment with that number, and others should, too. It must not block.
     fn is_over(&self, number: u64);
 }
 

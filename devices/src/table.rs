@@ -295,7 +295,10 @@ mod tests {
     fn what_was_never_registered_is_an_error_that_says_so() {
         let id = DLDevice::new(DeviceType::METAL, i32::MAX);
         assert!(
-            resolve(id).expect_err("nobody has").message().contains("no context is registered as metal:")
+            resolve(id)
+                .expect_err("it is not registered")
+                .message()
+                .contains("no context is registered as metal:")
         );
         // SAFETY: refused before the context matters.
         let refused = unsafe { register(DeviceType::CUDA, context()) }.expect_err("CUDA counts itself");

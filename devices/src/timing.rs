@@ -2,7 +2,7 @@ use std::fmt;
 
 use estafette_sync::platform::clock;
 
-/// A stretch of time in which work ran on its device, in nanoseconds of the host's monotonic clock; on a
+/// An interval of time in which work ran on its device, in nanoseconds of the host's monotonic clock; on a
 /// simulated device, of its virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpan {

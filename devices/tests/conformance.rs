@@ -62,7 +62,7 @@ impl Harness for SimHarness {
     fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip> {
         let device = self.current();
         let name = format!("block {}", self.blocks.fetch_add(1, Ordering::Relaxed));
-        device.hold(&name);
+        device.pause(&name);
         sim(queue).launch(name.clone(), 10, || ()).expect("the queue takes work");
         Ok(Blocked::new(move || assert!(device.release(&name))))
     }

@@ -202,7 +202,7 @@ fn giving_up_many_times_leaves_nothing_behind() {
         assert!(fence.wait_timeout(Some(Duration::from_micros(1))).is_none());
     }
     completer.complete();
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "nobody is woken who went away");
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "no thread is woken who went away");
 }
 
 #[test]

@@ -253,7 +253,7 @@ fn somebody_who_finds_nothing_waits_for_jobs_in_the_hands_of_a_scan() {
         pool.push(Number(1));
         let (begin, began) = channel();
         std::thread::scope(|scope| {
-            let taker = scope.spawn({
+            let receiver = scope.spawn({
                 let pool = &pool;
                 move || {
                     receive(&began);
@@ -267,7 +267,7 @@ fn somebody_who_finds_nothing_waits_for_jobs_in_the_hands_of_a_scan() {
                 false
             });
             assert!(nothing.is_none());
-            assert_eq!(taker.join().unwrap(), Some(1));
+            assert_eq!(receiver.join().unwrap(), Some(1));
         });
     }
 }

@@ -53,13 +53,13 @@ fn jobs_of_two_pushers_all_run_and_the_workers_leave() {
         all_done.recv().unwrap();
         all_done.recv().unwrap();
         pusher.join().unwrap();
-        let crew = pool.clone();
+        let other = pool.clone();
         drop(pool);
-        while crew.has_work() {
+        while other.has_work() {
             thread::yield_now();
         }
-        crew.shutdown();
-        assert!(crew.join(None));
+        other.shutdown();
+        assert!(other.join(None));
         assert_eq!(ran.load(Ordering::SeqCst), 2);
     });
 }

@@ -166,10 +166,10 @@ fn time_moves_only_as_far_as_it_is_told() {
 }
 
 #[test]
-fn held_pieces_complete_only_when_released() {
+fn held_tasks_complete_only_when_released() {
     let device = device(SimOptions::default());
     let (slow, fast) = (device.queue(false), device.queue(false));
-    device.hold("slow");
+    device.pause("slow");
     launch(&slow, "slow", 10);
     launch(&slow, "behind it", 10);
     launch(&fast, "fast", 1_000);
@@ -413,7 +413,7 @@ fn a_queue_of_somebody_else_is_waited_on_and_marked_at_once_and_by_no_number() {
     // SAFETY: the queue lives.
     let acquire = || unsafe { device.foreign_queue(theirs.native()) }.unwrap();
     let (first, second) = (acquire(), acquire());
-    assert_ne!(first.id(), second.id(), "an acquisition has an identity of its own");
+    assert_ne!(first.id(), second.id(), "an import has an identity of its own");
     // Nothing is known of what its owner does in between, so nothing is elided.
     assert_eq!(first.order_after(&produced).unwrap(), Order::Device);
     assert_eq!(second.order_after(&produced).unwrap(), Order::Device);

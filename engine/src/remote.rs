@@ -22,6 +22,14 @@
 //! x.ready().await?;
 //! # Ok(()) }
 //! ```
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `blocking` | waits of the calling thread, for bindings |
+//! | `export` | what this process shows of a tensor, and the copies for that |
+//! | `network` | tickets that reach other machines, by NIXL |
+//! | `note` | what engines write beside a promise |
+//! | `ticket` | bytes that name a version of a tensor |
 
 mod blocking;
 mod export;
@@ -241,7 +249,7 @@ impl Link {
             }
         };
         let Elsewhere { managed, loan, ready, key, process } =
-            take_over(&self.link, received, description, self.door.get())?;
+            adopt(&self.link, received, description, self.door.get())?;
         let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready, process)?;
         if trace::is_open() {
             let import = hooks::received(&tensor, process, key, &ready, site.as_ref());
@@ -421,7 +429,7 @@ fn refuse(received: Received, error: Error) -> Error {
 }
 
 /// What was received with a description from a process whose door for tickets is at `address`.
-fn take_over(
+fn adopt(
     link: &RawLink,
     received: Received,
     description: Description,

@@ -164,7 +164,7 @@ unsafe extern "C" fn native(context: *mut c_void, _device: DLDevice) -> *mut c_v
     of(context).native
 }
 
-fn take_over(mut raw: RawFence) -> Result<Fence, Error> {
+fn adopt(mut raw: RawFence) -> Result<Fence, Error> {
     // SAFETY: the struct is one of these tests', which keep their promises but where a test says otherwise.
     unsafe { import(NonNull::from(&mut raw), &[]) }
 }
@@ -172,7 +172,7 @@ fn take_over(mut raw: RawFence) -> Result<Fence, Error> {
 #[test]
 fn a_fence_that_can_only_be_asked_is_polled() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.polled()).unwrap();
+    let fence = adopt(foreign.polled()).unwrap();
     assert!(fence.state().is_pending());
     assert!(fence.wait_timeout(Some(Duration::from_millis(5))).is_none());
     foreign.settle(OK);
@@ -185,7 +185,7 @@ fn a_fence_that_can_only_be_asked_is_polled() {
 #[test]
 fn polling_backs_off() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.polled()).unwrap();
+    let fence = adopt(foreign.polled()).unwrap();
     assert!(fence.wait_timeout(Some(Duration::from_millis(400))).is_none());
     let asked = foreign.queries.load(SeqCst);
     // 128 quick looks, then naps of 50 µs that grow to 1 ms; other tests' fences make the thread look again.
@@ -195,7 +195,7 @@ fn polling_backs_off() {
 #[test]
 fn a_fence_that_tells_is_not_polled() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.telling()).unwrap();
+    let fence = adopt(foreign.telling()).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fence.wait_timeout(Some(LONG)).unwrap());
         while foreign.calls.lock().is_empty() {
@@ -212,7 +212,7 @@ fn a_fence_that_tells_is_not_polled() {
 #[test]
 fn one_that_refuses_a_subscription_is_polled() {
     let foreign = Foreign::new();
-    let fence = take_over(RawFence { subscribe: Some(subscribe_refuses), ..foreign.polled() }).unwrap();
+    let fence = adopt(RawFence { subscribe: Some(subscribe_refuses), ..foreign.polled() }).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fence.wait_timeout(Some(LONG)).unwrap());
         std::thread::sleep(Duration::from_millis(10));
@@ -224,13 +224,13 @@ fn one_that_refuses_a_subscription_is_polled() {
 #[test]
 fn failure_travels_with_its_message() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.polled()).unwrap();
+    let fence = adopt(foreign.polled()).unwrap();
     foreign.settle(CANCELLED);
     let FenceState::Failed(error) = fence.state() else { panic!("it has failed") };
     assert_eq!((error.kind(), error.message()), (DeviceErrorKind::Cancelled, "the press is out of paper"));
 
     let foreign = Foreign::new();
-    let fence = take_over(foreign.telling()).unwrap();
+    let fence = adopt(foreign.telling()).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fence.wait_timeout(Some(LONG)).unwrap());
         while foreign.calls.lock().is_empty() {
@@ -244,7 +244,7 @@ fn failure_travels_with_its_message() {
 #[test]
 fn a_fence_that_never_signals_ends_waits_by_their_time() {
     for raw in [Foreign::new().polled(), Foreign::new().telling()] {
-        let fence = take_over(raw).unwrap();
+        let fence = adopt(raw).unwrap();
         assert!(fence.wait_timeout(Some(Duration::from_millis(20))).is_none());
         assert!(fence.wait_timeout(Some(Duration::ZERO)).is_none());
     }
@@ -254,7 +254,7 @@ fn a_fence_that_never_signals_ends_waits_by_their_time() {
 fn a_fence_that_has_settled_and_never_calls_ends_waits_by_its_query() {
     for (status, is_ok) in [(OK, true), (FAILED, false)] {
         let foreign = Foreign::new();
-        let fence = take_over(foreign.telling()).unwrap();
+        let fence = adopt(foreign.telling()).unwrap();
         let (sender, heard) = std::sync::mpsc::channel();
         estafette_devices::Reactor::global().when_settled([&fence], move |outcome| {
             sender.send((outcome, std::thread::current().name().map(str::to_owned))).unwrap();
@@ -274,7 +274,7 @@ fn a_fence_that_has_settled_and_never_calls_ends_waits_by_its_query() {
 #[test]
 fn a_fence_that_is_late_is_queried_seldom() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.telling()).unwrap();
+    let fence = adopt(foreign.telling()).unwrap();
     assert!(fence.wait_timeout(Some(Duration::from_millis(2_500))).is_none());
     let asked = foreign.queries.load(SeqCst);
     assert!(asked <= 8, "asked {asked} times in two and a half seconds");
@@ -283,7 +283,7 @@ fn a_fence_that_is_late_is_queried_seldom() {
 #[test]
 fn a_fence_that_signals_twice_is_heard_once() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.telling()).unwrap();
+    let fence = adopt(foreign.telling()).unwrap();
     let told = Arc::new(AtomicUsize::new(0));
     let count = told.clone();
     estafette_devices::Reactor::global().when_settled([&fence], move |outcome| {
@@ -298,7 +298,7 @@ fn a_fence_that_signals_twice_is_heard_once() {
         std::thread::yield_now();
     }
     // What was sent before has been delivered once a later one was.
-    let other = take_over(Foreign::new().telling()).unwrap();
+    let other = adopt(Foreign::new().telling()).unwrap();
     assert!(other.wait_timeout(Some(Duration::from_millis(10))).is_none());
     assert_eq!(told.load(SeqCst), 1);
 }
@@ -306,7 +306,7 @@ fn a_fence_that_signals_twice_is_heard_once() {
 #[test]
 fn an_error_that_is_reported_late_changes_nothing() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.polled()).unwrap();
+    let fence = adopt(foreign.polled()).unwrap();
     foreign.settle(OK);
     assert!(fence.is_done());
     foreign.settle(FAILED);
@@ -317,7 +317,7 @@ fn an_error_that_is_reported_late_changes_nothing() {
 #[test]
 fn one_that_signals_something_that_is_no_end_has_failed() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.telling()).unwrap();
+    let fence = adopt(foreign.telling()).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fence.wait_timeout(Some(LONG)).unwrap());
         while foreign.calls.lock().is_empty() {
@@ -331,7 +331,7 @@ fn one_that_signals_something_that_is_no_end_has_failed() {
 #[test]
 fn one_that_answers_something_that_is_no_state_has_failed() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.polled()).unwrap();
+    let fence = adopt(foreign.polled()).unwrap();
     foreign.settle(5);
     let error = fence.wait_timeout(Some(LONG)).expect("it is not pending").unwrap_err();
     assert!(error.message().contains("status 5, which is neither done nor failed"), "{error}");
@@ -341,7 +341,7 @@ fn one_that_answers_something_that_is_no_state_has_failed() {
 fn callbacks_under_the_fences_own_lock_meet_nobody_who_needs_it() {
     // The subscriber asks the fence for something that takes the same lock: were it called there, it would never return.
     let foreign = Foreign::new();
-    let fence = take_over(foreign.telling()).unwrap();
+    let fence = adopt(foreign.telling()).unwrap();
     let (sender, told) = std::sync::mpsc::channel();
     estafette_devices::Reactor::global().when_settled([&fence], move |_outcome| {
         let waiting = foreign.calls.lock().len();
@@ -357,7 +357,7 @@ fn callbacks_under_the_fences_own_lock_meet_nobody_who_needs_it() {
 #[test]
 fn a_fence_is_held_until_nobody_needs_it_and_its_owner_may_leave_early() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.telling()).unwrap();
+    let fence = adopt(foreign.telling()).unwrap();
     // The owner releases its own count right after handing the fence over.
     // SAFETY: it holds one.
     unsafe { release(std::ptr::from_ref(foreign).cast_mut().cast()) };
@@ -376,7 +376,7 @@ fn a_fence_is_held_until_nobody_needs_it_and_its_owner_may_leave_early() {
 #[test]
 fn waiters_that_went_away_are_taken_back() {
     let foreign = Foreign::new();
-    let fence = take_over(foreign.telling()).unwrap();
+    let fence = adopt(foreign.telling()).unwrap();
     for _ in 0..200 {
         assert!(fence.wait_timeout(Some(Duration::from_nanos(1))).is_none());
     }
@@ -396,7 +396,7 @@ fn structs_that_break_the_rules_are_refused_by_name_and_not_retained() {
         (RawFence { release: None, ..good }, "release"),
     ];
     for (raw, field) in cases {
-        let error = take_over(raw).unwrap_err().to_string();
+        let error = adopt(raw).unwrap_err().to_string();
         assert!(error.starts_with("fence: ") && error.contains(field), "{field}: {error}");
     }
     assert_eq!(foreign.holders(), 1);
@@ -405,7 +405,7 @@ fn structs_that_break_the_rules_are_refused_by_name_and_not_retained() {
 #[test]
 fn a_fence_without_a_query_is_done_and_nothing_of_it_is_called() {
     let foreign = Foreign::new();
-    let fence = take_over(RawFence { query: None, ..foreign.telling() }).unwrap();
+    let fence = adopt(RawFence { query: None, ..foreign.telling() }).unwrap();
     assert!(matches!(fence.state(), FenceState::Done));
     assert!(matches!(fence.wait_timeout(None), Some(Ok(()))));
     assert_eq!((foreign.holders(), foreign.calls.lock().len()), (1, 0));
@@ -415,7 +415,7 @@ fn a_fence_without_a_query_is_done_and_nothing_of_it_is_called() {
 fn every_function_but_query_may_be_missing() {
     let foreign = Foreign::new();
     let raw = RawFence { error: None, retain: None, release: None, ..foreign.polled() };
-    let fence = take_over(raw).unwrap();
+    let fence = adopt(raw).unwrap();
     foreign.settle(FAILED);
     let FenceState::Failed(error) = fence.state() else { panic!("it has failed") };
     assert!(error.message().contains("status -2"));
@@ -429,7 +429,7 @@ fn functions_of_a_later_header_are_left_alone() {
         unreachable!("this library does not know it");
     }
     let foreign = Foreign::new();
-    let fence = take_over(RawFence { reserved: [Some(unknown); 3], ..foreign.polled() }).unwrap();
+    let fence = adopt(RawFence { reserved: [Some(unknown); 3], ..foreign.polled() }).unwrap();
     foreign.settle(OK);
     assert!(fence.is_done());
 }
@@ -439,12 +439,12 @@ fn a_fence_that_can_order_keeps_the_wait_on_the_device() {
     let device = SimDevice::new(SimOptions::default()).unwrap();
     let queue = device.create_queue().unwrap();
     let foreign = Foreign::new();
-    let fence = take_over(RawFence { order_on: Some(order_on), ..foreign.telling() }).unwrap();
+    let fence = adopt(RawFence { order_on: Some(order_on), ..foreign.telling() }).unwrap();
     assert_eq!(queue.order_after(&fence).unwrap(), Order::Device);
     assert_eq!(*foreign.ordered.lock(), [queue.native()]);
     assert!(foreign.calls.lock().is_empty(), "nobody on the host waits");
     // One that cannot leaves it to the host.
-    let plain = take_over(Foreign::new().telling()).unwrap();
+    let plain = adopt(Foreign::new().telling()).unwrap();
     assert_eq!(queue.order_after(&plain).unwrap(), Order::Host);
 }
 
@@ -474,7 +474,7 @@ fn a_waiter_that_gives_up_does_not_keep_the_fence() {
         let foreign = Foreign::new();
         let raw =
             if telling { foreign.telling() } else { RawFence { unsubscribe: None, ..foreign.telling() } };
-        let fence = take_over(raw).unwrap();
+        let fence = adopt(raw).unwrap();
         assert!(fence.wait_timeout(Some(Duration::from_millis(1))).is_none());
         let waker = std::task::Waker::noop();
         let mut waiting = Box::pin(fence.settled());
@@ -540,7 +540,7 @@ fn our_own_fence_that_comes_back_is_the_same_fence() {
     let queue = device.create_queue().unwrap();
     let point = queue.record().unwrap();
     let raw = export(point.clone(), Some(device));
-    let back = take_over(raw).unwrap();
+    let back = adopt(raw).unwrap();
     assert_eq!((back.queue(), back.sequence()), (point.queue(), point.sequence()));
     // SAFETY: the one count that `export` gave.
     unsafe { raw.release.unwrap()(raw.context) };

@@ -257,7 +257,7 @@ async fn main() -> Result {
     let expected = plain_loop()?;
     let plain = since.elapsed();
 
-    // `--no-report` leaves out the recording: to compare.
+    // `--no-report` leaves out the trace: to compare.
     let quiet = std::env::args().any(|argument| argument == "--no-report");
     let recorder = if quiet { None } else { Some(Recorder::open(TraceOptions::default())?) };
     let engine = Engine::builder().build()?;
@@ -288,12 +288,12 @@ async fn main() -> Result {
 }
 
 /// Prints the short report, and writes the HTML page to the working directory.
-fn where_the_time_went(recording: &Trace) -> Result {
-    let report = report::report(recording);
+fn where_the_time_went(trace: &Trace) -> Result {
+    let report = report::report(trace);
     println!();
     print!("{}", terminal::text(&report, terminal::Style { short: true, ..terminal::Style::default() }));
     let mut page = BufWriter::new(File::create(PAGE)?);
-    report::html::write(recording, &report, &mut page)?;
+    report::html::write(trace, &report, &mut page)?;
     page.flush()?;
     println!("\nthe timeline: {PAGE}");
     Ok(())

@@ -221,8 +221,8 @@ def main():
     print("relay:", " -> ".join([*(leg.name for leg in legs), "NumPy"]))
 
     began = time.perf_counter()
-    recording = None if options.no_report else est.record(TRACE)
-    with recording or contextlib.nullcontext(), est.Engine(workers=2) as eng:
+    trace = None if options.no_report else est.record(TRACE)
+    with trace or contextlib.nullcontext(), est.Engine(workers=2) as eng:
         before = eng.stats()
         predictions, tensors, operations = asyncio.run(
             relay(eng, options.rounds, options.in_flight, images, labels, model, ledger, legs)
@@ -248,8 +248,8 @@ def main():
     ]
     show(rows)
 
-    if recording is not None:
-        print("", recording.report(short=True, html=PAGE), f"the timeline: {PAGE}", sep="\n")
+    if trace is not None:
+        print("", trace.report(short=True, html=PAGE), f"the timeline: {PAGE}", sep="\n")
 
     # Libraries add in different orders, so a digit half-way between two classes may get either.
     return complain(

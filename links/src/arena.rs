@@ -43,7 +43,7 @@ impl HostMemory for Arena {
         let (segment, offset) = EXTENTS.take(bytes, align, Segment::new).map_err(full)?;
         // SAFETY: inside of the segment.
         let start = unsafe { segment.start().add(offset) };
-        let release = move |_, _| EXTENTS.give_back(&segment, offset, bytes);
+        let release = move |_, _| EXTENTS.release(&segment, offset, bytes);
         // SAFETY: the block is this allocation's alone until it is released; the segment stays mapped, as the release has a share in it.
         Ok(unsafe { Allocation::from_raw(start, bytes, DLDevice::CPU, release) })
     }

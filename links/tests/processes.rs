@@ -255,7 +255,7 @@ fn a_peer_that_is_stopped_is_waited_for() {
             peer.stop();
             let used = link.try_send(&done(), b"second").unwrap();
             assert!(used.wait_timeout(Some(Duration::from_millis(50))).is_none(), "neither used nor failed");
-            peer.go_on();
+            peer.resume();
             assert!(outcome(&used).is_ok());
         },
         |link| while wait(link.receive()).is_ok() {},
@@ -311,7 +311,7 @@ fn a_full_socket_makes_who_shows_segments_wait() {
                 }
             });
             assert!(is_pending(shown.as_mut()), "nothing takes them");
-            peer.go_on();
+            peer.resume();
             wait(shown);
             assert!(outcome(&wait(link.send(&done(), &[])).expect("it is sent")).is_ok());
         },
@@ -475,7 +475,7 @@ fn a_segment_whose_number_was_missed_twice_is_shown_again() {
             link.show(&Segment::new(4096).unwrap()).unwrap();
             let number = link.show(&segment).unwrap();
             let used = link.try_send(&done(), &number.to_le_bytes()).unwrap();
-            peer.go_on();
+            peer.resume();
             assert!(failure(&used).message().contains("Too many open files"));
             assert_eq!(link.show(&segment).unwrap(), number);
             assert!(outcome(&link.try_send(&done(), &number.to_le_bytes()).unwrap()).is_ok());
@@ -606,7 +606,7 @@ fn many_processes_wait_at_the_door_of_a_stopped_one() {
             let mut connecting: Vec<_> = (0..LINKS).map(|_| Box::pin(Link::connect(&address))).collect();
             assert!(connecting.iter_mut().all(|link| is_pending(link.as_mut())));
             let all_came = link.try_send(&done(), &[]).unwrap();
-            peer.go_on();
+            peer.resume();
             assert!(connecting.into_iter().all(|link| wait(link).is_ok()));
             assert!(outcome(&all_came).is_ok());
         },

@@ -215,7 +215,7 @@ fn messages_in_messages_are_followed_to_no_depth_that_ends_the_thread() {
 }
 
 #[test]
-fn a_real_recording_is_far_from_its_budget() {
+fn a_real_trace_is_far_from_its_budget() {
     let _alone = ALONE.lock();
     let trace = made_up::trace(10_000);
     let mut file = Vec::new();

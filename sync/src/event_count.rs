@@ -46,12 +46,12 @@ pub trait Wakers {
 pub struct EventCount<W> {
     /// Threads and futures that wait.
     waiters: AtomicUsize,
-    inner: Mutex<Inner<W>>,
+    inner: Mutex<WaiterList<W>>,
     notified: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Inner<W> {
+struct WaiterList<W> {
     /// Notifications so far that met a waiter.
     count: u64,
     wakers: W,

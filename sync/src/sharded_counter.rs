@@ -10,12 +10,11 @@
 //! is read (Acquire) was stored (Release) after its beginning, so that beginning is in B.
 //!
 //! # Limits
-//! To begin something costs a sum, which a thread does not want to pay each time. So it is *admitted* for a
-//! few at once: `admitted` runs ahead of `begun`, is written under a lock, and counts as under way when the
-//! next thread asks. What one thread holds in advance is at most `AHEAD_MAX`, and an eighth of the limit
-//! divided by the threads seen so far, so that all of them together hold less than two thirds of the limit
-//! (the harmonic sum of `SHARDS` is 4.8) and idle threads cannot starve busy ones; with a small limit nothing
-//! is held in advance.
+//! A thread that begins something needs the sum, and a sum is expensive. So a thread reserves several beginnings at once: `reserved` runs ahead
+//! of `begun`, is written under a lock, and counts as under way for other threads. A thread holds at most `AHEAD_MAX` beginnings
+//! in reserve, and at most an eighth of the limit divided by the threads seen so far. So all threads together hold less than two
+//! thirds of the limit (the harmonic sum of `SHARDS` is 4.8), and idle threads cannot starve busy ones. With a small limit
+//! nothing is reserved.
 //!
 //! # Waiting for an end
 //! An end is a plain store. A waiter announces itself, fences, and reads the sum; a thread that ends
@@ -28,7 +27,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 /// Threads that can have a shard. More share the last resort, where counting takes locked instructions.
 const SHARDS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
 
-/// What one thread is admitted for in advance, at most.
+/// What one thread reserves, at most.
 const AHEAD_MAX: usize = 64;
 
 /// The counters of all threads.
@@ -38,7 +37,7 @@ pub struct ShardedCounter {
     used: AtomicUsize,
     /// For threads without a shard.
     standing: Shard,
-    /// Held while a thread is admitted.
+    /// Held while a thread reserves.
     admission: Mutex<()>,
 }
 
@@ -47,7 +46,7 @@ pub struct ShardedCounter {
 #[repr(align(64))]
 pub struct Shard {
     begun: AtomicU64,
-    admitted: AtomicU64,
+    reserved: AtomicU64,
     ended: AtomicU64,
     taken: AtomicBool,
 }
@@ -80,7 +79,7 @@ impl ShardedCounter {
         Some(&self.shards[place])
     }
 
-    /// Begins one, if fewer than `limit` are under way. `ahead` allows the thread to be admitted for several
+    /// Begins one, if fewer than `limit` are under way. `ahead` allows the thread to reserve several
     /// at once.
     ///
     /// # Errors
@@ -95,13 +94,13 @@ impl ShardedCounter {
             Some(shard) => {
                 let used = self.used.load(Ordering::Relaxed);
                 let share = if ahead { AHEAD_MAX.min(limit / (8 * used)).min(room / 2).max(1) } else { 1 };
-                // What this thread was admitted for and has not begun is part of the sum already.
-                let admitted = shard.admitted.load(Ordering::Relaxed) + share as u64;
-                shard.admitted.store(admitted, Ordering::Relaxed);
+                // What this thread has reserved and has not begun is part of the sum already.
+                let reserved = shard.reserved.load(Ordering::Relaxed) + share as u64;
+                shard.reserved.store(reserved, Ordering::Relaxed);
                 shard.begun.store(shard.begun.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             }
             None => {
-                self.standing.admitted.fetch_add(1, Ordering::Relaxed);
+                self.standing.reserved.fetch_add(1, Ordering::Relaxed);
                 self.standing.begun.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -114,11 +113,11 @@ impl ShardedCounter {
         self.standing.ended.fetch_add(1, Ordering::Release);
     }
 
-    /// How many more may begin, beside those that threads are admitted for already. Never too many, but for what begins meanwhile.
+    /// How many more may begin, beside those that threads have reserved already. Never too many, but for what begins meanwhile.
     pub fn room(&self, limit: usize) -> usize {
         let ended = self.ended();
-        let admitted = self.sum(|shard| shard.admitted.load(Ordering::Relaxed));
-        limit.saturating_sub(admitted.wrapping_sub(ended) as usize)
+        let reserved = self.sum(|shard| shard.reserved.load(Ordering::Relaxed));
+        limit.saturating_sub(reserved.wrapping_sub(ended) as usize)
     }
 
     /// How many are under way. Never too few; 0 only if at some moment during the call there were none.
@@ -153,15 +152,15 @@ impl std::fmt::Debug for ShardedCounter {
 
 /// All but [`release`](Self::release) only by the thread that has taken this shard.
 impl Shard {
-    /// Begins one that the thread was admitted for in advance; false if there is none.
+    /// Begins one that the thread has reserved; false if there is none.
     #[inline(always)]
-    pub fn begin_admitted(&self) -> bool {
+    pub fn begin_reserved(&self) -> bool {
         let begun = self.begun.load(Ordering::Relaxed);
-        let admitted = begun < self.admitted.load(Ordering::Relaxed);
-        if admitted {
+        let reserved = begun < self.reserved.load(Ordering::Relaxed);
+        if reserved {
             self.begun.store(begun + 1, Ordering::Relaxed);
         }
-        admitted
+        reserved
     }
 
     /// Ends one.
@@ -170,9 +169,9 @@ impl Shard {
         self.ended.store(self.ended.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Gives the shard up, and what was admitted in advance. What was counted stays counted.
+    /// Gives the shard up, and what was reserved. What was counted stays counted.
     pub fn release(&self) {
-        self.admitted.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.reserved.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
         self.taken.store(false, Ordering::Release);
     }
 }
@@ -195,7 +194,7 @@ mod tests {
         for limit in [1, 7, 64, 1_000, 100_000] {
             let sharded_counter = ShardedCounter::new();
             let shard = sharded_counter.take_shard().expect("the first shard is free");
-            let begin = || shard.begin_admitted() || sharded_counter.begin(Some(shard), limit, true).is_ok();
+            let begin = || shard.begin_reserved() || sharded_counter.begin(Some(shard), limit, true).is_ok();
             assert_eq!((0..2 * limit).filter(|_| begin()).count(), limit);
             assert_eq!(sharded_counter.begin(None, limit, true), Err(Full { under_way: limit }));
             shard.end();
@@ -214,7 +213,7 @@ mod tests {
         shards[3].release();
         assert_eq!(sharded_counter.under_way(), 2);
         let again = sharded_counter.take_shard().expect("one is free");
-        assert!(!again.begin_admitted(), "what was admitted in advance is gone");
+        assert!(!again.begin_reserved(), "what was reserved is gone");
         again.end();
         sharded_counter.end_standing();
         assert_eq!(sharded_counter.under_way(), 0);
@@ -230,7 +229,7 @@ mod tests {
         }
         let busy = shards[0];
         let begun = (0..limit)
-            .filter(|_| busy.begin_admitted() || sharded_counter.begin(Some(busy), limit, true).is_ok());
+            .filter(|_| busy.begin_reserved() || sharded_counter.begin(Some(busy), limit, true).is_ok());
         assert!(begun.count() >= limit / 3);
     }
 }

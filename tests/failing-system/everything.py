@@ -264,7 +264,7 @@ def recorded(trace):
     recording = est.record(trace)
     recording.start()
     collected = everything()
-    with may_fail("write the recording"):
+    with may_fail("write the trace"):
         recording.stop()
     return collected
 
@@ -288,7 +288,7 @@ if "estafette" in sys.modules:
     trace = folder / "python.pftrace"
     collected = twice("record", lambda: recorded(trace))
     if trace.exists():
-        with may_fail("read the recording"):
+        with may_fail("read the trace"):
             est.report(trace)
 gc.collect()
 # As long as the thread of the deleters is refused, they are due: the exit tries once more.

@@ -41,7 +41,7 @@ pub fn churn(engine: &Engine, count: usize, seed: u64, deleted: &Deleted) -> Res
         churn.import(deleted)?;
         churn.touch()?;
         churn.export()?;
-        churn.let_go();
+        churn.release_some();
     }
     Ok(churn.done)
 }
@@ -141,7 +141,7 @@ impl Churn<'_> {
         Ok(())
     }
 
-    fn let_go(&mut self) {
+    fn release_some(&mut self) {
         while self.tensors.len() > self.dice.roll(KEPT_MAX) {
             let at = self.dice.roll(self.tensors.len());
             self.tensors.swap_remove(at);

@@ -22,7 +22,7 @@ use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use crate::dice::{Dice, mix};
 use crate::nothing_left::assert_nothing_left;
 use crate::oracle::program::{Body, Fate, OpIndex, Pending, Plan, Shape};
-use crate::oracle::replay::{Tally, replay};
+use crate::oracle::replay::{Counts, replay};
 use crate::oracle::world::{World, draw_plans};
 use crate::watchdog;
 
@@ -46,7 +46,7 @@ pub struct Outcome {
     /// What the bodies have read, as one number.
     pub digest: u64,
     /// How the operations ended.
-    pub tally: Tally,
+    pub counts: Counts,
     /// The simulated time that it took.
     pub took: Duration,
 }
@@ -167,7 +167,7 @@ pub fn simulate(
             let world = World::with_plans(shape.clone(), plans.clone()).expect("engines start");
             refuse_one_after(shape.refused);
             world.run();
-            let tally = replay(&world);
+            let counts = replay(&world);
             assert_nothing_left(&world.engines().iter().collect::<Vec<_>>());
             // Memory that a broken device may use, or whose fence no thread could be started to watch, is
             // leaked.
@@ -180,7 +180,7 @@ pub fn simulate(
             });
             drop(world);
             drop_at_the_end();
-            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((digest, tally));
+            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((digest, counts));
         }
     };
     let ran = catch_unwind(AssertUnwindSafe(|| Runner::new(scheduler, config()).run(body)));
@@ -195,8 +195,8 @@ pub fn simulate(
         });
     }
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let (digest, tally) = seen.expect("an execution that ended well has seen something");
-    Ok(Outcome { trace: trace.get(), digest, tally, took: clock::elapsed() })
+    let (digest, counts) = seen.expect("an execution that ended well has seen something");
+    Ok(Outcome { trace: trace.get(), digest, counts, took: clock::elapsed() })
 }
 
 /// Runs `body` under so many schedules, in which nothing moves the clock.

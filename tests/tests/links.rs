@@ -578,13 +578,13 @@ fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ti
             now().operations.iter().any(|operation| *operation.name == *"receive")
         });
         assert_eq!(named(&now(), "receive").kind, OperationKind::Wait);
-        let (go_on, may_go_on) = channel();
+        let (resume, may_go_on) = channel();
         let x = private.zeros(&[1], DType::I64).unwrap();
         let slow = private.op("slow").writes([&x]).run(move |[], [_x]| Ok(may_go_on.recv()?));
         drop(slow.unwrap());
         wait(near.send(&x, &ShareOptions::default())).unwrap();
         let received = received.join().unwrap().unwrap().expect("a tensor");
-        go_on.send(()).unwrap();
+        resume.send(()).unwrap();
         received.wait().unwrap();
     });
     std::fs::remove_file(path).unwrap();
@@ -606,7 +606,7 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             let paths = traces_of(std::process::id());
             let recorder = recorder(&paths[0]);
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
-            let ([began, go_on], [has_begun, may_go_on]) = {
+            let ([began, resume], [has_begun, may_go_on]) = {
                 let ((a, b), (c, d)) = (channel(), channel());
                 ([a, c], [b, d])
             };
@@ -621,7 +621,7 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             heard(&link);
             wait(link.send(&x, &ShareOptions::default())).unwrap();
             let line = value(engine, &receive(&link)).unwrap();
-            go_on.send(()).unwrap();
+            resume.send(()).unwrap();
             heard(&link);
             drop(engine.op("overwrite").writes([&x]).run(|[], [_x]| Ok(())).unwrap());
             say(engine, &link);
@@ -654,7 +654,7 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             assert!(receive.contains(" in `receive` waited long") && receive.contains(&from), "{receive}");
             let both_report = report(&both);
             assert_eq!(both_report.totals.waited_ns, waited.into_iter().sum::<u64>());
-            // On one axis: the value was received while it was made, and let go of before it was made anew.
+            // On one axis: the value was received while it was made, and released before it was made anew.
             let [produce, overwrite] =
                 ["produce", "overwrite"].map(|name| named(&both, &format!("{name} @{here}")));
             // Other tests of this process may receive tensors, too.

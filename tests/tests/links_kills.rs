@@ -164,7 +164,7 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
         }
         let tensor = &ring[(version % RING as u64) as usize];
         fill(engine, tensor, version, pause);
-        // While this process waits for the readers of a version, it lets go of what it reads itself.
+        // While this process waits for the readers of a version, it releases what it reads itself.
         while pause.is_zero() && is_open && !tensor.is_ready() {
             is_open = receive(&mut looks);
             check(&mut looks, false);
@@ -710,7 +710,7 @@ fn holds(engine: &Engine, place: &str) {
         wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))).expect("a link");
     let held = wait(link.receive()).expect("a link").expect("a tensor");
     let owed = engine.zeros(&[LENGTH], DType::I64).expect("memory");
-    let (go_on, may_go_on) = std::sync::mpsc::channel();
+    let (resume, may_go_on) = std::sync::mpsc::channel();
     let written = engine.op("owed").writes([&owed]).run(move |[], [mut owed]| {
         may_go_on.recv()?;
         owed.as_mut_slice::<i64>()?.fill(7);
@@ -720,7 +720,7 @@ fn holds(engine: &Engine, place: &str) {
     wait(link.send(&owed, &ShareOptions::default())).expect("sent");
     wait(link.receive()).expect("a link").expect("a word");
     drop(held);
-    go_on.send(()).expect("it is received");
+    resume.send(()).expect("it is received");
     assert!(wait(link.receive()).expect("a link").is_none());
 }
 
@@ -755,7 +755,7 @@ fn a_stopped_process_keeps_its_leases_and_promises_and_is_named() {
     assert!(diagnosis.contains(&format!("process {process}")), "{diagnosis}");
     // SAFETY: as above.
     unsafe { libc::kill(process, libc::SIGCONT) };
-    look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("written once it was let go of");
+    look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("written once it was released");
     owed.wait_timeout(Duration::from_secs(60)).expect("the promise is kept");
     assert_eq!(owed.to_vec::<i64>().expect("elements"), vec![7; LENGTH as usize]);
     drop((owed, link));

@@ -82,10 +82,10 @@ fn keepers(deleted: &Deleted) -> Vec<Keeper> {
     let engine = engine(1);
     // SAFETY: a fresh tensor that describes its own memory.
     let x = unsafe { engine.import(foreign::tensor(&[1.0], deleted)) }.expect("a good tensor");
-    let export = || x.export_wait(&ExportOptions::from(Access::Read)).expect("nobody writes");
+    let export = || x.export_wait(&ExportOptions::from(Access::Read)).expect("no thread writes");
     // SAFETY: the lease keeps the memory, which this test owns.
     let derived = unsafe { engine.import(export()) }.expect("a good tensor");
-    let lease = block_on(x.lease(Access::Read, "a keeper")).expect("nobody writes");
+    let lease = block_on(x.lease(Access::Read, "a keeper")).expect("no thread writes");
     let (exported, done) = (export(), look(&engine, &x));
     done.wait().expect("readers share");
     // Waits for all the leases, and keeps the tensor until it has run.

@@ -47,10 +47,10 @@ fn thousands_of_programs_each_under_a_schedule_of_its_own() {
                     }
                     match simulate(seed, None, nothing_more) {
                         Ok(outcome) => {
-                            let tally = outcome.tally;
-                            ended.fetch_add(tally.well as u64, Ordering::Relaxed);
+                            let counts = outcome.counts;
+                            ended.fetch_add(counts.well as u64, Ordering::Relaxed);
                             faults.fetch_add(
-                                (tally.failed + tally.skipped + tally.cancelled) as u64,
+                                (counts.failed + counts.skipped + counts.cancelled) as u64,
                                 Ordering::Relaxed,
                             );
                         }

@@ -12,7 +12,7 @@ use clap::builder::PossibleValuesParser;
 use crate::{dist, install, shell};
 
 /// Every target; `tests/src/fuzz` has them.
-pub const TARGETS: [&str; 4] = ["c-abi", "recordings", "arrow", "operators"];
+pub const TARGETS: [&str; 4] = ["c-abi", "traces", "arrow", "operators"];
 
 /// A counter for each edge, a table of their places, and the operands of comparisons.
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -180,7 +180,7 @@ mod tests {
         let options: Options = crate::parse(&["--input", "x"]).unwrap();
         assert!(run(&options).is_err_and(|why| why.contains("one target")));
         let unknown = crate::parse::<Options>(&["teapots"]).unwrap_err();
-        assert!(unknown.to_string().contains("recordings"), "{unknown}");
+        assert!(unknown.to_string().contains("traces"), "{unknown}");
     }
 
     #[test]

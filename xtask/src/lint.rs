@@ -10,6 +10,7 @@ mod platform;
 mod shared;
 mod snippets;
 pub mod source;
+mod tables;
 mod words;
 
 use std::process::Command;
@@ -128,6 +129,7 @@ fn counted() -> Result<Vec<String>, String> {
         platform::check,
         shared::check,
         snippets::check,
+        tables::check,
         words::check,
     ];
     let failed: Result<Vec<_>, _> = checks.into_iter().map(|check| check(shell::root())).collect();

@@ -169,7 +169,7 @@ pub const SUITES: &[Suite] = &[
     suite("rust", "unit and integration tests of the Rust packages", 30, |context| {
         let mut tests = rust_tests(&context.target, &[]);
         if context.quick {
-            // Of each kind of random program one; the suite `property` runs many. Of long recordings one as well, and eight cases of properties that set no number. Of tensors that come and go a fifth.
+            // Of each kind of random program one; the suite `property` runs many. Of long traces one as well, and eight cases of properties that set no number. Of tensors that come and go a fifth.
             tests
                 .env("PROPTEST_CASES", "8")
                 .env("ESTAFETTE_SEEDS", "1")
@@ -450,7 +450,7 @@ pub const SUITES: &[Suite] = &[
     .needs(&[Need::Python, CPP, CMAKE]),
     suite(
         "reports",
-        "what a recording becomes: the file decoded with Perfetto's own schema, the files in Perfetto's UI and \
+        "what a trace becomes: the file decoded with Perfetto's own schema, the files in Perfetto's UI and \
             in the viewer of chrome://tracing, and the page, without a screen",
         20,
         looks_at_reports,

@@ -81,18 +81,18 @@ pub fn run(options: &Options) -> Result<bool, String> {
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
     let mut set_up = SetUp::downloading(&options.chosen(), &context);
     let ahead = Ahead::start(&options.chosen(), &context);
-    let lanes = [BESIDE, IDLE].map(|names| Lane::start(names, options.require));
+    let threads = [BESIDE, IDLE].map(|names| SuiteThread::start(names, options.require));
     for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
         let mut last = Vec::new();
-        let lane = lanes.iter().find(|lane| lane.names.contains(&suite.name));
+        let thread = threads.iter().find(|thread| thread.names.contains(&suite.name));
         let outcome = match missing(suite) {
             Some(reason) => Outcome::Skipped(reason),
-            None => match (set_up.prepare(suite, &mut context), lane) {
-                (Ok(()), Some(lane)) => {
+            None => match (set_up.prepare(suite, &mut context), thread) {
+                (Ok(()), Some(thread)) => {
                     println!("it runs beside the next suites");
-                    lane.run(suite, &context)?;
+                    thread.run(suite, &context)?;
                     continue;
                 }
                 (Ok(()), None) => {
@@ -102,10 +102,10 @@ pub fn run(options: &Options) -> Result<bool, String> {
             },
         };
         lines.push(Line::of(suite, outcome, options.require, start, last));
-        lines.extend(lanes.iter().flat_map(|lane| lane.ended.try_iter()).map(Ran::shown));
+        lines.extend(threads.iter().flat_map(|thread| thread.ended.try_iter()).map(Ran::shown));
     }
-    for lane in lanes {
-        lines.append(&mut lane.finish()?);
+    for thread in threads {
+        lines.append(&mut thread.finish()?);
     }
     lines.sort_by_key(|line| SUITES.iter().position(|suite| suite.name == line.suite));
     ahead.stop();
@@ -121,7 +121,7 @@ const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl", "stubs"];
 const IDLE: &[&str] = &["loom", "shuttle", "simulation", "property"];
 
 /// A thread that runs suites beside others.
-struct Lane {
+struct SuiteThread {
     names: &'static [&'static str],
     suites: mpsc::Sender<(&'static Suite, Context)>,
     ended: mpsc::Receiver<Ran>,
@@ -140,7 +140,7 @@ impl Ran {
     }
 }
 
-impl Lane {
+impl SuiteThread {
     fn start(names: &'static [&'static str], require: bool) -> Self {
         let (suites, given) = mpsc::channel::<(&'static Suite, Context)>();
         let (ran, ended) = mpsc::channel();
@@ -543,7 +543,7 @@ mod tests {
 
     #[test]
     fn suites_beside_others_keep_their_output_and_their_outcomes() {
-        let beside = Lane::start(&[], true);
+        let beside = SuiteThread::start(&[], true);
         let context = Context { target: "nowhere".into(), ..Context::default() };
         beside.run(some("bad", false, |_| vec![shell::command("false")]), &context).unwrap();
         beside.run(some("good", false, |_| vec![echo("test result: ok. 3 passed")]), &context).unwrap();

@@ -210,12 +210,6 @@ typedef struct estafette_program estafette_program;
 typedef struct estafette_promise estafette_promise;
 
 /**
- * Notes where the time goes in all engines of the process. Several may be made at once. For programs that are not to be changed, the
- * environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
- */
-typedef struct estafette_recording estafette_recording;
-
-/**
  * A promise of an n-dimensional array: one count of it. Any thread may use it.
  *
  * This handle and those of leases, promises, engines, programs and operations are numbers with a generation, not addresses. A
@@ -229,6 +223,12 @@ typedef struct estafette_tensor estafette_tensor;
  * bytes may travel through anything, to processes that no link joins.
  */
 typedef struct estafette_ticket estafette_ticket;
+
+/**
+ * Notes where the time goes in all engines of the process. Several may be made at once. For programs that are not to be changed, the
+ * environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
+ */
+typedef struct estafette_trace estafette_trace;
 
 /**
  * Options of an engine. All bytes zero, but for `size`, are the defaults.
@@ -524,30 +524,6 @@ typedef struct estafette_submit_options {
 typedef void (*estafette_function)(void *context, struct estafette_op *op);
 
 /**
- * Options of a recording. All bytes zero, but for `size`, are the defaults.
- */
-typedef struct estafette_recording_options {
-  /**
-   * `sizeof(estafette_recording_options)`.
-   */
-  uint32_t size;
-  /**
-   * A signal (such as `SIGUSR2`) that asks for a snapshot: `run.snapshot-1.pftrace` beside `run.pftrace`, then `run.snapshot-2.pftrace`,
-   * and after ten of them the first again. The library handles the signal until the process ends; its handler only counts, and a thread
-   * of the library writes the file. 0 for none.
-   */
-  int32_t signal;
-  /**
-   * Bytes for what is noted until it is written; 0 for 256 MiB. What does not fit is counted, and the report says so.
-   */
-  uint64_t memory_max;
-  /**
-   * Keeps only what happened in so many nanoseconds before the end, or before a snapshot. 0 for everything.
-   */
-  uint64_t last_ns;
-} estafette_recording_options;
-
-/**
  * Options of a ticket. All bytes zero, but for `size`, are the defaults.
  */
 typedef struct estafette_ticket_options {
@@ -597,6 +573,30 @@ typedef struct estafette_send_options {
  * the call.
  */
 typedef void (*estafette_ready_callback)(void *context, estafette_status status, const char *message);
+
+/**
+ * Options of a trace. All bytes zero, but for `size`, are the defaults.
+ */
+typedef struct estafette_trace_options {
+  /**
+   * `sizeof(estafette_trace_options)`.
+   */
+  uint32_t size;
+  /**
+   * A signal (such as `SIGUSR2`) that asks for a snapshot: `run.snapshot-1.pftrace` beside `run.pftrace`, then `run.snapshot-2.pftrace`,
+   * and after ten of them the first again. The library handles the signal until the process ends; its handler only counts, and a thread
+   * of the library writes the file. 0 for none.
+   */
+  int32_t signal;
+  /**
+   * Bytes for what is noted until it is written; 0 for 256 MiB. What does not fit is counted, and the report says so.
+   */
+  uint64_t memory_max;
+  /**
+   * Keeps only what happened in so many nanoseconds before the end, or before a snapshot. 0 for everything.
+   */
+  uint64_t last_ns;
+} estafette_trace_options;
 
 /**
  * What an entry point registers operators with. It is the library's until the entry point returns.
@@ -1467,42 +1467,6 @@ estafette_status estafette_program_replay(struct estafette_program *program,
 estafette_status estafette_program_destroy(struct estafette_program *program);
 
 /**
- * Begins a recording, which `estafette_record_end` writes to the file `path`. Until then what is noted is also written to a file beside
- * it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which stays if the process ends before in any way.
- * `estafette report` reads both. `options` may be NULL for the defaults.
- *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path that is no UTF-8 or where no file can be written, or a wrong option, such as a signal that the
- * program handles; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
- *
- * What the caller promises:
- * `path` is NULL or ends with a NUL; `options` is NULL or as long as its size says; `out` is NULL or may be written.
- */
-estafette_status estafette_record_begin(const char *path,
-                                        const struct estafette_recording_options *options,
-                                        struct estafette_recording **out);
-
-/**
- * Ends a recording and writes its file. The file has its old content until the new one is whole.
- *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INTERNAL` when the file cannot be written: the text names the unfinished file, which stays, and the
- * recording is over all the same; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`: there the recording is
- * its parent's. May be called by any thread. `recording` may be any value.
- */
-estafette_status estafette_record_end(struct estafette_recording *recording);
-
-/**
- * Writes what a recording has so far to the file `path`, and goes on.
- *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a file that cannot be written, which is as it was
- * before; `ESTAFETTE_FORKED`. May be called by any thread. `recording` may be any value.
- *
- * What the caller promises:
- * `path` is NULL or ends with a NUL.
- */
-estafette_status estafette_record_snapshot(struct estafette_recording *recording,
-                                           const char *path);
-
-/**
  * Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until the
  * ticket is revoked, and what was made with it is gone. Waits for nothing. `options` may be NULL for the defaults. The caller owns `*out`
  * and gives it up by `estafette_ticket_revoke`.
@@ -1640,7 +1604,7 @@ estafette_status estafette_link_process(const struct estafette_link *link,
 
 /**
  * Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until
- * the other process has let go of it, has closed the link, or has died. `options` may be NULL for the defaults. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
+ * the other process has released it, has closed the link, or has died. `options` may be NULL for the defaults. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
  * not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
  * tensor stays the caller's. The calling thread runs no operation meanwhile.
  *
@@ -1994,6 +1958,42 @@ estafette_status estafette_on_ready(const struct estafette_tensor *tensor,
 estafette_status estafette_clear_error(const struct estafette_tensor *tensor);
 
 /**
+ * Begins a trace, which `estafette_trace_end` writes to the file `path`. Until then what is noted is also written to a file beside
+ * it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which stays if the process ends before in any way.
+ * `estafette report` reads both. `options` may be NULL for the defaults.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path that is no UTF-8 or where no file can be written, or a wrong option, such as a signal that the
+ * program handles; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `path` is NULL or ends with a NUL; `options` is NULL or as long as its size says; `out` is NULL or may be written.
+ */
+estafette_status estafette_trace_begin(const char *path,
+                                       const struct estafette_trace_options *options,
+                                       struct estafette_trace **out);
+
+/**
+ * Ends a trace and writes its file. The file has its old content until the new one is whole.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INTERNAL` when the file cannot be written: the text names the unfinished file, which stays, and the
+ * trace is over all the same; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`: there the trace is
+ * its parent's. May be called by any thread. `trace` may be any value.
+ */
+estafette_status estafette_trace_end(struct estafette_trace *trace);
+
+/**
+ * Writes what a trace has so far to the file `path`, and goes on.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a file that cannot be written, which is as it was
+ * before; `ESTAFETTE_FORKED`. May be called by any thread. `trace` may be any value.
+ *
+ * What the caller promises:
+ * `path` is NULL or ends with a NUL.
+ */
+estafette_status estafette_trace_snapshot(struct estafette_trace *trace,
+                                          const char *path);
+
+/**
  * The version of the library that is loaded, as numbers. Each pointer may be NULL.
  *
  * May be called by any thread, and in a forked child.
@@ -2093,9 +2093,9 @@ struct estafette_api {
   estafette_status (*load_operators)(const char *path, size_t *count);
   estafette_status (*list_operators)(estafette_operator_callback callback, void *context);
   estafette_status (*call_operator)(struct estafette_engine *engine, const char *name, struct estafette_tensor *const *inputs, size_t n_inputs, struct estafette_tensor **outputs, size_t n_outputs, const struct estafette_attribute *attributes, size_t n_attributes);
-  estafette_status (*record_begin)(const char *path, const struct estafette_recording_options *options, struct estafette_recording **out);
-  estafette_status (*record_snapshot)(struct estafette_recording *recording, const char *path);
-  estafette_status (*record_end)(struct estafette_recording *recording);
+  estafette_status (*trace_begin)(const char *path, const struct estafette_trace_options *options, struct estafette_trace **out);
+  estafette_status (*trace_snapshot)(struct estafette_trace *trace, const char *path);
+  estafette_status (*trace_end)(struct estafette_trace *trace);
   estafette_status (*import_legacy)(struct estafette_engine *engine, DLManagedTensor *managed, int32_t writable, const DLFence *ready, struct estafette_tensor **out);
   estafette_status (*export_legacy)(const struct estafette_tensor *tensor, const struct estafette_export_options *options, DLManagedTensor **out);
   estafette_status (*zeros_shared)(struct estafette_engine *engine, const int64_t *shape, int32_t ndim, DLDataType dtype, struct estafette_tensor **out);

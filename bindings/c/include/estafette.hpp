@@ -1208,8 +1208,8 @@ inline void set_log(int level, LogFunction function) {
   context.release();
 }
 
-/// Options of a recording; 0 is a default, see `estafette_recording_options`.
-struct RecordingOptions {
+/// Options of a trace; 0 is a default, see `estafette_trace_options`.
+struct TraceOptions {
   /// A signal that asks for a snapshot.
   std::int32_t signal = 0;
   /// Bytes for what is noted until it is written.
@@ -1218,33 +1218,33 @@ struct RecordingOptions {
   std::uint64_t last_ns = 0;
 };
 
-/// A recording of everything that this process does, which `end`, or the end of this object, writes to its file.
-class Recording {
+/// A trace of everything that this process does, which `end`, or the end of this object, writes to its file.
+class Trace {
  public:
-  explicit Recording(const std::string &path, const RecordingOptions &from = {}) {
-    estafette_recording_options options = {};
+  explicit Trace(const std::string &path, const TraceOptions &from = {}) {
+    estafette_trace_options options = {};
     options.size = sizeof options;
     options.signal = from.signal;
     options.memory_max = from.memory_max;
     options.last_ns = from.last_ns;
-    estafette_recording *out;
-    check(estafette_record_begin(path.c_str(), &options, &out));
-    recording_.reset(out);
+    estafette_trace *out;
+    check(estafette_trace_begin(path.c_str(), &options, &out));
+    trace_.reset(out);
   }
 
-  estafette_recording *get() const noexcept { return recording_.get(); }
+  estafette_trace *get() const noexcept { return trace_.get(); }
 
   /// Writes what there is so far to another file.
-  void snapshot(const std::string &path) const { check(estafette_record_snapshot(recording_.get(), path.c_str())); }
+  void snapshot(const std::string &path) const { check(estafette_trace_snapshot(trace_.get(), path.c_str())); }
 
   /// Throws where the file cannot be written; the end of the object says nothing.
-  void end() { check(estafette_record_end(recording_.release())); }
+  void end() { check(estafette_trace_end(trace_.release())); }
 
  private:
   struct Drop {
-    void operator()(estafette_recording *recording) const { estafette_record_end(recording); }
+    void operator()(estafette_trace *trace) const { estafette_trace_end(trace); }
   };
-  std::unique_ptr<estafette_recording, Drop> recording_;
+  std::unique_ptr<estafette_trace, Drop> trace_;
 };
 
 }  // namespace estafette

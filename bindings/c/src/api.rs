@@ -62,7 +62,7 @@ functions! {
     estafette_register_context, estafette_unregister_context, estafette_resolve_context,
     estafette_register_operator, estafette_unregister_operator, estafette_load_operators, estafette_list_operators,
     estafette_call_operator,
-    estafette_record_begin, estafette_record_snapshot, estafette_record_end,
+    estafette_trace_begin, estafette_trace_snapshot, estafette_trace_end,
     estafette_import_legacy, estafette_export_legacy,
     estafette_zeros_shared, estafette_ticket_create, estafette_ticket_bytes, estafette_ticket_revoke, estafette_from_ticket,
     estafette_door_open, estafette_door_address, estafette_door_accept, estafette_door_close, estafette_connect,

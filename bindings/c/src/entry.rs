@@ -1,11 +1,10 @@
 //! The way into every function: panics end here, errors become a status, arguments are checked.
 
 use std::borrow::Cow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use estafette::Error;
-use estafette_sync::panic::{Panic, text_of_panic};
+use estafette_sync::panic::contain_panic;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::valgrind;
@@ -88,7 +87,7 @@ where
     S: Into<estafette_status>,
 {
     valgrind::before();
-    let status = match catch_unwind(AssertUnwindSafe(inside)) {
+    let status = match contain_panic(inside) {
         Ok(Ok(status)) => status.into(),
         Ok(Err(refusal)) => store_error(refusal),
         Err(panic) => panicked(panic),
@@ -104,8 +103,7 @@ fn store_error(refusal: Refusal) -> estafette_status {
 }
 
 #[cold]
-fn panicked(panic: Panic) -> estafette_status {
-    let text = text_of_panic(panic);
+fn panicked(text: String) -> estafette_status {
     store_error(Refusal::new(estafette_status::ESTAFETTE_INTERNAL, format!("a bug in the library: {text}")))
 }
 

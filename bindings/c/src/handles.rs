@@ -73,7 +73,7 @@ impl<T: Send + Sync> Table<T> {
         std::mem::forget(pinned);
         // SAFETY: pinned, and ended.
         let value = unsafe { slot.take() };
-        self.0.give_back(number);
+        self.0.release(number);
         Ok(value)
     }
 
@@ -84,7 +84,7 @@ impl<T: Send + Sync> Table<T> {
     unsafe fn vacate(&'static self, slot: &TaggedSlot<T>, number: u32) -> T {
         // SAFETY: as this function's own contract says.
         let value = unsafe { slot.vacate() };
-        self.0.give_back(number);
+        self.0.release(number);
         value
     }
 }
@@ -110,7 +110,7 @@ impl<T: Send + Sync> Vacant<T> {
 
 impl<T: Send + Sync> Drop for Vacant<T> {
     fn drop(&mut self) {
-        self.table.0.give_back(self.number);
+        self.table.0.release(self.number);
     }
 }
 

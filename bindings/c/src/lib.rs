@@ -6,7 +6,7 @@
 //! # Handles
 //! | handle | what it is | checked how |
 //! |---|---|---|
-//! | `estafette_tensor*`, `estafette_lease*`, `estafette_promise*`, `estafette_engine*`, `estafette_program*`, `estafette_recording*`, `estafette_ticket*`, `estafette_door*`, `estafette_link*` | place and generation in a table (`handles.rs`), not an address | any value may be given |
+//! | `estafette_tensor*`, `estafette_lease*`, `estafette_promise*`, `estafette_engine*`, `estafette_program*`, `estafette_trace*`, `estafette_ticket*`, `estafette_door*`, `estafette_link*` | place and generation in a table (`handles.rs`), not an address | any value may be given |
 //! | `estafette_op*` | the same, with how far the operation is (`slots.rs`) | any value may be given |
 //! | `DLFence` | functions and a context, which is an address | fields, when it is taken over |
 //!
@@ -48,12 +48,12 @@ mod operators;
 mod options;
 mod places;
 mod program;
-mod recording;
 mod remote;
 mod slots;
 mod status;
 mod submit;
 mod tensor;
+mod trace;
 mod version;
 
 pub use api::*;
@@ -71,9 +71,9 @@ pub use log::*;
 pub use op::*;
 pub use operators::*;
 pub use program::*;
-pub use recording::*;
 pub use remote::*;
 pub use status::*;
 pub use submit::*;
 pub use tensor::*;
+pub use trace::*;
 pub use version::*;

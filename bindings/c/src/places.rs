@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Promise,
     Engine,
     Program,
-    Recording,
+    Trace,
     Ticket,
     Door,
     Link,
@@ -44,7 +44,7 @@ impl Kind {
         Kind::Promise,
         Kind::Engine,
         Kind::Program,
-        Kind::Recording,
+        Kind::Trace,
         Kind::Ticket,
         Kind::Door,
         Kind::Link,
@@ -58,7 +58,7 @@ impl Kind {
             Kind::Promise => "a promise",
             Kind::Engine => "an engine",
             Kind::Program => "a program",
-            Kind::Recording => "a recording",
+            Kind::Trace => "a trace",
             Kind::Ticket => "a ticket",
             Kind::Door => "a door",
             Kind::Link => "a link",
@@ -72,7 +72,7 @@ impl Kind {
             Kind::Tensor | Kind::Lease => "it was released",
             Kind::Promise => "the promise was settled or dropped",
             Kind::Engine | Kind::Program => "it was destroyed",
-            Kind::Recording => "it was ended",
+            Kind::Trace => "it was ended",
             Kind::Ticket => "it was revoked",
             Kind::Door | Kind::Link => "it was closed",
         }
@@ -222,7 +222,7 @@ impl<S> Places<S> {
     }
 
     /// Takes a place back.
-    pub(crate) fn give_back(&self, number: u32) {
+    pub(crate) fn release(&self, number: u32) {
         let kind = self.kind as usize;
         let surplus = KEPT.try_with(|kept| {
             let kept = &mut kept.borrow_mut().0[kind];

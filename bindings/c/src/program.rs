@@ -17,7 +17,7 @@ use crate::options;
 use crate::places::Kind;
 use crate::slots::Submitted;
 use crate::status::estafette_status;
-use crate::submit::{Arguments, Waiting, Work, estafette_function, estafette_submit_options, on, queue};
+use crate::submit::{Arguments, PendingCall, Work, estafette_function, estafette_submit_options, on, queue};
 use crate::tensor::estafette_tensor;
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn estafette_program_add(
         node.run(move |completion| {
             // The program keeps it; this keeps it until the fence of this call has settled.
             let context = BodyContext::Shared(context.clone());
-            Waiting { function, context, held: None, produces: false }.start(completion);
+            PendingCall { function, context, held: None, produces: false }.start(completion);
         });
         DONE
     })

@@ -351,7 +351,7 @@ pub unsafe extern "C" fn estafette_link_process(
 }
 
 /// Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until
-/// the other process has let go of it, has closed the link, or has died. `options` may be NULL for the defaults. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
+/// the other process has released it, has closed the link, or has died. `options` may be NULL for the defaults. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
 /// not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
 /// tensor stays the caller's. The calling thread runs no operation meanwhile.
 ///

@@ -195,7 +195,7 @@ fn leave(number: u32, mut state: MutexGuard<'static, State>) {
     let tag = state.tag;
     let old = std::mem::replace(&mut *state, State { tag, ..State::default() });
     drop(state);
-    PLACES.give_back(number);
+    PLACES.release(number);
     // Operations and fences are dropped under no lock.
     drop(old);
 }

@@ -78,7 +78,7 @@ impl estafette_submit_options {
 }
 
 /// An operation as it waits to be called. Dropping it without a call gives the context up.
-pub(crate) struct Waiting {
+pub(crate) struct PendingCall {
     pub(crate) function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
     pub(crate) context: BodyContext,
     /// Its handle, if the submitter has it too.
@@ -86,7 +86,7 @@ pub(crate) struct Waiting {
     pub(crate) produces: bool,
 }
 
-impl Waiting {
+impl PendingCall {
     pub(crate) fn start(self, completion: Completion) {
         let Self { function, context, held, produces } = self;
         let pointer = context.pointer();
@@ -255,7 +255,7 @@ unsafe fn produce(
     let (handle, held) = entered(op)?;
     let context = Context::new(arguments.context, arguments.drop_context);
     let (permit, context) = with_context(permit, context, options.on_skip);
-    let waiting = Waiting { function, context, held, produces: true };
+    let waiting = PendingCall { function, context, held, produces: true };
     let (tensor, submitted) = permit.produce_external(move |completion| waiting.start(completion));
     // SAFETY: writable, by contract.
     unsafe {
@@ -346,7 +346,7 @@ unsafe fn submit(
     // Nothing can fail after this.
     let context = Context::new(arguments.context, arguments.drop_context);
     let (permit, context) = with_context(permit, context, options.on_skip);
-    let waiting = Waiting { function, context, held, produces: false };
+    let waiting = PendingCall { function, context, held, produces: false };
     let op: Op = permit.run_external(move |completion| waiting.start(completion));
     // SAFETY: writable, by contract.
     unsafe { write_op(out, handle, op) };

@@ -82,10 +82,10 @@ fn recorded(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn recordings() {
-    let folder = scratch("recordings");
-    let program = folder.join("recordings");
-    run(shared(compiler(&source("recordings.c"), "c11").arg("-o").arg(&program)));
+fn traces() {
+    let folder = scratch("traces");
+    let program = folder.join("traces");
+    run(shared(compiler(&source("traces.c"), "c11").arg("-o").arg(&program)));
     let whole = folder.join("whole.pftrace");
     let output = run(Command::new(&program).arg(&folder).env("ESTAFETTE_TRACE", &whole));
     assert_ran(&output, 4);

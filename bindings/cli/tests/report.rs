@@ -50,7 +50,7 @@ fn refusal(output: &Output) -> String {
 }
 
 #[test]
-fn a_recording_is_reported_for_people_and_for_programs() {
+fn a_trace_is_reported_for_people_and_for_programs() {
     let folder = std::env::temp_dir().join(format!("estafette-report-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let fast = recorded(&folder, "fast.pftrace", Duration::from_millis(5));
@@ -166,7 +166,7 @@ fn what_is_not_asked_for_rightly_is_refused_with_how_to_ask() {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let refused = refusal(&estafette(&[text.to_str().unwrap()]));
     assert!(
-        refused.contains("it does not begin as a recording does") && !refused.contains("truncated"),
+        refused.contains("it does not begin as a trace does") && !refused.contains("truncated"),
         "{refused}"
     );
 }

@@ -2,11 +2,11 @@
 
 The files are run where they are installed, as they are. Only the names that they import mean something else, by role:
 
-- `producer`: NumPy's arrays leave through a tensor of ours, so that NumPy's tests of `__dlpack__` are tests of ours.
+- `producer`: NumPy's arrays leave through a tensor of Estafette, so that NumPy's tests of `__dlpack__` are tests of Estafette.
 - `middleman`: `np.from_dlpack(x)` takes `x` from a tensor that we made of it.
 - `usm-middleman`: the same for dpnp on a SYCL device, whose tests use capsules too: `dpt.from_dlpack(x)` and
   `from_dlpack_capsule(capsule)` take what we give of a tensor that we made.
-- `host-cupy`: CuPy's tests, as dpnp has them, on a stand-in for CuPy whose arrays are tensors of ours on the host.
+- `host-cupy`: CuPy's tests, as dpnp has them, on a stand-in for CuPy whose arrays are tensors of Estafette on the host.
 
 What deviates is listed in `deviations.py` with the rule that it follows from. A failure that is not listed fails, so does
 a listed one that passes or fails differently, and one that is listed for no test.
@@ -26,7 +26,7 @@ from proxies import DpnpMiddleman, Middleman, Producer
 
 ROLES = {"producer": Producer, "middleman": Middleman, "usm-middleman": None, "host-cupy": None}
 
-# How long memory that nobody has any more may take to go back to its owner.
+# How long memory without a holder may take to go back to its owner.
 RELEASED_WITHIN_S = 10.0
 
 

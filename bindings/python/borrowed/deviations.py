@@ -30,7 +30,7 @@ A_BOOL = "`copy` is True, False or None; anything else is of the wrong type"
 NO_STREAMS = "host memory has no streams: any but None, and PyTorch's -1, is a wrong value"
 
 NO_QUEUE = Deviation(
-    BufferError, "names no queue", "an array on a device that names no queue is refused, since nobody could order it"
+    BufferError, "names no queue", "an array on a device that names no queue is refused, since no queue could order it"
 )
 ALREADY_CONSUMED = Deviation(
     AssertionError, "the capsule was consumed before", "a ValueError too, which says whom to ask for a new one"

@@ -1,4 +1,4 @@
-"""A stand-in for CuPy in dpnp's copy of its tests: arrays that are tensors of ours, in host memory.
+"""A stand-in for CuPy in dpnp's copy of its tests: arrays that are tensors of Estafette, in host memory.
 
 The tests import dpnp and dpctl, which would need a SYCL device. They get the few names that they use from here.
 """

@@ -15,7 +15,7 @@ class Proxy(types.ModuleType):
 
 
 class Middleman(Proxy):
-    """Whatever NumPy takes has been a tensor of ours on the way."""
+    """Whatever NumPy takes has been a tensor of Estafette on the way."""
 
     def from_dlpack(self, array, **arguments):
         return self._numpy.from_dlpack(self._engine.from_dlpack(array), **arguments)
@@ -37,7 +37,7 @@ class Producer(Proxy):
         def ours(make):
             def made(*arguments, **named):
                 array = make(*arguments, **named)
-                # With memory of its own: NumPy's views refer to whoever owns it, and the tests count references.
+                # With memory of its own: NumPy's views refer to its owner, and the tests count references.
                 own = numpy.ndarray.__new__(Array, array.shape, array.dtype)
                 own[...] = array
                 return own
@@ -50,7 +50,7 @@ class Producer(Proxy):
 
 
 class DpnpMiddleman(types.ModuleType):
-    """`dpnp.tensor`, or its module `_dlpack`: whatever dpnp takes, an array or a capsule, has been a tensor of ours on the way."""
+    """`dpnp.tensor`, or its module `_dlpack`: whatever dpnp takes, an array or a capsule, has been a tensor of Estafette on the way."""
 
     def __init__(self, module, engine):
         super().__init__(module.__name__)

@@ -111,7 +111,7 @@ def kept():
     return STATE["kept"].tolist()
 
 
-def let_go():
+def release():
     del STATE["kept"]
 
 
@@ -186,7 +186,7 @@ def test_a_write_waits_for_readers_on_another_worker(client, workers):
     assert on(client, first, is_held_up).result(60)
     assert on(client, second, kept).result(60) == [1.0] * 4
     del x
-    on(client, second, let_go).result(60)
+    on(client, second, release).result(60)
     on(client, first, wait_until_written).result(90)
 
 
@@ -258,7 +258,7 @@ def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
         x = eng.call(late)
         while eng.stats().running == 0:
             await asyncio.sleep(0.001)
-        with pytest.raises(est.WouldDeadlockError, match="goes on when"):
+        with pytest.raises(est.WouldDeadlockError, match="resumes when"):
             estafette.dask._serialize(x)
         release.set()
         await x

@@ -210,7 +210,7 @@ class SinkActor:
 
     def begin(self):
         """For the next test."""
-        self.let_go()
+        self.release()
         self.has_pending.clear()
 
     @ray.method(concurrency_group=CONTROL)
@@ -247,7 +247,7 @@ class SinkActor:
     def read_kept(self):
         return self.kept.tolist()
 
-    def let_go(self):
+    def release(self):
         self.kept = self.tensor = None
 
     @ray.method(tensor_transport="estafette")
@@ -424,7 +424,7 @@ def test_a_tensor_that_is_changed_before_it_is_sent_is_not_lost(source, sink):
     # Ray counts no reference any more, and the reader still has its lease.
     assert not get(source.is_written.remote(0.1))
     assert get(sink.read_kept.remote()) == [1.0] * 4
-    get(sink.let_go.remote())
+    get(sink.release.remote())
     assert get(source.is_written.remote(60))
     after = source.current.remote()
     assert get(sink.value.remote(after)) == [2.0] * 4

@@ -48,7 +48,7 @@ def core(sim):
 
 
 def pending(eng, core, value):
-    """A tensor of ours that cuda.core fills, on a stream of the engine's that is blocked. With the stream's handle."""
+    """A tensor of Estafette that cuda.core fills, on a stream of the engine's that is blocked. With the stream's handle."""
     x = eng.empty((SIZE,), "uint8", device="cuda")
     handles = []
 

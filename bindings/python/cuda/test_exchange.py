@@ -17,7 +17,7 @@ SIZE = 64
 
 
 def filled(eng, lib, value):
-    """A tensor of ours whose last write is a kernel on the engine's stream that has not run: the stream is blocked."""
+    """A tensor of Estafette whose last write is a kernel on the engine's stream that has not run: the stream is blocked."""
     x = eng.empty((SIZE,), "uint8", device="cuda")
     handles = []
 

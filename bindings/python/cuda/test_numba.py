@@ -45,7 +45,7 @@ def download(array, stream=0):
 
 
 def pending(sim, eng):
-    """A tensor of ours that a stream of the engine's is still to fill. With the stream's handle."""
+    """A tensor of Estafette that a stream of the engine's is still to fill. With the stream's handle."""
     x = eng.empty((COUNT,), "float32", device="cuda")
     handles = []
 
@@ -187,7 +187,7 @@ def test_a_stream_of_numba_is_an_operations_queue(sim, eng, lib):
 
 
 def test_the_engines_stream_is_one_for_numba(sim, eng, lib):
-    """The recipe of the documentation: Numba has no current stream to be told of."""
+    """The recipe of the documentation: Numba has no current stream to set."""
     source = cuda.to_device(VALUES)
     x = eng.empty((COUNT,), "float32", device="cuda")
 

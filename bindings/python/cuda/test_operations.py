@@ -91,10 +91,10 @@ def forget_pytorch(monkeypatch):
 
 def test_a_library_that_another_thread_is_importing_is_told_once_it_is_there(sim, eng, monkeypatch, tmp_path):
     lib = Library(sim)
-    importing = types.SimpleNamespace(begun=threading.Event(), go_on=threading.Event(), torch=pytorch(lib))
+    importing = types.SimpleNamespace(begun=threading.Event(), resume=threading.Event(), torch=pytorch(lib))
     monkeypatch.setitem(sys.modules, "importing", importing)
     (tmp_path / "torch.py").write_text(
-        "import importing\nimporting.begun.set()\nassert importing.go_on.wait(30)\ncuda = importing.torch.cuda\n"
+        "import importing\nimporting.begun.set()\nassert importing.resume.wait(30)\ncuda = importing.torch.cuda\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     forget_pytorch(monkeypatch)
@@ -105,7 +105,7 @@ def test_a_library_that_another_thread_is_importing_is_told_once_it_is_there(sim
     done = eng.submit(lambda: current.extend([lib.current, est.current_stream().handle]), on="cuda")
     time.sleep(0.05)
     assert not done.is_done()
-    importing.go_on.set()
+    importing.resume.set()
     done.wait(timeout=30)
     told, own = current
     assert told == own
@@ -222,7 +222,7 @@ def test_a_function_that_fails_after_it_launched_leaves_its_kernel_in_the_way(si
 
 
 def test_a_library_with_a_stream_of_its_own_is_joined_by_the_protocol(sim, eng):
-    """JAX has no current stream to be told: its own is passed to `__dlpack__`, and its result is ordered after that."""
+    """JAX has no current stream to set: its own is passed to `__dlpack__`, and its result is ordered after that."""
     jax = Library(sim)
     x = eng.call(lambda: jax.full(3), on="cuda")
     y = eng.call(lambda x: jax.copied(x), x, using=jax.from_dlpack, on="cuda")
@@ -333,7 +333,7 @@ def test_what_a_recorded_function_allocates_in_pytorch_is_the_graphs_alone(sim, 
     assert outside is None and len(inside) == 2 and Pool.current is None
     assert None not in [pool() for pool in inside], "they live as long as the graph"
     del p
-    # The worker lets go of the program after it has reported the end of the replay.
+    # The worker releases the program after it has reported the end of the replay.
     wait_until(lambda: gc.collect() is not None and [pool() for pool in inside] == [None, None])
 
 

@@ -116,7 +116,7 @@ def test_what_is_shown_is_escaped_short_and_never_waits():
 def test_a_report_shows_its_page_and_without_its_file_its_text():
     cells = [
         START + "import os, tempfile; folder = tempfile.mkdtemp(); path = os.path.join(folder, 'a.pftrace')",
-        "with est.record(path) as recording: eng.submit(lambda: None, name='</iframe><b>').wait()\nreport = recording.report(); report",
+        "with est.record(path) as trace: eng.submit(lambda: None, name='</iframe><b>').wait()\nreport = trace.report(); report",
         "os.remove(path); report",
         # How long a headline is depends on what waited longest.
         "assert report.headline in repr(report) and len(repr(report)) < 100 + len(report.headline)",

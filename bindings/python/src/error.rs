@@ -51,8 +51,8 @@ impl Raised {
     pub fn body_error(py: Python<'_>, error: PyErr) -> BodyError {
         let raised = Self::new(py, error);
         let bound = raised.kept.value.bind(py);
-        if let Err(error) =
-            crate::submission::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,)))
+        if let Err(error) = crate::submission::body::helper(py, "clear_locals")
+            .and_then(|clear_locals| clear_locals.call1((bound,)))
         {
             error.write_unraisable(py, None);
         }

@@ -58,12 +58,12 @@ mod _estafette {
         operators::{PyOperator, PyOperators},
         program::PyProgram,
         promise::{call_back, wait_any},
-        recording::{
-            begin_recording, check_output, end_recording, name_shown, read_chrome, read_report, replace_file,
-            set_program_name, snapshot_recording,
-        },
         remote::{PyDoor, PyLink, PyTicket, declare_dead},
         tensor::PyTensor,
+        trace::{
+            begin_trace, check_output, end_trace, name_shown, read_chrome, read_report, replace_file,
+            set_program_name, snapshot_trace,
+        },
         variable::PyVariable,
     };
     #[pymodule_export]

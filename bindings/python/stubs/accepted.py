@@ -147,9 +147,9 @@ def leases(eng: est.Engine, x: est.Tensor, z: est.Tensor) -> None:
 
 
 def reports(data: ReportData) -> int:
-    with est.record("run.pftrace") as recording:
+    with est.record("run.pftrace") as trace:
         pass
-    assert_type(recording.report().data, ReportData)
+    assert_type(trace.report().data, ReportData)
     return data["totals"]["operations"] + data["causes"][0]["waited_ns"] + data["matrix"]["waited_ns"][0][1]
 
 

@@ -154,7 +154,7 @@ def test_given_up_awaits_leave_no_futures_behind(eng, gate):
     def futures():
         gc.collect()
         kinds = [type(thing) for thing in gc.get_objects()]
-        return sum(issubclass(kind, asyncio.Future) or kind.__name__ == "_Suspension" for kind in kinds)
+        return sum(issubclass(kind, asyncio.Future) or kind.__name__ == "_AsyncioFuture" for kind in kinds)
 
     async def main():
         for round in range(22):

@@ -120,7 +120,7 @@ def test_an_array_that_the_function_keeps_holds_the_memory(eng, np, jnp, using):
     with pytest.raises((est.LeaseHeldError, TimeoutError)):
         write.wait(timeout=0.05)
     assert kept.pop().tolist() == [0.0] * 3
-    # JAX lets go of memory in its next call.
+    # JAX releases memory in its next call.
     until(lambda: jnp.zeros(1) is not None and write.done())
     assert source.tolist() == [1.0] * 3
 

@@ -283,5 +283,5 @@ class TestTablesOfOthers:
         before = eng.stats().unordered
         t = eng.from_dlpack(obj)
         assert calls == ["take", "stream"] and t.device == (13, 0)
-        # Nobody here can wait for that stream.
+        # No thread here can wait for that stream.
         assert eng.stats().unordered == before + 1

@@ -88,7 +88,7 @@ def test_on_a_thread_that_python_does_not_know(eng, np):
 
 
 def test_on_such_a_thread_while_another_holds_the_python_lock_all_the_time(eng, np):
-    """The deleter needs no Python lock of ours: it ends although nobody lets go of the lock meanwhile."""
+    """The deleter needs no Python lock of Estafette: it ends although no thread releases the lock meanwhile."""
     tensor = eng.from_dlpack(np.zeros(4, "float32"))
     (capsule,) = capsules(tensor, 1)
     managed, deleter = taken(capsule)

@@ -309,7 +309,7 @@ def test_a_child_may_record_and_be_shown_although_another_thread_was_at_that(np,
     program(
         f"""
         import signal
-        from estafette import _recording, _top
+        from estafette import _trace, _top
 
         os.environ["XDG_RUNTIME_DIR"] = {str(tmp_path)!r}
 
@@ -320,7 +320,7 @@ def test_a_child_may_record_and_be_shown_although_another_thread_was_at_that(np,
             est.serve_top()
 
         os.makedirs({str(tmp_path / "estafette")!r}, 0o700)
-        with _recording._sites._lock.now, _top._lock.now:
+        with _trace._sites._lock.now, _top._lock.now:
             in_child(check)
         """
     )

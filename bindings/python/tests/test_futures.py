@@ -277,7 +277,7 @@ class TestOfEventLoops:
 
     def test_without_a_running_loop_there_is_an_error_that_says_so(self, eng):
         async def never():
-            raise AssertionError("nobody runs it")
+            raise AssertionError("no thread runs it")
 
         coroutine = never()
         with pytest.raises(RuntimeError, match="running event loop"):

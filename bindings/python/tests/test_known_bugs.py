@@ -24,12 +24,12 @@ def test_memory_is_not_reused_while_a_consumer_reads(eng, np):
     gone = weakref.ref(x)
     t = eng.from_dlpack(x)
     view = np.from_dlpack(t)
-    started, go_on, seen = threading.Event(), threading.Event(), []
+    started, resume, seen = threading.Event(), threading.Event(), []
 
     def read(t):
         mine = np.from_dlpack(t)
         started.set()
-        assert go_on.wait(30)
+        assert resume.wait(30)
         seen.append(mine.sum())
 
     eng.submit(read, reads=[t])
@@ -38,7 +38,7 @@ def test_memory_is_not_reused_while_a_consumer_reads(eng, np):
     del x, t, view
     gc.collect()
     assert gone() is not None and not reuse.is_done()
-    go_on.set()
+    resume.set()
     reuse.wait(10)
     assert seen == [999 * 500.0]
     del read
@@ -63,7 +63,7 @@ def test_a_deleter_may_be_called_on_any_thread_without_the_python_lock(eng):
     t = eng.zeros(3, "float32")
     managed = [Functions(t).take(t) for _ in range(20)]
     waiting = eng.submit(lambda t: None, writes=[t])
-    # A foreign function call lets go of the lock.
+    # A foreign function call releases the lock.
     threads = [threading.Thread(target=each.delete) for each in managed]
     for thread in threads:
         thread.start()

@@ -141,9 +141,9 @@ class TestHeldBySomebodyElse:
         with est.Engine(workers=1, lease_timeout=timeout) as eng:
             t = eng.zeros(4, "float32")
             held = []
-            taker = threading.Thread(target=lambda: held.append(np.from_dlpack(t)))
-            taker.start()
-            taker.join()
+            receiver = threading.Thread(target=lambda: held.append(np.from_dlpack(t)))
+            receiver.start()
+            receiver.join()
             op = eng.submit(fill(1), writes=[t], using=np.from_dlpack)
             began = time.monotonic()
             with pytest.raises(est.LeaseHeldError, match="read lease taken by <lambda>"):
@@ -162,13 +162,13 @@ class TestHeldBySomebodyElse:
             until(lambda: any(known.blocked_by for known in patient.diagnose().operations))
             del array
 
-        taker = threading.Thread(target=hold)
-        taker.start()
+        receiver = threading.Thread(target=hold)
+        receiver.start()
         assert taken.wait(30)
         patient.submit(fill(7), writes=[t], using=np.from_dlpack)
         t.wait()
         assert np.from_dlpack(t).tolist() == [7] * 4
-        taker.join()
+        receiver.join()
 
     def test_the_diagnosis_names_the_lease_and_who_waits_for_it(self, patient, np):
         t = patient.zeros(4, "float32")
@@ -616,7 +616,7 @@ class TestShutdownWithLeases:
 
 def test_garbage_is_let_go_of_also_while_another_thread_collects(eng, np):
     """`gc.collect` does nothing then, and a wait for the lease of an array that nobody can reach any more would be refused."""
-    entered, go_on = threading.Event(), threading.Event()
+    entered, resume = threading.Event(), threading.Event()
 
     class Slow:
         def __init__(self):
@@ -624,7 +624,7 @@ def test_garbage_is_let_go_of_also_while_another_thread_collects(eng, np):
 
         def __del__(self):
             entered.set()
-            go_on.wait(30)
+            resume.wait(30)
 
     t = eng.zeros(3, "float32")
     gc.disable()
@@ -636,9 +636,9 @@ def test_garbage_is_let_go_of_also_while_another_thread_collects(eng, np):
         garbage = [np.from_dlpack(t)]
         garbage.append(garbage)
         del garbage
-        threading.Timer(0.2, go_on.set).start()
+        threading.Timer(0.2, resume.set).start()
         eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack).wait()
         other.join()
     finally:
-        go_on.set()
+        resume.set()
         gc.enable()

@@ -199,7 +199,7 @@ class TestNothingStaysBehind:
     def test_loops_that_come_and_go_leave_nothing_in_the_registry(self, eng, gate):
         def kept():
             gc.collect()
-            kinds = ("_Wakeups", "_Awaiter", "_Suspension", "_LongWaits")
+            kinds = ("_Wakeups", "_Awaiter", "_AsyncioFuture", "_LongWaits")
             return sum(type(thing).__name__ in kinds for thing in gc.get_objects())
 
         z = eng.zeros(1, "int8")
@@ -427,7 +427,7 @@ class TestClosedLoops:
         all_waits = (eng.wait_all, lambda: eng.wait_all(60), promise.wait, lambda: promise.wait(60), behind.wait)
         # A function may begin on the loop before or during the wait.
         for wait in (*all_waits, eng.shutdown, lambda: eng.__exit__(None, None, None)):
-            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ goes on when <.*EventLoop running=False"):
+            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ resumes when <.*EventLoop running=False"):
                 wait()
         loop.close()
         eng.wait_all()
@@ -455,7 +455,7 @@ class TestClosedLoops:
             threading.Timer(0.3, gate.open).start()
             eng.submit(lambda: None).wait(30)
         else:
-            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ goes on when <.*EventLoop running=False"):
+            with pytest.raises(est.WouldDeadlockError, match=r"operation \d+ resumes when <.*EventLoop running=False"):
                 eng.submit(lambda: None)
         loop.close()
         for promise in promises:
@@ -848,23 +848,23 @@ class TestTasksAreResumedAsTheyLeft:
 
         async def main():
             called = []
-            suspension = next(z.__await__())
-            assert asyncio.isfuture(suspension) and suspension.get_loop() is asyncio.get_running_loop()
-            first, second = called.append, (lambda suspension: called.append(suspension))
-            suspension.add_done_callback(first)
-            suspension.add_done_callback(second)
-            assert suspension.remove_done_callback(second) == 1
+            future = next(z.__await__())
+            assert asyncio.isfuture(future) and future.get_loop() is asyncio.get_running_loop()
+            first, second = called.append, (lambda future: called.append(future))
+            future.add_done_callback(first)
+            future.add_done_callback(second)
+            assert future.remove_done_callback(second) == 1
             gate.open()
             # Its awaiter is gone, and with it whoever would have woken it.
-            assert not suspension.done() and suspension.cancel() and not suspension.cancel()
-            assert suspension.cancelled() and suspension.done() and called == []
+            assert not future.done() and future.cancel() and not future.cancel()
+            assert future.cancelled() and future.done() and called == []
             await asyncio.sleep(0)
-            assert called == [suspension]
-            suspension.add_done_callback(second)
+            assert called == [future]
+            future.add_done_callback(second)
             await asyncio.sleep(0)
-            assert called == [suspension] * 2
+            assert called == [future] * 2
             with pytest.raises(asyncio.CancelledError):
-                suspension.result()
+                future.result()
 
         run(main())
 
@@ -901,11 +901,11 @@ class TestOtherDrivers:
             # The driver resumes the coroutine all the same, and throws nothing into it.
             hooked.append(False)
             try:
-                suspension = next(awaiter)
+                future = next(awaiter)
             except StopIteration as ended:
                 return ended.value
             ended = asyncio.Event()
-            suspension.add_done_callback(lambda _: ended.set())
+            future.add_done_callback(lambda _: ended.set())
             await asyncio.wait_for(ended.wait(), 30)
             with pytest.raises(StopIteration) as last:
                 next(awaiter)
@@ -923,14 +923,14 @@ class TestOtherDrivers:
                 return await t
 
             coroutine = wait()
-            suspension = coroutine.send(None)
-            assert all(coroutine.send(None) is suspension for _ in range(3))
+            future = coroutine.send(None)
+            assert all(coroutine.send(None) is future for _ in range(3))
             make_ready()
 
             def end():
                 # The loop has no turn in between.
                 try:
-                    assert coroutine.send(None) is suspension
+                    assert coroutine.send(None) is future
                     return False
                 except StopIteration as ended:
                     assert ended.value is t
@@ -946,7 +946,7 @@ class TestOtherDrivers:
 
         async def main():
             awaiter = t.__await__()
-            suspension = next(awaiter)
+            future = next(awaiter)
             if give_up == "throw":
                 with pytest.raises(KeyError, match="enough"):
                     awaiter.throw(KeyError("enough"))
@@ -958,7 +958,7 @@ class TestOtherDrivers:
             await asyncio.sleep(0)
             make_ready()
             assert await again is t
-            assert not suspension.done()
+            assert not future.done()
 
         run(main())
         assert not caplog.records
@@ -975,9 +975,9 @@ class TestOtherDrivers:
 
             coroutine = persistent()
             coroutine.send(None)
-            suspension = coroutine.throw(KeyError())
+            future = coroutine.throw(KeyError())
             ended = asyncio.Event()
-            suspension.add_done_callback(lambda _: ended.set())
+            future.add_done_callback(lambda _: ended.set())
             make_ready()
             await asyncio.wait_for(ended.wait(), 30)
             with pytest.raises(StopIteration) as last:

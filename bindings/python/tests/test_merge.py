@@ -1,4 +1,4 @@
-"""Recordings merged with traces of other profilers: markers that both have show how well the clocks agree."""
+"""Traces merged with traces of other profilers: markers that both have show how well the clocks agree."""
 
 import gzip
 import json
@@ -92,7 +92,7 @@ def test_times_processes_and_counts_are_kept(eng, tmp_path):
     assert one["pid"] == 3 and one["ts"] > 1e6
 
 
-def test_an_arrow_joins_operations_of_one_recording_alone(eng, np, tmp_path):
+def test_an_arrow_joins_operations_of_one_trace_alone(eng, np, tmp_path):
     names = ["one", "two", "three"]
     for name in names:
         t = eng.zeros((4,), "float32")
@@ -202,7 +202,7 @@ def test_a_merge_that_fails_leaves_the_earlier_one(eng, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged.json", "run.pftrace"]
 
 
-def test_a_merge_says_which_recording_is_not_whole(eng, tmp_path):
+def test_a_merge_says_which_trace_is_not_whole(eng, tmp_path):
     with est.record(tmp_path / "run.pftrace"):
         eng.submit(lambda: None, name="step").wait()
     cut = tmp_path / "cut.pftrace"

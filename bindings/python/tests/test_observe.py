@@ -181,10 +181,10 @@ def test_the_first_turn_of_a_thread_at_a_queue_begins_with_the_thread():
 
 
 def test_the_first_turn_of_a_thread_from_before_begins_with_the_observation():
-    items, go_on = queue.Queue(1), threading.Event()
+    items, resume = queue.Queue(1), threading.Event()
 
     def consume():
-        go_on.wait()
+        resume.wait()
         until(lambda: items.not_full._waiters)
         items.get()
 
@@ -193,7 +193,7 @@ def test_the_first_turn_of_a_thread_from_before_begins_with_the_observation():
     with est.observe() as seen:
         began = time.perf_counter_ns()
         until(lambda: time.perf_counter_ns() - began > 20_000_000)
-        go_on.set()
+        resume.set()
         items.put(1)
         items.put(2)
         thread.join()
@@ -334,7 +334,7 @@ def test_functions_that_are_awaited_one_by_one_could_run_beside_the_program(obse
     assert 9 * 5_000_000 < change["saves_ns"] <= change["waited_ns"] < planted
     assert report.data["with_graph"]["saves_ns"] == change["saves_ns"]
     assert "What Estafette would change" in report.text
-    assert any(row["change"].startswith("go on without waiting: `Future.result`") for row in report.data["advice"])
+    assert any(row["change"].startswith("continue without waiting: `Future.result`") for row in report.data["advice"])
 
 
 def test_a_copy_between_libraries_would_not_be_made_and_a_slow_consumer_stays_slow(observed, jax):
@@ -360,11 +360,11 @@ def test_a_copy_between_libraries_would_not_be_made_and_a_slow_consumer_stays_sl
 
 
 def test_a_wait_for_the_end_of_a_thread_is_seen():
-    go_on = threading.Event()
-    thread = threading.Thread(target=go_on.wait, name="loader")
+    resume = threading.Event()
+    thread = threading.Thread(target=resume.wait, name="loader")
     with est.observe() as seen:
         thread.start()
-        threading.Timer(0.05, go_on.set).start()
+        threading.Timer(0.05, resume.set).start()
         thread.join()
     data = seen.report().data
     (row,) = [row for row in data["worst"] if row["sentence"].startswith("`Thread.join` at test_observe.py:")]
@@ -400,15 +400,15 @@ def test_arrays_between_libraries_are_noted_with_their_bytes(np, torch, jnp):
 
 
 def test_a_wait_for_a_future_names_the_function(tmp_path):
-    go_on = threading.Event()
+    resume = threading.Event()
 
     def slow():
-        go_on.wait(30)
+        resume.wait(30)
         return 7
 
     with est.observe(tmp_path / "run.pftrace") as seen, concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(slow)
-        threading.Timer(0.05, go_on.set).start()
+        threading.Timer(0.05, resume.set).start()
         assert future.result() == 7
     (row,) = [row for row in seen.report().data["worst"] if "Future.result" in row["sentence"]]
     assert row["blocker"].endswith("slow`") and "test_observe.py" in row["sentence"]

@@ -716,7 +716,7 @@ class TestBadInput:
             time.sleep(0.01)
         """
         text, _ = run_program(program)
-        assert "shows 1024 segments" in text and "let go of such tensors, or make another link" in text
+        assert "shows 1024 segments" in text and "release such tensors, or make another link" in text
 
     def test_bytes_that_are_no_ticket(self, eng):
         for wrong in (b"", b"estafette", bytes(62)):

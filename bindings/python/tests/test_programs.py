@@ -283,7 +283,7 @@ def test_a_program_is_let_go_of_with_what_it_holds(np, eng):
     del held, p
     last.wait(timeout=30)
     eng.wait_all(timeout=30)
-    # The worker lets go of the program after it has reported the end of the replay.
+    # The worker releases the program after it has reported the end of the replay.
     until(lambda: gc.collect() is not None and gone() is None)
 
 

@@ -28,18 +28,18 @@ def mismatches(value, declared, place="data"):
 
 def test_a_report_has_the_declared_fields(eng, np, tmp_path):
     path = tmp_path / "run.pftrace"
-    begun, go_on = threading.Event(), threading.Event()
+    begun, resume = threading.Event(), threading.Event()
 
     def slow(x):
         begun.set()
-        go_on.wait()
+        resume.wait()
 
     with est.record(path):
         x = eng.zeros(3, "float32")
         eng.submit(slow, writes=[x], using=np.from_dlpack, name="slow")
         fast = eng.submit(lambda x: None, reads=[x], using=np.from_dlpack, name="fast")
         begun.wait()
-        go_on.set()
+        resume.set()
         fast.wait()
         kept = np.from_dlpack(x)
         behind = eng.submit(lambda x: None, writes=[x], using=np.from_dlpack, name="behind")
@@ -58,9 +58,9 @@ def test_a_replay_ran_from_its_first_node_to_its_last_one(eng, tmp_path):
     with eng.program("step") as step:
         for _ in range(3):
             step.submit(lambda y: time.sleep(0.02), writes=[y])
-    with est.record(str(tmp_path / "run.pftrace")) as recording:
+    with est.record(str(tmp_path / "run.pftrace")) as trace:
         step.replay().wait()
-    (operation,) = [row for row in recording.report().data["operations"] if row["name"] == "`step`"]
+    (operation,) = [row for row in trace.report().data["operations"] if row["name"] == "`step`"]
     assert operation["running_ns"] >= 60e6
 
 

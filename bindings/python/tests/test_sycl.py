@@ -99,7 +99,7 @@ def test_a_device_stands_for_the_queue_that_its_libraries_agree_on(eng, on):
             dpnp.multiply(a, 7, out=b)
 
     eng.submit(multiply, reads=[eng.from_dlpack(x)], writes=[u], using=dpnp.from_dlpack, on=on)
-    # Nobody waits for the queue but the tensor.
+    # No thread waits for the queue but the tensor.
     assert np.from_dlpack(u.to_host())[[0, -1]].tolist() == [21, 21]
     assert queues == [x.sycl_queue] * 2
     z = eng.call(dpnp.negative, u, using=dpnp.from_dlpack, on=on)
@@ -236,7 +236,7 @@ def test_an_import_moves_to_the_device_that_is_asked_for(eng):
                 np.testing.assert_array_equal(np.from_dlpack(t.to_host()), wanted)
                 with pytest.raises(BufferError, match=r"cannot be imported on oneapi:\d+ without a copy"):
                     eng.from_dlpack(source, device=device, copy=False)
-            # A tensor of ours moves too, and one that is there already does not.
+            # A tensor of Estafette moves too, and one that is there already does not.
             t = eng.from_dlpack(x)
             there = eng.from_dlpack(t, device=number)
             there.wait()
@@ -303,7 +303,7 @@ def test_dpctls_memory_is_imported_and_kept_until_its_last_use(eng):
     gc.collect()
     assert alive() is not None
     assert np.from_dlpack(t.to_host()).tolist() == list(range(256))
-    # As it comes, without an object of ours around it. It says that it is read-only.
+    # As it comes, without an object of Estafette around it. It says that it is read-only.
     u = eng.from_dlpack(memory)
     assert u.data_ptr == t.data_ptr
     with pytest.raises(est.EstafetteError):

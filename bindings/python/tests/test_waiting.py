@@ -556,7 +556,7 @@ def test_a_function_that_waits_for_itself_without_end_fails_and_says_why_once(np
         text = str(caught.value)
         assert text.count(str(cause)) == 1 and len(text) < 800
         assert text.endswith(f"by way of {depth - 1} more operations that waited for it")
-        # Nothing goes on where nobody waits for it.
+        # Nothing goes on where no thread waits for it.
         eng.wait_all()
         assert len(began) == depth + 1
 

@@ -16,6 +16,7 @@
 //! | `allocation.rs` | memory |
 //! | `copy.rs` | copies |
 //! | `program.rs` | random programs over several queues against the sequential result |
+//! | `bench` | a device, and what checks do with it again and again |
 
 mod allocation;
 mod bench;

@@ -11,7 +11,7 @@ pub(super) const CHECKS: &[Check] = &[
     ("reactor: calls at once when nothing is pending", nothing_pending),
     ("reactor: calls once, after the last of several queues", after_the_last),
     ("reactor: serves many waiters on one queue", many_waiters),
-    ("reactor: a panicking callback harms nobody", panicking_callback),
+    ("reactor: a panicking callback harms no other", panicking_callback),
     ("reactor: a callback may wait for more", callback_waits_for_more),
 ];
 

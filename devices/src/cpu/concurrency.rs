@@ -1,12 +1,12 @@
 //! How many threads run jobs of a pool at once, where more threads may be slower than fewer.
 //!
 //! Jobs that share a lock, such as the lock of a Python interpreter, take it from each other, and two threads may get less done than
-//! one. So a thread takes a job only when it has a *turn*. There are as many turns as [`limit`](Concurrency::limit()) says, from one
+//! one. So a thread takes a job only when it has a *slot*. There are as many slots as [`limit`](Concurrency::limit()) says, from one
 //! upwards. The limit follows what was measured: windows with one thread more or less alternate with windows of the present limit, and
 //! the better throughput wins (a hill climb; for its use in a thread pool see Hellerstein et al., "Optimizing concurrency levels in the
 //! .NET ThreadPool", 2008). Jobs differ, so windows do: the present limit is judged by its windows before the trial too, and a trial goes on
 //! until the difference is larger than its standard error. Only windows in which no thread ran out of jobs count. Jobs that take long gain
-//! by threads and lose little by switches between them: then every worker has a turn. A job also takes long where it waits for the lock
+//! by threads and lose little by switches between them: then every worker has a slot. A job also takes long where it waits for the lock
 //! while another thread submits jobs; that time does not count.
 //!
 //! Jobs that are short spend much of their time on code that is not in the caches. They run breadth first, so that jobs which call the
@@ -167,25 +167,25 @@ impl Concurrency {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Takes a turn, if there is one.
+    /// Takes a slot, if there is one.
     pub(super) fn enter(&self) -> bool {
         let limit = self.limit();
         let below = |running| (running < limit).then_some(running + 1);
         self.running.fetch_update(Ordering::SeqCst, Ordering::Relaxed, below).is_ok()
     }
 
-    /// Takes a turn whatever the limit is.
+    /// Takes a slot whatever the limit is.
     pub(super) fn exceed(&self) {
         self.running.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Gives a turn back. The caller looks for jobs afterwards: a push while all turns were taken wakes no thread.
+    /// Releases a slot. The caller looks for jobs afterwards: a push while all slots were taken wakes no thread.
     pub(super) fn leave(&self) {
         self.running.fetch_sub(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// As [`leave`](Self::leave), if there are more turns than the limit allows.
+    /// As [`leave`](Self::leave), if there are more slots than the limit allows.
     pub(super) fn leave_if_exceeded(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let above = |running| (running > limit).then(|| running - 1);
@@ -209,7 +209,7 @@ impl Concurrency {
         self.waiters.end(self.pushes());
     }
 
-    /// Whether a thread that wakes up for a new job would be of use: with a turn, or as the lookout. The job was pushed before.
+    /// Whether a thread that wakes up for a new job would be of use: with a slot, or as the lookout. The job was pushed before.
     pub(super) fn wants_a_thread(&self) -> bool {
         fence(Ordering::SeqCst);
         self.has_room() || !(self.is_watched.load(Ordering::Relaxed) || self.waiters.have_stand_by())
@@ -249,7 +249,7 @@ impl Concurrency {
         self.breadth_first.load(Ordering::Relaxed)
     }
 
-    /// A thread with a turn found no job.
+    /// A thread with a slot found no job.
     pub(super) fn starves(&self) {
         self.starved.store(true, Ordering::Relaxed);
     }

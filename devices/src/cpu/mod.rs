@@ -13,7 +13,7 @@
 //! | `in_order.rs` | jobs that enqueue work on devices, in the order of their numbers |
 //! | `workers.rs` | the loop of one thread; which threads exist, and spare ones for workers that block |
 //! | `concurrency.rs` | how many threads run jobs at once, where more may be slower than fewer |
-//! | `turn.rs` | a thread that waits for a job runs it in its turn |
+//! | `slot.rs` | a thread that waits for a job runs it in a slot of its own |
 //! | `waiters.rs` | jobs that are left to the thread that waits for them |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
@@ -27,9 +27,9 @@ mod pool;
 mod priority;
 mod queues;
 mod sleep;
-mod turn;
+mod slot;
 mod waiters;
 mod workers;
 
 pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions, SharedLock};
-pub use self::turn::{Turn, Waiting};
+pub use self::slot::{ConcurrencySlot, WaitGuard};

@@ -45,7 +45,7 @@ impl Job for Note {
 struct Lock;
 
 impl SharedLock for Lock {
-    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+    fn lock_while(&self, next: &mut dyn FnMut() -> bool) {
         next();
     }
 }
@@ -179,7 +179,7 @@ fn a_job_that_meets_the_end_of_the_last_turn_is_run() {
         assert!(turns.begin_watch());
         let other = thread::spawn({
             let pool = pool.clone();
-            move || pool.shared.leave_turn()
+            move || pool.shared.release_slot()
         });
         pool.push(Note(1, record.clone()));
         record.wait(1);
@@ -197,7 +197,7 @@ fn expecting() -> Pool<Note> {
     pool
 }
 
-/// As [`check`], with [`expecting`] pools. No thread that pushes takes a turn.
+/// As [`check`], with [`expecting`] pools. No thread that pushes takes a slot.
 fn check_left(preemptions: Option<usize>, count: usize, used: Use) {
     check_with(expecting, preemptions, count, used);
 }
@@ -238,7 +238,7 @@ fn a_job_that_meets_the_end_of_a_turn_and_a_worker_standing_by_is_run() {
         pool.shared.concurrency().expect("the pool has a lock").exceed();
         let other = thread::spawn({
             let pool = pool.clone();
-            move || pool.shared.leave_turn()
+            move || pool.shared.release_slot()
         });
         pool.push(job(1));
         other.join().expect("it does not panic");

@@ -16,7 +16,7 @@ use super::deques::Worker as Deque;
 use super::external::{EXTERNAL_QUEUES_MAX, FreeDeques, is_registered, register, with_deque};
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
-use super::turn::TURN;
+use super::slot::SLOT;
 use super::workers;
 use super::workers::Threads;
 
@@ -39,7 +39,7 @@ pub trait Job: Send + 'static + Sized {
 pub trait SharedLock: fmt::Debug + Send + Sync {
     /// Takes the lock and calls `next` at least once, and again as long as that returns true and no other thread should have the lock
     /// for longer. Each call runs a job.
-    fn hold(&self, next: &mut dyn FnMut() -> bool);
+    fn lock_while(&self, next: &mut dyn FnMut() -> bool);
 }
 
 /// How a [`Pool`] is made.
@@ -87,7 +87,7 @@ pub(super) struct Shared<J> {
     pub(super) threads: Threads<J>,
     pub(super) lock: OnceLock<Arc<dyn SharedLock>>,
     /// See [`concurrency`](Self::concurrency); `None` without workers.
-    turns: Option<Box<Concurrency>>,
+    concurrency: Option<Box<Concurrency>>,
     is_limited: AtomicBool,
     pub(super) external: FreeDeques<J>,
     pub(super) workers: usize,
@@ -102,7 +102,7 @@ impl<J> Shared<J> {
     /// beyond the limit, as workers do for jobs that are overdue.
     #[inline]
     pub(super) fn concurrency(&self) -> Option<&Concurrency> {
-        self.turns.as_deref().filter(|_| self.is_limited.load(Ordering::Relaxed))
+        self.concurrency.as_deref().filter(|_| self.is_limited.load(Ordering::Relaxed))
     }
 
     /// Whether workers leave after their current job.
@@ -138,7 +138,7 @@ impl<J: Job> Pool<J> {
             queues,
             sleep: Sleep::default(),
             threads: Threads::new(spare, stack_size),
-            turns: (workers > 0).then(|| Box::new(Concurrency::new(workers))),
+            concurrency: (workers > 0).then(|| Box::new(Concurrency::new(workers))),
             is_limited: AtomicBool::new(false),
             lock: OnceLock::new(),
             external: FreeDeques::new(lent),
@@ -306,19 +306,19 @@ impl<J: Job> Pool<J> {
     }
 
     /// Called by a worker that is about to block: a spare thread, if the limit allows one, takes its role
-    /// until the guard is dropped, and its queued jobs can be stolen. Another thread gives back its [turn](Self::take_turn) meanwhile. On a
+    /// until the guard is dropped, and its queued jobs can be stolen. Another thread releases its [slot](Self::take_slot) meanwhile. On a
     /// thread that runs no job, and inside of another blocking section of the same thread, it does nothing.
     pub fn blocking(&self) -> BlockingGuard<J> {
-        if TURN.get() == self.shared.address() {
-            TURN.set(0);
-            self.shared.leave_turn();
+        if SLOT.get() == self.shared.address() {
+            SLOT.set(0);
+            self.shared.release_slot();
             return BlockingGuard { shared: Some(self.shared.clone()), is_turn: true, not_send: PhantomData };
         }
         let covered = workers::with_context(&self.shared, |context| {
             let depth = context.blocking_depth.get();
             context.blocking_depth.set(depth + 1);
             if depth == 0 {
-                context.give_turn_back();
+                context.release_slot();
             }
             depth == 0
         });
@@ -390,8 +390,8 @@ impl<J: Job> Pool<J> {
 impl<J> Shared<J> {
     /// Jobs were pushed: wakes a worker, if one is of use and the jobs are not left to a thread that waits.
     fn notify_of_push(self: &Arc<Self>) {
-        // A thread that has a turn looks for its jobs, and wakes a worker for others, before it gives that back.
-        let is_left = |concurrency: &Concurrency| concurrency.pushed(TURN.get() != self.address());
+        // A thread that has a slot looks for its jobs, and wakes a worker for others, before it gives that back.
+        let is_left = |concurrency: &Concurrency| concurrency.pushed(SLOT.get() != self.address());
         if !self.concurrency().is_some_and(is_left) {
             self.notify();
         }
@@ -464,7 +464,7 @@ impl<J: Job> fmt::Debug for Pool<J> {
 pub struct BlockingGuard<J: Job> {
     /// `None` when the thread runs no job.
     shared: Option<Arc<Shared<J>>>,
-    /// True if the thread is no worker and had a turn.
+    /// True if the thread is no worker and had a slot.
     is_turn: bool,
     not_send: PhantomData<*const ()>,
 }
@@ -474,14 +474,14 @@ impl<J: Job> Drop for BlockingGuard<J> {
         let Some(shared) = self.shared.take() else { return };
         if self.is_turn {
             shared.concurrency().into_iter().for_each(Concurrency::exceed);
-            return TURN.set(shared.address());
+            return SLOT.set(shared.address());
         }
         workers::with_context(&shared, |context| {
             let depth = context.blocking_depth.get() - 1;
             context.blocking_depth.set(depth);
             if depth == 0 {
                 shared.threads.unblock();
-                context.take_turn();
+                context.take_slot();
             }
         });
     }

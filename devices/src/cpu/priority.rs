@@ -37,7 +37,7 @@ struct Sorted<J> {
 }
 
 #[derive(Debug)]
-pub(super) struct Entry<J> {
+pub(super) struct PrioritizedJob<J> {
     pub(super) priority: i32,
     pub(super) arrival: u64,
     pub(super) job: J,
@@ -53,7 +53,7 @@ pub(super) enum Due {
 }
 
 impl<J> Sorted<J> {
-    fn insert(&mut self, entry: Entry<J>) {
+    fn insert(&mut self, entry: PrioritizedJob<J>) {
         self.oldest.insert((entry.arrival, entry.priority));
         self.best.insert((Reverse(entry.priority), entry.arrival), entry.job);
     }
@@ -92,7 +92,7 @@ impl<J> Priorities<J> {
         let mut sorted = self.sorted.lock();
         sorted.arrivals += 1;
         let arrival = sorted.arrivals;
-        sorted.insert(Entry { priority, arrival, job });
+        sorted.insert(PrioritizedJob { priority, arrival, job });
         self.count(&sorted);
     }
 
@@ -138,7 +138,7 @@ impl<J> Priorities<J> {
     }
 
     /// Takes everything out, best first.
-    pub(super) fn take_all(&self) -> Vec<Entry<J>> {
+    pub(super) fn take_all(&self) -> Vec<PrioritizedJob<J>> {
         if self.is_empty() {
             return Vec::new();
         }
@@ -147,11 +147,11 @@ impl<J> Priorities<J> {
         let best = mem::take(&mut sorted.best);
         self.count(&sorted);
         drop(sorted);
-        let entry = |((Reverse(priority), arrival), job)| Entry { priority, arrival, job };
+        let entry = |((Reverse(priority), arrival), job)| PrioritizedJob { priority, arrival, job };
         best.into_iter().map(entry).collect()
     }
 
-    pub(super) fn put_back(&self, entries: impl IntoIterator<Item = Entry<J>>) {
+    pub(super) fn put_back(&self, entries: impl IntoIterator<Item = PrioritizedJob<J>>) {
         let mut sorted = self.sorted.lock();
         entries.into_iter().for_each(|entry| sorted.insert(entry));
         self.count(&sorted);

@@ -25,7 +25,7 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use super::deques::{self, Injector, Steal, Stealer, Worker};
 use super::in_order::InOrder;
-use super::priority::{Due, Entry, Priorities};
+use super::priority::{Due, Priorities, PrioritizedJob};
 
 /// After this many jobs a worker serves the shared queues before its own deque. Prime, so that it does not
 /// fall into step with loops in the work; the number is tokio's.
@@ -313,7 +313,7 @@ struct Hand<'a, J> {
     queues: &'a Queues<J>,
     own: Option<&'a Worker<J>>,
     /// All of the heap, best first.
-    entries: Vec<Entry<J>>,
+    entries: Vec<PrioritizedJob<J>>,
     /// From the worker's own deque, newest first.
     popped: Vec<J>,
     /// From the shared queues, oldest first.
@@ -351,7 +351,7 @@ impl<'a, J> Hand<'a, J> {
             .or_else(|| self.find_entry(|entry| entry.priority <= 0 && wanted(&entry.job)))
     }
 
-    fn find_entry(&mut self, wanted: impl FnMut(&Entry<J>) -> bool) -> Option<J> {
+    fn find_entry(&mut self, wanted: impl FnMut(&PrioritizedJob<J>) -> bool) -> Option<J> {
         let place = self.entries.iter().position(wanted)?;
         Some(self.entries.remove(place).job)
     }

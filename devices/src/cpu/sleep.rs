@@ -274,7 +274,7 @@ mod models {
         }
 
         fn assert_quiet(&self) {
-            assert_eq!(self.sleep.counters.load(Ordering::SeqCst), 0, "nobody searches, nobody sleeps");
+            assert_eq!(self.sleep.counters.load(Ordering::SeqCst), 0, "no thread searches, no thread sleeps");
             assert!(self.sleep.idle.lock().is_empty());
         }
     }

@@ -33,8 +33,8 @@ pub(super) struct Context<J: Job> {
     index: usize,
     parker: Arc<Parker>,
     ticks: Cell<u32>,
-    /// Whether this thread has a turn, where the pool limits how many run.
-    has_turn: Cell<bool>,
+    /// Whether this thread has a slot, where the pool limits how many run.
+    has_slot: Cell<bool>,
 }
 
 thread_local! {
@@ -51,7 +51,7 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
         index,
         parker: Default::default(),
         ticks: Cell::new(0),
-        has_turn: Cell::new(false),
+        has_slot: Cell::new(false),
     });
     CURRENT.with(|current| *current.borrow_mut() = Some(context.clone()));
     let pool = Pool::uncounted(context.shared.clone());
@@ -69,7 +69,7 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
     drop(pool);
     CURRENT.with(|current| current.borrow_mut().take());
     context.shared.share(&context.deque);
-    // Workers without a turn may have gone to sleep again while jobs were left.
+    // Workers without a slot may have gone to sleep again while jobs were left.
     context.shared.sleep.notify_all();
     context.shared.threads.leave();
 }
@@ -94,7 +94,7 @@ impl<J: Job> Context<J> {
         self.ticks.set(self.ticks.get().wrapping_add(1));
         self.rest_if_surplus();
         if self.shared.is_shut_down() {
-            self.give_turn_back();
+            self.release_slot();
             return None;
         }
         self.take().or_else(|| self.search())
@@ -110,7 +110,7 @@ impl<J: Job> Context<J> {
     fn run_with_lock(&self, lock: &dyn SharedLock, job: J, pool: &Pool<J>) -> Option<J> {
         job.waits_for_lock();
         let mut next = Some(job);
-        lock.hold(&mut || {
+        lock.lock_while(&mut || {
             next.take().into_iter().for_each(|job| self.run(job, pool));
             next = self.next_at_once();
             next.as_ref().is_some_and(J::needs_lock)
@@ -130,21 +130,21 @@ impl<J: Job> Context<J> {
             self.shared.sleep.notify();
         }
         if concurrency.leave_if_exceeded() {
-            self.has_turn.set(false);
+            self.has_slot.set(false);
         }
     }
 
     /// The thread is about to block, to rest or to end.
-    pub(super) fn give_turn_back(&self) {
-        if self.has_turn.take() {
-            self.shared.leave_turn();
+    pub(super) fn release_slot(&self) {
+        if self.has_slot.take() {
+            self.shared.release_slot();
         }
     }
 
     /// The thread goes on after it was blocked, whatever the limit is.
-    pub(super) fn take_turn(&self) {
+    pub(super) fn take_slot(&self) {
         if let Some(concurrency) = self.shared.concurrency()
-            && !self.has_turn.replace(true)
+            && !self.has_slot.replace(true)
         {
             concurrency.exceed();
         }
@@ -187,7 +187,7 @@ impl<J: Job> Context<J> {
                         shared.sleep.sleep_for(&self.parker, time, stay_awake);
                     };
                     if concurrency.watch(sleep) && has_jobs() {
-                        self.take_turn();
+                        self.take_slot();
                     }
                     concurrency.end_watch();
                 }
@@ -212,14 +212,14 @@ impl<J: Job> Context<J> {
 
     fn take(&self) -> Option<J> {
         let Some(concurrency) = self.shared.concurrency() else { return self.take_with_turn() };
-        if !self.has_turn.get() && !concurrency.enter() {
+        if !self.has_slot.get() && !concurrency.enter() {
             return None;
         }
-        self.has_turn.set(true);
+        self.has_slot.set(true);
         let job = self.take_with_turn();
         if job.is_none() {
             concurrency.starves();
-            self.has_turn.set(false);
+            self.has_slot.set(false);
             // The search looks once more before the thread sleeps.
             concurrency.leave();
         }
@@ -250,7 +250,7 @@ impl<J: Job> Context<J> {
     /// thread runs none.
     fn rest_if_surplus(&self) {
         if self.is_surplus() {
-            self.give_turn_back();
+            self.release_slot();
             self.shared.share(&self.deque);
             self.shared.threads.rest(|| self.shared.is_shut_down() || self.shared.is_abandoned());
         }

@@ -86,7 +86,7 @@ impl CudaQueue {
             enqueue(stream.raw().expose_provenance())?;
             joined.iter().try_for_each(|other| other.rejoin(stream))
         }));
-        let mut graph = Recording { context, raw: ptr::null_mut(), destroy };
+        let mut graph = CapturedGraph { context, raw: ptr::null_mut(), destroy };
         let ended = stream.end_capture(|raw| {
             let _current = context.make_current()?;
             // SAFETY: the capture that was begun above, on this thread.
@@ -117,13 +117,13 @@ impl CudaQueue {
 }
 
 /// A graph that was recorded, destroyed when this is dropped; what was made ready of it stays.
-struct Recording<'a> {
+struct CapturedGraph<'a> {
     context: &'a Context,
     raw: CUgraph,
     destroy: unsafe extern "C" fn(CUgraph) -> i32,
 }
 
-impl Drop for Recording<'_> {
+impl Drop for CapturedGraph<'_> {
     fn drop(&mut self) {
         if !self.raw.is_null()
             && let Ok(_current) = self.context.make_current_relaxed()

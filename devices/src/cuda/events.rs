@@ -392,7 +392,7 @@ impl fmt::Debug for EventCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.native {
             Native::Ours(event) => event.fmt(f),
-            Native::Theirs(_) => write!(f, "a CUDA event of somebody else's, of {}", self.context.id),
+            Native::Theirs(_) => write!(f, "a foreign CUDA event, of {}", self.context.id),
             Native::Gone => write!(f, "settled work of {}", self.context.id),
         }
     }

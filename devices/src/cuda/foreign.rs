@@ -145,7 +145,7 @@ impl Foreign {
         }
         let Some(ours) = ours else {
             let message =
-                "the stream is capturing a graph, which would wait for somebody else's event at every launch";
+                "the stream is capturing a graph, which would wait for a foreign event at every launch";
             return Err(DeviceError::invalid(message));
         };
         // The graph waits for the event for as long as the graph lives; no driver call reports its end.

@@ -11,7 +11,7 @@
 //! - Queues wait for each other on the device, between devices as well; a wait that another one implies is
 //!   left out.
 //! - A foreign stream ([`CudaDevice::foreign`]) gets waits and records at once, and a new identity at each
-//!   acquisition. It is never queried, gets no callbacks, and is not kept (`foreign.rs`).
+//!   import. It is never queried, gets no callbacks, and is not kept (`foreign.rs`).
 //! - Events are used again, but never while they are held (`events.rs`).
 //! - A fault is the context's: everything unfinished on it fails with the driver's number, and its memory is
 //!   leaked (`context.rs`).

@@ -263,10 +263,10 @@ const PORTABLE: u32 = 1;
 
 /// The values of a context. Its pages stay for as long as the process lives.
 #[derive(Default)]
-pub(super) struct TimelineValues(Mutex<Inner>);
+pub(super) struct TimelineValues(Mutex<ValuesState>);
 
 #[derive(Default)]
-struct Inner {
+struct ValuesState {
     free: Vec<TimelineValue>,
     /// Timeline values of streams that are gone, with the last number that is on its way to them.
     settling: Vec<(TimelineValue, u64)>,

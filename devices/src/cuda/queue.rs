@@ -61,7 +61,7 @@ impl CudaQueue {
 
     pub(super) fn foreign(context: &Arc<Context>, foreign: Foreign) -> Arc<Self> {
         let id = QueueId::next();
-        // What this acquisition was made to wait for stays ordered before whatever is enqueued there later.
+        // What this import was made to wait for stays ordered before whatever is enqueued there later.
         let waits = Waits { clock: QueueClock::new(id, false), depends: FenceSet::default() };
         Arc::new(Self::new(context, id, Kind::Foreign(foreign, Mutex::new(waits))))
     }

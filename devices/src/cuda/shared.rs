@@ -199,7 +199,7 @@ impl SharedMemory for Shared {
         let release = move |_, _| {
             // In a forked child the segments are the parent's.
             if !is_driver_gone() {
-                extents.give_back(&segment, offset, bytes);
+                extents.release(&segment, offset, bytes);
             }
         };
         // SAFETY: the block is this allocation's alone until it is released, and the release keeps the segment.

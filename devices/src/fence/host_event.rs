@@ -20,7 +20,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU8, Ordering};
 
 use crate::fence::source::{Outcome, Subscriber, Watch, deliver};
-use crate::fence::waiting::{Ready, Waiting};
+use crate::fence::waiting::{Ready, SubscriberList};
 use crate::{DeviceError, FenceState};
 
 /// The one point that the subscribers wait for.
@@ -41,12 +41,12 @@ pub(crate) struct HostEvent {
 
 struct Subscribed {
     failure: Option<DeviceError>,
-    subscribers: Waiting,
+    subscribers: SubscriberList,
 }
 
 impl HostEvent {
     pub(crate) fn new() -> Self {
-        let inner = Subscribed { failure: None, subscribers: Waiting::default() };
+        let inner = Subscribed { failure: None, subscribers: SubscriberList::default() };
         Self { word: AtomicU8::new(PENDING), inner: Mutex::new(inner) }
     }
 
@@ -148,7 +148,7 @@ mod tests {
         let told = signal.settle(&Ok(()));
         assert!(told.len() <= 128, "{} entries for one live waiter", told.len());
         assert!(told.iter().any(|(subscriber, _)| Arc::ptr_eq(subscriber, &stays)));
-        assert!(signal.settle(&Ok(())).is_empty(), "settling twice tells nobody twice");
+        assert!(signal.settle(&Ok(())).is_empty(), "a second settlement notifies no subscriber");
     }
 }
 

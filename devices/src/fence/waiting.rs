@@ -12,7 +12,7 @@ pub(crate) type Ready = (Arc<dyn Subscriber>, Outcome);
 
 /// Who waits for which point of one in-order queue, or for an event.
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub(crate) struct SubscriberList {
     pending: VecDeque<(u64, Arc<dyn Subscriber>)>,
     /// Length at which abandoned subscriptions are looked for next.
     tidy_at: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Waiting {
 /// they do.
 const TIDY_MIN: usize = 64;
 
-impl Waiting {
+impl SubscriberList {
     pub(crate) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn a_prefix_settles_and_the_rest_fails_whatever_order_they_came_in() {
         let waiters: Vec<_> = (0..6).map(|_| Arc::new(Waiter::default())).collect();
-        let mut waiting = Waiting::default();
+        let mut waiting = SubscriberList::default();
         for sequence in [3_usize, 1, 5, 0, 4, 2] {
             waiting.add(sequence as u64, waiters[sequence].clone());
         }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn abandoned_subscriptions_do_not_pile_up() {
-        let mut waiting = Waiting::default();
+        let mut waiting = SubscriberList::default();
         let mut ready = Vec::new();
         for sequence in 0..10_000 {
             let waiter = Waiter { abandoned: AtomicBool::new(true), ..Waiter::default() };

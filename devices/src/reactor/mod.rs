@@ -1,5 +1,12 @@
 //! The one thread of the process that observes fences which cannot announce themselves.
 //!
+//! | part | what it has |
+//! |---|---|
+//! | `gather` | one callback for several fences |
+//! | `poll_list` | what the reactor polls: one entry for each in-order queue, and stand-alone events |
+//! | `spin` | how long a waiter polls before it sleeps |
+//! | `thread` | the thread, its inbox and its naps |
+//!
 //! # Who needs the thread
 //! Promises and simulated queues push: they call their subscribers themselves and the thread is not even
 //! started for them. A fence of a driver must be polled: [`Watch::MustPoll`] puts it in the reactor's inbox.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use estafette_sync::panic::contain_panic;
 
 use crate::fence::source::{Event, Subscriber, Timeline};
-use crate::fence::waiting::{Ready, Waiting};
+use crate::fence::waiting::{Ready, SubscriberList};
 use crate::fence::{contained, panicked};
 use crate::{DeviceError, Fence, QueueId};
 
@@ -25,14 +25,14 @@ pub(super) struct PollList {
 /// One in-order queue. Only the queue is asked, never a single fence: one answer settles a whole prefix.
 struct PolledQueue {
     timeline: Arc<dyn Timeline>,
-    waiting: Waiting,
+    waiting: SubscriberList,
 }
 
 impl PollList {
     pub(super) fn add(&mut self, armed: Armed) {
         let Armed { fence, subscriber } = armed;
         if let Some((timeline, sequence)) = fence.as_point() {
-            let queue = || PolledQueue { timeline: timeline.clone(), waiting: Waiting::default() };
+            let queue = || PolledQueue { timeline: timeline.clone(), waiting: SubscriberList::default() };
             self.queues.entry(timeline.queue()).or_insert_with(queue).waiting.add(sequence, subscriber);
         } else if let Some(event) = fence.as_event() {
             self.events.push((event.clone(), subscriber));

@@ -149,11 +149,11 @@ impl SimDevice {
 
     /// Unfinished tasks, held ones included.
     pub fn unfinished(&self) -> usize {
-        self.core.schedule().unfinished_pieces()
+        self.core.schedule().unfinished_tasks()
     }
 
-    /// Keeps tasks called `name`, present and future, from completing.
-    pub fn hold(&self, name: &str) {
+    /// Keeps tasks called `name`, present and future, from completing until [`release`](Self::release).
+    pub fn pause(&self, name: &str) {
         self.core.schedule().script.held.insert(name.to_owned());
     }
 

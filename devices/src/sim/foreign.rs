@@ -5,7 +5,7 @@ use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId};
 
 use super::queue::SimQueue;
 
-/// One acquisition of a foreign simulated queue, by its handle. The owner enqueues between any two calls, so
+/// One import of a foreign simulated queue, by its handle. The owner enqueues between any two calls, so
 /// no wait is elided and every fence stands alone.
 #[derive(Debug)]
 pub(super) struct ForeignQueue {

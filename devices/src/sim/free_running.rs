@@ -1,17 +1,17 @@
 //! The thread that makes time pass on a device that runs freely.
 //!
 //! # Protocol
-//! The thread sleeps on a [`Bell`] and owns no device; a thread that changes the schedule lends it a
+//! The thread sleeps on a [`Doorbell`] and owns no device; a thread that changes the schedule lends it a
 //! reference.
-//! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the bell,
+//! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the doorbell,
 //!    notify.
-//! 2. *Run*: take the reference from the bell, sleeping until there is one; do what is due; while something
-//!    is due later, sleep until then or until the bell rings, and go on; when nothing is due any more, let go
+//! 2. *Run*: take the reference from the doorbell, sleeping until there is one; do what is due; while something
+//!    is due later, sleep until then or until the doorbell rings, and go on; when nothing is due any more, let go
 //!    of the device.
 //!
 //! The excluded race is a change while the thread lets go: it rings afterwards or the thread sees it, so the
-//! thread either finds the reference on the bell or the work in the schedule. As long as work is left that
-//! can complete, the bell or the thread holds the device; so dropping the last handle lets that work end, and
+//! thread either finds the reference on the doorbell or the work in the schedule. As long as work is left that
+//! can complete, the doorbell or the thread holds the device; so dropping the last handle lets that work end, and
 //! then the device's drop stops the thread.
 
 use std::sync::Arc;
@@ -30,17 +30,17 @@ use super::device::{Core, SimPace};
 pub(super) struct Runner {
     pace: SimPace,
     began: Instant,
-    bell: Arc<Bell>,
+    doorbell: Arc<Doorbell>,
 }
 
 #[derive(Debug, Default)]
-struct Bell {
-    state: Mutex<BellState>,
+struct Doorbell {
+    state: Mutex<DoorbellState>,
     rung: Condvar,
 }
 
 #[derive(Default)]
-struct BellState {
+struct DoorbellState {
     /// The device to be looked after.
     lent: Option<Arc<Core>>,
     stopped: bool,
@@ -48,7 +48,7 @@ struct BellState {
 
 impl Runner {
     pub(super) fn new(pace: SimPace) -> Self {
-        Self { pace, began: Instant::now(), bell: Arc::default() }
+        Self { pace, began: Instant::now(), doorbell: Arc::default() }
     }
 
     /// Starts the thread of `core`, if its pace asks for one.
@@ -57,8 +57,8 @@ impl Runner {
         if runner.pace == SimPace::Manual {
             return Ok(());
         }
-        let bell = runner.bell.clone();
-        let work = move || essential("a simulated device", || run(&bell));
+        let doorbell = runner.doorbell.clone();
+        let work = move || essential("a simulated device", || run(&doorbell));
         stack::thread("estafette-sim").spawn(work).map_err(|error| {
             let message = format!("cannot start the thread of a simulated device: {error}");
             DeviceError::new(DeviceErrorKind::Other, message)
@@ -75,19 +75,19 @@ impl Runner {
     /// The schedule of `core`, whose runner this is, has changed.
     pub(super) fn ring(&self, core: &Arc<Core>) {
         if self.pace != SimPace::Manual {
-            self.bell.state.lock().lent.get_or_insert_with(|| core.clone());
-            self.bell.rung.notify_all();
+            self.doorbell.state.lock().lent.get_or_insert_with(|| core.clone());
+            self.doorbell.rung.notify_all();
         }
     }
 
     pub(super) fn stop(&self) {
-        self.bell.state.lock().stopped = true;
-        self.bell.rung.notify_all();
+        self.doorbell.state.lock().stopped = true;
+        self.doorbell.rung.notify_all();
     }
 }
 
-impl Bell {
-    /// Takes the device from the bell, sleeping until there is one. `None` when there never will be.
+impl Doorbell {
+    /// Takes the device from the doorbell, sleeping until there is one. `None` when there never will be.
     fn take(&self) -> Option<Arc<Core>> {
         let mut state = self.state.lock();
         loop {
@@ -101,7 +101,7 @@ impl Bell {
         }
     }
 
-    /// Sleeps until the bell rings, at most for `most`. Waking too early is harmless: the thread looks again.
+    /// Sleeps until the doorbell rings, at most for `most`. Waking too early is harmless: the thread looks again.
     fn sleep(&self, most: Duration) {
         let state = self.state.lock();
         if state.lent.is_none() {
@@ -110,18 +110,18 @@ impl Bell {
     }
 }
 
-debug_as!(bell: BellState, "BellState(rung: {}, stopped: {})", bell.lent.is_some(), bell.stopped);
+debug_as!(doorbell: DoorbellState, "DoorbellState(rung: {}, stopped: {})", doorbell.lent.is_some(), doorbell.stopped);
 
-fn run(bell: &Bell) {
-    while let Some(core) = bell.take() {
+fn run(doorbell: &Doorbell) {
+    while let Some(core) = doorbell.take() {
         loop {
             while core.step(core.runner.real_time_ns().unwrap_or(u64::MAX)) {}
             let Some(due_ns) = core.schedule().next_due_ns() else { break };
             if let Some(now_ns) = core.runner.real_time_ns() {
-                bell.sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns)));
+                doorbell.sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns)));
             }
             // The device that was lent meanwhile is this one.
-            drop(bell.state.lock().lent.take());
+            drop(doorbell.state.lock().lent.take());
         }
     }
 }

@@ -3,6 +3,20 @@
 //! Everything about fences, ordering and failure can be tested without a GPU, and deterministically: the same
 //! calls with the same seed give the same trace. Its memory is host memory.
 //!
+//! | part | what it has |
+//! |---|---|
+//! | `command` | what is enqueued |
+//! | `device` | [`SimDevice`] and its options |
+//! | `foreign` | a queue that another library owns |
+//! | `free_running` | the thread that makes time pass |
+//! | `mark` | a fence of an out-of-order or foreign queue |
+//! | `queue` | [`SimQueue`] |
+//! | `schedule` | what is enqueued, what waits for what, and what happens next; only this file changes a command |
+//! | `script` | paused tasks, faults, jitter |
+//! | `timeline` | the progress of an in-order queue |
+//! | `timing` | when measured tasks ran |
+//! | `trace` | what happened, as events |
+//!
 //! # How it runs
 //! Work is [launched](SimQueue::launch) on a [`SimQueue`] with a duration in virtual nanoseconds and a
 //! closure, its effect. A task *starts* when everything that it waits for is done, and *completes* its
@@ -12,7 +26,7 @@
 //!   wait holds back, and tasks that end at the same time complete in an order drawn from the seed.
 //! - A test moves the time by [`SimDevice::advance`], [`SimDevice::step`] or [`SimDevice::run_until_idle`];
 //!   in the [free-running](SimPace) modes a thread of the device does.
-//! - [`SimDevice::hold`] keeps named tasks from completing until [`SimDevice::release`].
+//! - [`SimDevice::pause`] keeps named tasks from completing until [`SimDevice::release`].
 //! - [`SimDevice::fail_next`] and its relatives break things. A failed task poisons its queue: everything
 //!   unfinished on it fails with the same root error, as does every queue that was made to wait for it.
 //!

@@ -230,7 +230,7 @@ impl Schedule {
         self.completions.peek().map(|&Reverse((due_ns, ..))| due_ns)
     }
 
-    pub(super) fn unfinished_pieces(&self) -> usize {
+    pub(super) fn unfinished_tasks(&self) -> usize {
         self.commands.values().filter(|command| matches!(command.kind, CommandKind::Task { .. })).count()
     }
 

@@ -4,7 +4,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use crate::fence::source::{Outcome, Subscriber, Timeline, Watch, deliver};
-use crate::fence::waiting::{Ready, Waiting};
+use crate::fence::waiting::{Ready, SubscriberList};
 use crate::{DLDevice, DeviceError, QueueId};
 
 use super::device::SimNotify;
@@ -24,13 +24,13 @@ pub(super) struct SimTimeline {
     reached: AtomicU64,
     /// How far the host knows it to be.
     observed: AtomicU64,
-    inner: Mutex<Inner>,
+    inner: Mutex<TimelineState>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct TimelineState {
     failure: Option<DeviceError>,
-    waiting: Waiting,
+    waiting: SubscriberList,
     /// The newest point with a native event.
     recorded: u64,
 }
@@ -44,7 +44,7 @@ impl SimTimeline {
             counters,
             reached: AtomicU64::new(0),
             observed: AtomicU64::new(0),
-            inner: Mutex::new(Inner::default()),
+            inner: Mutex::new(TimelineState::default()),
         }
     }
 
@@ -74,7 +74,7 @@ impl SimTimeline {
         self.count_record(&mut self.inner.lock(), sequence);
     }
 
-    fn count_record(&self, inner: &mut Inner, sequence: u64) {
+    fn count_record(&self, inner: &mut TimelineState, sequence: u64) {
         if inner.recorded < sequence {
             inner.recorded = sequence;
             self.counters.records.one();
@@ -127,9 +127,9 @@ impl Timeline for SimTimeline {
     }
 }
 
-impl std::fmt::Debug for Inner {
+impl std::fmt::Debug for TimelineState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner")
+        f.debug_struct("TimelineState")
             .field("failure", &self.failure)
             .field("recorded", &self.recorded)
             .finish_non_exhaustive()

@@ -20,7 +20,10 @@ pub(super) extern "C" fn on_asynchronous_error(code: c_int) {
     if WAITING.get() {
         CAUGHT.set(Some(CAUGHT.get().unwrap_or(code)));
     } else {
-        tracing::error!(code, "an asynchronous error of a SYCL queue came back to somebody else's wait");
+        tracing::error!(
+            code,
+            "an asynchronous error of a SYCL queue was reported to a wait of another component"
+        );
     }
 }
 

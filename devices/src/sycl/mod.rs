@@ -21,7 +21,7 @@
 //!   on a SYCL queue: the runtime holds locks meanwhile that its host tasks may need (`event.rs`).
 //! - Commands with time stamps go to other queues of the runtime, in the same order.
 //! - A foreign queue ([`SyclDevice::foreign_queue`]) gets a barrier at once for every wait and for every
-//!   fence, and a new identity at each acquisition.
+//!   fence, and a new identity at each import.
 //!
 //! | file | idea |
 //! |---|---|

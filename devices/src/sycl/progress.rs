@@ -30,11 +30,11 @@ pub(super) struct Progress {
     in_order: bool,
     /// Changed under the lock.
     completed: Completed,
-    inner: Mutex<Inner>,
+    inner: Mutex<ProgressState>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ProgressState {
     /// Ascending.
     marks: VecDeque<(u64, Arc<Event>)>,
     /// Length of `marks` at which they are looked through next.

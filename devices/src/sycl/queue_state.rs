@@ -122,7 +122,7 @@ impl QueueState {
     ) -> Result<(), DeviceError> {
         self.choose()?;
         self.waits.retain(|known| !known.is_done());
-        let (at, list) = (self.take_turn(), list(&self.waits));
+        let (at, list) = (self.next_handle(), list(&self.waits));
         let api = self.shared.api()?;
         let called_ns = self.clock_if_timed();
         // SAFETY: live objects; the memory is the caller's duty.
@@ -148,7 +148,7 @@ impl QueueState {
         bytes: usize,
     ) -> Result<(), DeviceError> {
         self.choose()?;
-        let at = self.take_turn();
+        let at = self.next_handle();
         // The interface has no fill with dependences.
         self.flush_to(at)?;
         let api = self.shared.api()?;
@@ -217,7 +217,7 @@ impl QueueState {
         self.timings.iter().for_each(|timing| timing.add(event, moment, called_ns));
     }
 
-    fn take_turn(&mut self) -> usize {
+    fn next_handle(&mut self) -> usize {
         self.turn = (self.turn + 1) % self.handles.len();
         self.turn
     }
@@ -348,7 +348,7 @@ impl QueueState {
     fn join(&mut self) -> Result<Arc<Event>, DeviceError> {
         let newest = self.newest.iter().filter(|newest| !newest.is_done());
         let list = self.fresh.iter().chain(newest).map(|event| event.raw()).collect::<List>();
-        let at = self.take_turn();
+        let at = self.next_handle();
         self.barrier_for(at, &list)
     }
 

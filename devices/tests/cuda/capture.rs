@@ -1,4 +1,4 @@
-//! Recordings of graphs: ours, and those of others that we must not disturb.
+//! Captures of graphs: those of this library, and foreign ones, which nothing disturbs.
 
 use std::ptr;
 
@@ -13,10 +13,10 @@ fn begin(stream: &ForeignStream, mode: CUstreamCaptureMode) {
     unsafe { assert_ok(sys::cuStreamBeginCapture_v2(stream.raw, mode)) };
 }
 
-/// Ends the recording, which must be sound, and destroys what was recorded.
+/// Ends the capture, which must be sound, and destroys what was recorded.
 fn end(stream: &ForeignStream) {
     let mut graph: CUgraph = ptr::null_mut();
-    // SAFETY: the recording was begun on this thread.
+    // SAFETY: the capture was begun on this thread.
     unsafe {
         assert_ok(sys::cuStreamEndCapture(stream.raw, &raw mut graph));
         assert_ok(sys::cuGraphDestroy(graph));
@@ -62,7 +62,7 @@ fn work_is_recorded_once_and_launched_often() {
 }
 
 #[test]
-fn a_recording_waits_for_nothing_outside_and_is_not_disturbed_by_who_asks() {
+fn a_capture_waits_for_nothing_outside_and_is_not_disturbed_by_queries() {
     let bench = bench();
     let (queue, other) = (bench.queue(), bench.queue());
     let memory = bench.memory(64);
@@ -76,7 +76,7 @@ fn a_recording_waits_for_nothing_outside_and_is_not_disturbed_by_who_asks() {
         assert!(queue.is_capturing()?);
         fill(&queue, &memory, 2);
         assert_eq!(queue.order_after(&outside).expect_err("outside").kind(), DeviceErrorKind::Invalid);
-        // Asking for what came before is answered without touching the recording.
+        // Asking for what came before is answered without touching the capture.
         assert!(!before.is_done());
         assert_eq!(other.order_after(&before)?, Order::Device);
         assert!(other.allocates_beside(&*bench.device));
@@ -86,7 +86,7 @@ fn a_recording_waits_for_nothing_outside_and_is_not_disturbed_by_who_asks() {
     let graph = graph.expect("nothing disturbed it");
     let inner = inner.expect("it was recorded");
     assert!(!inner.is_done(), "it has no time");
-    let error = settle(&inner).expect_err("nobody waits for it for ever");
+    let error = settle(&inner).expect_err("no thread waits for it for ever");
     assert!(error.message().contains("graph"), "{error}");
     assert!(queue.order_after(&inner).is_err(), "it means nothing outside");
     held.release();
@@ -102,14 +102,14 @@ trait Beside {
 }
 
 impl Beside for CudaQueue {
-    /// Makes and frees memory, which a recording must not notice.
+    /// Makes and frees memory, which a capture must not notice.
     fn allocates_beside(&self, device: &dyn Device) -> bool {
         device.allocate(64, 64).is_ok() && device.create_queue().is_ok()
     }
 }
 
 #[test]
-fn a_recording_that_goes_wrong_leaves_the_queue_as_it_was() {
+fn a_capture_that_goes_wrong_leaves_the_queue_as_it_was() {
     let bench = bench();
     let queue = bench.queue();
     let memory = bench.memory(64);
@@ -131,9 +131,9 @@ fn a_recording_that_goes_wrong_leaves_the_queue_as_it_was() {
     bench.assert_nothing_wrong();
 }
 
-/// PyTorch records in global mode: then a query on any thread, of anything, would break its recording.
+/// PyTorch records in global mode: then a query on any thread, of anything, would break its capture.
 #[test]
-fn a_recording_of_somebody_else_is_not_disturbed() {
+fn a_foreign_capture_is_not_disturbed() {
     let bench = bench();
     let queue = bench.queue();
     let memory = bench.memory(64);
@@ -191,7 +191,7 @@ fn a_stream_that_records_gets_waits_and_records_and_no_query() {
 /// A barrier is over the whole context, so the driver refuses it while anybody records there, and the
 /// recording is lost.
 #[test]
-fn a_barrier_leaves_a_recording_of_ours_alone_and_comes_later() {
+fn a_barrier_leaves_an_own_capture_alone_and_comes_later() {
     let bench = bench();
     let queue = bench.queue();
     let memory = bench.memory(64);
@@ -213,7 +213,7 @@ fn a_barrier_leaves_a_recording_of_ours_alone_and_comes_later() {
     settle(&barrier).expect("nothing failed");
     // The mark that tells of it was asked for after the barrier, so it may come a little later.
     settle(&launched).expect("nothing failed");
-    // A recording that failed is over as well.
+    // A capture that failed is over as well.
     queue
         .capture(|_| Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "no")))
         .expect_err("it said so");
@@ -224,7 +224,7 @@ fn a_barrier_leaves_a_recording_of_ours_alone_and_comes_later() {
 /// A foreign capture is not known beforehand: the driver refuses the barrier, the capture is lost, and the
 /// barrier works afterwards.
 #[test]
-fn a_barrier_that_meets_a_recording_of_somebody_else_is_refused_and_waits_for_nothing() {
+fn a_barrier_that_meets_a_foreign_capture_is_refused_and_waits_for_nothing() {
     let bench = bench();
     let stranger = bench.foreign_stream();
     inside(&bench.device, || {
@@ -234,7 +234,7 @@ fn a_barrier_that_meets_a_recording_of_somebody_else_is_refused_and_waits_for_no
         assert_eq!(error.code(), Some(900));
         assert_eq!(bench.device.counters().context_waits, waits, "nor is the context waited for instead");
         let mut graph: CUgraph = ptr::null_mut();
-        // SAFETY: the recording was begun on this thread.
+        // SAFETY: the capture was begun on this thread.
         let ended = unsafe { sys::cuStreamEndCapture(stranger.raw, &raw mut graph) };
         assert_eq!(ended, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     });
@@ -265,7 +265,7 @@ fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
         });
         assert!(other.order_after(&before).is_err(), "no event can be recorded for it now");
         let mut graph: CUgraph = ptr::null_mut();
-        // SAFETY: the recording was begun on this thread.
+        // SAFETY: the capture was begun on this thread.
         unsafe {
             assert_ok(sys::cuStreamEndCapture(stream, &raw mut graph));
             assert_ok(sys::cuGraphDestroy(graph));
@@ -334,7 +334,7 @@ fn a_graph_of_several_queues_has_their_branches_and_their_order() {
             let [first, second, third] = queues else { panic!("as many as were asked for") };
             let own = |queue| CudaQueue::from_queue(queue).expect("of the same device");
             let before = [first, second, third].map(|queue| queue.id());
-            assert!(before.iter().all(|id| *id != queue.id()), "nobody else has them");
+            assert!(before.iter().all(|id| *id != queue.id()), "no other queue has them");
             fill(own(&**first), &x, 5);
             let filled = first.record()?;
             if ordered {
@@ -358,7 +358,7 @@ fn a_graph_of_several_queues_has_their_branches_and_their_order() {
     settle(&launched).expect("nothing failed");
     bench.assert_filled(&z, 5);
     bench.assert_filled(&w, 6);
-    // All of them have left the recording.
+    // All of them have left the capture.
     settle(&bench.device.barrier().expect("nothing is recorded any more")).expect("nothing failed");
     bench.assert_nothing_wrong();
     if let Some(simulator) = bench.simulator("it finds what nothing orders") {
@@ -375,7 +375,7 @@ fn a_graph_of_several_queues_that_goes_wrong_leaves_all_of_them_as_they_were() {
     let (one, two, three) = (bench.queue(), bench.queue(), bench.queue());
     let memory = bench.memory(64);
     let busy = three.capture(|_| {
-        // A queue that records already cannot take part in another recording; one that had joined before it
+        // A queue that records already cannot take part in another capture; one that had joined before it
         // leaves again.
         let refused = one.capture_across(&[&two, &three], |_| panic!("it has not begun"));
         assert_eq!(refused.expect_err("it is recording").kind(), DeviceErrorKind::Invalid);

@@ -24,7 +24,7 @@ fn a_chain_on_one_stream_records_no_event_and_writes_nothing() {
     let chained = bench.device.counters();
     assert_eq!(chained.events_recorded, before.events_recorded);
     assert_eq!((chained.waits, chained.writes), (before.waits, before.writes));
-    assert_eq!(chained.queue_queries, before.queue_queries, "nobody asked");
+    assert_eq!(chained.queue_queries, before.queue_queries, "no thread asked");
     assert!(!last.is_done());
     blocked.release();
     settle(&last).expect("nothing failed");
@@ -154,7 +154,7 @@ fn events_are_used_again_and_again() {
 #[test]
 fn a_stream_goes_with_its_last_fence_and_its_work_goes_on() {
     let bench = bench();
-    if !bench.goes_on_beside(101) {
+    if !bench.runs_beside(101) {
         return;
     }
     let memory = bench.memory(64);
@@ -198,7 +198,7 @@ fn who_asks_again_and_again_is_answered_by_loads() {
     let queue = bench.queue();
     let blocked = block(&*queue);
     let fence = record(&queue);
-    assert_eq!(fence.peek(), None, "nobody has asked for it yet");
+    assert_eq!(fence.peek(), None, "no thread has asked for it yet");
     assert!(!fence.is_done());
     let (before, begin) = (bench.device.counters(), Instant::now());
     let mut unanswered = 0;

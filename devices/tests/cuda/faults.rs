@@ -74,7 +74,7 @@ fn a_fault_in_the_middle_of_a_chain() {
         sender.send(outcome).expect("the test listens");
     });
     blocked.release();
-    let told = receiver.recv_timeout(PATIENCE).expect("nobody hangs").expect_err("the chain broke");
+    let told = receiver.recv_timeout(PATIENCE).expect("no thread hangs").expect_err("the chain broke");
     for fence in [&middle, &crossed, &last] {
         let FenceState::Failed(error) = fence.state() else { panic!("{fence:?} cannot be done") };
         assert!(error.same_root(&told));

@@ -43,7 +43,7 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     assert_eq!(acquire().order_after(&written).expect("it works"), Order::Device);
     stranger.fill(&given, 2);
     let theirs = acquire().record().expect("it works");
-    assert!(theirs.queue().is_some_and(|queue| queue != acquire().id()), "its fences are no acquisition's");
+    assert!(theirs.queue().is_some_and(|queue| queue != acquire().id()), "its fences are no import's");
     stranger.fill(&taken, 9);
     assert!(theirs.state().is_pending());
     // And the own stream after what the foreign stream did.
@@ -91,7 +91,7 @@ fn a_foreign_event_is_not_waited_for_once_it_has_failed() {
 }
 
 #[test]
-fn every_acquisition_is_a_new_queue_and_is_recorded_at_once() {
+fn every_import_is_a_new_queue_and_is_recorded_at_once() {
     let bench = bench();
     let stranger = bench.foreign_stream();
     // SAFETY: the stream lives to the end of the test.

@@ -88,12 +88,12 @@ impl Bench {
 
     /// Whether a stream goes on while so many others are blocked; `false`, said aloud, where streams share fewer
     /// hardware connections than that.
-    pub fn goes_on_beside(&self, blocked: usize) -> bool {
-        let goes_on = connections() > blocked;
-        if !goes_on {
+    pub fn runs_beside(&self, blocked: usize) -> bool {
+        let has_room = connections() > blocked;
+        if !has_room {
             eprintln!("skipped: the streams share {} hardware connections", connections());
         }
-        goes_on
+        has_room
     }
 
     /// A second device that works.

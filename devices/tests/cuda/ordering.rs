@@ -36,7 +36,7 @@ fn crossed_streams() {
 #[test]
 fn a_writer_after_two_readers_on_two_streams() {
     let bench = bench();
-    if !bench.goes_on_beside(1) {
+    if !bench.runs_beside(1) {
         return;
     }
     let (first, second, writer) = (bench.queue(), bench.queue(), bench.queue());
@@ -138,7 +138,7 @@ fn a_number_is_taken_while_another_thread_enqueues() {
 #[test]
 fn an_event_that_is_recorded_after_a_foreign_wait() {
     let bench = bench();
-    if !bench.goes_on_beside(1) {
+    if !bench.runs_beside(1) {
         return;
     }
     let (queue, consumer) = (bench.queue(), bench.queue());
@@ -169,7 +169,7 @@ fn an_event_that_is_recorded_after_a_foreign_wait() {
 #[test]
 fn the_host_asks_after_a_foreign_wait() {
     let bench = bench();
-    if !bench.goes_on_beside(1) {
+    if !bench.runs_beside(1) {
         return;
     }
     let queue = bench.queue();
@@ -278,7 +278,7 @@ fn threads_that_pass_tensors_around() {
                     // From the next thread, once it has passed on what it had in the round before.
                     let from = (own + 1) % THREADS;
                     let given = loop {
-                        let given = passed[from].lock().expect("nobody panics").get(round - 1).cloned();
+                        let given = passed[from].lock().expect("no thread panics").get(round - 1).cloned();
                         if let Some(given) = given {
                             break given;
                         }
@@ -289,13 +289,13 @@ fn threads_that_pass_tensors_around() {
                     }
                     order(&queue, &given);
                     bench.copy(&queue, &memory[round - 1][from], &memory[round][own]);
-                    passed[own].lock().expect("nobody panics").push(record(&queue));
+                    passed[own].lock().expect("no thread panics").push(record(&queue));
                 }
             });
         }
     });
     for (own, fences) in passed.iter().enumerate() {
-        let fences = fences.lock().expect("nobody panics");
+        let fences = fences.lock().expect("no thread panics");
         settle(&fences[ROUNDS]).expect("nothing failed");
         bench.assert_filled(&memory[ROUNDS][own], ((own + ROUNDS) % THREADS) as u8 + 1);
     }

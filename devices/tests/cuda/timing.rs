@@ -27,7 +27,7 @@ const WORK: Duration = Duration::from_millis(20);
 const PRECISION: Duration = Duration::from_micros(20);
 
 #[test]
-fn a_measured_stretch_is_as_long_as_its_work_and_lies_where_the_host_saw_it() {
+fn a_measured_interval_is_as_long_as_its_work_and_lies_where_the_host_saw_it() {
     let bench = bench();
     let Some(simulator) = bench.simulator("how long a fill takes cannot be said there") else { return };
     let (memory, queue) = (bench.memory(64), bench.queue());

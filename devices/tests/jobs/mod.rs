@@ -24,7 +24,7 @@ impl Job for Run {
 struct Lock;
 
 impl SharedLock for Lock {
-    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+    fn lock_while(&self, next: &mut dyn FnMut() -> bool) {
         let _ = next() && next() && next();
     }
 }

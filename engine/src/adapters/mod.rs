@@ -10,6 +10,11 @@
 //! | `dlpark` | managed tensors of dlpark become ours and the other way round |
 //!
 //! Elements of `half` and `num-complex` are in `exchange/dtype.rs`, where the trait [`Element`](crate::Element) is sealed.
+//!
+//! # Invariants
+//!
+//! - Each adapter is a feature; without it the crate is not compiled.
+//! - An array that becomes a tensor keeps its address, and is dropped by the reaper after its last use.
 
 #[cfg(feature = "arrow")]
 mod arrow;

@@ -60,22 +60,22 @@ pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
         fn drop(&mut self) {
             if self.0 {
                 wake_held_back();
-                let quiet = COALESCED.take();
-                if let Some(quiet) = &quiet {
-                    OPEN.lock().held_back.retain(|known| !Arc::ptr_eq(known, quiet));
+                let coalesced = COALESCED.take();
+                if let Some(coalesced) = &coalesced {
+                    OPEN.lock().held_back.retain(|known| !Arc::ptr_eq(known, coalesced));
                 }
             }
         }
     }
     if outermost {
-        let quiet = Arc::new(Coalesced { core: core.clone(), untold: AtomicBool::new(false) });
+        let coalesced = Arc::new(Coalesced { core: core.clone(), untold: AtomicBool::new(false) });
         let now = Instant::now();
         {
             let mut open = OPEN.lock();
-            open.held_back.push(Arc::clone(&quiet));
+            open.held_back.push(Arc::clone(&coalesced));
             open.last = Some(now);
         }
-        COALESCED.set(Some(quiet));
+        COALESCED.set(Some(coalesced));
         // Without workers nothing sleeps that could be woken.
         if !core.has_no_workers()
             && let Some(look) = now.checked_add(LATE_MAX)
@@ -90,9 +90,9 @@ pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
 /// Notes work that has arrived at the engine with number `core`. Returns whether the wake-up is held back.
 #[inline]
 pub(crate) fn is_held_back(core: u64) -> bool {
-    let note = |quiet: &RefCell<Option<Arc<Coalesced>>>| match &*quiet.borrow() {
-        Some(quiet) if quiet.core.id == core => {
-            quiet.untold.store(true, Ordering::Release);
+    let note = |coalesced: &RefCell<Option<Arc<Coalesced>>>| match &*coalesced.borrow() {
+        Some(coalesced) if coalesced.core.id == core => {
+            coalesced.untold.store(true, Ordering::Release);
             true
         }
         _ => false,
@@ -102,14 +102,14 @@ pub(crate) fn is_held_back(core: u64) -> bool {
 
 /// Sends the notification that this thread has held back.
 pub(crate) fn wake_held_back() {
-    let untold = COALESCED.try_with(|quiet| {
-        let quiet = quiet.borrow();
-        quiet.as_ref().filter(|quiet| quiet.untold.swap(false, Ordering::AcqRel)).cloned()
+    let untold = COALESCED.try_with(|coalesced| {
+        let coalesced = coalesced.borrow();
+        coalesced.as_ref().filter(|coalesced| coalesced.untold.swap(false, Ordering::AcqRel)).cloned()
     });
-    if let Ok(Some(quiet)) = untold
-        && quiet.core.generation.is_current()
+    if let Ok(Some(coalesced)) = untold
+        && coalesced.core.generation.is_current()
     {
-        quiet.core.wake();
+        coalesced.core.wake();
     }
 }
 
@@ -128,9 +128,9 @@ pub(crate) fn wake_those_of_other_threads() -> Option<Instant> {
         }
         open.held_back.clone()
     };
-    for quiet in &held_back {
-        if quiet.untold.swap(false, Ordering::AcqRel) {
-            quiet.core.wake();
+    for coalesced in &held_back {
+        if coalesced.untold.swap(false, Ordering::AcqRel) {
+            coalesced.core.wake();
         }
     }
     clock::deadline(LATE_MAX)

@@ -22,7 +22,7 @@ use estafette_devices::{DeviceError, Fence, FenceSet, Queue};
 use estafette_graph::{Granted, Graph, OpId, OpRef, PendingOp, Var};
 use estafette_report::shown::shown;
 use estafette_sync::cell::UnsafeCell;
-pub(crate) use estafette_sync::panic::{Panic, contain_panic, drop_panic, text_of_panic};
+pub(crate) use estafette_sync::panic::contain_panic;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::core::clock::Coarse;
@@ -135,8 +135,8 @@ impl OpTag {
         self.failure(FailureKind::Cancelled, text_of(&why), Some(why))
     }
 
-    pub(crate) fn panic_failure(&self, panic: Panic) -> OperationError {
-        self.failure(FailureKind::Panic, text_of_panic(panic), None)
+    pub(crate) fn panic_failure(&self, panic: String) -> OperationError {
+        self.failure(FailureKind::Panic, panic, None)
     }
 
     /// The failure of an operation whose result could not be adopted.

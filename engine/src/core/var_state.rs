@@ -182,8 +182,8 @@ impl VarState {
     /// versions. Fences that were added after the query stay.
     pub(crate) fn note(
         &mut self,
-        writers: &Asked,
-        readers: &Asked,
+        writers: &Queried,
+        readers: &Queried,
         flags: &mut u32,
         replaced: &mut Replaced,
     ) {
@@ -236,9 +236,9 @@ impl VarState {
     /// Declares the current version good, since the program has inspected the data. `writers` is the result
     /// of a query of the version's fences. State that this call replaces goes to `replaced`, as by
     /// [`finish`](Self::finish).
-    pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32, replaced: &mut Replaced) {
+    pub(crate) fn heal(&mut self, writers: &Queried, flags: &mut u32, replaced: &mut Replaced) {
         if let Some(carried) = &mut self.carried {
-            carried.note(writers, &Asked::default(), replaced);
+            carried.note(writers, &Queried::default(), replaced);
             replaced.failure(carried.failure.take());
             replaced.failure(carried.hidden.take());
             carried.update(flags);
@@ -309,7 +309,7 @@ impl VarState {
 
     /// Takes the version of `sum`, and adds what it carries: what was added here since the sum was made
     /// stays.
-    pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32, replaced: &mut Replaced) {
+    pub(crate) fn adopt(&mut self, sum: &Self, flags: &mut u32, replaced: &mut Replaced) {
         self.version = sum.version;
         if let Some(carried) = &sum.carried {
             let own = self.carried();
@@ -362,7 +362,7 @@ impl VarState {
 }
 
 impl Carried {
-    fn note(&mut self, writers: &Asked, readers: &Asked, replaced: &mut Replaced) {
+    fn note(&mut self, writers: &Queried, readers: &Queried, replaced: &mut Replaced) {
         let found = self.writers.iter().any(|fence| has(&writers.broken, fence));
         if found
             && self.failure.is_none()
@@ -468,7 +468,7 @@ pub(crate) fn thin_out(flags: u32, with: impl Fn(&mut dyn FnMut(&mut VarState, &
     }
     let (mut writers, mut readers) = Default::default();
     with(&mut |state, _| (writers, readers) = state.fences());
-    let (writers, readers) = (Asked::ask(&writers), Asked::ask(&readers));
+    let (writers, readers) = (Queried::query(&writers), Queried::query(&readers));
     let mut replaced = Replaced::default();
     with(&mut |state, flags| {
         state.note(&writers, &readers, flags, &mut replaced);
@@ -482,7 +482,7 @@ pub(crate) fn thin_out(flags: u32, with: impl Fn(&mut dyn FnMut(&mut VarState, &
 /// The result of a query of a set of fences. The query may call a driver, so it never happens under the lock
 /// of a variable.
 #[derive(Default)]
-pub(crate) struct Asked {
+pub(crate) struct Queried {
     /// The fences that are still pending.
     pub(crate) pending: FenceSet,
     /// The failure of a fence that failed.
@@ -493,9 +493,9 @@ pub(crate) struct Asked {
     done: FenceSet,
 }
 
-impl Asked {
+impl Queried {
     /// A query of every fence, which may call a driver and make the device announce its progress.
-    pub(crate) fn ask(fences: &FenceSet) -> Self {
+    pub(crate) fn query(fences: &FenceSet) -> Self {
         Self::of(fences, Fence::state)
     }
 

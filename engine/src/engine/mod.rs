@@ -6,6 +6,12 @@
 //! | `copy` | copies of tensors as operations |
 //! | `shutdown` | waits for the end of all operations; shutdown |
 //! | `stats` | counters |
+//!
+//! # Invariants
+//!
+//! - The drop of the last handle waits for nothing. Operations in flight own the core; without workers the dropping thread runs what is ready.
+//! - A shutdown refuses later submissions, and ends what is in flight.
+//! - A copy is an operation: it is ordered, fails and is cancelled as any other one.
 
 mod builder;
 pub(crate) mod copy;
@@ -106,7 +112,7 @@ impl Drop for Handle {
         if self.ends_nothing {
             return;
         }
-        go_on_alone(&self.core);
+        run_rest_alone(&self.core);
         self.core.failures.close();
         self.core.detach();
         self.core.clear_thread_cache();
@@ -115,7 +121,7 @@ impl Drop for Handle {
 
 /// Without workers nothing else would ever run what is ready. What is ready may wait for the body or the callback that drops the last handle,
 /// or need the thread that does: then other threads run it.
-fn go_on_alone(core: &CoreRef) {
+fn run_rest_alone(core: &CoreRef) {
     let is_needed =
         || context::current().is_some() || callback::is_running() || is_releasing() || is_essential_thread();
     if core.has_no_workers() && !std::thread::panicking() && !is_needed() {

@@ -115,7 +115,7 @@ impl Engine {
     /// all of it has ended, with a handle until then and on the thread that finds that out.
     #[doc(hidden)]
     pub fn leave(self, ended: impl FnOnce(&Self) + Send + 'static) {
-        super::go_on_alone(self.core());
+        super::run_rest_alone(self.core());
         let idle = async move {
             let core = self.core();
             let mut listening = core.notifier.listen_async();

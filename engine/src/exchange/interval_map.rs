@@ -138,10 +138,10 @@ struct Table<V> {
 struct Classes<V> {
     /// Bit `c` is set when class `c` has entries: most programs use few of them.
     occupied: u128,
-    trees: [BTreeMap<(usize, u64), Entry<V>>; CLASSES],
+    trees: [BTreeMap<(usize, u64), Interval<V>>; CLASSES],
 }
 
-struct Entry<V> {
+struct Interval<V> {
     end: usize,
     value: V,
     uses: usize,
@@ -157,7 +157,7 @@ impl<V: Clone> Table<V> {
         let key = IntervalKey { space, class: class_of(range.len()), start: range.start, id: self.ids };
         let classes = self.spaces.entry(space).or_insert_with(Classes::new);
         classes.occupied |= 1 << key.class;
-        classes.trees[key.class].insert((key.start, key.id), Entry { end: range.end, value, uses: 1 });
+        classes.trees[key.class].insert((key.start, key.id), Interval { end: range.end, value, uses: 1 });
         key
     }
 

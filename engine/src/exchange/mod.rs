@@ -10,11 +10,12 @@
 //! | [`foreign_fence`] | fences of other schedulers, and fences for them, as a struct of C functions |
 //! | `storage` | the owner that keeps memory alive |
 //! | `interval_map` | values by address range, and which of them overlap |
-//! | [`ReleaseStream`] | the stream in whose order an allocator reuses memory |
+//! | `release_stream` | the stream in whose order an allocator reuses memory |
 //! | `reaper` | the threads that run foreign deleters and hold no lock |
 //! | [`quarantine`] | memory that a consumer released while its device work may still run |
 //! | `callback` | which threads run foreign callbacks, which must not wait |
 //! | `pack` | strided host memory in row-major order |
+//! | `loan` | what is known of memory that another process has shown to this one |
 //!
 //! # Invariants
 //!

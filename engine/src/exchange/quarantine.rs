@@ -164,7 +164,7 @@ impl LastUse {
 impl Drop for LastUse {
     fn drop(&mut self) {
         if let Some(completer) = self.0.take() {
-            completer.fail(unknowable("nobody is left who would tell"));
+            completer.fail(unknowable("the use was dropped before it reported its end"));
         }
     }
 }

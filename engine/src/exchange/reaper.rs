@@ -38,7 +38,7 @@
 //! deleters of the same memory never run side by side and keep their order. At `THREADS_MAX` threads memory waits until a deleter
 //! returns. What is slow is named by `diagnose()` and the watchdog (`slow.rs`).
 //!
-//! The lock of the queue comes before that of a thread's `Lane`. A thread is overtaken under both, while it is in a
+//! The lock of the queue comes before that of a thread's `DeleterThread`. A thread is overtaken under both, while it is in a
 //! deleter, and sees that at its next step, before it takes anything.
 
 mod inline;
@@ -60,7 +60,7 @@ use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::time::Instant;
 
 pub use self::inline::with_inline_deleters;
-use self::queue::{Phase, Queue, Ready, Ticket};
+use self::queue::{Phase, Queue, Ready, Receipt};
 use self::releasing::Others;
 pub(crate) use self::releasing::{Releasing, is_releasing, releasing};
 pub use self::slow::{Release, ReleaseStatus, ReleasedMemory};
@@ -134,9 +134,8 @@ impl Reaper {
 
     /// Takes over `storage`, to be dropped once when all of `fence_set` has settled.
     ///
-    /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose
-    /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
-    /// prompt deleter in a scope of [`with_inline_deleters`]. Must not be called under a lock that a fence's subscriber may take.
+    /// Never blocks. Foreign code runs on this thread only if it is an inline deleter in a scope of [`with_inline_deleters`]. Plain
+    /// memory of the engine whose fences are known to be done is freed by this call, which is cheaper than passing it to the reaper. Must not be called under a lock that a fence's subscriber may take.
     pub(crate) fn release(&self, fence_set: FenceSet, storage: Storage) {
         self.release_of(fence_set, storage, ReleasedMemory::default);
     }
@@ -168,7 +167,7 @@ impl Reaper {
         }
         if storage.has_inline_deleter()
             && !self.shared.stopped.load(Ordering::Relaxed)
-            && let Some(_turn) = inline::take_turn()
+            && let Some(_deleter) = inline::enter_deleter()
         {
             return self.shared.release(storage);
         }
@@ -177,8 +176,8 @@ impl Reaper {
             drop(queue);
             return self.shared.leak(storage);
         }
-        let ticket = self.shared.enter(&mut queue);
-        self.shared.push(queue, Ready { storage, ticket, what: what() });
+        let receipt = self.shared.enter(&mut queue);
+        self.shared.push(queue, Ready { storage, receipt, what: what() });
     }
 
     /// Keeps `storage` for ever.
@@ -339,7 +338,7 @@ fn is_fault(storage: &Storage, fence: &Fence, error: &DeviceError) -> bool {
 /// not free early.
 struct FencedStorage {
     storage: ManuallyDrop<Storage>,
-    ticket: Ticket,
+    receipt: Receipt,
     what: ReleasedMemory,
     shared: Arc<Shared>,
 }
@@ -348,10 +347,10 @@ impl FencedStorage {
     fn new(shared: &Arc<Shared>, storage: Storage, what: ReleasedMemory) -> Self {
         let what = what.at(storage.data());
         let mut queue = shared.lock();
-        let ticket = shared.enter(&mut queue);
-        queue.fenced.insert(ticket.id, (ticket.since, what));
+        let receipt = shared.enter(&mut queue);
+        queue.fenced.insert(receipt.id, (receipt.since, what));
         drop(queue);
-        Self { storage: ManuallyDrop::new(storage), ticket, what, shared: shared.clone() }
+        Self { storage: ManuallyDrop::new(storage), receipt, what, shared: shared.clone() }
     }
 
     /// Goes on once all of `fences` have settled, or now if the allocator's stream waits for them.
@@ -390,9 +389,9 @@ impl FencedStorage {
         // SAFETY: `this` is never dropped nor used again, so storage and count are moved out exactly once.
         let (storage, shared) =
             unsafe { (ManuallyDrop::take(&mut this.storage), std::ptr::read(&this.shared)) };
-        let ready = Ready { storage, ticket: this.ticket, what: this.what };
+        let ready = Ready { storage, receipt: this.receipt, what: this.what };
         let mut queue = shared.lock();
-        queue.fenced.remove(&ready.ticket.id);
+        queue.fenced.remove(&ready.receipt.id);
         if !ready.storage.runs_foreign_code() {
             drop(queue);
             shared.free_entered(ready);
@@ -414,8 +413,8 @@ impl Drop for FencedStorage {
         self.shared.leaked.fetch_add(1, Ordering::Relaxed);
         if self.shared.generation.is_current() {
             let mut queue = self.shared.lock();
-            queue.fenced.remove(&self.ticket.id);
-            queue.leave(self.ticket.epoch, 1);
+            queue.fenced.remove(&self.receipt.id);
+            queue.leave(self.receipt.epoch, 1);
             drop(queue);
             self.shared.progress.notify_all();
         }

@@ -45,7 +45,7 @@ impl Engine {
                 let device = self.core().device(id).ok_or_else(|| {
                     let event = id.device_type.event_type().unwrap_or("event");
                     Error::invalid(format!(
-                        "device {id} is not available in this engine, so nobody can wait for the array's {event}"
+                        "device {id} is not available in this engine, so no queue can wait for the array's {event}"
                     ))
                 })?;
                 // SAFETY: the caller says what the event is. It lives until the array is released, and the reaper does that

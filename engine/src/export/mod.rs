@@ -6,6 +6,12 @@
 //! | `fenced` | tensors with fences, as `dlpack_fence.h` has them |
 //! | `arrow` | Arrow arrays, with `sync_event` as a fence |
 //! | `stream` | streams of consumers and producers by their native handles |
+//!
+//! # Invariants
+//!
+//! - An export holds a lease from its grant until its deleter has run.
+//! - What a consumer may write is under a write lease, or is its own copy.
+//! - Work of the owner that is pending at an export is ordered before the consumer by its stream, by a fence that it is given, or by a wait of the host.
 
 mod arrow;
 mod fenced;

@@ -290,7 +290,7 @@ mod tests {
     fn a_last_use_that_cannot_be_marked_is_never_taken_for_over() {
         let fence = record_on_reactor(Arc::new(Mute(QueueId::next())));
         let outcome = fence.wait_timeout(Some(Duration::from_secs(20))).expect("the reactor gets to it");
-        let error = outcome.expect_err("nobody can know");
+        let error = outcome.expect_err("its last use is unknown");
         assert_eq!(error.kind(), DeviceErrorKind::Fault, "a kind that leaks the memory");
         assert!(error.message().contains("no markers left"), "{error}");
 

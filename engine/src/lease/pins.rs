@@ -33,7 +33,7 @@ pub(crate) struct Pin {
     is_listed: AtomicBool,
     /// The id of the pin among the operations, if a trace knows the pin; else 0.
     traced: AtomicU64,
-    link: Link,
+    link: PinLink,
 }
 
 impl Pin {
@@ -43,7 +43,7 @@ impl Pin {
             details: LeaseDetails::new(Access::Read, owner),
             is_listed: AtomicBool::new(false),
             traced: AtomicU64::new(0),
-            link: Link::default(),
+            link: PinLink::default(),
         }
     }
 
@@ -156,12 +156,12 @@ unsafe impl Send for PinList {}
 
 /// A lease's neighbours in a [`PinList`]; protected by the variable's lock.
 #[derive(Default)]
-struct Link(UnsafeCell<Neighbours>);
+struct PinLink(UnsafeCell<Neighbours>);
 
 // SAFETY: used through `PinList` only, under the lock of the pinned variable.
-unsafe impl Send for Link {}
+unsafe impl Send for PinLink {}
 // SAFETY: as above.
-unsafe impl Sync for Link {}
+unsafe impl Sync for PinLink {}
 
 #[derive(Default)]
 struct Neighbours {

@@ -165,7 +165,7 @@ impl<L> LeaseRequest<L> {
         }
         for (tensor, _) in &self.wanted {
             if !tensor.is_defined() {
-                let Some(outcome) = tensor.inner.look() else { return Ok(None) };
+                let Some(outcome) = tensor.inner.poll() else { return Ok(None) };
                 outcome?;
                 // It may be defined by now. A tensor whose failure was cleared never will be.
                 if !tensor.is_defined() {
@@ -458,7 +458,7 @@ fn order_consumer(
                 // A failed writer is the failure of the version; a failed reader does not fail the lease.
                 FenceState::Failed(_) => {
                     for lease in leases {
-                        lease.tensor().inner.look().unwrap_or(Ok(()))?;
+                        lease.tensor().inner.poll().unwrap_or(Ok(()))?;
                     }
                 }
                 FenceState::Done => {}

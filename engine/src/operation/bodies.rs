@@ -1,7 +1,6 @@
 //! The bodies of operations: closures that own the operands, run the user's code, and complete the operation.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::CurrentGuard;
 
@@ -118,7 +117,7 @@ where
         let guards = reads.guards(&open);
         let entered = context::enter(current);
         let make = || core.enter_runtime(|| body(&open, guards, &writes, &updates));
-        let started = catch_unwind(AssertUnwindSafe(make)).map_err(|panic| tag.panic_failure(panic));
+        let started = contain_panic(make).map_err(|panic| tag.panic_failure(panic));
         drop((entered, reads, writes, updates));
         let future = match started.and_then(|made| made.map_err(|error| tag.result_failure(error))) {
             Ok(future) => future,

@@ -190,7 +190,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
         self
     }
 
-    /// The body takes the engine's [shared lock](crate::Engine::share_lock), and lets go of it before it waits. Threads that wait for it run it
+    /// The body takes the engine's [shared lock](crate::Engine::share_lock), and releases it before it waits. Threads that wait for it run it
     /// as one of the threads that the engine lets run at once. The operation may begin and end while its thread has the lock.
     #[doc(hidden)]
     pub fn needs_lock<'v>(mut self) -> Self

@@ -56,7 +56,7 @@ impl Core {
             // As a worker does: the lock is taken once for several, while they are short.
             let begun = Instant::now();
             let mut left = run::INLINE_MAX;
-            lock.hold(&mut || {
+            lock.lock_while(&mut || {
                 job.take().into_iter().for_each(|job| job.run(&self.pool));
                 left -= 1;
                 job = if left > 0 && begun.elapsed() < TURN { take(&self.pool, &mine) } else { None };

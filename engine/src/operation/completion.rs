@@ -4,7 +4,6 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -21,7 +20,7 @@ use crate::core::core_ref::CoreRef;
 #[cfg(feature = "arrow")]
 use crate::core::error::Error;
 use crate::core::error::{BodyError, BodyResult, FailureKind, OperationError};
-use crate::core::operation::{Op, OpTag, Panic, drop_panic};
+use crate::core::operation::{Op, OpTag, contain_panic};
 use crate::exchange::releasing;
 use crate::lease::{Access, LeaseState};
 use crate::operation::active::{ActiveTask, Views};
@@ -122,7 +121,7 @@ impl Prepared {
         let _current = context::enter(op);
         let starting = Starting { scope: fallback.address(), is_lost: false };
         let _starting = context::replace(&STARTING, starting);
-        match catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
+        match contain_panic(|| start(Completion { scope: Some(scope), id })) {
             Ok(()) if STARTING.get().is_lost => fallback.end(None, Err(ITS_PANIC.into())),
             Ok(()) => {}
             // The panic has dropped the completion, or the body had moved it elsewhere.
@@ -326,12 +325,9 @@ impl Scope {
     }
 
     /// Ends the operation with a panic, unless the operation has ended.
-    pub(crate) fn end_by_panic(&self, panic: Panic) {
-        let Ok(mut inner) = self.lock() else { return drop_panic(panic) };
-        let Some(running) = inner.running.take() else {
-            drop(inner);
-            return drop_panic(panic);
-        };
+    pub(crate) fn end_by_panic(&self, panic: String) {
+        let Ok(mut inner) = self.lock() else { return };
+        let Some(running) = inner.running.take() else { return };
         let failure = running.tag().panic_failure(panic);
         let operands = std::mem::take(&mut inner.operands);
         let views = std::mem::take(&mut inner.views);
@@ -450,7 +446,7 @@ type Ends = SmallVec<[Fence; 1]>;
 /// which tensors the operation may read; `ready` is the fence after which the results may be read.
 pub(crate) fn define_result(
     tag: &OpTag,
-    outcome: Result<BodyResult<Given>, Panic>,
+    outcome: Result<BodyResult<Given>, String>,
     target: Target<'_>,
     held: MayRead<'_>,
     ready: Option<&Fence>,
@@ -490,10 +486,10 @@ pub(crate) fn catch<F: Future>(future: F) -> Catch<F> {
 pub(crate) struct Catch<F>(Pin<Box<F>>);
 
 impl<F: Future> Future for Catch<F> {
-    type Output = Result<F::Output, Panic>;
+    type Output = Result<F::Output, String>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(cx))) {
+        match contain_panic(|| self.0.as_mut().poll(cx)) {
             Ok(poll) => poll.map(Ok),
             Err(panic) => Poll::Ready(Err(panic)),
         }

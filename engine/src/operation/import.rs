@@ -356,7 +356,7 @@ pub(crate) fn define(
         Source::Ready { layout, storage } => ResultMemory::of(ImportedMemory::of((layout, storage)), ready),
         Source::Tensor(tensor) => {
             let held = held(&tensor);
-            let (memory, reader) = take_over(core, tensor, held, ready)?;
+            let (memory, reader) = adopt(core, tensor, held, ready)?;
             readers.extend(reader);
             ResultMemory::of(memory, ready)
         }
@@ -528,7 +528,7 @@ const RETURNS_IT: &str = "the operation that returns it";
 
 /// Takes the memory out of a tensor without other handles, with a lease that keeps writers out of it; or copies it when `ready` is done. The
 /// operation may read it if it is `held`; else it takes a lease for as long as the copy takes.
-fn take_over(
+fn adopt(
     core: &CoreRef,
     tensor: Tensor,
     held: bool,

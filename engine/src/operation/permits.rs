@@ -25,7 +25,7 @@ impl CoreRef {
     /// The fast path of nearly every submission: the thread has acquired permits in advance.
     #[inline(always)]
     fn acquired_in_advance(&self) -> bool {
-        self.is_open() && self.with_shard(|shard| shard.is_some_and(Shard::begin_admitted))
+        self.is_open() && self.with_shard(|shard| shard.is_some_and(Shard::begin_reserved))
     }
 
     #[cold]

@@ -159,7 +159,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         let target = Promised::from_iter([(tensor.clone(), copying)]);
         let body =
             |reads: R, writes: Nothing, updates: ()| external_body((reads, writes, updates), target, start);
-        self.complete_draft(from_ref(&tensor), body, submit_and_start);
+        self.complete_description(from_ref(&tensor), body, submit_and_start);
         tensor
     }
 

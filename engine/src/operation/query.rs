@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::core::error::Error;
 use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{OpGranted, OpTag};
-use crate::core::var_state::{Asked, Ending, FAILED, WRITE_FENCES, device_failure};
+use crate::core::var_state::{Ending, FAILED, Queried, WRITE_FENCES, device_failure};
 use crate::operation::cancellation;
 use crate::operation::run::{self, ReadyList};
 use crate::trace::hooks;
@@ -36,15 +36,15 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
     }
     let noted = state.noted.then(|| granted.id());
     run::complete(granted, &Ending::Polled, None, ready);
-    let tell = move |one_shot: &ReadySignal, outcome| {
+    let notify = move |one_shot: &ReadySignal, outcome| {
         if let Some(id) = noted {
             hooks::observed(id);
         }
         one_shot.set(outcome);
     };
     match failure {
-        Some(failure) => tell(&one_shot, Err(failure.into_error())),
-        None if fences.is_empty() => tell(&one_shot, Ok(())),
+        Some(failure) => notify(&one_shot, Err(failure.into_error())),
+        None if fences.is_empty() => notify(&one_shot, Ok(())),
         None => {
             // The one-shot goes with its last waiter. A subscription without a waiter leaves the reactor's
             // lists, too.
@@ -52,7 +52,7 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
             let wanted = move || wanted.strong_count() > 0;
             Reactor::global().when_settled_if(&fences, wanted, move |settled| {
                 let Some(one_shot) = one_shot.upgrade() else { return };
-                tell(&one_shot, settled.map_err(|error| failure_of(&issued, error)));
+                notify(&one_shot, settled.map_err(|error| failure_of(&issued, error)));
             });
         }
     }
@@ -61,7 +61,7 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
 /// The failure of the first variable one of whose fences has failed; `error` is the failure of any of them.
 fn failure_of(issued: &Issued, error: DeviceError) -> Error {
     let failed =
-        issued.iter().find_map(|(fences, writer)| Some((Asked::ask(fences).failed?, writer.as_ref())));
+        issued.iter().find_map(|(fences, writer)| Some((Queried::query(fences).failed?, writer.as_ref())));
     let (error, writer) =
         failed.unwrap_or_else(|| (error, issued.iter().find_map(|(_, writer)| writer.as_ref())));
     device_failure(writer, error).into_error()

@@ -15,7 +15,6 @@
 //! may run an operation as it submits it (caller-runs policy).
 
 use std::cmp::Reverse;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
 use estafette_devices::{CurrentGuard, DeviceError, DeviceErrorKind, Fence, FenceSet, Order, Queue, Reactor};
@@ -28,7 +27,7 @@ use crate::core::error::{BodyError, FailureKind, OperationError};
 use crate::core::inputs::Earlier;
 use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp, contain_panic};
 use crate::core::var_state::{
-    Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES, thin_out,
+    Ending, FAILED, Queried, READ_FENCES, Replaced, VarState, WRITE_FENCES, thin_out,
 };
 use crate::operation::{cancellation, parked};
 use crate::trace::hooks;
@@ -271,8 +270,8 @@ pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
         let all_pending = || writers.iter().chain(&readers).all(is_pending);
         let nothing_new = observe && access.flags() & FAILED == 0 && all_pending();
         if !nothing_new {
-            let ask = if observe { Asked::observe } else { Asked::ask };
-            let asked = (ask(&writers), ask(&readers));
+            let query = if observe { Queried::observe } else { Queried::query };
+            let asked = (query(&writers), query(&readers));
             let mut replaced = Replaced::default();
             let failure = access.with_state(|state, flags| {
                 state.note(&asked.0, &asked.1, flags, &mut replaced);
@@ -608,7 +607,7 @@ impl Running {
     #[inline]
     pub(crate) fn call<R>(&self, body: impl FnOnce() -> Result<R, BodyError>) -> Result<R, OperationError> {
         let _current = context::enter(Current::of(self.op()));
-        match catch_unwind(AssertUnwindSafe(body)) {
+        match contain_panic(body) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(self.tag().body_failure(error)),
             Err(panic) => Err(self.tag().panic_failure(panic)),

@@ -105,12 +105,12 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
 
     #[inline(always)]
     pub(crate) fn submit_permitted(self, produced: &[Tensor], body: impl FnOnce(R, W, U) -> Body) -> Op {
-        self.complete_draft(produced, body, submit_to_graph)
+        self.complete_description(produced, body, submit_to_graph)
     }
 
     /// Moves the description into the operation, and calls `submit`.
     #[inline(always)]
-    pub(crate) fn complete_draft<T>(
+    pub(crate) fn complete_description<T>(
         self,
         produced: &[Tensor],
         body: impl FnOnce(R, W, U) -> Body,
@@ -205,7 +205,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.check_on_host("operation", &self.target.pending_op.payload().name)?;
         self.acquire_permit()?;
         let body = |reads, writes, updates| sync_body((reads, writes, updates), body);
-        self.complete_draft(&[], body, submit_detached);
+        self.complete_description(&[], body, submit_detached);
         Ok(())
     }
 

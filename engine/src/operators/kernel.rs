@@ -1,9 +1,8 @@
 //! Functions that run where they are called, and return when they are done: what the three kinds have in common.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use estafette_devices::Queue;
 use estafette_report::shown::shown;
+use estafette_sync::panic::contain_panic;
 
 use crate::core::error::{BodyError, BodyResult};
 use crate::exchange::Layout;
@@ -40,7 +39,7 @@ pub(super) struct Run<K>(pub(super) K);
 impl<K: Kernel> Implementation for Run<K> {
     fn start(&self, invocation: Invocation) {
         // Caught here, while the invocation is whole: dropped by a panic, it would not say which.
-        match catch_unwind(AssertUnwindSafe(|| self.run(&invocation))) {
+        match contain_panic(|| self.run(&invocation)) {
             Ok(result) => invocation.finish(result),
             Err(panic) => invocation.scope().end_by_panic(panic),
         }

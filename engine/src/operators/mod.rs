@@ -43,6 +43,11 @@
 //! | `closure` | functions in Rust |
 //! | [`abi`] | functions in C |
 //! | [`library`] | shared libraries full of them |
+//!
+//! # Invariants
+//!
+//! - A call is an operation of the engine that it is made on; the registry orders nothing.
+//! - No lock of the registry is held while a function of an operator runs.
 
 pub mod abi;
 pub mod library;

@@ -1,11 +1,10 @@
 //! A run by one thread: the nodes in the order of recording, which respects every dependence.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::node::NodeBody;
 use super::pace::SharingCheck;
 use super::run::Run;
 use crate::core::error::BodyResult;
+use crate::core::operation::contain_panic;
 
 impl Run {
     /// Runs nodes until none is left, or until `check` finds that they are worth sharing. Returns the number
@@ -38,7 +37,7 @@ impl Run {
     fn run_chunk(&self, begin: usize, end: usize) -> usize {
         let bodies = &self.plan.bodies;
         let mut at = begin;
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = contain_panic(|| {
             if self.failures.is_empty() {
                 for body in &bodies[begin..end] {
                     at += 1;
@@ -53,7 +52,7 @@ impl Run {
                 }
             }
             Ok(())
-        }));
+        });
         // The node that failed is the last that was called.
         if !matches!(outcome, Ok(Ok(()))) {
             self.returned(number(at - 1), outcome);

@@ -13,7 +13,7 @@ use estafette_report::shown::shown;
 use estafette_sync::sync::Mutex;
 
 use super::issue::call_on_device;
-use super::node::{NodeBody, NodeRun, Ticket};
+use super::node::{Handoff, NodeBody, NodeRun};
 use super::plan::{Node, Plan, numbers};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, OperationError};
@@ -168,16 +168,16 @@ impl Capture<'_> {
                 }
             }
             NodeBody::External(external) => {
-                let ticket = Arc::new(Ticket::default());
+                let handoff = Arc::new(Handoff::default());
                 let (core, scope) = (self.core.clone(), self.scope.clone());
                 let running =
-                    NodeRun::new(tag.clone(), core, Some(Arc::clone(queue)), scope, Arc::clone(&ticket));
+                    NodeRun::new(tag.clone(), core, Some(Arc::clone(queue)), scope, Arc::clone(&handoff));
                 let prepared = Prepared::new(external.operands.clone(), Promised::new());
                 let node = prepared.start_node(running, &external.start);
                 let why = "a node of a graph has to end before its function returns";
                 // Unless it has ended: its scope would lend operands after the end of the replay.
                 node.end(None, Err(why.into()));
-                match ticket.take_or_call(drop) {
+                match handoff.take_or_call(drop) {
                     // The fence is a point in the capture, or repeats an error that the next record returns
                     // as well.
                     Some((_fence, result)) => result,

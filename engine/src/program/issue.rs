@@ -11,7 +11,6 @@
 //! The replay ends with the fences of the nodes that have no successor, and with those on no queue that nodes
 //! have ended with: work on a queue that was ordered after such a fence does not fail with the fence.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use estafette_devices::{CurrentGuard, DeviceError, Fence, FenceSet, FenceState, Order, Queue, Reactor};
@@ -19,11 +18,12 @@ use estafette_graph::program;
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
 
-use super::node::{DeviceBody, NodeBody, NodeEnd, NodeRun, Ticket};
+use super::node::{DeviceBody, Handoff, NodeBody, NodeEnd, NodeRun};
 use super::plan::{IssuePlan, numbers};
 use super::shared::{SharedRun, StartWith};
 use crate::core::error::BodyResult;
 use crate::core::inputs::Earlier;
+use crate::core::operation::contain_panic;
 use crate::core::var_state::same;
 use crate::operation::completion::{Prepared, Promised};
 use crate::operation::operands::Grant;
@@ -119,11 +119,11 @@ pub(super) fn call_on_device(
     body: &DeviceBody,
     queue: &dyn Queue,
     earlier: &EarlierNodes<'_>,
-) -> std::thread::Result<BodyResult> {
-    catch_unwind(AssertUnwindSafe(|| {
+) -> Result<BodyResult, String> {
+    contain_panic(|| {
         let _current = CurrentGuard::queue(queue)?;
         body(queue, &Grant::of_node(earlier))
-    }))
+    })
 }
 
 impl SharedRun {
@@ -197,9 +197,9 @@ impl SharedRun {
                 self.leave(node, Some(left), fences, plan);
             }
             NodeBody::External(external) => {
-                let ticket = Arc::new(Ticket::default());
+                let handoff = Arc::new(Handoff::default());
                 let (tag, core, scope) = (run.tag(node), self.core.clone(), self.scope.clone());
-                let running = NodeRun::new(tag, core, queue.cloned(), scope, Arc::clone(&ticket));
+                let running = NodeRun::new(tag, core, queue.cloned(), scope, Arc::clone(&handoff));
                 Prepared::new(external.operands.clone(), Promised::new())
                     .start_node(running, &external.start);
                 let shared = Arc::clone(self);
@@ -207,7 +207,7 @@ impl SharedRun {
                     shared.note(node, end);
                     shared.resume(StartWith::Ended(node));
                 };
-                let Some(end) = ticket.take_or_call(later) else { return false };
+                let Some(end) = handoff.take_or_call(later) else { return false };
                 self.note(node, end);
             }
         }

@@ -43,7 +43,7 @@ pub(crate) struct NodeRun {
     /// The scope of the replay.
     replay: Scope,
     /// `None` once the end was reported.
-    ticket: Option<Arc<Ticket>>,
+    handoff: Option<Arc<Handoff>>,
 }
 
 impl NodeRun {
@@ -52,9 +52,9 @@ impl NodeRun {
         core: CoreRef,
         queue: Option<Arc<dyn Queue>>,
         replay: Scope,
-        ticket: Arc<Ticket>,
+        handoff: Arc<Handoff>,
     ) -> Self {
-        Self { tag, core, queue, replay, ticket: Some(ticket) }
+        Self { tag, core, queue, replay, handoff: Some(handoff) }
     }
 
     /// A node runs on behalf of its replay.
@@ -86,17 +86,17 @@ impl NodeRun {
 
     /// Reports the end.
     pub(crate) fn finish(mut self, fence: Option<Fence>, result: Ended) {
-        if let Some(ticket) = self.ticket.take() {
-            ticket.report(fence, result);
+        if let Some(handoff) = self.handoff.take() {
+            handoff.report(fence, result);
         }
     }
 }
 
 impl Drop for NodeRun {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
+        if let Some(handoff) = self.handoff.take() {
             let why = "its completion was dropped without being used";
-            ticket.report(None, Err(self.tag.failure(FailureKind::Error, why, None)));
+            handoff.report(None, Err(self.tag.failure(FailureKind::Error, why, None)));
         }
     }
 }
@@ -104,13 +104,13 @@ impl Drop for NodeRun {
 /// Connects a node that reports its end with the thread that started it, in either order. Each side acts
 /// once.
 #[derive(Default)]
-pub(super) struct Ticket(Mutex<TicketState>);
+pub(super) struct Handoff(Mutex<HandoffState>);
 
 /// The end of a node: the fence of the work that it left, and its outcome.
 pub(super) type NodeEnd = (Option<Fence>, Ended);
 
 #[derive(Default)]
-enum TicketState {
+enum HandoffState {
     #[default]
     Running,
     Ended(NodeEnd),
@@ -119,11 +119,11 @@ enum TicketState {
     Over,
 }
 
-impl Ticket {
-    fn swap(&self, with: impl FnOnce(&mut TicketState)) -> TicketState {
+impl Handoff {
+    fn swap(&self, with: impl FnOnce(&mut HandoffState)) -> HandoffState {
         let mut stage = self.0.lock();
-        let before = std::mem::replace(&mut *stage, TicketState::Over);
-        if matches!(before, TicketState::Running) {
+        let before = std::mem::replace(&mut *stage, HandoffState::Over);
+        if matches!(before, HandoffState::Running) {
             with(&mut stage);
         }
         before
@@ -131,16 +131,16 @@ impl Ticket {
 
     fn report(&self, fence: Option<Fence>, result: Ended) {
         let mut end = Some((fence, result));
-        let before = self.swap(|stage| *stage = end.take().map_or(TicketState::Over, TicketState::Ended));
+        let before = self.swap(|stage| *stage = end.take().map_or(HandoffState::Over, HandoffState::Ended));
         // Called under no lock.
-        if let (TicketState::Left(then), Some(end)) = (before, end) {
+        if let (HandoffState::Left(then), Some(end)) = (before, end) {
             then(end);
         }
     }
 
     /// Takes the end if it was reported. Otherwise stores `then`, which will get it.
     pub(super) fn take_or_call(&self, then: impl FnOnce(NodeEnd) + Send + 'static) -> Option<NodeEnd> {
-        let before = self.swap(|stage| *stage = TicketState::Left(Box::new(then)));
-        if let TicketState::Ended(end) = before { Some(end) } else { None }
+        let before = self.swap(|stage| *stage = HandoffState::Left(Box::new(then)));
+        if let HandoffState::Ended(end) = before { Some(end) } else { None }
     }
 }

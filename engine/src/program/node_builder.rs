@@ -18,11 +18,11 @@ use crate::tensor::views::ViewMut;
 
 /// A node of a program being described: an operation whose body can be called again. Made by
 /// [`ProgramBuilder::op`].
-pub type NodeBuilder<'r, R = Nothing, W = Nothing, U = ()> = Description<Recording<'r>, R, W, U>;
+pub type NodeBuilder<'r, R = Nothing, W = Nothing, U = ()> = Description<PendingNode<'r>, R, W, U>;
 
 /// The target of a [`NodeBuilder`]: the next node of a program.
 #[derive(Debug)]
-pub struct Recording<'r> {
+pub struct PendingNode<'r> {
     program: &'r mut ProgramBuilder,
     name: Name,
     vars: SmallVec<[(Variable, Mode); 4]>,
@@ -30,7 +30,7 @@ pub struct Recording<'r> {
     is_forked: bool,
 }
 
-impl<'v> Target<'v> for Recording<'_> {
+impl<'v> Target<'v> for PendingNode<'_> {
     fn access(&mut self, variable: &'v Variable, mode: Mode) {
         self.is_forked |= variable.var.is_inherited();
         match self.vars.iter_mut().find(|(known, _)| known.id() == variable.id()) {
@@ -51,7 +51,7 @@ impl<'v> Target<'v> for Recording<'_> {
 
 impl<'r> NodeBuilder<'r> {
     pub(super) fn new(program: &'r mut ProgramBuilder, name: Name) -> Self {
-        Self::describe(Recording {
+        Self::describe(PendingNode {
             program,
             name,
             vars: SmallVec::new(),
@@ -64,7 +64,7 @@ impl<'r> NodeBuilder<'r> {
 impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     fn record(self, body: impl FnOnce(R, W, U) -> NodeBody) {
         let Self {
-            target: Recording { program, name, vars, worker_only, .. },
+            target: PendingNode { program, name, vars, worker_only, .. },
             reads,
             writes,
             updates,

@@ -73,7 +73,7 @@ impl Run {
     }
 
     /// Notes how the body of `node` returned.
-    pub(super) fn returned(&self, node: u32, outcome: std::thread::Result<BodyResult>) {
+    pub(super) fn returned(&self, node: u32, outcome: Result<BodyResult, String>) {
         match outcome {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.failed(node, self.tag(node).body_failure(error)),

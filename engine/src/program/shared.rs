@@ -1,7 +1,6 @@
 //! A run by several threads, with a counter per node. The protocol is that of
 //! [`Countdown`](estafette_graph::program::Countdown).
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use estafette_graph::program::Countdown;
@@ -14,7 +13,7 @@ use super::issue::NodeFences;
 use super::plan::Plan;
 use super::run::Run;
 use crate::core::core_ref::CoreRef;
-use crate::core::operation::{Name, Role};
+use crate::core::operation::{Name, Role, contain_panic};
 use crate::operation::bodies::sync_body;
 use crate::operation::builder::{Nothing, OpBuilder};
 use crate::operation::completion::Scope;
@@ -149,7 +148,7 @@ impl SharedRun {
     /// Runs a node whose body ends on the host as it returns.
     pub(super) fn call_on_host(&self, node: u32) {
         let run = &self.run;
-        run.returned(node, catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))));
+        run.returned(node, contain_panic(|| call(&run.plan.bodies[node as usize])));
     }
 
     /// Invites one more helper, if a node is ready and the limit of helpers is not reached. A helper invites

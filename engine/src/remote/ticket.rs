@@ -28,8 +28,8 @@ use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    DEADLINE, Description, Elsewhere, Export, Note, Share, ShareOptions, Shown, done, export, hand_over,
-    network, take_over, this_line,
+    DEADLINE, Description, Elsewhere, Export, Note, Share, ShareOptions, Shown, adopt, done, export,
+    hand_over, network, this_line,
 };
 use crate::core::error::Error;
 use crate::core::operation::Name;
@@ -312,7 +312,7 @@ impl Given {
     }
 
     fn produce_here(self, completion: Completion, site: Option<CallSite>) {
-        match take_over(&self.link, self.received, self.description, Some(&self.address)) {
+        match adopt(&self.link, self.received, self.description, Some(&self.address)) {
             Ok(Elsewhere { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
                     let elsewhere = model::Elsewhere { process, key, clock: None };
@@ -325,8 +325,8 @@ impl Given {
     }
 }
 
-/// What a ticket names, from the process that has the memory: another one than made the ticket, if that had the tensor from there. Returns
-/// `until_held` if no process has been found that may keep the version.
+/// Requests the tensor of a ticket from the process that owns its memory. That is not the process that made the ticket where the tensor came from
+/// elsewhere. Returns `until_held` too if no process that may keep the version was found.
 async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Error>, UntilHeld) {
     let process = ticket.process;
     let (passed, received) =
@@ -343,12 +343,12 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Erro
         Ok(Answer::Ticket(..)) => {
             Err(Error::invalid(format!("process {process} passed on what was not its own")))
         }
-        // The owner knew of that process's death first, or the process has let go of the tensor. Asked again, a dead one fails as such.
+        // The owner has seen the death of that process, or the process has released the tensor. A second request tells the two apart.
         Err(Error::Invalid(why)) if why.contains(VOID) => {
             match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), None).await.0 {
                 Ok(Answer::Tensor(tensor)) => Ok(tensor),
                 Ok(Answer::Ticket(..)) | Err(Error::Invalid(_)) => Err(Error::invalid(format!(
-                    "process {process}, which passed the tensor on, has let go of it"
+                    "process {process}, which passed the tensor on, has released it"
                 ))),
                 Err(error) => Err(error),
             }
@@ -529,7 +529,7 @@ enum Answer {
 type Delivered = (Result<Answer, Error>, UntilHeld);
 
 /// A request without an answer.
-struct Asked {
+struct PendingRequest {
     request: Vec<u8>,
     deliver: oneshot::Sender<Delivered>,
     until_held: UntilHeld,
@@ -545,14 +545,14 @@ struct OwnerState {
     link: Option<Arc<RawLink>>,
     /// The last request.
     number: u64,
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, PendingRequest>,
 }
 
 impl Owner {
     /// Asks the process with the door at `address`.
     async fn ask(address: &Address, process: u32, request: Request, until_held: UntilHeld) -> Delivered {
         let (deliver, answer) = oneshot::channel();
-        Self::begin(address, process, |number| Asked {
+        Self::begin(address, process, |number| PendingRequest {
             request: request.to_bytes(number),
             deliver,
             until_held,
@@ -560,7 +560,7 @@ impl Owner {
         answer.await.unwrap_or_else(|_| (Err(LinkError::Closed { process }.into()), None))
     }
 
-    fn begin(address: &Address, process: u32, asked: impl FnOnce(u64) -> Asked) {
+    fn begin(address: &Address, process: u32, asked: impl FnOnce(u64) -> PendingRequest) {
         let mut owners = OWNERS.lock();
         let known = owners.get(address.as_bytes()).cloned();
         let owner = known.clone().unwrap_or_else(|| {
@@ -599,7 +599,7 @@ impl Owner {
 
     fn deliver(&self, number: u64, answer: Result<Answer, Error>) {
         let asked = self.state.lock().asked.remove(&number);
-        if let Some(Asked { deliver, until_held, .. }) = asked {
+        if let Some(PendingRequest { deliver, until_held, .. }) = asked {
             // Dropped where it is not wanted any more.
             let _ = deliver.send((answer, until_held));
         }
@@ -644,7 +644,7 @@ impl Owner {
         drop(state);
         drop(owners);
         drop(link);
-        for Asked { deliver, until_held, .. } in asked.into_values() {
+        for PendingRequest { deliver, until_held, .. } in asked.into_values() {
             let _ = deliver.send((Err(error.clone()), until_held));
         }
     }

@@ -228,11 +228,11 @@ impl std::fmt::Debug for Region {
 }
 
 /// The process-wide map.
-pub(crate) fn regions() -> &'static IntervalMap<Arc<Region>> {
+pub(crate) fn alias_map() -> &'static IntervalMap<Arc<Region>> {
     estafette_sync::per_process! {
-        static REGIONS: IntervalMap<Arc<Region>> = IntervalMap::new();
+        static ALIAS_MAP: IntervalMap<Arc<Region>> = IntervalMap::new();
     }
-    &REGIONS
+    &ALIAS_MAP
 }
 
 /// A tensor's share of its entry; dropping the last share removes the entry.
@@ -245,7 +245,7 @@ pub(crate) struct Placed {
 impl Drop for Placed {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
-            regions().remove(key);
+            alias_map().remove(key);
         }
     }
 }
@@ -301,7 +301,7 @@ fn try_place(
 ) -> Option<Placement> {
     let mut keep = SmallVec::new();
     let mut merge: Option<OpGranted> = None;
-    let (key, placed) = regions().resolve(space, range.clone(), |found| {
+    let (key, placed) = alias_map().resolve(space, range.clone(), |found| {
         let mut lent = |origin| {
             found.iter().find_map(|region| {
                 region.covering(&range, origin, ready, &mut keep).map(|lease| (region, lease))
@@ -384,7 +384,7 @@ pub(crate) fn place_result(
     own: &OpVar,
     allowed: &[OpVar],
 ) -> Result<Placed, VarSet> {
-    let (key, result) = regions().resolve(space, range.clone(), |found| {
+    let (key, result) = alias_map().resolve(space, range.clone(), |found| {
         let strangers = strangers(found, allowed);
         if !strangers.is_empty() {
             return (Resolution::Nothing, Err(strangers));
@@ -397,7 +397,7 @@ pub(crate) fn place_result(
 
 /// The variables of entries that overlap a produced result and that `allowed` does not order: one for each entry.
 pub(crate) fn strangers_of(space: AddressSpace, range: Range<usize>, allowed: &[OpVar]) -> VarSet {
-    regions().resolve(space, range, |found| (Resolution::Nothing, strangers(found, allowed))).1
+    alias_map().resolve(space, range, |found| (Resolution::Nothing, strangers(found, allowed))).1
 }
 
 fn strangers(found: &[Arc<Region>], allowed: &[OpVar]) -> VarSet {
@@ -411,7 +411,7 @@ fn strangers(found: &[Arc<Region>], allowed: &[OpVar]) -> VarSet {
 #[cfg(feature = "links")]
 pub(crate) fn place_apart(space: AddressSpace, range: Range<usize>, own: OpVar) -> Placed {
     let region = Region::new(range.clone(), own);
-    let (key, ()) = regions().resolve(space, range, |_| (Resolution::Insert(Arc::clone(&region)), ()));
+    let (key, ()) = alias_map().resolve(space, range, |_| (Resolution::Insert(Arc::clone(&region)), ()));
     Placed { region, key }
 }
 
@@ -432,7 +432,7 @@ pub(crate) fn merge_granted(granted: OpGranted, ready: &mut ReadyList) {
     // Every variable of the collapse gets the sum: the group for later uses, the members for queries.
     let mut replaced = Replaced::default();
     for access in granted.accesses() {
-        access.with_state(|state, flags| state.take_over(&sum, flags, &mut replaced));
+        access.with_state(|state, flags| state.adopt(&sum, flags, &mut replaced));
     }
     run::complete(granted, &Ending::Polled, None, ready);
 }

@@ -13,7 +13,7 @@ use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::{Kind, Name, OpTag, OpVar, Phase};
 use crate::core::var_state::VarState;
-use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
+use crate::core::var_state::{BROKEN_FENCES, FAILED, Queried, READ_FENCES, Replaced, WRITE_FENCES};
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
 use crate::exchange::reaper::ReleasedMemory;
@@ -54,7 +54,7 @@ pub(crate) struct TensorInner {
 /// A definition: most tensors are made with one; an operation gives the others theirs.
 enum Defining {
     Known(Definition),
-    Late(OnceLock<Definition>),
+    Pending(OnceLock<Definition>),
 }
 
 impl Defining {
@@ -62,14 +62,14 @@ impl Defining {
     fn get(&self) -> Option<&Definition> {
         match self {
             Self::Known(definition) => Some(definition),
-            Self::Late(definition) => definition.get(),
+            Self::Pending(definition) => definition.get(),
         }
     }
 
     fn take(&mut self) -> Option<Definition> {
-        match std::mem::replace(self, Self::Late(OnceLock::new())) {
+        match std::mem::replace(self, Self::Pending(OnceLock::new())) {
             Self::Known(definition) => Some(definition),
-            Self::Late(definition) => definition.into_inner(),
+            Self::Pending(definition) => definition.into_inner(),
         }
     }
 }
@@ -138,7 +138,7 @@ impl Tensor {
             inner: Arc::new(TensorInner {
                 core,
                 vars,
-                definition: Defining::Late(OnceLock::new()),
+                definition: Defining::Pending(OnceLock::new()),
                 declared,
                 producer: Some(producer),
                 lease: None,
@@ -232,7 +232,7 @@ impl Tensor {
     /// "Current" means the version at the call: the newest write submitted so far counts.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        self.inner.is_quiet() || self.inner.look_closely().is_some()
+        self.inner.is_quiet() || self.inner.inspect().is_some()
     }
 
     /// As [`is_ready`](Self::is_ready), without a call of a driver: `None` where only such a call could tell.
@@ -243,7 +243,7 @@ impl Tensor {
 
     /// The state of the tensor.
     pub fn state(&self) -> TensorState {
-        match self.inner.look() {
+        match self.inner.poll() {
             Some(Ok(())) => TensorState::Ready,
             Some(Err(error)) => TensorState::Failed(error),
             None if self.is_defined() => TensorState::Pending,
@@ -262,7 +262,7 @@ impl Tensor {
         }
         let mut replaced = Replaced::default();
         for var in &self.inner.vars {
-            let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
+            let asked = Queried::query(&var.with_ordering_state(|state, _| state.writers()));
             var.with_ordering_state(|state, flags| state.heal(&asked, flags, &mut replaced));
         }
         // The program has judged the failures.
@@ -352,7 +352,7 @@ impl TensorInner {
     pub(crate) fn define(&self, definition: Definition) {
         let fresh = match &self.definition {
             Defining::Known(_) => false,
-            Defining::Late(late) => late.set(definition).is_ok(),
+            Defining::Pending(late) => late.set(definition).is_ok(),
         };
         debug_assert!(fresh, "only the producing operation defines, and it runs once");
     }
@@ -364,11 +364,11 @@ impl TensorInner {
     /// The outcome of the current version, for the program, if the version is finished. Queries fences that
     /// were pending when last queried.
     #[inline]
-    pub(crate) fn look(&self) -> Option<Result<(), Error>> {
+    pub(crate) fn poll(&self) -> Option<Result<(), Error>> {
         if self.vars.iter().all(OpVar::is_quiet) {
             return Some(Ok(()));
         }
-        self.look_closely().inspect(|outcome| {
+        self.inspect().inspect(|outcome| {
             if let Err(error) = outcome {
                 error.retrieve();
             }
@@ -410,9 +410,9 @@ impl TensorInner {
         known
     }
 
-    /// As [`look`](Self::look), when something is queued or carried on a variable.
+    /// As [`poll`](Self::poll), when something is queued or carried on a variable.
     #[cold]
-    pub(crate) fn look_closely(&self) -> Option<Result<(), Error>> {
+    pub(crate) fn inspect(&self) -> Option<Result<(), Error>> {
         if let Err(forked) = self.core.generation.check() {
             // Locks of what is inherited may be held for ever.
             return Some(Err(forked.into()));
@@ -434,13 +434,13 @@ impl TensorInner {
             if writers.iter().any(|fence| fence.peek() == Some(false)) {
                 return None;
             }
-            let asked = Asked::ask(&writers);
+            let asked = Queried::query(&writers);
             if !asked.pending.is_empty() {
                 return None;
             }
             let mut replaced = Replaced::default();
             let outcome = var.with_ordering_state(|state, flags| {
-                state.note(&asked, &Asked::default(), flags, &mut replaced);
+                state.note(&asked, &Queried::default(), flags, &mut replaced);
                 state.outcome()
             });
             if let Err(error) = outcome {
@@ -497,7 +497,7 @@ impl Drop for TensorInner {
         }
         #[cfg(feature = "links")]
         if let Some(Loan::ForWriting(failure)) = storage.loan()
-            && let Some(Err(error)) = self.look_closely()
+            && let Some(Err(error)) = self.inspect()
         {
             failure.get_or_init(|| device_error(error));
         }

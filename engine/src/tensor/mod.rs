@@ -7,6 +7,12 @@
 //! | `memory` | Fresh memory of a device, and whether the host can use memory |
 //! | `variable` | Plain variables: order without memory |
 //! | `views` | What the body of an operation sees of its operands: borrowed views, typed on use |
+//!
+//! # Invariants
+//!
+//! - Tensors with overlapping memory share a variable, or are in one group of variables, whichever handle an operation uses.
+//! - Layout and memory of a tensor are set once: at its creation, or by the operation that produces it.
+//! - The host reaches memory of a tensor by views alone. A view is made in the scope of a granted operation, or under a lease.
 
 pub(crate) mod alias_map;
 pub(crate) mod handle;

@@ -7,14 +7,14 @@ use std::sync::{Mutex, OnceLock};
 
 /// One value, and what comes after it.
 #[derive(Debug)]
-pub(super) struct Link<T> {
+pub(super) struct ChainLink<T> {
     pub(super) value: T,
     next: OnceLock<Arc<Self>>,
 }
 
 /// The beginning of the list.
 #[derive(Debug)]
-pub(super) struct Chain<T>(Mutex<Option<Arc<Link<T>>>>);
+pub(super) struct Chain<T>(Mutex<Option<Arc<ChainLink<T>>>>);
 
 impl<T> Default for Chain<T> {
     fn default() -> Self {
@@ -24,8 +24,8 @@ impl<T> Default for Chain<T> {
 
 impl<T> Chain<T> {
     /// Appends a value after `last`, which is what the same thread has appended before. Returns its link.
-    pub(super) fn append(&self, last: Option<&Link<T>>, value: T) -> Arc<Link<T>> {
-        let link = Arc::new(Link { value, next: OnceLock::new() });
+    pub(super) fn append(&self, last: Option<&ChainLink<T>>, value: T) -> Arc<ChainLink<T>> {
+        let link = Arc::new(ChainLink { value, next: OnceLock::new() });
         match last {
             Some(last) => _ = last.next.set(Arc::clone(&link)),
             None => *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&link)),
@@ -34,17 +34,17 @@ impl<T> Chain<T> {
     }
 
     /// The first link, if there is one yet.
-    pub(super) fn first(&self) -> Option<Arc<Link<T>>> {
+    pub(super) fn first(&self) -> Option<Arc<ChainLink<T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The links that there are, from the first one.
-    pub(super) fn links(&self) -> impl Iterator<Item = Arc<Link<T>>> + use<T> {
+    pub(super) fn links(&self) -> impl Iterator<Item = Arc<ChainLink<T>>> + use<T> {
         std::iter::successors(self.first(), |link| link.next())
     }
 
     /// Takes the first link off the list if `is_over` returns true for it. A thread that goes on appending has to keep its last link.
-    pub(super) fn pop(&self, is_over: impl FnOnce(&Link<T>) -> bool) -> Option<Arc<Link<T>>> {
+    pub(super) fn pop(&self, is_over: impl FnOnce(&ChainLink<T>) -> bool) -> Option<Arc<ChainLink<T>>> {
         let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let link = first.take_if(|link| is_over(link))?;
         *first = link.next();
@@ -52,14 +52,14 @@ impl<T> Chain<T> {
     }
 }
 
-impl<T> Link<T> {
+impl<T> ChainLink<T> {
     /// What was appended after it.
     pub(super) fn next(&self) -> Option<Arc<Self>> {
         self.next.get().cloned()
     }
 }
 
-impl<T> Drop for Link<T> {
+impl<T> Drop for ChainLink<T> {
     fn drop(&mut self) {
         // One after the other: a long list dropped link by link from within would need a stack as long.
         let mut next = self.next.take();
@@ -77,7 +77,7 @@ mod tests {
     fn what_was_appended_is_seen_in_order_and_a_long_list_is_dropped() {
         let chain = Chain::default();
         assert!(chain.first().is_none());
-        let mut last: Option<Arc<Link<u32>>> = None;
+        let mut last: Option<Arc<ChainLink<u32>>> = None;
         for value in 0..300_000 {
             last = Some(chain.append(last.as_deref(), value));
         }

@@ -58,8 +58,8 @@ pub(super) enum EventKind {
     /// What an operation gives is another process's: that process's number, the line that took it, and its key. Of another machine: its
     /// clock, by how much that is ahead, and how exact that is.
     Elsewhere,
-    /// The engine of what this thread submits and begins from here on, and whether the thread is one of its workers; how many workers it
-    /// has, and how many run at once. Of no operation: the identity is 0.
+    /// The engine that this thread submits to and works for from here on; whether the thread is a worker of that engine; how many workers the
+    /// engine has, and how many run at once. Belongs to no operation: the identity is 0.
     Engine,
     /// The waiter is a thread, which blocks from here on.
     Blocks,

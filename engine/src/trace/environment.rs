@@ -1,4 +1,4 @@
-//! The recording that the environment asks for, of programs that were not written to be recorded.
+//! The trace that the environment asks for, of programs that were not written to be recorded.
 //!
 //! | variable | |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `ESTAFETTE_TRACE_LAST` | seconds: only so much before the end is kept |
 //! | `ESTAFETTE_TRACE_SIGNAL` | the signal that asks for a snapshot: `USR1`, `USR2`, `HUP`, or a number |
 //!
-//! The recording begins with the first engine of the process and is saved when the process exits. What goes wrong is a line on the standard
+//! The trace begins with the first engine of the process and is saved when the process exits. What goes wrong is a line on the standard
 //! error stream: the program runs all the same.
 
 use std::ffi::OsStr;
@@ -18,13 +18,14 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
 use estafette_report::shown::shown;
+use estafette_sync::panic::contain_panic;
 use estafette_sync::platform::exit::at_exit;
 use estafette_sync::platform::signal as signals;
 use estafette_sync::process::Generation;
 
 use super::{Recorder, TraceOptions};
 
-struct Recording {
+struct OpenTrace {
     recorder: Recorder,
     path: PathBuf,
     /// Words that were noted when it was last written.
@@ -34,12 +35,12 @@ struct Recording {
 /// Names that are tried where others record to the file.
 const NAMES_MAX: u32 = 1_000;
 
-static RECORDING: Mutex<Option<Recording>> = Mutex::new(None);
+static OPEN: Mutex<Option<OpenTrace>> = Mutex::new(None);
 
 /// The process that looked whether the environment asks for one.
 static OF: OnceLock<Generation> = OnceLock::new();
 
-/// Begins the recording, if the environment asks for one and this is the first call.
+/// Begins the trace, if the environment asks for one and this is the first call.
 pub(crate) fn begin() {
     estafette_sync::per_process! {
         static ONCE: Once = Once::new();
@@ -53,8 +54,8 @@ pub(crate) fn begin() {
             return;
         };
         match open(&pattern) {
-            Ok(recording) => {
-                *lock() = Some(recording);
+            Ok(trace) => {
+                *lock() = Some(trace);
                 at_exit(save);
             }
             Err(error) => say(format_args!("nothing is recorded: {error}")),
@@ -67,7 +68,7 @@ pub(crate) fn engine_is_over() {
     if !is_of_this_process() {
         return;
     }
-    if let Some(Recording { recorder, path, written }) = &mut *lock() {
+    if let Some(OpenTrace { recorder, path, written }) = &mut *lock() {
         let words = recorder.session.words();
         if words / 2 >= *written {
             *written = words.max(1);
@@ -82,21 +83,21 @@ extern "C" fn save() {
     if !is_of_this_process() {
         return;
     }
-    let Some(recording) = lock().take() else { return };
+    let Some(trace) = lock().take() else { return };
     // No panic may leave a function of C; the hook of panics has said what it was.
-    let saved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| recording.recorder.save()));
+    let saved = contain_panic(|| trace.recorder.save());
     if let Ok(Err(unsaved)) = saved {
         say(unsaved);
     }
 }
 
-/// Whether there is a recording, and of this process: a forked child's belongs to its parent.
+/// Whether there is a trace, and of this process: a forked child's belongs to its parent.
 fn is_of_this_process() -> bool {
     OF.get().is_some_and(|of| of.is_current())
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Option<Recording>> {
-    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> std::sync::MutexGuard<'static, Option<OpenTrace>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn say(what: impl Display) {
@@ -105,31 +106,31 @@ fn say(what: impl Display) {
     let _ = writeln!(std::io::stderr(), "estafette: ESTAFETTE_TRACE: {}", shown(&text));
 }
 
-fn open(pattern: &OsStr) -> Result<Recording, String> {
+fn open(pattern: &OsStr) -> Result<OpenTrace, String> {
     let path = std::path::absolute(numbered(Path::new(pattern))).map_err(|error| error.to_string())?;
     let begin = |path: PathBuf| {
         let options = TraceOptions { last: last()?, signal: signal()?, ..TraceOptions::default() };
         let recorder = Recorder::open(options).map_err(|error| error.to_string())?;
         let recorder = recorder.with_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok::<_, String>(Recording { recorder, path, written: 0 })
+        Ok::<_, String>(OpenTrace { recorder, path, written: 0 })
     };
-    let recording = begin(path.clone())?;
-    if recording.recorder.is_alone() {
-        return Ok(recording);
+    let trace = begin(path.clone())?;
+    if trace.recorder.is_alone() {
+        return Ok(trace);
     }
-    drop(recording);
+    drop(trace);
     for attempt in 1..=NAMES_MAX {
         let path = of_this_process(&path, attempt);
         // A process of before had the same number.
         if path.exists() {
             continue;
         }
-        let recording = begin(path)?;
-        if recording.recorder.is_alone() {
-            return Ok(recording);
+        let trace = begin(path)?;
+        if trace.recorder.is_alone() {
+            return Ok(trace);
         }
     }
-    Err(format!("{}: there are recordings of every name for it", path.display()))
+    Err(format!("{}: there are traces of every name for it", path.display()))
 }
 
 /// The path that a pattern stands for in this process. One that is no UTF-8 is taken as it is.

@@ -17,6 +17,24 @@
 //! The time of an event is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
 //! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole trace.
 //!
+//! | part | what it has |
+//! |---|---|
+//! | `assemble` | from events to operations |
+//! | `buffer` | buffers that one thread writes and, at the end, another one reads |
+//! | `chain` | a list that one thread appends to while others read it |
+//! | `encoding` | one event: two words and more |
+//! | `environment` | the trace that `ESTAFETTE_TRACE` asks for |
+//! | `events` | events and spans of the crate `tracing` |
+//! | `free_list` | buffers whose memory was touched ahead |
+//! | `hooks` | one function for each event that is noted |
+//! | `names` | names of tensors for the report |
+//! | `nvtx` | bodies as ranges of NVTX |
+//! | `process` | what puts traces of several processes on one time axis |
+//! | `receiver` | events of `tracing` as text, for bindings |
+//! | `ticks` | the clock: a counter of the processor where it is steady |
+//! | `unfinished` | the file that is written while a trace is recorded |
+//! | `writer` | a thread's side: its buffers and its list of texts |
+//!
 //! # Invariants
 //!
 //! - While tracing is off, an operation costs one relaxed load more, and tests of a flag of its own.

@@ -41,7 +41,7 @@ use estafette_sync::thread::{self, JoinHandle};
 
 use super::assemble::{BEFORE, InFlight};
 use super::buffer::TraceBuffer;
-use super::chain::Link;
+use super::chain::ChainLink;
 use super::names;
 use super::writer::{Session, ThreadLog};
 
@@ -220,7 +220,7 @@ impl Claim {
         if TARGETS.lock().insert(target.clone()) {
             return Ok(Self(target));
         }
-        let why = "another recording of this process records to it already";
+        let why = "another trace of this process records to it already";
         Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
     }
 }
@@ -300,13 +300,13 @@ struct Writing {
 
 impl Writing {
     fn run(mut self, shared: &Shared) {
-        let mut goes_on = true;
+        let mut continues = true;
         loop {
             let last = shared.closed.load(Ordering::Acquire);
-            if goes_on && let Err(error) = self.flush_or_write_anew() {
+            if continues && let Err(error) = self.flush_or_write_anew() {
                 tracing::warn!(%error, "what is recorded is not written to its unfinished file any more");
                 *shared.failed.lock() = Some(error);
-                goes_on = false;
+                continues = false;
                 // They keep all that is recorded from there on.
                 self.cursors.clear();
             }
@@ -404,8 +404,8 @@ struct Cursor {
     number: u32,
     kind: Option<TrackKind>,
     /// The last text that was written.
-    text: Option<Arc<Link<Arc<str>>>>,
-    buffer: Option<Arc<Link<TraceBuffer>>>,
+    text: Option<Arc<ChainLink<Arc<str>>>>,
+    buffer: Option<Arc<ChainLink<TraceBuffer>>>,
     /// Words of that buffer that were written.
     words: usize,
     running: Option<(u64, u64)>,

@@ -13,7 +13,7 @@ use estafette_sync::thread_local;
 
 use super::assemble::is_any_running;
 use super::buffer::{TraceBuffer, WORDS};
-use super::chain::{Chain, Link};
+use super::chain::{Chain, ChainLink};
 use super::encoding::{EventKind, NONE, WORDS_MAX, engine, head, narrow, pair};
 use super::free_list::FreeListHandle;
 use super::names;
@@ -247,7 +247,7 @@ impl ThreadLog {
     }
 
     /// When the newest event of this link, which is the first, was noted, if nothing more comes into its buffer.
-    fn until(&self, first: &Link<TraceBuffer>) -> Option<u64> {
+    fn until(&self, first: &ChainLink<TraceBuffer>) -> Option<u64> {
         let until = first.next().map_or_else(|| self.over.load(Ordering::Acquire), |next| next.value.began);
         (until != NEVER).then_some(until)
     }
@@ -258,7 +258,7 @@ impl ThreadLog {
     }
 
     /// Gives up the first buffer if nothing more comes into it and `is_old` returns true for the time of its newest event.
-    fn give_up(&self, is_old: impl FnOnce(u64) -> bool) -> Option<Arc<Link<TraceBuffer>>> {
+    fn give_up(&self, is_old: impl FnOnce(u64) -> bool) -> Option<Arc<ChainLink<TraceBuffer>>> {
         let given_up = self.buffers.pop(|first| self.until(first).is_some_and(is_old));
         if given_up.is_some() {
             self.is_cut.store(true, Ordering::Release);
@@ -288,8 +288,8 @@ fn unnamed() -> String {
 pub(super) struct Writer {
     session: Arc<Session>,
     log: Arc<ThreadLog>,
-    buffer: Option<Arc<Link<TraceBuffer>>>,
-    last_text: Option<Arc<Link<Arc<str>>>>,
+    buffer: Option<Arc<ChainLink<TraceBuffer>>>,
+    last_text: Option<Arc<ChainLink<Arc<str>>>>,
     /// Words of the buffer that are written.
     at: usize,
     /// From when on events go to another buffer, whose beginning says what the upper bits of their ticks are.

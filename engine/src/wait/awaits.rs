@@ -168,12 +168,12 @@ impl Awaited {
     /// Requests stand-ins in the engines without workers that have something to run for this wait.
     fn with_stand_ins(mut self) -> Self {
         if others_without_workers(&self.core) {
-            let mut look = Inspection::new();
+            let mut inspection = Inspection::new();
             for op in &self.ops {
-                look.add(op);
+                inspection.add(op);
             }
-            look.run(EVERYTHING);
-            for (_, _, op) in look.ops().filter(|(_, _, op)| op.core.has_no_workers()) {
+            inspection.run(EVERYTHING);
+            for (_, _, op) in inspection.ops().filter(|(_, _, op)| op.core.has_no_workers()) {
                 self.stand_ins.want(&op.core);
             }
         }

@@ -17,7 +17,7 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fmt::Display;
 
-use estafette_devices::cpu::{Job, Turn, Waiting};
+use estafette_devices::cpu::{ConcurrencySlot, Job, WaitGuard};
 use estafette_graph::{OpId, Snapshot};
 use estafette_sync::sleeper::has_host;
 use estafette_sync::thread;
@@ -127,7 +127,7 @@ fn summarize_pin(lease: &LeaseState) -> OpSummary {
 pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
     if let Some(timeout @ Duration::ZERO) = timeout {
         // A query only, which leaves nothing in any queue.
-        return tensor.inner.look().unwrap_or(Err(Error::Timeout(timeout)));
+        return tensor.inner.poll().unwrap_or(Err(Error::Timeout(timeout)));
     }
     match poll_or_query(&tensor.inner, true) {
         Polled::Ready => Ok(()),
@@ -157,14 +157,14 @@ pub(crate) fn block<V: Clone + Delivered>(
     block_while(core, waiting, what, one_shot, timeout, true)
 }
 
-/// As [`block`]. Where `takes_turns` is false, the workers of an engine with a shared lock run the operations that need it.
+/// As [`block`]. Where `takes_slots` is false, the workers of an engine with a shared lock run the operations that need it.
 pub(crate) fn block_while<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
     what: &dyn Display,
     one_shot: &OneShot<V>,
     timeout: Option<Duration>,
-    takes_turns: bool,
+    takes_slots: bool,
 ) -> Result<V, Error> {
     if let Some(value) = one_shot.get() {
         return Ok(value);
@@ -181,9 +181,9 @@ pub(crate) fn block_while<V: Clone + Delivered>(
     let _blocked = wait_for::enter(|| On::Op(waiting.clone()));
     let inside = context::current().is_some() || core.runs_anything_here();
     // A worker takes none: a spare one takes its place.
-    let may_take = takes_turns && helps && !core.runs_anything_here() && core.may_run_bodies();
+    let may_take = takes_slots && helps && !core.runs_anything_here() && core.may_run_bodies();
     let waiting_for_job = may_take.then(|| core.pool.begin_wait());
-    let takes_turns = waiting_for_job.as_ref().is_some_and(Waiting::takes_turns);
+    let takes_slots = waiting_for_job.as_ref().is_some_and(WaitGuard::takes_slots);
     let mut needed = Needed::at_the_start(core, &mut watch, timeout)?;
     let mut relief = Relief::default();
     if !helps {
@@ -211,7 +211,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             if helping.is_none() {
                 needed.want_stand_ins(&mut relief.stand_ins);
             }
-            if needed.help(helping, last_resort, takes_turns, || one_shot.has_value()) {
+            if needed.help(helping, last_resort, takes_slots, || one_shot.has_value()) {
                 core.check_raised()?;
                 continue;
             }
@@ -243,7 +243,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * inspection_took))
             {
                 let inspected = inspect::inspected();
-                let seen = watch.look(core, EVERYTHING)?;
+                let seen = watch.inspect(core, EVERYTHING)?;
                 if !(helps && core.runs_anything_here() && context::may_help_at_last()) {
                     relief.see_to(&seen, what)?;
                 }
@@ -267,7 +267,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             // Work that arrived before this thread listened has not woken the thread.
             sleep_until_work(one_shot, needed.without_workers(), wake, || {
                 let is_over = || one_shot.has_value();
-                let helped = needed.help(context::begin_help(), false, takes_turns, is_over);
+                let helped = needed.help(context::begin_help(), false, takes_slots, is_over);
                 if !helped {
                     cover.get_or_insert_with(|| core.cover());
                 }
@@ -408,7 +408,7 @@ impl Needed {
             (false, false) => wait_for::NEAR,
         };
         if timeout.is_none() {
-            Ok(Self::by(&watch.look(core, limit)?, watch.op))
+            Ok(Self::by(&watch.inspect(core, limit)?, watch.op))
         } else if others {
             Ok(Self::by(&Inspection::of(watch.op, limit), watch.op))
         } else {
@@ -424,18 +424,18 @@ impl Needed {
     }
 
     /// What `waiting` needs, according to an inspection.
-    fn by(look: &Inspection, waiting: &OpHandle) -> Self {
+    fn by(inspection: &Inspection, waiting: &OpHandle) -> Self {
         let own = &waiting.payload().core;
         let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([own.clone()]);
         let mut ops = SmallVec::new();
-        for (id, _, op) in look.ops() {
+        for (id, _, op) in inspection.ops() {
             ops.push(id);
             if cores.iter().all(|known| !known.same(&op.core)) {
                 cores.push(op.core.clone());
             }
         }
         ops.sort_unstable();
-        let complete = look.is_complete();
+        let complete = inspection.is_complete();
         Self {
             too_many: ops.len() > HELP_SCAN_MAX || (own.has_no_workers() && !complete),
             ops,
@@ -452,54 +452,54 @@ impl Needed {
 
     /// Runs needed, ready operations of one engine, one at least, until there is none or `is_over`. False if there was none.
     ///
-    /// Worker-only operations run only as the `last_resort`, and those that need the shared lock also where this thread `takes_turns` with
+    /// Worker-only operations run only as the `last_resort`, and those that need the shared lock also where this thread `takes_slots` with
     /// the workers.
     fn help(
         &self,
         helping: Option<Helping>,
         last_resort: bool,
-        takes_turns: bool,
+        takes_slots: bool,
         is_over: impl Fn() -> bool,
     ) -> bool {
         let Some(_helping) = helping else { return false };
         self.cores
             .iter()
             .filter(|core| core.pool.has_work())
-            .any(|core| self.help_engine(core, last_resort, takes_turns, &is_over))
+            .any(|core| self.help_engine(core, last_resort, takes_slots, &is_over))
     }
 
     fn help_engine(
         &self,
         core: &CoreRef,
         last_resort: bool,
-        takes_turns: bool,
+        takes_slots: bool,
         is_over: &impl Fn() -> bool,
     ) -> bool {
         let alone = core.has_no_workers();
         // Kept while the operations that it is for make others ready, for which a worker would be woken else.
-        let turn = if takes_turns { core.pool.take_turn() } else { None };
+        let slot = if takes_slots { core.pool.take_slot() } else { None };
         let take = || {
             let job = core.pool.take_matching(|job| {
                 let kind = job.0.payload().kind;
-                let has_turn = kind == Kind::NeedsLock && turn.is_some();
-                let helpable = alone || last_resort || has_turn || kind == Kind::Work;
+                let has_slot = kind == Kind::NeedsLock && slot.is_some();
+                let helpable = alone || last_resort || has_slot || kind == Kind::Work;
                 let needed = if self.too_many { alone } else { self.names(&job.0) };
                 helpable && needed
             })?;
-            turn.iter().filter(|_| job.needs_lock()).for_each(Turn::has_job);
+            slot.iter().filter(|_| job.needs_lock()).for_each(ConcurrencySlot::has_job);
             Some(job)
         };
         let mut job = take();
         let found = job.is_some();
         if let Some(lock) = core.pool.shared_lock().filter(|_| job.as_ref().is_some_and(Job::needs_lock)) {
             // As a worker does: the lock is taken once for several.
-            lock.hold(&mut || {
+            lock.lock_while(&mut || {
                 job.take().into_iter().for_each(|job| run::execute_one(job.0));
                 job = if is_over() || core.check_raised().is_err() { None } else { take() };
                 job.as_ref().is_some_and(Job::needs_lock)
             });
         }
-        drop(turn);
+        drop(slot);
         job.into_iter().for_each(|job| run::execute_one(job.0));
         found
     }
@@ -530,7 +530,7 @@ impl Watch<'_> {
 
     /// Fails when the wait can never end, or only leases hold it up for too long. Returns the inspection of
     /// `limit` accesses.
-    fn look(&mut self, core: &Core, limit: usize) -> Result<Inspection, Error> {
+    fn inspect(&mut self, core: &Core, limit: usize) -> Result<Inspection, Error> {
         if let Some(current) = context::current()
             && self.leads_back_to(current, limit)
         {
@@ -539,20 +539,20 @@ impl Watch<'_> {
                 self.what
             )));
         }
-        let look = Inspection::of(self.op, limit);
-        let Some(mut held) = look.only_leases(false) else {
+        let inspection = Inspection::of(self.op, limit);
+        let Some(mut held) = inspection.only_leases(false) else {
             self.held_since = None;
-            return Ok(look);
+            return Ok(inspection);
         };
         // Collecting garbage can take longer than others keep their leases. So only waits that last, or would
         // fail, collect.
         if !self.collected && (self.held_since.is_some() || held.iter().any(|lease| lease.own)) {
             self.collected = true;
             let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let_go_within(core, left);
+            release_unwanted_within(core, left);
             match self.only_leases() {
                 Some(still) => held = still,
-                None => return Ok(look),
+                None => return Ok(inspection),
             }
         }
         let since = *self.held_since.get_or_insert_with(Instant::now);
@@ -565,14 +565,14 @@ impl Watch<'_> {
             linger();
             match self.only_leases() {
                 Some(still) => held = still,
-                None => return Ok(look),
+                None => return Ok(inspection),
             }
         }
         let own = held.iter().any(|lease| lease.own);
         if own || since.elapsed() >= core.lease_timeout {
             return Err(Error::LeaseHeld(LeaseHeld::new(self.what, held)));
         }
-        Ok(look)
+        Ok(inspection)
     }
 }
 
@@ -585,12 +585,12 @@ fn linger() {
 }
 
 /// Lets unwanted leases end: garbage of the language that holds them, and deleters on their way.
-pub(crate) fn let_go(core: &Core) {
-    let_go_within(core, None);
+pub(crate) fn release_unwanted(core: &Core) {
+    release_unwanted_within(core, None);
 }
 
-/// As [`let_go`], for a wait that has only the time `left`. The duration of a collection is not known.
-pub(crate) fn let_go_within(core: &Core, left: Option<Duration>) {
+/// As [`release_unwanted`], for a wait that has only the time `left`. The duration of a collection is not known.
+pub(crate) fn release_unwanted_within(core: &Core, left: Option<Duration>) {
     if let Some(collect) = core.on_lease_wait.get()
         && left.is_none_or(|left| left >= COLLECTED_GRACE)
     {

@@ -25,7 +25,7 @@ use crate::core::lease_info::{self, LeaseInfo};
 use crate::core::notifier::Notifier;
 use crate::core::operation::{Kind, Phase};
 use crate::core::wait_for::{self, On};
-use crate::wait::blocking::{self, OpSummary, let_go, let_go_within};
+use crate::wait::blocking::{self, OpSummary, release_unwanted, release_unwanted_within};
 use crate::wait::inspect;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
@@ -216,7 +216,7 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
     if !is_first_look && !is_over(&leases) {
         return Ok(true);
     }
-    let_go(core);
+    release_unwanted(core);
     let Some(leases) = standstill(&take_snapshot(), core, &[], &[]) else {
         *held_since = None;
         return Ok(false);
@@ -248,7 +248,10 @@ fn check_idle_progress(
     if standstill(&take_snapshot(), core, &[], &[]).is_none() {
         return Ok(false);
     }
-    let_go_within(core, deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())));
+    release_unwanted_within(
+        core,
+        deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())),
+    );
     let snapshot = take_snapshot();
     let Some(leases) = standstill(&snapshot, core, &[], &[]) else { return Ok(false) };
     if leases.is_empty() {

@@ -136,9 +136,9 @@ pub fn op_waits_for(op: &Op) -> Option<String> {
 
 /// The oldest operation or lease near `op` that waits for no other one.
 fn holding_up(op: &OpHandle) -> Option<String> {
-    let look = Inspection::of(op, wait_for::NEAR);
+    let inspection = Inspection::of(op, wait_for::NEAR);
     let is_over = |op: &OpState| op.kind == Kind::ReadinessQuery || op.phase() == Phase::Done;
-    let left = look.granted().filter(|step| !matches!(step.what, StepKind::Op(op) if is_over(op)));
+    let left = inspection.granted().filter(|step| !matches!(step.what, StepKind::Op(op) if is_over(op)));
     let first = left.min_by_key(|step| step.id)?;
     let state = match first.what {
         StepKind::Op(state) => state,

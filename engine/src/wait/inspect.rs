@@ -64,7 +64,7 @@ pub(crate) struct Pace(Mutex<Option<Instant>>);
 
 impl Pace {
     /// Inspects, unless another thread is inspecting, or has inspected a short while ago.
-    pub(crate) fn look<R>(&self, look: impl FnOnce() -> R) -> Option<R> {
+    pub(crate) fn inspect<R>(&self, inspect: impl FnOnce() -> R) -> Option<R> {
         let began = Instant::now();
         {
             let mut from = self.from();
@@ -74,7 +74,7 @@ impl Pace {
             *from = began.checked_add(LOOK_MAX);
         }
         let before = inspected();
-        let found = look();
+        let found = inspect();
         *self.from() = Instant::now().checked_add(pause_after(duration(began, before)));
         Some(found)
     }
@@ -101,10 +101,10 @@ impl Inspection {
 
     /// What `op` waits for, as far as `limit` accesses show.
     pub(crate) fn of(op: &OpHandle, limit: usize) -> Self {
-        let mut look = Self::new();
-        look.add(op);
-        look.run(limit);
-        look
+        let mut inspection = Self::new();
+        inspection.add(op);
+        inspection.run(limit);
+        inspection
     }
 
     /// Adds an operation. Returns its place in [`reaches`](Self::reaches).
@@ -196,10 +196,10 @@ impl Inspection {
 
 /// The operations among `ops` that leases alone hold up, and these leases. One inspection serves all of them.
 pub(crate) fn held<'a>(ops: impl Iterator<Item = &'a OpHandle>) -> (HashSet<OpId>, Vec<LeaseInfo>) {
-    let mut look = Inspection::new();
-    let ops: Vec<_> = ops.map(|op| (op, look.add(op))).collect();
-    look.run(EVERYTHING);
-    let reaches = look.reaches(moves);
+    let mut inspection = Inspection::new();
+    let ops: Vec<_> = ops.map(|op| (op, inspection.add(op))).collect();
+    inspection.run(EVERYTHING);
+    let reaches = inspection.reaches(moves);
     let mut leases = Inspection::new();
     let held = ops.into_iter().filter(|(_, place)| !reaches[*place]).map(|(op, _)| {
         leases.add(op);

@@ -17,7 +17,7 @@ pub(crate) use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::one_shot::OneShot;
 use crate::core::operation::{Op, OpHandle, OpVar, Phase};
-use crate::core::var_state::{Asked, Replaced, thin_out};
+use crate::core::var_state::{Queried, Replaced, thin_out};
 use crate::core::wakers::WakerKey;
 use crate::core::{clock, context};
 use crate::exchange::callback;
@@ -183,7 +183,7 @@ impl Tensor {
     /// How the current version ended, if that is known. A failure stays unretrieved.
     #[doc(hidden)]
     pub fn outcome(&self) -> Option<Result<(), Error>> {
-        match self.inner.look_closely() {
+        match self.inner.inspect() {
             // It is known to be cancelled before the operations in front of it have ended.
             None if cancellation::is_any() => Ended::new(&self.inner, false).outcome(),
             outcome => outcome,
@@ -251,7 +251,7 @@ impl Tensor {
         }
         let writers = var.with_ordering_state(|state, _| state.failure().is_none().then(|| state.writers()));
         // What a version that has failed has left may end well.
-        let asked = Asked::ask(&writers?);
+        let asked = Queried::query(&writers?);
         if asked.failed.is_some() || asked.pending.len() != 1 {
             return None;
         }
@@ -354,11 +354,11 @@ fn wait_for_one(
     let until = timeout.and_then(clock::deadline);
     let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
     // Another one may end while this thread would run the first.
-    let takes_turns = waiting.len() == 1;
+    let takes_slots = waiting.len() == 1;
     let mut outcome = Ok(Vec::new());
     for (core, handle) in waiting {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        outcome = blocking::block_while(core, &handle, &what, &woken.0, left, takes_turns).map(|()| ended());
+        outcome = blocking::block_while(core, &handle, &what, &woken.0, left, takes_slots).map(|()| ended());
         // Another one may still end.
         if !matches!(outcome, Err(Error::WouldDeadlock(_) | Error::LeaseHeld(_))) {
             return outcome;

@@ -49,7 +49,7 @@ pub(crate) fn poll_or_query(tensor: &TensorInner, blocks: bool) -> Polled {
 
 #[cold]
 fn poll_closely_or_query(tensor: &TensorInner, blocks: bool) -> Polled {
-    match tensor.look_closely() {
+    match tensor.inspect() {
         Some(Ok(())) => return Polled::Ready,
         Some(Err(error)) => return Polled::Failed(Box::new(error)),
         None => {}
@@ -91,7 +91,7 @@ impl Ended {
         if tensor.is_quiet() {
             return Self::Known(Ok(()));
         }
-        if let Some(outcome) = tensor.look_closely() {
+        if let Some(outcome) = tensor.inspect() {
             return Self::Known(outcome);
         }
         Self::Probing(submit_query(tensor, blocks))

@@ -115,7 +115,7 @@ impl CoreRef {
         }
         if checks.are_due()
             && !self.is_moved_by(&mut checks.stand_ins)
-            && let Some(checked) = self.progress_looks.look(|| checks.check_room(self, in_flight))
+            && let Some(checked) = self.progress_looks.inspect(|| checks.check_room(self, in_flight))
         {
             checked?;
         }
@@ -191,7 +191,7 @@ impl CoreRef {
                 && checks.are_due()
                 && !self.is_moved_by(&mut checks.stand_ins)
                 && check
-                && let Some(checked) = self.progress_looks.look(|| checks.check_idle(self, deadline))
+                && let Some(checked) = self.progress_looks.inspect(|| checks.check_idle(self, deadline))
             {
                 checked?;
             }
@@ -216,7 +216,7 @@ impl CoreRef {
     /// for.
     fn want_others(&self, stand_ins: &mut StandInSet) {
         if others_without_workers(self)
-            && let Some(others) = self.others_looks.look(|| deadlock::without_workers(self))
+            && let Some(others) = self.others_looks.inspect(|| deadlock::without_workers(self))
         {
             for core in &others {
                 stand_ins.want(core);

@@ -344,7 +344,7 @@ impl StandIns {
     }
 
     /// Whether the calling stand-in continues: it is wanted, and the only one that takes operations.
-    fn goes_on(&self, core: &CoreRef) -> bool {
+    fn continues(&self, core: &CoreRef) -> bool {
         self.is_wanted() && !core.is_over() && core.has_no_free_thread() && self.threads().active() <= 1
     }
 }
@@ -353,7 +353,7 @@ impl StandIns {
 fn stand_in(core: CoreRef) {
     STANDS_IN.set(Some((core.clone(), 0)));
     loop {
-        while core.stand_ins.goes_on(&core) {
+        while core.stand_ins.continues(&core) {
             if let Some(job) = core.pool.try_take() {
                 log_panic("what an operation left behind", || run::execute(job.0));
                 continue;
@@ -363,7 +363,7 @@ fn stand_in(core: CoreRef) {
                 break;
             }
             let mut listening = core.notifier.listen();
-            if !core.pool.has_work() && core.stand_ins.goes_on(&core) {
+            if !core.pool.has_work() && core.stand_ins.continues(&core) {
                 listening.wait_until(Some(Instant::now() + NAP));
             }
         }

@@ -10,7 +10,7 @@
 use estafette_sync::thread;
 
 use crate::graph::{Graph, GraphState};
-use crate::operation::access::{Access, AccessPtr, Mode};
+use crate::operation::access::{AccessNode, AccessPtr, Mode};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
@@ -44,7 +44,7 @@ impl<V, T> OpRef<V, T> {
                 }
                 for behind in queue.behind(access) {
                     let mode = behind.as_ref().target().mode();
-                    let op = Access::op(behind);
+                    let op = AccessNode::op(behind);
                     if wanted(op.as_ref().payload(), mode) {
                         found.push(Self::retain(op));
                     }
@@ -86,7 +86,7 @@ impl<V, T> OpRef<V, T> {
                 // write first.
                 let mut front = queue.iter();
                 for (ahead, _) in queue.ahead_of(access) {
-                    let op = Access::op(ahead);
+                    let op = AccessNode::op(ahead);
                     if ahead.as_ref().target().is_exclusive() {
                         found.push(Self::retain(op));
                         return;
@@ -97,7 +97,7 @@ impl<V, T> OpRef<V, T> {
                     let Some((first, _)) = front.next() else { return };
                     writes -= u32::from(first.as_ref().target().is_exclusive());
                     if writes == 0 {
-                        found.push(Self::retain(Access::op(first)));
+                        found.push(Self::retain(AccessNode::op(first)));
                         return;
                     }
                 }

@@ -18,7 +18,7 @@ use crate::biased_lock::CriticalSection;
 use crate::graph::{Graph, GraphState};
 use crate::id::{OpId, VarId};
 use crate::inspect::snapshot::{OpView, Snapshot, VarView};
-use crate::operation::access::{Access, Mode};
+use crate::operation::access::{AccessNode, Mode};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
@@ -132,7 +132,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
             // their memory.
             unsafe {
                 for (access, _) in node.as_ref().queue.iter() {
-                    let op = Access::op(access);
+                    let op = AccessNode::op(access);
                     if op.as_ref().is_granted() || !seen.insert(op) {
                         continue;
                     }
@@ -205,7 +205,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
             // SAFETY: the lock is held, and accesses in the queue are in flight.
             unsafe {
                 for (access, granted) in node.as_ref().queue.iter() {
-                    f(*node, Access::op(access), access.as_ref().target().mode(), granted);
+                    f(*node, AccessNode::op(access), access.as_ref().target().mode(), granted);
                 }
             }
         }

@@ -18,7 +18,7 @@ use crate::addresses::Map;
 use crate::graph::Graph;
 use crate::id::OpId;
 use crate::inspect::dependents::each_queue;
-use crate::operation::access::{Access, AccessPtr};
+use crate::operation::access::{AccessNode, AccessPtr};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
@@ -255,7 +255,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
                 // the nearest count, which wait for the others themselves.
                 let is_last = !granted && writes;
                 if (exclusive || writes) && (!is_last || set.is_empty()) {
-                    set.push(self.add_op(Access::op(ahead)));
+                    set.push(self.add_op(AccessNode::op(ahead)));
                 } else if !exclusive && !granted {
                     known = self.sets_of_reads.get(&ahead).copied();
                     passed.push(ahead);

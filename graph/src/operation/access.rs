@@ -46,20 +46,20 @@ impl Mode {
 /// `target` is set by the submitter before the access is linked and constant while it is; `links` belong to
 /// the holder of the variable's lock.
 #[repr(C)]
-pub(crate) struct Access<V, T> {
+pub(crate) struct AccessNode<V, T> {
     /// First, so that a pointer to it is a pointer to the access.
     links: UnsafeCell<Links<V, T>>,
     target: UnsafeCell<Option<Target<V, T>>>,
 }
 
-pub(crate) type AccessPtr<V, T> = NonNull<Access<V, T>>;
+pub(crate) type AccessPtr<V, T> = NonNull<AccessNode<V, T>>;
 
 /// A link of a queue's ring: of an access, or the queue's own. Belongs to the holder of the variable's lock.
-pub(crate) type Link<V, T> = NonNull<UnsafeCell<Links<V, T>>>;
+pub(crate) type LinkPtr<V, T> = NonNull<UnsafeCell<Links<V, T>>>;
 
 pub(crate) struct Links<V, T> {
-    pub(crate) previous: Link<V, T>,
-    pub(crate) next: Link<V, T>,
+    pub(crate) previous: LinkPtr<V, T>,
+    pub(crate) next: LinkPtr<V, T>,
 }
 
 impl<V, T> Links<V, T> {
@@ -71,7 +71,7 @@ impl<V, T> Links<V, T> {
 #[repr(C)]
 pub(crate) struct Spilled<V, T> {
     /// First, so that a pointer to it is a pointer to the whole.
-    access: Access<V, T>,
+    access: AccessNode<V, T>,
     op: BlockPtr<V, T>,
 }
 
@@ -140,7 +140,7 @@ impl<V, T> Target<V, T> {
     }
 }
 
-impl<V, T> Access<V, T> {
+impl<V, T> AccessNode<V, T> {
     pub(crate) fn empty() -> Self {
         Self { links: UnsafeCell::new(Links::UNLINKED), target: UnsafeCell::new(None) }
     }
@@ -185,7 +185,7 @@ impl<V, T> Access<V, T> {
     }
 
     #[inline(always)]
-    pub(crate) fn link(access: AccessPtr<V, T>) -> Link<V, T> {
+    pub(crate) fn link(access: AccessPtr<V, T>) -> LinkPtr<V, T> {
         access.cast()
     }
 
@@ -194,7 +194,7 @@ impl<V, T> Access<V, T> {
     /// # Safety
     /// The link is an access's, and was made by [`link`](Self::link).
     #[inline(always)]
-    pub(crate) unsafe fn of(link: Link<V, T>) -> AccessPtr<V, T> {
+    pub(crate) unsafe fn of(link: LinkPtr<V, T>) -> AccessPtr<V, T> {
         link.cast()
     }
 
@@ -219,7 +219,7 @@ impl<V, T> Access<V, T> {
 impl<V, T> Spilled<V, T> {
     #[inline]
     pub(crate) fn new(target: Target<V, T>, op: BlockPtr<V, T>) -> Self {
-        let access = Access::empty();
+        let access = AccessNode::empty();
         // SAFETY: the access was made a line above.
         access.target.with_mut(|place| unsafe { *place = Some(target.with_slot(SPILLED)) });
         Self { access, op }

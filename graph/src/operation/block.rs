@@ -10,7 +10,7 @@ use crate::biased_lock::CriticalSection;
 use crate::graph::GraphState;
 use crate::graph_ref::GraphRef;
 use crate::id::OpId;
-use crate::operation::access::{Access, Spilled, Target};
+use crate::operation::access::{AccessNode, Spilled, Target};
 use crate::operation::accesses::Accesses;
 use crate::operation::targets::{self, Targets};
 use crate::variable::var::VarNode;
@@ -51,7 +51,7 @@ pub(crate) struct Block<V, T> {
     /// Set by the submitter, constant while in flight, but for accesses that are
     /// [withdrawn](Self::keep_writes).
     fixed: UnsafeCell<Fixed<V, T>>,
-    pub(crate) inline: [Access<V, T>; INLINE],
+    pub(crate) inline: [AccessNode<V, T>; INLINE],
     /// Initialized while in flight or referenced.
     payload: UnsafeCell<MaybeUninit<T>>,
 }
@@ -115,7 +115,7 @@ impl<V, T> Block<V, T> {
             graph: UnsafeCell::new(None),
             id: UnsafeCell::new(0),
             fixed: UnsafeCell::new(Fixed { len: 0, unlisted: false, spill: None }),
-            inline: std::array::from_fn(|_| Access::empty()),
+            inline: std::array::from_fn(|_| AccessNode::empty()),
             payload: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -233,13 +233,17 @@ impl<V, T> Block<V, T> {
     #[inline(always)]
     pub(crate) unsafe fn accesses(this: BlockPtr<V, T>) -> Accesses<V, T> {
         // SAFETY: `fixed` is constant while in flight. The pointers are derived from the block's own pointer
-        // and from the vector's buffer, so they may be walked back (`Access::op`).
+        // and from the vector's buffer, so they may be walked back (`AccessNode::op`).
         unsafe {
             (*this.as_ptr()).fixed.with(|fixed| {
                 let left = (*fixed).len as usize;
                 if left <= INLINE {
-                    let first = (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>();
-                    Accesses { next: NonNull::new_unchecked(first), left, stride: size_of::<Access<V, T>>() }
+                    let first = (&raw mut (*this.as_ptr()).inline).cast::<AccessNode<V, T>>();
+                    Accesses {
+                        next: NonNull::new_unchecked(first),
+                        left,
+                        stride: size_of::<AccessNode<V, T>>(),
+                    }
                 } else {
                     let spill = (*fixed).spill.as_ref().expect("there are more than fit inline");
                     let first = spill.accesses.as_ptr().cast_mut().cast();
@@ -264,13 +268,13 @@ impl<V, T> Block<V, T> {
             let mut places = accesses;
             for (place, from) in kept.iter().enumerate() {
                 let to = if inline {
-                    let first = (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>();
+                    let first = (&raw mut (*this.as_ptr()).inline).cast::<AccessNode<V, T>>();
                     Some(NonNull::new_unchecked(first.add(place)))
                 } else {
                     places.next()
                 };
                 if let Some(to) = to.filter(|to| to != from) {
-                    Access::move_to(*from, to, inline.then_some(place));
+                    AccessNode::move_to(*from, to, inline.then_some(place));
                 }
             }
             this.as_ref().fixed.with_mut(|fixed| {

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::biased_lock::CriticalSection;
 use crate::id::{OpId, VarId};
-use crate::operation::access::{Access, AccessPtr, Mode};
+use crate::operation::access::{AccessNode, AccessPtr, Mode};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::completed::Completed;
 use crate::operation::op_ref::OpRef;
@@ -308,7 +308,7 @@ pub(crate) unsafe fn grant_next<V, T>(
     // SAFETY: forwarded to the caller; an operation is pushed once, when its last access is granted.
     let (empty, writes) = guard.queue(|queue| unsafe {
         queue.advance(exclusive, |granted| {
-            let op = Access::op(granted);
+            let op = AccessNode::op(granted);
             if op.as_ref().grant_one(section) {
                 ended.push(op);
             }

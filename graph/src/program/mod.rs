@@ -2,10 +2,10 @@
 //!
 //! | part | what is in it |
 //! |---|---|
-//! | [`ProgramLog`] | the operations with their accesses, as a plain list |
+//! | `log`: [`ProgramLog`] | the operations with their accesses, as a plain list |
 //! | `reduction` | the fewest dependences that keep the recorded order |
-//! | [`ProgramOrder`] | the successors of each operation: computed once, constant from then on |
-//! | [`Countdown`] | one run, by any number of threads |
+//! | `order`: [`ProgramOrder`] | the successors of each operation: computed once, constant from then on |
+//! | `countdown`: [`Countdown`] | one run, by any number of threads |
 //!
 //! A single thread needs no countdown: the order of recording respects every dependence.
 //!

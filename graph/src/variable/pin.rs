@@ -6,7 +6,7 @@
 
 use crate::graph::Graph;
 use crate::id::OpId;
-use crate::operation::access::Access;
+use crate::operation::access::AccessNode;
 use crate::operation::completed::Completed;
 use crate::operation::granted::{DeliverGranted, Granted};
 use crate::variable::var::{Var, VarGuard, VarNode};
@@ -58,7 +58,7 @@ impl<V, T> Var<V, T> {
             guard.queue(|queue| {
                 queue.unpin();
                 queue.advance(false, |granted| {
-                    let op = Access::op(granted);
+                    let op = AccessNode::op(granted);
                     if op.as_ref().grant_one(&section) {
                         ended.push(op);
                     }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::platform::prefetch::prefetch;
 
-use crate::operation::access::{Access, AccessPtr, Link, Links, Mode};
+use crate::operation::access::{AccessNode, AccessPtr, LinkPtr, Links, Mode};
 
 /// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last,
 /// and linking and unlinking need no (unpredictable) branch.
@@ -24,7 +24,7 @@ pub(crate) struct Queue<V, T> {
 struct State<V, T> {
     /// The first access that is not granted; everything behind it is not granted either. The queue's own link
     /// if there is none.
-    waiting: Link<V, T>,
+    waiting: LinkPtr<V, T>,
     /// Writes in the ring, granted or not.
     writes: u32,
     /// Granted reads without an operation, which are not in the ring.
@@ -36,7 +36,7 @@ impl<V, T> Queue<V, T> {
     pub(crate) fn new() -> Self {
         Self {
             ends: UnsafeCell::new(Links::UNLINKED),
-            state: UnsafeCell::new(State { waiting: Link::dangling(), writes: 0, pins: 0 }),
+            state: UnsafeCell::new(State { waiting: LinkPtr::dangling(), writes: 0, pins: 0 }),
         }
     }
 
@@ -51,14 +51,14 @@ impl<V, T> Queue<V, T> {
     }
 
     #[inline(always)]
-    fn end(&self) -> Link<V, T> {
+    fn end(&self) -> LinkPtr<V, T> {
         NonNull::from(&self.ends)
     }
 
     /// # Safety
     /// The caller holds the variable's lock.
     #[inline(always)]
-    unsafe fn first(&self) -> Link<V, T> {
+    unsafe fn first(&self) -> LinkPtr<V, T> {
         // SAFETY: forwarded to the caller.
         self.ends.with(|ends| unsafe { (*ends).next })
     }
@@ -141,7 +141,7 @@ impl<V, T> Queue<V, T> {
         let end = self.end();
         // SAFETY: forwarded to the caller; whatever is linked here is ours by the lock.
         unsafe {
-            let link = Access::link(access);
+            let link = AccessNode::link(access);
             let (last, empty) = self.ends.with(|ends| ((*ends).previous, (*ends).next == end));
             let granted = self.state(|state| {
                 let none_waits = state.waiting == end;
@@ -174,7 +174,7 @@ impl<V, T> Queue<V, T> {
     ) {
         // SAFETY: the neighbours are linked here and we hold the lock; `access` is ours.
         unsafe {
-            let (before, link) = (Access::link(neighbour), Access::link(access));
+            let (before, link) = (AccessNode::link(neighbour), AccessNode::link(access));
             let behind = before.as_ref().with(|links| (*links).next);
             link.as_ref().with_mut(|links| *links = Links { previous: before, next: behind });
             before.as_ref().with_mut(|links| (*links).next = link);
@@ -194,7 +194,7 @@ impl<V, T> Queue<V, T> {
     pub(crate) unsafe fn unlink(&self, access: AccessPtr<V, T>, exclusive: bool) {
         // SAFETY: the access and its neighbours are linked here, and we hold the lock.
         unsafe {
-            let link = Access::link(access);
+            let link = AccessNode::link(access);
             let (previous, next) = link.as_ref().with(|links| ((*links).previous, (*links).next));
             previous.as_ref().with_mut(|links| (*links).next = next);
             next.as_ref().with_mut(|links| (*links).previous = previous);
@@ -210,7 +210,7 @@ impl<V, T> Queue<V, T> {
     /// # Safety
     /// The caller holds the variable's lock; `access` is in this list.
     pub(crate) unsafe fn withdraw(&self, access: AccessPtr<V, T>, exclusive: bool) {
-        let link = Access::link(access);
+        let link = AccessNode::link(access);
         // SAFETY: forwarded to the caller.
         unsafe {
             let next = Self::next(link);
@@ -229,7 +229,7 @@ impl<V, T> Queue<V, T> {
     /// The caller holds the variable's lock; `from` is in this list; the caller owns `to`, which is in no
     /// list.
     pub(crate) unsafe fn replace(&self, from: AccessPtr<V, T>, to: AccessPtr<V, T>) {
-        let (old, new) = (Access::link(from), Access::link(to));
+        let (old, new) = (AccessNode::link(from), AccessNode::link(to));
         // SAFETY: the access and its neighbours are linked here, and we hold the lock.
         unsafe {
             let (previous, next) = old.as_ref().with(|links| ((*links).previous, (*links).next));
@@ -250,7 +250,7 @@ impl<V, T> Queue<V, T> {
     /// # Safety
     /// The caller holds the variable's lock; `write` is in this list.
     pub(crate) unsafe fn is_granted_write(&self, write: AccessPtr<V, T>) -> bool {
-        let link = Access::link(write);
+        let link = AccessNode::link(write);
         // SAFETY: forwarded to the caller.
         unsafe { self.first() == link && self.state(|state| state.waiting != link) }
     }
@@ -284,11 +284,11 @@ impl<V, T> Queue<V, T> {
                 return;
             }
             let idle = self.first() == waiting;
-            if Access::of(waiting).as_ref().target().is_exclusive() {
+            if AccessNode::of(waiting).as_ref().target().is_exclusive() {
                 if !idle || self.pins() > 0 {
                     return;
                 }
-                grant(Access::of(waiting));
+                grant(AccessNode::of(waiting));
                 waiting = Self::next(waiting);
                 // What was submitted long ago has left the cache.
                 prefetch::<1, _>(waiting);
@@ -297,8 +297,8 @@ impl<V, T> Queue<V, T> {
                 if !joins {
                     return;
                 }
-                while waiting != end && !Access::of(waiting).as_ref().target().is_exclusive() {
-                    grant(Access::of(waiting));
+                while waiting != end && !AccessNode::of(waiting).as_ref().target().is_exclusive() {
+                    grant(AccessNode::of(waiting));
                     waiting = Self::next(waiting);
                 }
             }
@@ -334,13 +334,13 @@ impl<V, T> Queue<V, T> {
         // SAFETY: forwarded to the caller.
         let waiting = unsafe { self.state(|state| state.waiting) };
         let mut granted = false;
-        let mut behind = Access::link(access);
+        let mut behind = AccessNode::link(access);
         std::iter::from_fn(move || {
             granted |= behind == waiting;
             // SAFETY: the link is in this ring, and the caller holds the lock.
             behind = unsafe { behind.as_ref() }.with(|links| unsafe { (*links).previous });
             // SAFETY: every link but the queue's own is an access's.
-            (behind != end).then(|| (unsafe { Access::of(behind) }, granted))
+            (behind != end).then(|| (unsafe { AccessNode::of(behind) }, granted))
         })
     }
 
@@ -359,7 +359,7 @@ impl<V, T> Queue<V, T> {
             .map(move |link| {
                 granted &= waiting != link;
                 // SAFETY: every link but the queue's own is an access's.
-                (unsafe { Access::of(link) }, granted)
+                (unsafe { AccessNode::of(link) }, granted)
             })
     }
 
@@ -373,18 +373,18 @@ impl<V, T> Queue<V, T> {
     ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
         let end = self.end();
         // SAFETY: the links are in this ring, and the caller holds the lock.
-        let first = unsafe { Self::next(Access::link(access)) };
+        let first = unsafe { Self::next(AccessNode::link(access)) };
         // SAFETY: as above.
         std::iter::successors(Some(first), |link| Some(unsafe { Self::next(*link) }))
             .take_while(move |link| *link != end)
             // SAFETY: every link but the queue's own is an access's.
-            .map(|link| unsafe { Access::of(link) })
+            .map(|link| unsafe { AccessNode::of(link) })
     }
 
     /// # Safety
     /// The caller holds the lock of the variable in whose ring the link is.
     #[inline(always)]
-    unsafe fn next(link: Link<V, T>) -> Link<V, T> {
+    unsafe fn next(link: LinkPtr<V, T>) -> LinkPtr<V, T> {
         // SAFETY: forwarded to the caller.
         unsafe { link.as_ref() }.with(|links| unsafe { (*links).next })
     }

@@ -13,7 +13,7 @@ use crate::biased_lock::CriticalSection;
 use crate::graph::GraphState;
 use crate::graph_ref::GraphRef;
 use crate::id::{OpId, VarId};
-use crate::operation::access::{Access, Mode};
+use crate::operation::access::{AccessNode, Mode};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::collapse::Group;
@@ -213,7 +213,9 @@ impl<V, T> Var<V, T> {
                     let granted = queue.iter().take_while(|(access, granted)| {
                         *granted && access.as_ref().target().mode().is_exclusive()
                     });
-                    granted.map(|(access, _)| Access::op(access)).find(|writer| writer.as_ref().id() == op)
+                    granted
+                        .map(|(access, _)| AccessNode::op(access))
+                        .find(|writer| writer.as_ref().id() == op)
                 });
                 if let Some(writer) = writer {
                     let payload = writer.as_ref().payload();
@@ -429,7 +431,7 @@ impl<V, T> VarNode<V, T> {
                 let queued = queue.iter();
                 let wanted =
                     queued.filter(|(access, granted)| wanted(access.as_ref().target().mode(), *granted));
-                found.extend(wanted.filter_map(|(access, _)| OpRef::of_listed(Access::op(access))));
+                found.extend(wanted.filter_map(|(access, _)| OpRef::of_listed(AccessNode::op(access))));
             });
         }
     }

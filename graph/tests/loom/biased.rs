@@ -43,7 +43,7 @@ fn the_last_handle_on_a_biased_graph_is_dropped_while_the_operation_completes() 
         let granted = graph.op((), [(&var, WRITE)]).submit_unreferenced().unwrap();
         let theirs = graph.clone();
         let thread = thread::spawn(move || {
-            granted.complete(|_| (), |_| unreachable!("nobody waits"));
+            granted.complete(|_| (), |_| unreachable!("no thread waits"));
             drop(theirs);
         });
         drop(var);

@@ -109,7 +109,7 @@ fn a_flag_is_seen_by_whoever_is_granted_through_another_variable() {
         let look = |granted: Granted<usize, Uses>| {
             let flags: u32 = granted.accesses().map(|access| access.flags()).sum();
             assert_eq!(flags, 1, "the flag on A");
-            granted.complete(|_| (), |_| unreachable!("nobody waits"));
+            granted.complete(|_| (), |_| unreachable!("no thread waits"));
         };
         let thread = thread::spawn(move || {
             second.complete(|_| (), look);

@@ -262,7 +262,7 @@ fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>,
         for (var, (mode, version)) in found {
             // An operation that found version v came after the write that made it, and a reader before the next write.
             if *version > 0 {
-                let maker = writers.get(&(*var, version - 1)).ok_or("a version that nobody wrote")?;
+                let maker = writers.get(&(*var, version - 1)).ok_or("a version that no thread wrote")?;
                 order.add_edge(nodes[maker], nodes[name], ());
             }
             if let (Mode::Read, Some(next)) = (mode, writers.get(&(*var, *version))) {

@@ -209,7 +209,7 @@ impl Shared {
 
 impl Link {
     /// Lets the peer read a segment, and returns the number by which the peer asks for it. One that the peer had no descriptor for is shown
-    /// once more, under the same number. Once this process lets go of the segment, the peer does.
+    /// once more, under the same number. Once this process releases the segment, the peer does.
     ///
     /// # Errors
     /// [`LinkError::Full`] while the socket is, for which [`when_room`](Self::when_room) waits; the peer closed, died or broke the protocol;
@@ -271,7 +271,7 @@ impl Link {
         let unused = shown.free.last().copied().or(next);
         let Some(number) = known.map(|(number, _)| number).or(unused) else {
             return Err(LinkError::Invalid(format!(
-                "a link shows {SEGMENTS} segments at a time, of which each tensor that is shared for writing has one of its own: let go of \
+                "a link shows {SEGMENTS} segments at a time, of which each tensor that is shared for writing has one of its own: release \
                  such tensors, or make another link"
             )));
         };

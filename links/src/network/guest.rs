@@ -17,7 +17,7 @@ use crate::nixl::{Agent, NixlError};
 const ASKED_MAX: usize = 1 << 16;
 /// How long a connection may say nothing before it greets.
 const GREETING_TIME: Duration = Duration::from_secs(10);
-/// Memory that its owner has let go of, and that the agent of a connection keeps: beyond so many segments or bytes another connection
+/// Memory that its owner has released, and that the agent of a connection keeps: beyond so many segments or bytes another connection
 /// takes its place. Making one takes 0.1 s.
 const UNUSED_MAX: usize = 256;
 const UNUSED_BYTES_MAX: usize = 1 << 30;

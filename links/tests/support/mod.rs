@@ -113,7 +113,7 @@ impl Peer {
         }
     }
 
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         // SAFETY: a signal to a child of this process, which is not reaped.
         unsafe { libc::kill(self.process().cast_signed(), libc::SIGCONT) };
     }

@@ -118,7 +118,7 @@ fn waits(trace: &Trace) -> HashMap<String, (Nanos, HashSet<OperationId>)> {
             (_, _, Some(thread)) => format!("on thread `{}`", shown(&thread.name)),
             _ => continue,
         };
-        let change = format!("go on without waiting {place}: the program submitted nothing meanwhile");
+        let change = format!("continue without waiting {place}: the program submitted nothing meanwhile");
         let (time, ids) = places.entry(change).or_default();
         *time += resumed.saturating_sub(operation.submitted);
         ids.insert(operation.id);
@@ -159,28 +159,28 @@ fn change(trace: &Trace, what: What) -> Option<String> {
     Some(match what {
         What::Run(id) => format!("make {} faster", sentences::name(trace, id)),
         What::Stall(Cause::Leased, Blocker::Lease(id)) => {
-            format!("give back sooner: {}", sentences::lease(trace, id))
+            format!("release sooner: {}", sentences::lease(trace, id))
         }
         What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
         What::Stall(Cause::NoWorker, Blocker::None) => return None,
         // How long a function held the lock is not recorded.
         What::Stall(Cause::NoWorker, _) if needs_lock(trace) => {
-            "use more workers, if what they run lets go of the Python lock".into()
+            "use more workers, if what they run releases the Python lock".into()
         }
         What::Stall(Cause::NoWorker, _) => "use more workers".into(),
         What::Stall(
             Cause::NotResumed,
-            blocker @ (Blocker::Interpreter | Blocker::Holder(_) | Blocker::Operation(_)),
+            blocker @ (Blocker::Interpreter | Blocker::LockOwner(_) | Blocker::Operation(_)),
         ) => {
             let holder = match blocker {
                 Blocker::Operation(id) => format!(" in {}", sentences::name(trace, id)),
-                Blocker::Holder(track) => trace
+                Blocker::LockOwner(track) => trace
                     .tracks
                     .get(track)
                     .map_or_else(String::new, |track| format!(" on thread `{}`", shown(&track.name))),
                 _ => String::new(),
             };
-            format!("hold the Python lock for less time{holder}, or let go of it in long calls")
+            format!("hold the Python lock for less time{holder}, or release it during long calls")
         }
         What::Stall(Cause::NotResumed, Blocker::EventLoop) => {
             "keep the event loop free: move what blocks it to an operation or a thread".into()

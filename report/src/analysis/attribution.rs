@@ -13,7 +13,7 @@
 //! workers were busy, or one had to wake up; its thread was awake and had not the interpreter's lock. Device work waits once more
 //! on its queue.
 //!
-//! Each division goes on where the one before ended and never turns back (`tiling`), so the stretches of an access tile the
+//! Each division goes on where the one before ended and never turns back (`tiling`), so the intervals of an access tile the
 //! time that it waited whatever the trace says: without gap, without overlap.
 
 mod counters;

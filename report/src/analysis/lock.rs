@@ -46,38 +46,38 @@ pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
 #[derive(Default)]
 struct Runner {
     /// In order of time, apart from each other: from, to, what ran. `None` is the program itself.
-    stretches: Vec<(Nanos, Nanos, Option<OperationId>)>,
+    intervals: Vec<(Nanos, Nanos, Option<OperationId>)>,
     /// How long it ran before each.
     before: Vec<Nanos>,
 }
 
 impl Runner {
-    fn of(mut stretches: Vec<(Nanos, Nanos, Option<OperationId>)>) -> Self {
-        stretches.sort_unstable();
-        let (mut end, mut sum, mut before) = (0, 0, Vec::with_capacity(stretches.len()));
-        for (from, to, _) in &mut stretches {
+    fn of(mut intervals: Vec<(Nanos, Nanos, Option<OperationId>)>) -> Self {
+        intervals.sort_unstable();
+        let (mut end, mut sum, mut before) = (0, 0, Vec::with_capacity(intervals.len()));
+        for (from, to, _) in &mut intervals {
             *from = (*from).max(end);
             *to = (*to).max(*from);
             before.push(sum);
             sum += *to - *from;
             end = *to;
         }
-        Self { stretches, before }
+        Self { intervals, before }
     }
 
     /// How long it ran until `at`.
     fn until(&self, at: Nanos) -> Nanos {
-        let Some(last) = self.stretches.partition_point(|(from, ..)| *from < at).checked_sub(1) else {
+        let Some(last) = self.intervals.partition_point(|(from, ..)| *from < at).checked_sub(1) else {
             return 0;
         };
-        let (from, to, _) = self.stretches[last];
+        let (from, to, _) = self.intervals[last];
         self.before[last] + to.min(at) - from
     }
 
     /// What ran last before `at`.
     fn last(&self, at: Nanos) -> Option<(Nanos, Nanos, Option<OperationId>)> {
-        let last = self.stretches.partition_point(|(from, ..)| *from < at).checked_sub(1)?;
-        Some(self.stretches[last])
+        let last = self.intervals.partition_point(|(from, ..)| *from < at).checked_sub(1)?;
+        Some(self.intervals[last])
     }
 }
 
@@ -115,7 +115,7 @@ fn runners(trace: &Trace) -> BTreeMap<TrackId, Runner> {
             at = at.max(to);
         }
     }
-    bodies.into_iter().map(|(track, stretches)| (track, Runner::of(stretches))).collect()
+    bodies.into_iter().map(|(track, intervals)| (track, Runner::of(intervals))).collect()
 }
 
 fn holder(
@@ -144,6 +144,6 @@ fn holder(
             let is_whole = to.min(stall.to).saturating_sub(from.max(stall.from)) >= stall.duration() / 10 * 9;
             is_whole.then_some(Blocker::Operation(id))
         }
-        None => Some(Blocker::Holder(track)),
+        None => Some(Blocker::LockOwner(track)),
     }
 }

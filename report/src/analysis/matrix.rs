@@ -32,7 +32,7 @@ fn cell(trace: &Trace, root: &Root) -> (Place, Place) {
         Blocker::Operation(id) => of_blocker(trace, id),
         Blocker::Lease(id) => of_library(id, trace.lease(id).and_then(|lease| lease.library)),
         // The program itself had the Python lock.
-        Blocker::Holder(_) => Place::Host(process_of(root.waiter)),
+        Blocker::LockOwner(_) => Place::Host(process_of(root.waiter)),
         Blocker::None
         | Blocker::Pool
         | Blocker::Queue(_)
@@ -45,7 +45,7 @@ fn cell(trace: &Trace, root: &Root) -> (Place, Place) {
 }
 
 impl Matrix {
-    /// For each cell, the longest of these stretches, as an index.
+    /// For each cell, the longest of these intervals, as an index.
     pub(crate) fn longest(&self, trace: &Trace, roots: &[Root]) -> Vec<Vec<Option<usize>>> {
         let at = |name: &str| self.libraries.iter().position(|library| library == name);
         let mut places: HashMap<Place, Option<usize>> = HashMap::new();

@@ -310,7 +310,7 @@ fn add(all: &mut Trace, mut trace: Trace) -> String {
         id(&mut stall.waiter);
         match &mut stall.blocker {
             Blocker::Operation(which) | Blocker::Lease(which) => id(which),
-            Blocker::Queue(which) | Blocker::Thread(which) | Blocker::Holder(which) => track(which),
+            Blocker::Queue(which) | Blocker::Thread(which) | Blocker::LockOwner(which) => track(which),
             Blocker::None | Blocker::Pool | Blocker::Observer | Blocker::Interpreter | Blocker::EventLoop => {
             }
         }

@@ -15,7 +15,7 @@ pub(crate) enum Row {
     Library(Option<LibraryId>),
 }
 
-/// A stretch of time in a row. One without an end is a moment.
+/// A interval of time in a row. One without an end is a moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Placed {
     pub row: Row,
@@ -133,11 +133,11 @@ pub(crate) fn known(trace: &Trace, library: Option<LibraryId>) -> Option<Library
     library.filter(|&library| library < trace.libraries.len())
 }
 
-/// Puts stretches of time, which must come in order of their beginnings, into as few shelves as hold them side by side; gives
-/// the shelf of each. A stretch may begin at the moment at which another ends.
+/// Puts intervals of time, which must come in order of their beginnings, into as few shelves as hold them side by side; gives
+/// the shelf of each. A interval may begin at the moment at which another ends.
 ///
-/// Greedy interval partitioning: as many shelves as there are stretches at the same moment at most.
-pub(crate) fn shelves(stretches: impl Iterator<Item = (Nanos, Nanos)>) -> Vec<usize> {
+/// Greedy interval partitioning: as many shelves as there are intervals at the same moment at most.
+pub(crate) fn shelves(intervals: impl Iterator<Item = (Nanos, Nanos)>) -> Vec<usize> {
     let mut busy = BinaryHeap::new();
     let mut free = BinaryHeap::new();
     let mut count = 0;
@@ -158,7 +158,7 @@ pub(crate) fn shelves(stretches: impl Iterator<Item = (Nanos, Nanos)>) -> Vec<us
         busy.push(Reverse((to, shelf)));
         shelf
     };
-    stretches.map(place).collect()
+    intervals.map(place).collect()
 }
 
 #[cfg(test)]
@@ -166,8 +166,8 @@ mod tests {
     use super::shelves;
 
     #[test]
-    fn stretches_share_a_shelf_where_they_do_not_overlap() {
-        let stretches = [(0, 10), (2, 4), (4, 4), (4, 9), (9, 12), (10, 11)];
-        assert_eq!(shelves(stretches.into_iter()), [0, 1, 1, 1, 1, 0]);
+    fn intervals_share_a_shelf_where_they_do_not_overlap() {
+        let intervals = [(0, 10), (2, 4), (4, 4), (4, 9), (9, 12), (10, 11)];
+        assert_eq!(shelves(intervals.into_iter()), [0, 1, 1, 1, 1, 0]);
     }
 }

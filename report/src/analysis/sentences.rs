@@ -128,7 +128,7 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
         (Cause::NotResumed, Blocker::Operation(id)) => {
             format!("the Python lock was held elsewhere, and only {} ran", name(trace, id))
         }
-        (Cause::NotResumed, Blocker::Holder(track)) => {
+        (Cause::NotResumed, Blocker::LockOwner(track)) => {
             let track = shown(trace.track_name(track, ""));
             format!("the Python lock was held elsewhere, and only thread `{track}` was not seen waiting")
         }

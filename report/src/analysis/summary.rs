@@ -325,13 +325,13 @@ struct Wait {
     total: Nanos,
     /// The longest of them, and how long it was.
     longest: Nanos,
-    /// The longest stretch of that one.
+    /// The longest interval of that one.
     main: Root,
     /// Whether all waited for the same tensor.
     is_of_one: bool,
 }
 
-/// The parts of one wait by what was at their root: time, and the longest stretch.
+/// The parts of one wait by what was at their root: time, and the longest interval.
 type Parts = HashMap<(Cause, Rc<str>), (Nanos, Root)>;
 
 /// The waits of all operations, equal ones as one.
@@ -405,7 +405,7 @@ fn blamed(trace: &Trace, blocker: Blocker) -> String {
         Blocker::Queue(track) => shown(trace.track_name(track, "a queue")).to_string(),
         Blocker::Observer => "the observer of fences".into(),
         Blocker::Interpreter => "the Python lock".into(),
-        Blocker::Holder(track) => format!("the Python lock, by {}", thread(trace, track)),
+        Blocker::LockOwner(track) => format!("the Python lock, by {}", thread(trace, track)),
         Blocker::EventLoop => "the event loop".into(),
         Blocker::Thread(track) => thread(trace, track),
     }

@@ -2,7 +2,7 @@
 //! the rest.
 //!
 //! Unlike the critical path, which knows work alone, this covers the whole time: work, waiting of every cause, and the time
-//! that the program itself let pass. Its stretches follow each other without gap, so they sum up to the run time.
+//! that the program itself let pass. Its intervals follow each other without gap, so they sum up to the run time.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use crate::analysis::attribution::{is_own_time, queue_of};
 use crate::analysis::what_if::SAME_MOMENT_MAX;
 use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId, TrackKind};
 
-/// A stretch of the walk.
+/// A interval of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     /// Since when.
@@ -23,7 +23,7 @@ pub struct Step {
     pub what: What,
 }
 
-/// What a stretch of the walk was spent on.
+/// What a interval of the walk was spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum What {
     /// An operation ran.
@@ -34,7 +34,7 @@ pub enum What {
     Program,
 }
 
-/// Walks back; the stretches come in order of time.
+/// Walks back; the intervals come in order of time.
 pub fn walk(trace: &Trace) -> Vec<Step> {
     walked(trace).steps
 }

@@ -240,8 +240,8 @@ impl<'a> Simulation<'a> {
         while let Some(Reverse((time, event, at))) = self.events.pop() {
             match event {
                 Event::Submitted => {
-                    if self.goes_on(at) {
-                        self.go_on(at, time);
+                    if self.resumes(at) {
+                        self.resume(at, time);
                     }
                     self.met(at, time);
                 }
@@ -252,11 +252,11 @@ impl<'a> Simulation<'a> {
     }
 
     /// Whether the program does not wait for this one.
-    fn goes_on(&self, at: usize) -> bool {
+    fn resumes(&self, at: usize) -> bool {
         self.change.unwaited.contains(&self.graph.trace.operations[at].id)
     }
 
-    fn go_on(&mut self, at: usize, time: Nanos) {
+    fn resume(&mut self, at: usize, time: Nanos) {
         if let Some((_, tail)) = self.graph.tail.filter(|(last, _)| *last == at) {
             self.end = self.end.max(time.saturating_add(tail));
         }
@@ -285,8 +285,8 @@ impl<'a> Simulation<'a> {
         let operation = &self.graph.trace.operations[at];
         let takes = if self.change.shared.contains(&operation.id) { 0 } else { task.takes };
         let end = begin.saturating_add(takes);
-        if !self.goes_on(at) {
-            self.go_on(at, begin);
+        if !self.resumes(at) {
+            self.resume(at, begin);
         }
         match task.place {
             // A lease may well last longer than all that is waited for.

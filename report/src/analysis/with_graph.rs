@@ -172,7 +172,7 @@ impl WithGraph {
                 let how = if change.change == "no copy" {
                     "hand over without a copy"
                 } else {
-                    "go on without waiting"
+                    "continue without waiting"
                 };
                 (format!("{how}: {}", change.call), change.saves_ns)
             })

@@ -48,7 +48,7 @@ pub(crate) fn replace_alike(
 }
 
 /// Refuses a path at which there is a file of another kind: one that is not empty and does not begin with `head`. With a wrong
-/// path no program and no recording is lost.
+/// path no program and no trace is lost.
 ///
 /// # Errors
 /// As those of [`check_target`]; `AlreadyExists` for a file of another kind.

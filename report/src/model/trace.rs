@@ -331,7 +331,7 @@ pub struct Lease {
     pub closed: Option<Nanos>,
 }
 
-/// A stretch of time in which one access of one operation waited, for one reason.
+/// A interval of time in which one access of one operation waited, for one reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stall {
     /// Who waited.
@@ -417,7 +417,7 @@ pub enum Blocker {
     /// A thread that had been woken was not running yet.
     Thread(TrackId),
     /// A thread of the program, which alone ran while the Python lock was taken. Only reports have it: files have `Interpreter`.
-    Holder(TrackId),
+    LockOwner(TrackId),
 }
 
 /// The kind of conflict between two accesses.

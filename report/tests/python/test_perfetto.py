@@ -1,6 +1,6 @@
 """The trace that the report crate writes, read with Perfetto's own schema: is it one, and is it sound?
 
-Perfetto's importer drops what does not fit together, and counts it where nobody looks. These tests ask for all of it to fit:
+Perfetto's importer drops what does not fit together, and counts it where no thread looks. These tests ask for all of it to fit:
 known fields only, tracks that exist, slices that lie apart, flows with two ends that run forwards, strings that were interned.
 """
 

@@ -46,7 +46,12 @@ fn a_program_that_looks_at_each_result_should_look_later() {
     let told = program.report(72 * MS);
     // 8 to load the first batch, four times 10 to train.
     let expected = 72 * MS - 48 * MS;
-    assert_eq!(saves(&told, "go on without waiting at program.py:41"), Some(expected), "{:?}", told.advice);
+    assert_eq!(
+        saves(&told, "continue without waiting at program.py:41"),
+        Some(expected),
+        "{:?}",
+        told.advice
+    );
 }
 
 #[test]
@@ -102,7 +107,7 @@ fn a_worker_that_sleeps_is_not_one_that_is_busy() {
     let part = program.0.operations.last_mut().unwrap();
     (part.awake, part.began) = (Some(15 * MS), Some(15 * MS + MS / 2));
     let told = program.report(16 * MS);
-    assert_eq!(saves(&told, "use more workers, if what they run lets go of the Python lock"), Some(5 * MS));
+    assert_eq!(saves(&told, "use more workers, if what they run releases the Python lock"), Some(5 * MS));
 }
 
 #[test]
@@ -135,7 +140,7 @@ fn a_wait_for_an_operation_by_name_is_played_too() {
         program.waited_for(turn * 10 * MS, (turn + 1) * 10 * MS, 1 + turn);
     }
     let told = program.report(40 * MS);
-    assert_eq!(saves(&told, "go on without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
+    assert_eq!(saves(&told, "continue without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
 }
 
 #[test]
@@ -153,7 +158,7 @@ fn the_copy_of_an_import_makes_no_worker_of_the_programs_thread() {
     }
     let told = program.report(40 * MS);
     // Three workers take two rounds, and four would take one.
-    assert_eq!(saves(&told, "go on without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
+    assert_eq!(saves(&told, "continue without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
 }
 
 #[test]
@@ -232,7 +237,11 @@ fn who_held_the_python_lock_is_named_once_in_a_trace_that_is_put_together() {
     let told = report(&program.0);
     let merged = merge(vec![program.0]).unwrap();
     // Reports of it find nothing to change, and copy nothing.
-    assert!(merged.stalls.iter().any(|stall| stall.blocker == Blocker::Holder(MAIN)), "{:?}", merged.stalls);
+    assert!(
+        merged.stalls.iter().any(|stall| stall.blocker == Blocker::LockOwner(MAIN)),
+        "{:?}",
+        merged.stalls
+    );
     assert_eq!(report(&merged), told);
 }
 

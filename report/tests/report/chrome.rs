@@ -1,4 +1,4 @@
-//! Chrome JSON: it parses, its stretches lie side by side, its arrows have both ends and run forwards.
+//! Chrome JSON: it parses, its intervals lie side by side, its arrows have both ends and run forwards.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ fn check(events: &[Value]) {
 }
 
 #[test]
-fn a_pipeline_has_a_stretch_per_operation_lease_and_stall() {
+fn a_pipeline_has_an_interval_per_operation_lease_and_stall() {
     let trace = made_up::trace(2_000);
     let events = events(&trace);
     check(&events);
@@ -58,7 +58,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_recording_becomes_a_sound_file(trace in strategies::trace()) {
+    fn any_trace_becomes_a_sound_file(trace in strategies::trace()) {
         check(&events(&trace));
     }
 }

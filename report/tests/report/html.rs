@@ -82,7 +82,7 @@ fn cells_of_a_merged_trace_lead_to_their_longest_wait() {
 }
 
 #[test]
-fn an_empty_recording_has_a_page() {
+fn an_empty_trace_has_a_page() {
     let data = embedded(&page(&Trace::default()));
     assert_eq!(data["operations"]["id"][1], 0);
 }
@@ -91,7 +91,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn nothing_of_a_recording_becomes_markup(mut trace in strategies::trace()) {
+    fn nothing_of_a_trace_becomes_markup(mut trace in strategies::trace()) {
         trace.stalls.retain(|stall| stall.to > stall.from);
         let page = page(&trace);
         prop_assert_eq!(markup(&page), markup(&self::page(&Trace::default())));

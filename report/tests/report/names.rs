@@ -58,7 +58,7 @@ fn obeyed(text: &str) -> Option<String> {
 }
 
 #[test]
-fn a_terminal_obeys_nothing_of_a_recording() {
+fn a_terminal_obeys_nothing_of_a_trace() {
     let mut file = Vec::new();
     perfetto::write(&trace(), &mut file).unwrap();
     let trace = perfetto::read(&file);

@@ -31,7 +31,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn any_recording_comes_back_as_it_was(trace in strategies::trace()) {
+    fn any_trace_comes_back_as_it_was(trace in strategies::trace()) {
         prop_assert_eq!(perfetto::read(&bytes(&trace)), trace);
     }
 

@@ -1,4 +1,4 @@
-//! Whatever a trace says, true or not: the stretches of each access tile a time that begins with its submission, and what is
+//! Whatever a trace says, true or not: the intervals of each access tile a time that begins with its submission, and what is
 //! built on them neither fails nor loses a nanosecond.
 
 use std::collections::HashMap;
@@ -111,7 +111,7 @@ fn trace() -> BoxedStrategy<Trace> {
         .boxed()
 }
 
-/// Joins stretches that follow each other; `None` if two overlap.
+/// Joins intervals that follow each other; `None` if two overlap.
 fn joined(stalls: &[&Stall]) -> Option<Vec<(u64, u64)>> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for stall in stalls {
@@ -397,7 +397,7 @@ fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_st
 
 proptest! {
     #[test]
-    fn stretches_tile_the_time_that_was_waited(mut trace in trace()) {
+    fn intervals_tile_the_time_that_was_waited(mut trace in trace()) {
         attribute(&mut trace);
         let mut accesses: HashMap<(u64, usize), Vec<&Stall>> = HashMap::new();
         let mut critical: HashMap<u64, Vec<&Stall>> = HashMap::new();

@@ -131,7 +131,7 @@ fn a_synchronize_inside_a_loop() {
     );
     let advice = &told.advice[0];
     assert!(
-        advice.change.starts_with("go on without waiting: `jax.Array.block_until_ready` at program.py:7")
+        advice.change.starts_with("continue without waiting: `jax.Array.block_until_ready` at program.py:7")
     );
     assert_eq!(advice.saves_ns, 60 * MS);
 }

@@ -19,7 +19,7 @@
 //!
 //! `--cfg estafette_portable` switches the special forms off, and so do the model checkers: what they run is portable.
 //!
-//! [`exit`] is the same everywhere, [`signal`] and [`descriptor`] on every Unix; so is most of [`library`], where the standard library knows the difference.
+//! [`exit`] is the same everywhere, `child` forks for tests, [`signal`] and [`descriptor`] on every Unix; so is most of [`library`], where the standard library knows the difference.
 
 #[cfg(unix)]
 #[doc(hidden)]

@@ -6,6 +6,16 @@
 //! [`time::Instant`], that moves a little whenever it is read, and to the next timeout when no thread can go
 //! on. [`clock::start`] starts the thread that moves it, and [`scheduler::Seeded`] lets it run at the right
 //! moments. Without that thread, as in models of single protocols, timeouts never end waits.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `clock` | the clock of one execution, its timers, and the thread that moves it |
+//! | `local` | thread-locals of the execution's threads, with the interface of `std`'s |
+//! | `scheduler` | a scheduler whose every choice follows from one seed, and which knows the thread that moves the clock |
+//! | `statics` | statics that begin anew with each execution |
+//! | `sync` | shuttle's `std::sync`, with timeouts that the clock of the execution ends, and with `OnceLock` |
+//! | `thread` | shuttle's `std::thread`, with timeouts that the clock of the execution ends, and threads that can be refused |
+//! | `time` | `std::time` by the clock of the execution |
 
 use std::cell::RefCell;
 

@@ -198,7 +198,7 @@ fn nodes_that_nothing_orders_run_in_any_order_and_at_the_same_time() {
 static SEEN: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
 
 unsafe extern "C" fn note(branch: *mut std::ffi::c_void) {
-    SEEN.lock().expect("nobody panics with it").push(branch.addr());
+    SEEN.lock().expect("no thread panics with it").push(branch.addr());
 }
 
 /// Two launches of one graph, and a launch beside other work, are ordered as any other commands are, or are a

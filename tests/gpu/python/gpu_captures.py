@@ -16,7 +16,7 @@ NAMES = {library.name: library for library in FOUND}
 
 
 def end_leases(engine: est.Engine, library: Library) -> None:
-    """Imports an array, gives it out again, and lets go of all of it: by the library's stream and by the host."""
+    """Imports an array, gives it out again, and releases all of it: by the library's stream and by the host."""
     tensor = engine.from_dlpack(library.full(COUNT, 1.0))
     kept = library.using(tensor)
     del kept

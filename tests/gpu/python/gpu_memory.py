@@ -58,7 +58,7 @@ def check_torch_gets_what_was_held() -> None:
         begin = time.perf_counter()
         del held
         engine.wait_all(timeout=60)
-        let_go = time.perf_counter() - begin
+        release = time.perf_counter() - begin
         # Memory of a pool goes back when somebody synchronizes.
         deadline = time.monotonic() + 20
         while True:
@@ -76,7 +76,7 @@ def check_torch_gets_what_was_held() -> None:
         report(
             "passed",
             f"{size / GIB:.0f} of {total / GIB:.0f} GiB held beside torch",
-            f"held after {took:.2f} s, let go within {let_go:.3f} s, {(before - after) / (1 << 20):.0f} MiB kept",
+            f"held after {took:.2f} s, released within {release:.3f} s, {(before - after) / (1 << 20):.0f} MiB kept",
         )
 
 

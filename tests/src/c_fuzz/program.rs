@@ -93,7 +93,7 @@ struct Program {
     /// its own end would never end.
     derived: Vec<DLFence>,
     foreign: Vec<(*const ForeignFence, DLFence)>,
-    recordings: Vec<Recorded>,
+    recorded_programs: Vec<Recorded>,
     operators: Vec<Registered>,
     contexts: Vec<Registration>,
     remote: Remote,
@@ -189,7 +189,7 @@ impl Program {
             fences: Vec::new(),
             derived: Vec::new(),
             foreign: Vec::new(),
-            recordings: Vec::new(),
+            recorded_programs: Vec::new(),
             operators: Vec::new(),
             contexts: Vec::new(),
             remote: Remote::default(),
@@ -267,7 +267,7 @@ impl Program {
         }
         self.end_of_remote();
         self.operators.drain(..).for_each(Registered::unregister);
-        self.recordings.drain(..).for_each(Recorded::destroy);
+        self.recorded_programs.drain(..).for_each(Recorded::destroy);
         self.drain();
         let failures = self.shared.failures.load(SeqCst) > 0;
         for tensor in self.tensors.drain(..) {
@@ -292,7 +292,7 @@ impl Program {
             // SAFETY: held, and released once.
             unsafe {
                 let settled = fence.wait.is_some_and(|wait| wait(fence.context, END.as_nanos() as u64) <= 0);
-                assert!(settled, "a fence of ours never settles");
+                assert!(settled, "a fence of Estafette never settles");
                 if let Some(release) = fence.release {
                     release(fence.context);
                 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 mod arrow;
 mod operators;
-mod recordings;
+mod traces;
 
 /// One target.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Target {
 /// Every target.
 pub const TARGETS: &[Target] = &[
     Target { name: "c-abi", run: |bytes| drop(crate::c_fuzz::run(bytes)) },
-    Target { name: "recordings", run: recordings::run },
+    Target { name: "traces", run: traces::run },
     Target { name: "arrow", run: arrow::run },
     Target { name: "operators", run: operators::run },
 ];

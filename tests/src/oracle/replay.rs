@@ -11,7 +11,7 @@ use super::world::{Ended, World, digest, written};
 
 /// Counts of the oracle, so that a test can see that the program did something.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct Counts {
     /// Bodies that ran and ended well.
     pub well: usize,
     /// Bodies that ran and failed.
@@ -42,9 +42,9 @@ struct Known {
 ///
 /// # Panics
 /// When anything is not as if the operations had run one by one.
-pub fn replay(world: &World) -> Tally {
+pub fn replay(world: &World) -> Counts {
     let ran = ran(world);
-    let mut tally = Tally::default();
+    let mut counts = Counts::default();
     let cell = Known {
         value: Some(0),
         version: world.first_version,
@@ -85,8 +85,8 @@ pub fn replay(world: &World) -> Tally {
         let skipped = !causes.is_empty() || ended.cancelled;
         assert_eq!(ran[op], !skipped, "operation {op} {plan:?}: inputs poisoned by {causes:?}, {ended:?}");
         let poison = if skipped {
-            tally.skipped += usize::from(!ended.cancelled);
-            tally.cancelled += usize::from(ended.cancelled);
+            counts.skipped += usize::from(!ended.cancelled);
+            counts.cancelled += usize::from(ended.cancelled);
             poison_of_skipped(world, op, ended, &causes)
         } else {
             // What it reads is known, since no broken device may have failed it.
@@ -97,8 +97,8 @@ pub fn replay(world: &World) -> Tally {
                 let before = if *reads { known(&cells[*cell]) } else { 0 };
                 cells[*cell].value = Some(written(op, *cell, seen, before));
             }
-            tally.well += usize::from(plan.fate == Fate::Well);
-            tally.failed += usize::from(plan.fate != Fate::Well);
+            counts.well += usize::from(plan.fate == Fate::Well);
+            counts.failed += usize::from(plan.fate != Fate::Well);
             poison_of_run(world, op, ended)
         };
         for (cell, _, _) in accesses.into_iter().filter(|(_, _, writes)| *writes) {
@@ -109,7 +109,7 @@ pub fn replay(world: &World) -> Tally {
     for (number, known) in cells.iter().enumerate().filter(|(_, known)| !known.doubtful) {
         compare(world, number, known);
     }
-    tally
+    counts
 }
 
 /// Which bodies ran; every operation has signed every one of its cells once, and always the same, or none if

@@ -187,7 +187,7 @@ fn has_lock(shape: &Shape) -> bool {
 struct BodyLock;
 
 impl SharedLock for BodyLock {
-    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+    fn lock_while(&self, next: &mut dyn FnMut() -> bool) {
         while next() {}
     }
 }

@@ -1,5 +1,11 @@
 //! How much memory operations, replays and traces take. The tests take turns, since the allocator counts for
 //! the whole process.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `operations` | in steady state an operation allocates nothing |
+//! | `replays` | what a replay allocates does not grow with its nodes |
+//! | `traces` | what it takes to finish a trace and to read its file |
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod operations;

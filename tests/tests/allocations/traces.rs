@@ -1,4 +1,4 @@
-//! What it takes to finish a recording and to read its file, counted by the allocator.
+//! What it takes to finish a trace and to read its file, counted by the allocator.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -9,14 +9,14 @@ use estafette::{DType, Engine};
 use tests::counting::{self, taken};
 use tests::dice::few_examples;
 
-/// What is allocated before anything is recorded. Threads let go of one recorder when they write to the next.
+/// What is allocated before anything is recorded. Threads release one recorder when they write to the next.
 static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 
-/// Operations of the smaller and of the larger recording. What more operations take decides, so that what
-/// every recording takes does not.
+/// Operations of the smaller and of the larger trace. What more operations take decides, so that what
+/// every trace takes does not.
 const SIZES: [usize; 2] = [10_000, 30_000];
 
-/// The same where the recordings' own memory decides. It grows by slabs of 2 MiB, one or two of which are made ready ahead:
+/// The same where the traces' own memory decides. It grows by slabs of 2 MiB, one or two of which are made ready ahead:
 /// less of the larger one with more operations.
 const SIZES_IN_SLABS: [usize; 2] = [5_000, 50_000];
 
@@ -69,7 +69,7 @@ fn file(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("estafette-memory-{name}-{}.pftrace", std::process::id()))
 }
 
-/// A recording of a program, which has ended: its recorder, and the bytes that it holds.
+/// A trace of a program, which has ended: its recorder, and the bytes that it holds.
 fn recorded(name: &str, program: Program, operations: usize) -> (Recorder, usize) {
     let before = *BEFORE;
     let engine = Engine::builder().workers(1).build().unwrap();
@@ -82,7 +82,7 @@ fn recorded(name: &str, program: Program, operations: usize) -> (Recorder, usize
 }
 
 #[test]
-fn a_recording_is_saved_in_less_than_twice_its_own_memory() {
+fn a_trace_is_saved_in_less_than_twice_its_own_memory() {
     let _alone = exclusive();
     let programs: [(&str, Program); 3] =
         [("readers", readers_and_writers), ("chain", a_chain), ("fresh", fresh_tensors)];

@@ -1,4 +1,15 @@
 //! CUDA devices, on a simulator of the driver.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `arrow` | Arrow's `sync_event`, in both directions |
+//! | `copies` | copies between host and device: who waits, and in which order |
+//! | `cudarc` | the crate cudarc on the driver simulator |
+//! | `exchange` | imports, exports and leases on streams |
+//! | `hand_back` | memory that is released behind a wait of its allocator's stream |
+//! | `processes` | memory of a device in another process |
+//! | `programs` | programs, node by node and as one graph |
+//! | `support` | a test that starts its own program again |
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod arrow;

@@ -300,7 +300,7 @@ fn a_segment_that_its_owner_lets_go_of_is_let_go_of_everywhere() {
             drop(x);
             assert_eq!(side.simulator.calls("cuMemUnmap"), 0, "it may be used again");
             side.say();
-            until("it is let go of", || side.simulator.calls("cuMemUnmap") == 1);
+            until("it is released", || side.simulator.calls("cuMemUnmap") == 1);
             side.silent();
         },
     );

@@ -123,7 +123,7 @@ fn on_the_same_queue_order_needs_no_wait_at_all() {
 fn between_queues_of_one_device_the_device_waits_and_the_host_does_not() {
     let bench = bench(SimOptions::default());
     let (x, y) = (bench.tensor(), bench.tensor());
-    bench.device.hold("slow");
+    bench.device.pause("slow");
     let ops = [
         bench.fill("slow", 0, &x, 4),
         bench.launch("read", 1, &x, &y, |x| x + 1.0),
@@ -147,7 +147,7 @@ fn a_writer_waits_for_readers_on_all_queues() {
     let third = bench.device.create_queue().unwrap();
     let (x, a, b) = (bench.tensor(), bench.tensor(), bench.tensor());
     bench.fill("first", 0, &x, 1);
-    bench.device.hold("reader");
+    bench.device.pause("reader");
     // Two readers on two queues, then a writer on a third: a single "last reader" would lose one of them.
     bench.launch("reader", 0, &x, &a, |x| x);
     bench.launch("reader", 1, &x, &b, |x| x);
@@ -277,7 +277,7 @@ fn a_device_fault_poisons_what_it_was_to_write_and_names_its_writer() {
 fn a_later_pure_write_heals_even_if_an_older_device_write_fails_afterwards() {
     let bench = bench(SimOptions::default());
     let x = bench.tensor();
-    bench.device.hold("older");
+    bench.device.pause("older");
     bench.device.fail_named("older", bench.fault());
     bench.issued(&bench.fill("older", 0, &x, 1));
     // On the host: it waits for the older one's end, good or bad, and replaces its version.
@@ -476,7 +476,7 @@ fn a_lease_that_waits_for_a_device_is_not_blamed_for_the_wait() {
     assert!((&mut lease).now_or_never().is_none());
     let write = set(&bench.engine, &x, 3.0);
     let error = write.wait_timeout(Some(std::time::Duration::from_millis(30))).unwrap_err();
-    assert!(matches!(error, Error::Timeout(_)), "nobody holds it yet: {error:?}");
+    assert!(matches!(error, Error::Timeout(_)), "no thread holds it yet: {error:?}");
     bench.device.run_until_idle();
     let held = block_on(lease).unwrap();
     let error = write.wait().unwrap_err();

@@ -1,4 +1,10 @@
 //! Fences and queues, on the simulated device, and a kind of device that only a test knows.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `another_kind` | a kind of device that only this file knows |
+//! | `fences` | the guarantees, in virtual time |
+//! | `queues` | what is settled on a device and what on the host, counted in driver calls |
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod another_kind;

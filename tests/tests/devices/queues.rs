@@ -1,5 +1,4 @@
-//! Guarantees 4, 5 and section 3 of the design on the simulated device: what is settled where, counted in
-//! driver calls.
+//! Guarantees 4 and 5 on the simulated device: what is settled on the device and what on the host, counted in driver calls.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -90,7 +89,7 @@ fn the_host_waits_for_a_device_parked_while_its_only_worker_runs_others() {
         let (device, engine, watchdog) = sim(1, SimOptions { notify, ..SimOptions::default() });
         let queue = queue(&device);
         let (x, other) = (on_device(&device, &engine), tensor(&engine, 0.0));
-        device.hold("produce");
+        device.pause("produce");
         write_on(&engine, &queue, "produce", &x, 5.0).wait().unwrap();
         let (told, telling) = channel();
         let read = engine
@@ -135,7 +134,7 @@ fn a_writer_waits_for_readers_on_two_queues_and_readers_not_for_each_other() {
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let [one, two, three] = [(); 3].map(|()| queue(&device));
     let x = on_device(&device, &engine);
-    device.hold("read 1");
+    device.pause("read 1");
     // Nothing orders two readers, so each is issued before the next is submitted.
     read_on(&engine, &one, "read 1", &x).wait().unwrap();
     read_on(&engine, &two, "read 2", &x).wait().unwrap();

@@ -53,7 +53,7 @@ fn keep<T: 'static>(what: T) -> Use {
 /// an import that is derived from a third.
 fn uses(engine: &Engine, deleted: &Deleted) -> Vec<Use> {
     let x = import(engine, tensor(&[1.0, 2.0], deleted));
-    let export = |access| x.export_wait(&ExportOptions::from(access)).expect("nobody writes");
+    let export = |access| x.export_wait(&ExportOptions::from(access)).expect("no thread writes");
     let (exported, alias) = (export(Access::Read), export(Access::Alias));
     let derived = import(engine, export(Access::Read));
     let (started, begun) = channel();
@@ -248,7 +248,7 @@ fn memory_comes_back_only_after_the_last_reader_and_writer_on_the_device_are_don
         let deleted = Deleted::default();
         let x = import(&engine, foreign_on(&device, &deleted));
         let second: Arc<dyn Queue> = device.queue(false);
-        device.hold("slow");
+        device.pause("slow");
         use_on(&engine, &queue, &x, "fast", write);
         use_on(&engine, &second, &x, "slow", false);
         // The operations have ended for the engine, and the last handle goes.

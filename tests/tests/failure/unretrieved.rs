@@ -86,7 +86,7 @@ fn reports(name: &str) -> Vec<String> {
 
 #[track_caller]
 fn assert_reported(name: &str, times: usize) {
-    // A worker lets go of a failure just after it has reported the end, and may be the last that holds it.
+    // A worker releases a failure just after it has reported the end, and may be the last that holds it.
     until("it is reported", || reports(name).len() >= times);
     let found = reports(name);
     assert_eq!(found.len(), times, "{found:?}");

@@ -65,8 +65,8 @@ fn kept_programs_of_calls_of_the_c_interface_are_as_the_model_says_and_take_ever
 }
 
 #[test]
-fn kept_files_of_recordings_are_read_within_their_budget() {
-    replay("recordings");
+fn kept_files_of_traces_are_read_within_their_budget() {
+    replay("traces");
 }
 
 #[test]
@@ -82,5 +82,5 @@ fn kept_operators_are_refused_or_called_as_they_say() {
 #[test]
 fn every_target_has_a_test_here() {
     let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-    assert_eq!(names, ["c-abi", "recordings", "arrow", "operators"]);
+    assert_eq!(names, ["c-abi", "traces", "arrow", "operators"]);
 }

@@ -21,12 +21,12 @@ fn late(
     engine: &Engine,
     make: impl FnOnce() -> BodyResult<Produced> + Send + 'static,
 ) -> (Tensor, Sender<()>) {
-    let (go_on, may_go_on): (Sender<()>, Receiver<()>) = channel();
+    let (resume, may_go_on): (Sender<()>, Receiver<()>) = channel();
     let tensor = engine.op("late").produce(move |[]| {
         may_go_on.recv()?;
         make()
     });
-    (tensor.expect("submitted"), go_on)
+    (tensor.expect("submitted"), resume)
 }
 
 const BYTES: u64 = 8 * LENGTH as u64;

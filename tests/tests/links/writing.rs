@@ -112,7 +112,7 @@ fn what_another_process_never_took_for_writing_has_failed() {
             for tensor in [&refused, &unreceived, &pending] {
                 wait(link.lend(tensor)).unwrap();
             }
-            peer.go_on();
+            peer.resume();
             assert!(wait(link.receive()).unwrap().is_none());
             begin.send(()).unwrap();
             for (tensor, why) in
@@ -162,7 +162,7 @@ fn sends_wait_while_a_stopped_process_takes_no_more_segments() {
                 }
             });
             assert!(is_pending(sent.as_mut()), "nothing takes them");
-            peer.go_on();
+            peer.resume();
             wait(sent);
             drop(link);
             assert!(peer.0.wait().unwrap().success());

@@ -1,4 +1,14 @@
 //! Who may go next: operations have the meaning of their order of submission.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `access` | readers together, writers alone, no starvation |
+//! | `at_once` | exports without a wait |
+//! | `many_operands` | operations of many tensors |
+//! | `never_lost` | work that is added while an operation runs; tensors of the same memory |
+//! | `priorities_age` | urgent operations keep no other one waiting for ever |
+//! | `sequential` | readers, writers, priorities, versions |
+//! | `submit_many` | many submissions with one wake-up |
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod access;

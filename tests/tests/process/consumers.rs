@@ -213,7 +213,7 @@ fn a_quarantine_that_does_not_end_leaks_the_memory_and_lets_writes_go_on() {
     let (ours, theirs) = (queue(&device), device.queue(false));
     let x = on_device(&device, &engine);
     let before = engine.stats();
-    device.hold("endless");
+    device.pause("endless");
     let held = lease(&x, Access::Read, &acquired(&device, &theirs));
     theirs.launch("endless", 10, || ()).unwrap();
     drop(held);
@@ -387,7 +387,7 @@ fn a_copy_made_for_a_consumer_on_the_device_is_freed_after_the_consumer() {
     let copy = x.export_wait(&options).unwrap();
     assert!(copy.flags().is_copied);
     assert_eq!(copy.device(), device.id());
-    device.hold("consume");
+    device.pause("consume");
     theirs.launch("consume", 10, || ()).unwrap();
     let taken = free - device.free_bytes();
     assert!(taken > 0);

@@ -86,7 +86,7 @@ fn between_queues_the_device_waits_and_the_ends_of_all_branches_are_waited_for()
         copies(&mut builder, &first, "left", &y, &x);
         copies(&mut builder, &second, "right", &y, &z);
         let program = builder.finish().unwrap();
-        device.hold(held);
+        device.pause(held);
         let replay = program.replay().unwrap();
         until("it is issued", || replay.is_done());
         assert_eq!(device.driver_calls().waits, 1, "the second queue waits for the root");
@@ -190,7 +190,7 @@ fn a_body_that_fails_leaves_out_what_reads_from_it_and_its_work_is_in_the_way_st
         adds(&mut builder, "on the host", &x, 1.0);
         copies(&mut builder, &second, "beside", &z, &z_of(&engine, &device));
         let program = builder.finish().unwrap();
-        device.hold("half");
+        device.pause("half");
         let replay = program.replay().unwrap();
         let error = replay.wait().unwrap_err();
         let cause = error.operation().unwrap();

@@ -4,6 +4,15 @@
 //! shuttle reports, even where the engine would have looked again some milliseconds later. So is a thread
 //! that does not leave with its engine. A clock moves where a time belongs to the protocol: in the
 //! quarantine, beside staging, which needs a device, and where a fence is overdue.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `device` | a device whose barriers and copies the models watch |
+//! | `foreign_fences` | each subscription is answered once |
+//! | `imports` | imports of overlapping memory |
+//! | `leases` | leases that are given up while they are granted |
+//! | `quarantine` | memory whose last use is unknown |
+//! | `staging` | copies that share few staging chunks |
 #![cfg(estafette_shuttle)]
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 

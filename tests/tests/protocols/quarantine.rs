@@ -125,7 +125,7 @@ fn a_use_that_is_over_as_its_time_comes_ends_once() {
     explore_in_time(SCHEDULES, || {
         let device = Watched::new();
         let seen = device.seen.clone();
-        device.sim.hold("work");
+        device.sim.pause("work");
         let engine = engine(&device, TIME);
         let (tensor, at) = memory(&engine, &device);
         let lease = lend(&tensor);

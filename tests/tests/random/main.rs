@@ -1,4 +1,10 @@
 //! Random programs against oracles.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `oracle` | programs against a sequential oracle |
+//! | `replay` | replays against a sequential oracle |
+//! | `who_may_run` | after each step, exactly the operations that may run have begun |
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod oracle;

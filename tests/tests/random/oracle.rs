@@ -4,7 +4,7 @@
 
 use tests::dice;
 use tests::oracle::program::Shape;
-use tests::oracle::replay::{Tally, replay};
+use tests::oracle::replay::{Counts, replay};
 use tests::oracle::world::World;
 
 /// Operations per program.
@@ -14,10 +14,10 @@ const OPERATIONS: usize = 10_000;
 const SEEDS: u64 = 1;
 
 /// Runs programs of drawn shapes, each changed by `edit`.
-fn programs(salt: u64, edit: impl Fn(&mut Shape)) -> Tally {
+fn programs(salt: u64, edit: impl Fn(&mut Shape)) -> Counts {
     silence_planned_panics();
     let first = dice::from_environment("ESTAFETTE_SEED", 1);
-    let mut sum = Tally::default();
+    let mut sum = Counts::default();
     for seed in first..first + dice::from_environment("ESTAFETTE_SEEDS", SEEDS) {
         let mut shape = Shape::drawn(dice::mix(seed) ^ salt, OPERATIONS);
         edit(&mut shape);
@@ -27,12 +27,12 @@ fn programs(salt: u64, edit: impl Fn(&mut Shape)) -> Tally {
         let began = std::time::Instant::now();
         world.run();
         let ran = began.elapsed();
-        let tally = replay(&world);
+        let counts = replay(&world);
         println!("  ran {ran:.1?}, all {:.1?}", began.elapsed());
-        sum.well += tally.well;
-        sum.failed += tally.failed;
-        sum.skipped += tally.skipped;
-        sum.cancelled += tally.cancelled;
+        sum.well += counts.well;
+        sum.failed += counts.failed;
+        sum.skipped += counts.skipped;
+        sum.cancelled += counts.cancelled;
     }
     println!("{sum:?}");
     sum
@@ -55,20 +55,20 @@ fn silence_planned_panics() {
 
 #[test]
 fn one_submitter_sees_its_own_order() {
-    let tally = programs(1, |shape| {
+    let counts = programs(1, |shape| {
         shape.submitters = 1;
         shape.faults = true;
     });
-    assert!(tally.well > 0 && tally.failed > 0 && tally.skipped > 0, "{tally:?}");
+    assert!(counts.well > 0 && counts.failed > 0 && counts.skipped > 0, "{counts:?}");
 }
 
 #[test]
 fn several_submitters_see_one_order() {
-    let tally = programs(2, |shape| {
+    let counts = programs(2, |shape| {
         shape.submitters = shape.submitters.max(2);
         shape.faults = true;
     });
-    assert!(tally.well > 0 && tally.failed > 0 && tally.skipped > 0, "{tally:?}");
+    assert!(counts.well > 0 && counts.failed > 0 && counts.skipped > 0, "{counts:?}");
 }
 
 #[test]
@@ -94,13 +94,13 @@ fn without_workers_the_threads_that_wait_run_everything() {
 
 #[test]
 fn long_queues_before_a_gate_keep_their_order_and_let_cancels_win() {
-    let tally = programs(5, |shape| {
+    let counts = programs(5, |shape| {
         shape.submitters = 1;
         shape.in_flight_limit = 1 << 16;
         shape.gated = true;
         shape.faults = true;
     });
-    assert!(tally.cancelled > 0, "{tally:?}");
+    assert!(counts.cancelled > 0, "{counts:?}");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn long_work_on_several_queues_gives_the_sequential_result() {
 }
 
 #[test]
-fn a_recording_says_when_the_device_worked() {
+fn a_trace_says_when_the_device_worked() {
     const COPIES: usize = 12;
     let device = sycl();
     let engine = Engine::builder().workers(1).build().unwrap();

@@ -1,4 +1,4 @@
-//! `ESTAFETTE_TRACE` and its siblings: a program that knows nothing of recordings, as a process of its own.
+//! `ESTAFETTE_TRACE` and its siblings: a program that knows nothing of traces, as a process of its own.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;

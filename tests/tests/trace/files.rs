@@ -103,7 +103,7 @@ fn ended(trace: &Trace) -> impl Iterator<Item = &Operation> {
 }
 
 #[test]
-fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
+fn what_was_noted_is_in_the_unfinished_file_before_the_trace_ends() {
     let folder = Folder::new("unfinished");
     let path = folder.0.join("run.pftrace");
     let recorder = open().to_file(&path).unwrap();
@@ -168,7 +168,7 @@ fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
 }
 
 #[test]
-fn a_recording_that_cannot_be_saved_leaves_the_earlier_one_and_what_was_noted() {
+fn a_trace_that_cannot_be_saved_leaves_the_earlier_one_and_what_was_noted() {
     let folder = Folder::new("unsaved");
     let path = folder.0.join("run");
     let engine = Engine::builder().workers(1).build().unwrap();
@@ -192,7 +192,7 @@ fn a_recording_that_cannot_be_saved_leaves_the_earlier_one_and_what_was_noted() 
 }
 
 #[test]
-fn a_second_recording_to_the_same_file_is_refused_until_the_first_is_over() {
+fn a_second_trace_to_the_same_file_is_refused_until_the_first_is_over() {
     let folder = Folder::new("twice");
     let path = folder.0.join("run");
     let engine = Engine::builder().workers(1).build().unwrap();

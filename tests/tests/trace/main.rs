@@ -1,4 +1,14 @@
 //! What a trace says of a run.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `environment` | `ESTAFETTE_TRACE` and its siblings |
+//! | `files` | the unfinished file, and the one that replaces an older trace |
+//! | `nvtx` | ranges of NVTX |
+//! | `planted_stalls` | stalls planted on purpose, and their causes |
+//! | `recorder` | each form of event, against a clock of the test |
+//! | `rolling` | several recorders, and those that keep only the end |
+//! | `simulated_devices` | attribution against truth worked out by hand |
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 #[cfg(unix)]

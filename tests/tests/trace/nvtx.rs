@@ -37,7 +37,7 @@ fn bodies_are_ranges_with_the_names_of_their_operations() {
     let expected =
         format!("domain estafette\n{}{}", "0 first numbered\n".repeat(10), "0 second numbered\n".repeat(10));
     assert_eq!(ranges(&folder.0, &injection, &[]), expected);
-    // A recording notes what it notes otherwise.
+    // A trace notes what it notes otherwise.
     let trace = folder.0.join("run.pftrace");
     assert_eq!(ranges(&folder.0, &injection, &[("ESTAFETTE_TRACE", trace.to_str().unwrap())]), expected);
     let noted = estafette::trace::read(&trace).unwrap().operations;

@@ -234,7 +234,7 @@ fn an_engine_without_workers_whose_stand_in_ran_something() {
 struct NoLock;
 
 impl SharedLock for NoLock {
-    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+    fn lock_while(&self, next: &mut dyn FnMut() -> bool) {
         while next() {}
     }
 }

@@ -92,7 +92,7 @@ fn what_runs_when_the_journal_is_finished_has_begun_and_not_ended() {
     let (clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(1).build().unwrap();
     let (began, has_begun) = mpsc::channel();
-    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let (resume, may_go_on) = mpsc::channel::<()>();
     clock.set(50);
     let op = engine.op("body").run(move |[], []| {
         began.send(()).unwrap();
@@ -102,7 +102,7 @@ fn what_runs_when_the_journal_is_finished_has_begun_and_not_ended() {
     has_begun.recv().unwrap();
     clock.set(80);
     let trace = recorder.finish();
-    go_on.send(()).unwrap();
+    resume.send(()).unwrap();
     op.unwrap().wait().unwrap();
     let body = operation(&trace, "body");
     assert_eq!(times(body), (50, Some(50), None));
@@ -458,7 +458,7 @@ fn an_asynchronous_body_lacks_a_worker_of_its_own_engine_beside_another_one() {
     let [engine, other] = [(); 2].map(|()| Engine::builder().workers(1).build().unwrap());
     other.op("of the other engine").worker_only().run(|[], []| Ok(())).unwrap().wait().unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();
-    let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+    let ((begun, has_begun), (resume, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
     let busy = engine.op("busy").run(move |[], []| {
         begun.send(()).unwrap();
         let _ = may_go_on.recv();
@@ -467,7 +467,7 @@ fn an_asynchronous_body_lacks_a_worker_of_its_own_engine_beside_another_one() {
     has_begun.recv().unwrap();
     let fetch = engine.op("fetch").writes([&x]).run_future(|[], [_x]| async { Ok(()) }).unwrap();
     clock.set(50_000_000);
-    drop(go_on);
+    drop(resume);
     fetch.wait().unwrap();
     busy.unwrap().wait().unwrap();
     let trace = recorder.finish();
@@ -482,7 +482,7 @@ fn a_worker_that_runs_something_older_is_not_one_that_sleeps() {
     let alone = exclusive();
     let engine = Engine::builder().workers(1).build().unwrap();
     let [x, y] = [(); 2].map(|()| engine.zeros(&[1], DType::F32).unwrap());
-    let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+    let ((begun, has_begun), (resume, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
     let older = engine.op("older").writes([&x]).run(move |[], [_]| {
         begun.send(()).unwrap();
         let _ = may_go_on.recv();
@@ -493,7 +493,7 @@ fn a_worker_that_runs_something_older_is_not_one_that_sleeps() {
     let (clock, recorder, _alone) = open();
     let op = engine.op("behind").worker_only().writes([&y]).run(|[], [_]| Ok(())).unwrap();
     clock.set(50_000_000);
-    drop(go_on);
+    drop(resume);
     older.unwrap().wait().unwrap();
     op.wait().unwrap();
     let trace = recorder.finish();

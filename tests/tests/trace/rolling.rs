@@ -121,7 +121,7 @@ fn what_is_in_flight_and_was_submitted_in_the_part_that_is_kept_has_its_own_time
     clock.store(960, Ordering::Relaxed);
     engine.op("before").writes([&x]).run(|[], [_]| Ok(())).unwrap().wait().unwrap();
     clock.store(970, Ordering::Relaxed);
-    let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+    let ((begun, has_begun), (resume, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
     let stuck = engine.op("stuck").writes([&x]).run(move |[], [_]| {
         begun.send(()).unwrap();
         let _ = may_go_on.recv();
@@ -132,7 +132,7 @@ fn what_is_in_flight_and_was_submitted_in_the_part_that_is_kept_has_its_own_time
     let ready = x.ready();
     clock.store(1_000, Ordering::Relaxed);
     let trace = snapshot(&recorder, &folder);
-    drop(go_on);
+    drop(resume);
     let operation = |name: &str| trace.operations.iter().find(|operation| operation.name == name).unwrap();
     let (stuck_then, wait) = (operation("stuck"), operation("ready"));
     assert_eq!((stuck_then.submitted, stuck_then.granted, stuck_then.ready), (70, Some(70), Some(70)));
@@ -152,13 +152,13 @@ fn a_successor_that_runs_at_once_was_granted_when_it_began() {
     let engine = Engine::builder().workers(1).build().unwrap();
     let x = engine.zeros(&[4], DType::F32).unwrap();
     let gated = |name: &'static str| {
-        let ((begun, has_begun), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+        let ((begun, has_begun), (resume, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
         let op = engine.op(name).writes([&x]).run(move |[], [_]| {
             begun.send(()).unwrap();
             let _ = may_go_on.recv();
             Ok(())
         });
-        (op.unwrap(), has_begun, go_on)
+        (op.unwrap(), has_begun, resume)
     };
     // Submitted before the part that is kept, or in it.
     for (now, submitted) in [(1_000, 970), (2_000, 1_870)] {

@@ -1,4 +1,4 @@
-//! Hard cases: waiting and windows.
+//! Hard cases: waiting and the in-flight limit.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};

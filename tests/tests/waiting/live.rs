@@ -136,7 +136,7 @@ fn what_tracing_gets_has_documented_targets_names_and_fields() {
     listening(subscriber, || {
         let t = engine.zeros(&[1], DType::F32).unwrap();
         engine.op("quiet").writes([&t]).run(|[], [_t]| Ok(())).unwrap().wait().unwrap();
-        assert!(notes.0.lock().unwrap().is_empty(), "nobody has asked");
+        assert!(notes.0.lock().unwrap().is_empty(), "no thread has asked");
         assert!(!trace::emit_events(true));
         engine.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap().wait().unwrap();
         drop(block_on(t.lease(Access::Read, "numpy")).unwrap());

@@ -1,4 +1,4 @@
-//! Guarantees 5, 7, 8 and 9: readiness is of the version at the call, futures run anywhere, windows are
+//! Guarantees 5, 7, 8 and 9: readiness is of the version at the call, futures run anywhere, in-flight limits are
 //! bounded.
 
 use std::collections::VecDeque;

@@ -191,7 +191,7 @@ pub(super) fn pytest(context: &Context, arguments: &[&str]) -> Command {
     python(context, &[&["-m", "pytest", "-rfEs"], arguments].concat())
 }
 
-/// Python tests of the files that a recording becomes; first the files. Their program is built as the Rust tests are, where the report is
+/// Python tests of the files that a trace becomes; first the files. Their program is built as the Rust tests are, where the report is
 /// optimized.
 pub(super) fn looks_at_reports(context: &Context) -> Vec<Command> {
     let samples = context.target.join("report-samples");

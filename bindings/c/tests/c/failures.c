@@ -49,7 +49,7 @@ static void a_failure_is_logged_when_its_last_handle_goes(void) {
   CHECK(unretrieved(engine) == 1);
   CHECK(atomic_load(&reports) == 0);
   estafette_tensor_release(tensor);
-  /* A worker lets go of a failure just after it has reported the end, and may be the last that holds it. */
+  /* A worker releases a failure just after it has reported the end, and may be the last that holds it. */
   for (int look = 0; look < 10000 && !atomic_load(&reports); look++) nap(1);
   CHECK(atomic_load(&reports) == 1);
   CHECK(strstr(last_report, "`save`") && strstr(last_report, "the disk is full"));
@@ -91,7 +91,7 @@ static void release(void *context, int32_t level, const char *message) {
 }
 
 static void what_a_log_callback_does_is_not_logged(void) {
-  /* The one worker lets go of the second failure before it comes to the first. */
+  /* The one worker releases the second failure before it comes to the first. */
   estafette_engine *engine = engine_new(1);
   atomic_store(&reports, 0);
   estafette_tensor *second = failed(engine, "second"), *first = failed(engine, "first");

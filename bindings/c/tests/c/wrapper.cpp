@@ -385,18 +385,18 @@ static void operators_are_called_by_name() {
   check(estafette_unregister_operator("wrapper.times"));
 }
 
-static void recordings_are_written() {
+static void traces_are_written() {
   const char *folder = std::getenv("TMPDIR");
   std::string path = std::string(folder ? folder : "/tmp") + "/wrapper-" + std::to_string(getpid()) + ".pftrace";
-  RecordingOptions how;
+  TraceOptions how;
   how.memory_max = 1 << 20;
-  Recording recording(path, how);
-  CHECK(recording.get());
+  Trace trace(path, how);
+  CHECK(trace.get());
   Engine engine(1);
   Tensor x = engine.zeros({1}, F32);
   engine.submit("recorded", {}, {x}, [](Completion op) { op.complete(); }).wait(LONG);
-  recording.snapshot(path + "-so-far");
-  recording.end();
+  trace.snapshot(path + "-so-far");
+  trace.end();
   for (const std::string &file : {path + "-so-far", path}) {
     std::FILE *written = std::fopen(file.c_str(), "rb");
     CHECK(written && std::fgetc(written) != EOF);
@@ -404,7 +404,7 @@ static void recordings_are_written() {
     std::remove(file.c_str());
   }
   try {
-    Recording nowhere("/no/such/folder/x.pftrace");
+    Trace nowhere("/no/such/folder/x.pftrace");
     CHECK(!"there is no such folder");
   } catch (const Error &error) {
     CHECK(error.status() == ESTAFETTE_INVALID);
@@ -1004,7 +1004,7 @@ int main() {
   submissions_have_options();
   operations_produce_tensors();
   operators_are_called_by_name();
-  recordings_are_written();
+  traces_are_written();
   an_operation_that_is_skipped_calls_on_skip();
   links_and_tickets_carry_tensors();
   every_handle_is_there_for_c();

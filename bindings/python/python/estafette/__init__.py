@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from ._merge import merge_traces
     from ._metrics import export_metrics
     from ._observe import observe
-    from ._recording import Report, record, report
+    from ._trace import Report, record, report
     from ._reports import (
         Blocker,
         Device,
@@ -190,7 +190,7 @@ _LATER = {
     "_merge": ["merge_traces"],
     "_metrics": ["export_metrics"],
     "_observe": ["observe"],
-    "_recording": ["Report", "record", "report"],
+    "_trace": ["Report", "record", "report"],
     "_reports": [
         "Blocker",
         "Device",

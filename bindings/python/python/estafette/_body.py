@@ -158,10 +158,10 @@ def _report(task, loop, context, done):
     _loops.on_close(loop, done)
 
 
-def let_go(error):
+def clear_locals(error):
     """Clears the local variables in the frames of an exception and of those behind it.
 
-    They would keep the views of the body alive, and with them leases of its operands, for as long as somebody keeps
+    They would keep the views of the body alive, and with them leases of its operands, for as long as the program keeps
     the error. A body that ran on the thread that waits for it has behind its error what that thread handles, which is none of its own.
     """
     handled = sys.exception()

@@ -107,7 +107,7 @@ class ConflictError(EstafetteError):
 
 _UNUSED_TICKET = "a ticket for one use"
 _TAKE_OR_REVOKE = (
-    "The lease of a ticket for one use ends when the tensor is taken out of its queue and let go of; what may never be taken goes "
+    "The lease of a ticket for one use ends when the tensor is taken out of its queue and released; what may never be taken goes "
     "into a queue as `ticket = x.ticket(once=True)`, for `ticket.revoke()`"
 )
 _LET_GO = "An array or a view keeps its lease until it is gone, after its `with` block too: `del` its last name"

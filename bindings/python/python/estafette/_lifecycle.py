@@ -63,7 +63,7 @@ async def _drained(engine, lease_timeout):
             await asyncio.wait_for(engine._drained(), lease_timeout)
             return
         except TimeoutError:
-            # Views that nobody can reach any more still have their leases.
+            # Views that are unreachable still have their leases.
             collect()
         report = engine._cancel_held()
         if not report.running and not report.unlisted:

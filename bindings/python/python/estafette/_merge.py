@@ -1,4 +1,4 @@
-"""``estafette merge``: recordings and the traces of other profilers on one time axis."""
+"""``estafette merge``: Estafette's traces and those of other profilers on one time axis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IDENTIFIED = frozenset("stfbneSTpFNOD")
 
 
 def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
-    """Writes recordings and the traces of other profilers to one file, `to`, on one time axis::
+    """Writes Estafette's traces and those of other profilers to one file, `to`, on one time axis::
 
         est.merge_traces("run.pftrace", "torch.json", "jax-log", to="merged.json.gz")
 
@@ -40,7 +40,7 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
     of which the newest run is taken, or the ``.trace.json.gz`` of a run beside its ``.xplane.pb``. JAX must be installed to read that.
 
     Times are those of the computer's calendar clock: traces of one computer fit to some microseconds, for as long as that clock was
-    not set. Raises ``ValueError`` for a trace that does not say when it began. Warns of recordings that are not whole.
+    not set. Raises ``ValueError`` for a trace that does not say when it began. Warns of traces that are not whole.
     """
     target = pathlib.Path(os.fsdecode(to))
     _check_target(target, [pathlib.Path(os.fsdecode(path)) for path in paths])
@@ -204,9 +204,9 @@ def command(arguments: list[str]) -> int:
     """Merge what the arguments name, and return the exit code: 2 for wrong arguments, and for what cannot be read or written, as `report` has it."""
     parser = argparse.ArgumentParser(
         prog="estafette merge",
-        description="Writes recordings and traces of torch.profiler and jax.profiler to one file on one time axis, for https://ui.perfetto.dev.",
+        description="Writes traces of Estafette, torch.profiler and jax.profiler to one file on one time axis, for https://ui.perfetto.dev.",
     )
-    parser.add_argument("paths", nargs="+", metavar="TRACE", help="a recording, the JSON of torch.profiler, or the folder of jax.profiler")
+    parser.add_argument("paths", nargs="+", metavar="TRACE", help="a trace, the JSON of torch.profiler, or the folder of jax.profiler")
     parser.add_argument("-o", "--to", required=True, metavar="FILE", help="the file to write: .json or .json.gz")
     wanted = parser.parse_args(arguments)
     try:

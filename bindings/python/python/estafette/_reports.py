@@ -225,7 +225,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class UnorderedExchange:
-    """An exchange that could not be ordered, since nobody could be asked or told."""
+    """An exchange that could not be ordered, since neither side could be asked to wait."""
 
     direction: str
     """``"import"`` or ``"export"``."""

@@ -1,4 +1,4 @@
-"""How libraries are told which CUDA stream a function's work goes to.
+"""How libraries learn which CUDA stream a function uses.
 
 What is known of them is data: a row per library, with its source. A library that the program has not imported has no current stream
 to set. Where the function itself imports one, that library works on its own stream, and the thread waits for it afterwards.
@@ -51,7 +51,7 @@ _current: contextvars.ContextVar[Stream | None] = contextvars.ContextVar("estafe
 def current_stream() -> Stream | None:
     """The CUDA stream of the operation whose function is running, with ``on=``; None elsewhere.
 
-    For libraries that have no current stream to be told of, such as Numba, whose kernels are launched with one::
+    For libraries that have no current stream to set, such as Numba, whose kernels are launched with one::
 
         stream = numba.cuda.external_stream(est.current_stream().handle)
         kernel[blocks, threads, stream](x)
@@ -102,7 +102,7 @@ def _torch_recorded(torch: Any, device: int, kept: list[Any]) -> contextlib.Abst
     pool, use = getattr(torch.cuda, "MemPool", None), getattr(torch.cuda, "use_mem_pool", None)
     if pool is None or use is None:
         raise RuntimeError(
-            "program(graph=True): a function of PyTorch needs memory that nobody else is given, which PyTorch has since version 2.5 "
+            "program(graph=True): a function of PyTorch needs memory of its own, which PyTorch has since version 2.5 "
             "(torch.cuda.use_mem_pool); record the program without graph=True"
         )
     kept.append(pool())
@@ -120,7 +120,7 @@ def _cupy_recorded(cupy: Any, _device: int, _kept: list[Any]) -> contextlib.Abst
 
 
 class Row:
-    """How one library is told.
+    """How one library learns the stream.
 
     `root` is the first part of its modules' names. `enter` makes the stream the thread's current one; None where the library has no
     such notion. `wait` waits for the thread's current stream. `how` is for people, and `source` says where this is from. `recorded`

@@ -1,7 +1,7 @@
 //! What a task is suspended on: a future in asyncio's sense, as far as tasks need one.
 //!
 //! asyncio's own future would do, and costs a turn of the loop more: finishing it has the loop call the task's wake-up in its
-//! next turn. Here the wake-up is called where the suspension is finished, which is in a callback of the loop already, in
+//! next turn. Here the wake-up is called where the future is finished, which is in a callback of the loop already, in
 //! the context that the task has asked for.
 
 use estafette_sync::sync::Mutex;
@@ -13,8 +13,8 @@ use pyo3::types::PyDict;
 use crate::interpreter::once::{imported, intern};
 
 /// Belongs to one event loop, and is touched on its thread only.
-#[pyclass(frozen, module = "estafette._estafette", name = "_Suspension")]
-pub struct Suspension {
+#[pyclass(frozen, module = "estafette._estafette", name = "_AsyncioFuture")]
+pub struct AsyncioFuture {
     event_loop: Py<PyAny>,
     /// Nothing of Python happens under this lock.
     inner: Mutex<FutureState>,
@@ -41,7 +41,7 @@ struct Callback {
     context: Option<Py<PyAny>>,
 }
 
-impl Suspension {
+impl AsyncioFuture {
     /// Ready to be yielded to a task of `event_loop`.
     pub fn new(event_loop: &Bound<'_, PyAny>) -> PyResult<Py<Self>> {
         let inner = FutureState { blocking: true, end: End::Pending, message: None, callbacks: Vec::new() };
@@ -84,7 +84,7 @@ impl Suspension {
 }
 
 #[pymethods]
-impl Suspension {
+impl AsyncioFuture {
     #[getter(_asyncio_future_blocking)]
     fn blocking(&self) -> bool {
         self.inner.lock().blocking
@@ -173,7 +173,7 @@ impl Suspension {
 
     fn __iter__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(
-            "a suspension is for the task that it was yielded to; await the tensor instead",
+            "this future is for the task that it was yielded to; await the tensor instead",
         ))
     }
 
@@ -204,7 +204,7 @@ impl Suspension {
     }
 }
 
-fn call_soon(this: &Bound<'_, Suspension>, callback: Callback) -> PyResult<()> {
+fn call_soon(this: &Bound<'_, AsyncioFuture>, callback: Callback) -> PyResult<()> {
     let py = this.py();
     let arguments = PyDict::new(py);
     if let Some(context) = callback.context {

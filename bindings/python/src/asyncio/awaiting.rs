@@ -4,7 +4,7 @@
 //! the loop. Otherwise:
 //!
 //! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is a [`Waiter`].
-//! 2. The awaiter makes a [`Suspension`], leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
+//! 2. The awaiter makes an [`AsyncioFuture`], leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
 //!    waiter, and suspends the task on it.
 //! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
 //!    loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
@@ -13,9 +13,9 @@
 //!
 //! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again instead of
 //! suspending. Before each poll the waiter forgets its number: a driver other than asyncio may resume a coroutine although
-//! its suspension was never finished, and a wake-up for the new poll must not go to the old suspension.
+//! its future was never finished, and a wake-up for the new poll must not go to the old future.
 //!
-//! A suspended task is held by nothing but its suspension, and that by the loop, through the `Wakeups` that are an attribute
+//! A suspended task is held by nothing but its future, and that by the loop, through the `Wakeups` that are an attribute
 //! of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
 //! that they wait for takes.
 
@@ -33,7 +33,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
-use crate::asyncio::asyncio_future::Suspension;
+use crate::asyncio::asyncio_future::AsyncioFuture;
 use crate::asyncio::{running_loop, stopped_loop};
 use crate::classes::promise::WAITS;
 use crate::interpreter::once::intern;
@@ -50,7 +50,7 @@ pub struct Awaiter {
     state: State,
     waiter: Option<Arc<Waiter>>,
     /// What the task is suspended on.
-    suspended: Option<Py<Suspension>>,
+    suspended: Option<Py<AsyncioFuture>>,
     /// Who keeps that, and under which number.
     left: Option<(Py<Wakeups>, u64)>,
     /// The operation that it is polled as.
@@ -167,20 +167,20 @@ impl Awaiter {
                      `await trio.to_thread.run_sync(t.wait)`"))?;
         let Some(waiter) = &self.waiter else { return Ok(()) };
         estafette::bindings::on_event_loop();
-        let suspension = Suspension::new(&running)?;
+        let future = AsyncioFuture::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
-        let number = wakeups.get().leave(suspension.clone_ref(py));
+        let number = wakeups.get().leave(future.clone_ref(py));
         let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
         let before = self.left.replace((wakeups, number));
         forget(before);
         if waiter.expect(target) {
-            self.suspended = Some(suspension);
+            self.suspended = Some(future);
         }
         Ok(())
     }
 
-    /// Yields a suspension that is not over once more.
-    fn suspend_again<'py>(&mut self, py: Python<'py>, suspended: Py<Suspension>) -> Bound<'py, PyAny> {
+    /// Yields an asyncio future that is not over once more.
+    fn suspend_again<'py>(&mut self, py: Python<'py>, suspended: Py<AsyncioFuture>) -> Bound<'py, PyAny> {
         suspended.get().block();
         self.suspended.insert(suspended).bind(py).clone().into_any()
     }
@@ -218,7 +218,7 @@ fn warn_of_unawaited(py: Python<'_>, method: &str) {
     }
 }
 
-/// Takes a suspension back that no task waits for any more.
+/// Takes an asyncio future back that no task waits for any more.
 fn forget(left: Option<(Py<Wakeups>, u64)>) {
     if let Some((wakeups, number)) = left {
         drop(wakeups.get().take_back(number));
@@ -298,7 +298,7 @@ enum Slot {
     Expected(Target),
 }
 
-/// A suspension, by the number that its loop keeps it under.
+/// An asyncio future, by the number that its loop keeps it under.
 struct Target {
     inbox: Arc<Inbox>,
     number: u64,
@@ -313,7 +313,7 @@ impl Waiter {
         !woken
     }
 
-    /// Whether a suspension waits for the wake-up.
+    /// Whether an asyncio future waits for the wake-up.
     fn is_expecting(&self) -> bool {
         matches!(*self.slot.lock(), Slot::Expected(_))
     }
@@ -415,7 +415,7 @@ impl Drop for Unsent<'_> {
 /// What the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups", weakref)]
 pub struct Wakeups {
-    /// A weak reference, so that a loop that is let go of goes at once.
+    /// A weak reference, so that a loop that is released goes at once.
     event_loop: Py<PyAny>,
     inbox: Arc<Inbox>,
     /// Touched with the Python lock only.
@@ -425,7 +425,7 @@ pub struct Wakeups {
 #[derive(Default)]
 struct Numbered {
     next: u64,
-    suspended: HashMap<u64, Py<Suspension>>,
+    suspended: HashMap<u64, Py<AsyncioFuture>>,
 }
 
 impl Wakeups {
@@ -450,8 +450,8 @@ impl Wakeups {
         Ok(made.unbind())
     }
 
-    /// Keeps a suspension; gives its number.
-    fn leave(&self, on: Py<Suspension>) -> u64 {
+    /// Keeps an asyncio future; gives its number.
+    fn leave(&self, on: Py<AsyncioFuture>) -> u64 {
         let mut numbered = self.numbered.lock();
         let number = numbered.next;
         numbered.next += 1;
@@ -459,8 +459,8 @@ impl Wakeups {
         number
     }
 
-    /// A suspension, if it is still there. To be dropped where no lock is held.
-    fn take_back(&self, number: u64) -> Option<Py<Suspension>> {
+    /// An asyncio future, if it is still there. To be dropped where no lock is held.
+    fn take_back(&self, number: u64) -> Option<Py<AsyncioFuture>> {
         self.numbered.lock().suspended.remove(&number)
     }
 }
@@ -488,7 +488,7 @@ impl Wakeups {
         }
         while let Some(number) = next {
             if let Some(suspended) = wakeups.take_back(number) {
-                outcome = outcome.and(Suspension::finish(suspended.bind(py)));
+                outcome = outcome.and(AsyncioFuture::finish(suspended.bind(py)));
             }
             // What is woken meanwhile is left to the next turn of the loop.
             next = if left > 0 { pop().0 } else { None };

@@ -203,7 +203,7 @@ fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) ->
             scopes.push(completion.scope().clone());
         }
     }
-    let (mut stopped, mut goes_on) = (Vec::new(), Vec::new());
+    let (mut stopped, mut resuming) = (Vec::new(), Vec::new());
     for (event_loop, scopes) in loops.into_values() {
         let event_loop = event_loop.bind(py).call0()?;
         if event_loop.is_none()
@@ -214,16 +214,16 @@ fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) ->
         for scope in scopes {
             if let Some(operation) = scope.current() {
                 stopped.push(operation);
-                goes_on.push((scope.id(), event_loop.clone()));
+                resuming.push((scope.id(), event_loop.clone()));
             }
         }
     }
     if stopped.is_empty() {
         return Ok(());
     }
-    let Some((operation, event_loop)) = needs(&stopped).map(|place| &goes_on[place]) else { return Ok(()) };
+    let Some((operation, event_loop)) = needs(&stopped).map(|place| &resuming[place]) else { return Ok(()) };
     let message = format!(
-        "operation {operation} goes on when {} runs, which this thread has stopped; run the loop, or close it, before you wait",
+        "operation {operation} resumes when {} runs, which this thread has stopped; run the loop, or close it, before you wait",
         event_loop.repr()?
     );
     Err(raise(py, "WouldDeadlockError", message))

@@ -1,5 +1,5 @@
 //! The C interface in this extension: its functions, and handles of what Python has. Code in C or C++ in the same process uses the same
-//! graph, pools and recordings as Python.
+//! graph, pools and traces as Python.
 
 use std::ptr::{self, NonNull};
 

@@ -12,7 +12,7 @@
 //! | `operators` | `eng.operators`: the registry of operators as a mapping, and operators as functions of tensors |
 //! | `program` | The class `Program`: operations that are recorded once and replayed often |
 //! | `promise` | What `Tensor` and `Operation` have in common with futures of `concurrent.futures` |
-//! | `recording` | Traces: keeps the recorder while Python wants it, writes its file, and reads files |
+//! | `trace` | Traces: keeps the recorder while Python wants it, writes its file, and reads files |
 //! | `remote` | The classes `Door`, `Link` and `Ticket`: tensors of other processes |
 //! | `report` | What an engine reports about itself, as the plain Python objects of `estafette/_reports.py` |
 //! | `tensor` | The class `Tensor` |
@@ -28,8 +28,8 @@ pub(crate) mod operation;
 pub(crate) mod operators;
 pub(crate) mod program;
 pub(crate) mod promise;
-pub(crate) mod recording;
 pub(crate) mod remote;
 pub(crate) mod report;
 pub(crate) mod tensor;
+pub(crate) mod trace;
 pub(crate) mod variable;

@@ -13,7 +13,7 @@ use estafette_report::{Trace, file, perfetto};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::recording::of_file;
+use super::trace::of_file;
 use crate::interpreter::guard;
 
 /// A line of a program: file, line, function.

@@ -195,7 +195,7 @@ impl PyDoor {
 /// A link to another process: tensors cross it in both directions, in order, without a copy.
 ///
 /// A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it was sent for writing. The
-/// sender's later writes wait until the other process has let go of it, has closed the link, or has died. A block ``with link`` closes the
+/// sender's later writes wait until the other process has released it, has closed the link, or has died. A block ``with link`` closes the
 /// link at its end, and so does the end of its last reference. Iterating over a link gives what the other process sends, until that process
 /// closes the link; ``async for`` works as well.
 #[pyclass(frozen, module = "estafette", name = "Link", weakref)]

@@ -139,7 +139,7 @@ crate::classes::promise::future_methods!(PyTensor);
 
 #[pymethods]
 impl PyTensor {
-    /// Names the tensor in reports of recordings, including recordings that begin later.
+    /// Names the tensor in reports of traces, also of those that begin later.
     fn call_in_report(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.tensor(py)?.call_in_report(name);
         Ok(())

@@ -14,13 +14,13 @@
 //! held.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use estafette::devices::{DLDevice, DeviceType};
 use estafette::exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, DLTensor, Table};
 use estafette::exchange::{Abi, ManagedTensor};
 use estafette::{Access, Tensor};
+use estafette_sync::panic::contain_panic;
 use pyo3::exceptions::{PySystemError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::type_object::PyTypeInfo;
@@ -71,7 +71,7 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
 fn for_c(f: impl FnOnce(Python<'_>) -> PyResult<()>) -> c_int {
     // SAFETY: these functions of the table are called with the Python lock, as the specification demands.
     let py = unsafe { Python::assume_attached() };
-    let error = match catch_unwind(AssertUnwindSafe(|| f(py))) {
+    let error = match contain_panic(|| f(py)) {
         Ok(Ok(())) => return 0,
         Ok(Err(error)) => error,
         Err(_) => PySystemError::new_err("a function of the C exchange table panicked"),
@@ -195,7 +195,7 @@ unsafe extern "C" fn allocate(
     error_ctx: *mut c_void,
     set_error: Option<unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char)>,
 ) -> c_int {
-    let made = catch_unwind(|| {
+    let made = contain_panic(|| {
         let (Some(prototype), Some(out)) = (NonNull::new(prototype), NonNull::new(out)) else {
             return Err((c"SystemError", "an argument of a C exchange function is NULL".to_string()));
         };

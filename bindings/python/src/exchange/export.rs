@@ -289,7 +289,7 @@ fn ordered<R: Send>(py: Python<'_>, options: &ExportOptions, export: impl FnOnce
 }
 
 fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyResult<ManagedTensor> {
-    // A tensor that is ready for reading is exported without letting go of the Python lock, which may take milliseconds
+    // A tensor that is ready for reading is exported without releasing the Python lock, which may take milliseconds
     // to get back; a copy takes its time and is made without it. A consumer's queue waits itself for what was issued.
     let quick = !options.copy
         && (is_ordered(options)

@@ -14,7 +14,7 @@ use crate::exchange::buffer_import;
 use crate::exchange::capsule;
 use crate::exchange::export;
 use crate::exchange::numpy_array;
-use crate::exchange::one_export::{self, Turn};
+use crate::exchange::one_export::{self, ExportLock};
 use crate::exchange::peer_table::PeerTable;
 use crate::exchange::peers::{self, Omitted, Peer, Stream};
 use crate::exchange::unordered::{self, Reason};
@@ -118,7 +118,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let device = managed.device();
     if device != DLDevice::CPU {
         note_device(py, device, peer, !ready.is_empty());
-    } else if peer.prompt_deleter {
+    } else if peer.inline_deleter {
         managed = managed.with_inline_deleter();
     }
     Ok(Taken { managed, immutable, ready })
@@ -256,7 +256,7 @@ fn through_protocol(
         let current = place.as_deref().map(CurrentGuard::device).transpose();
         let _current = current.map_err(|error| exchange_error(py, error.to_string()))?;
         let alone = peer.exports_alone && device.is_none_or(|device| device != DLDevice::CPU);
-        let _turn = if alone { Turn::take(py) } else { None };
+        let _lock = if alone { ExportLock::take(py) } else { None };
         ask(object, device, wanted, stream, peer)?
     };
     let mut managed = consume(&answer)?;

@@ -5,7 +5,7 @@
 //! `PJRT_Buffer_{Increase,Decrease}ExternalReferenceCount`; jax-ml/jax: jaxlib/dlpack.cc). A deleter that runs on another thread at
 //! that time corrupts the heap.
 //!
-//! So imports take [turns](Turn), and a deleter runs with the Python lock while no thread is within an export, whether the program or
+//! So imports take [turns](ExportLock), and a deleter runs with the Python lock while no thread is within an export, whether the program or
 //! this module began it. A thread that is within one has the function of JAX that called jaxlib as its newest Python frame.
 
 use std::cell::Cell;
@@ -37,33 +37,33 @@ estafette_sync::per_process! {
 }
 
 thread_local! {
-    /// Whether this thread has the turn.
-    static HAS_TURN: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread has the lock.
+    static HAS_LOCK: Cell<bool> = const { Cell::new(false) };
 }
 
 /// While this lives, no other thread imports from such a producer.
-pub struct Turn(());
+pub struct ExportLock(());
 
-impl Turn {
-    /// Takes the turn, without the Python lock while another thread has it. `None` if this thread has it, as a finalizer that
+impl ExportLock {
+    /// Takes the lock, without the Python lock while another thread has it. `None` if this thread has it, as a finalizer that
     /// imports within an import does.
     pub fn take(py: Python<'_>) -> Option<Self> {
-        if HAS_TURN.get() {
+        if HAS_LOCK.get() {
             return None;
         }
         while TAKEN.swap(true, Ordering::Acquire) {
             guard::detach(py, || std::thread::sleep(PAUSE));
         }
-        HAS_TURN.set(true);
+        HAS_LOCK.set(true);
         // In a loop of imports the thread of the releases would get the Python lock in the midst of exports alone.
-        let_go(py);
+        run_releases(py);
         Some(Self(()))
     }
 }
 
-impl Drop for Turn {
+impl Drop for ExportLock {
     fn drop(&mut self) {
-        HAS_TURN.set(false);
+        HAS_LOCK.set(false);
         TAKEN.store(false, Ordering::Release);
     }
 }
@@ -78,7 +78,7 @@ pub fn released_alone(py: Python<'_>, managed: ManagedTensor) -> PyResult<Manage
         };
         if is_first {
             RELEASES.send(Box::new(|py| {
-                while !let_go(py) {
+                while !run_releases(py) {
                     guard::detach(py, || std::thread::sleep(PAUSE));
                 }
             }));
@@ -87,7 +87,7 @@ pub fn released_alone(py: Python<'_>, managed: ManagedTensor) -> PyResult<Manage
 }
 
 /// Calls the deleters of what is released. False, and it calls none, if a thread is within an export.
-fn let_go(py: Python<'_>) -> bool {
+fn run_releases(py: Python<'_>) -> bool {
     if RELEASED.lock().is_empty() {
         return true;
     }

@@ -88,7 +88,7 @@ pub struct Peer {
     /// An export of an array on a device must not run beside another one, or beside the deleter of an earlier one.
     pub exports_alone: bool,
     /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
-    pub prompt_deleter: bool,
+    pub inline_deleter: bool,
     /// Its arrays have methods `is_deleted` and `platform`. Where the latter says `cpu`, their buffer says what `__dlpack__` says, and costs less.
     pub has_host_buffers: bool,
     /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
@@ -149,7 +149,7 @@ const UNKNOWN: Peer = Peer {
     interface_first: false,
     keeps_memory: true,
     exports_alone: false,
-    prompt_deleter: false,
+    inline_deleter: false,
     has_host_buffers: false,
     unsaid: &[],
     source: "data-apis/array-api: array_object.py, __dlpack__",
@@ -166,7 +166,7 @@ const JAX: Peer = Peer {
     streams: Streams::Last,
     exports_alone: true,
     // It leaves the array to the next call of JAX.
-    prompt_deleter: true,
+    inline_deleter: true,
     has_host_buffers: true,
     source: "jax-ml/jax: jaxlib/dlpack.cc, jaxlib/py_array.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
     ..UNKNOWN
@@ -183,7 +183,7 @@ pub static PEERS: &[Peer] = &[
         legacy_writable: true,
         stream: Stream::HostOnly,
         omitted: Omitted::HostWait,
-        prompt_deleter: true,
+        inline_deleter: true,
         source: "numpy/numpy: numpy/_core/src/multiarray/dlpack.c",
         ..UNKNOWN
     },
@@ -199,7 +199,7 @@ pub static PEERS: &[Peer] = &[
         streams_for_pinned: false,
         // c10/cuda/CUDAStream.cpp: the streams of the pool are never destroyed.
         streams: Streams::PyTorchPool,
-        prompt_deleter: true,
+        inline_deleter: true,
         unsaid: &UNSAID_BY_TORCH,
         source: "pytorch/pytorch: torch/_tensor.py, torch/utils/dlpack.py, torch/csrc/Module.cpp; #163242, #188554",
         ..UNKNOWN

@@ -5,10 +5,10 @@
 //! method.
 
 use std::ffi::c_int;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use estafette::Access;
+use estafette_sync::panic::contain_panic;
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
@@ -86,7 +86,7 @@ unsafe extern "C" fn dlpack(
 ) -> *mut ffi::PyObject {
     // SAFETY: Python calls this with its lock.
     let py = unsafe { Python::assume_attached() };
-    let answer = catch_unwind(AssertUnwindSafe(|| {
+    let answer = contain_panic(|| {
         // SAFETY: Python lends an instance of the class, `positional` values and one for each of the names, which may be
         // NULL.
         unsafe {
@@ -99,7 +99,7 @@ unsafe extern "C" fn dlpack(
             }
             general(&this, values, positional as usize, names)
         }
-    }));
+    });
     match answer {
         Ok(Ok(answer)) => answer.into_ptr(),
         Ok(Err(error)) => {

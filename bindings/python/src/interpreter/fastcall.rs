@@ -12,6 +12,7 @@ use std::mem::transmute_copy;
 use std::ptr;
 use std::sync::OnceLock;
 
+use estafette_sync::panic::contain_panic;
 use estafette_sync::platform::library::symbol;
 use pyo3::exceptions::{PyImportError, PySystemError};
 use pyo3::ffi;
@@ -74,7 +75,7 @@ functions! {
 
 /// Looks the functions up. Raises `ImportError` for one that this Python does not have.
 pub fn install() -> PyResult<()> {
-    let looked_up = std::panic::catch_unwind(|| _ = found());
+    let looked_up = contain_panic(|| _ = found());
     looked_up.map_err(|_| PyImportError::new_err("this Python lacks a function that the package calls"))
 }
 

@@ -4,9 +4,9 @@
 //! tears down Rust frames and aborts the process (before 3.14; from then on it hangs). So every thread that is not
 //! Python's own goes through this guard, and the interpreter's exit closes it and waits until no thread is inside:
 //!
-//! 1. [`attach`] steps in, takes the Python lock, runs, lets go of it, and steps out. After the guard was closed it does
+//! 1. [`attach`] steps in, takes the Python lock, runs, releases it, and steps out. After the guard was closed it does
 //!    nothing.
-//! 2. [`detach`] lets go of the Python lock for a wait. A Python thread that comes back from one steps in until it has
+//! 2. [`detach`] releases the Python lock for a wait. A Python thread that comes back from one steps in until it has
 //!    the lock; when the guard is closed it stays away for good, as the interpreter will not be there. The main thread,
 //!    which runs the exit, always comes back.
 //! 3. [`close`] closes the guard, then waits, without the Python lock, until no thread is inside.

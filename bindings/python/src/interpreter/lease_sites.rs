@@ -41,7 +41,7 @@ pub fn record_call_sites(on: bool) -> bool {
     RECORDED.swap(on, Ordering::Relaxed)
 }
 
-/// Notes what has become of leased memory, and in a recording whose it is.
+/// Notes what has become of leased memory, and in a trace whose it is.
 pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
     if trace::is_open() {
         let library = peers::of(object).peer().root;

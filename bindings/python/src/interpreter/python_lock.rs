@@ -12,7 +12,7 @@ use crate::interpreter::guard;
 pub struct PythonLock;
 
 impl SharedLock for PythonLock {
-    fn hold(&self, next: &mut dyn FnMut() -> bool) {
+    fn lock_while(&self, next: &mut dyn FnMut() -> bool) {
         let held = guard::attach(|_py| while next() && !guard::is_closed() {});
         if held.is_none() {
             // The operation notices the end of the interpreter.

@@ -1,6 +1,6 @@
 //! The states that Python keeps of threads of the engine.
 //!
-//! Taking the Python lock on a thread that Python does not know makes a thread state, and letting go of the lock deletes it:
+//! Taking the Python lock on a thread that Python does not know makes a thread state, and releasing the lock deletes it:
 //! a microsecond each time, and whatever the body left in a `threading.local` is gone. So such a thread gets a state that
 //! lasts, at its first use of Python, and gives it back when it ends.
 //!
@@ -30,11 +30,11 @@ thread_local! {
     static KNOWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A turn at thread states.
-struct Turn(());
+/// The lock of thread states.
+struct StatesLock(());
 
-impl Turn {
-    /// Must not be called with the Python lock: the thread that has the turn may be waiting for it.
+impl StatesLock {
+    /// Must not be called with the Python lock: the thread that has the lock may be waiting for it.
     fn take() -> Self {
         let mut busy = BUSY.lock();
         while *busy {
@@ -45,7 +45,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for StatesLock {
     fn drop(&mut self) {
         *BUSY.lock() = false;
         IDLE.notify_one();
@@ -65,14 +65,14 @@ pub fn keep() {
     if !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null() {
         return;
     }
-    let turn = Turn::take();
+    let lock = StatesLock::take();
     // SAFETY: the guard is open, so the interpreter is there. The state made here is given back in `drop`; the lock is let
     // go of at once, as after any `PyEval_SaveThread`.
     unsafe {
         ffi::PyGILState_Ensure();
         ffi::PyEval_SaveThread();
     }
-    drop(turn);
+    drop(lock);
     KEPT.set(Some(Kept(())));
 }
 
@@ -85,7 +85,7 @@ impl Drop for Kept {
     fn drop(&mut self) {
         // The thread ends. When the interpreter does too, the state is the interpreter's to clear.
         guard::inside(|| {
-            let turn = Turn::take();
+            let lock = StatesLock::take();
             // SAFETY: the state made in `keep` is this thread's. The first release undoes this `Ensure` and keeps the lock;
             // the second one has been owed since `keep`, and deletes the state.
             unsafe {
@@ -93,7 +93,7 @@ impl Drop for Kept {
                 ffi::PyGILState_Release(ffi::PyGILState_STATE::PyGILState_LOCKED);
                 ffi::PyGILState_Release(ffi::PyGILState_STATE::PyGILState_UNLOCKED);
             }
-            drop(turn);
+            drop(lock);
         });
     }
 }
@@ -116,13 +116,13 @@ pub fn check_interpreter(py: Python<'_>) -> PyResult<()> {
 /// Called by Python before a fork, on the thread that forks.
 #[pyfunction(name = "_before_fork")]
 pub fn before_fork(py: Python<'_>) {
-    std::mem::forget(py.detach(Turn::take));
+    std::mem::forget(py.detach(StatesLock::take));
 }
 
 /// Called by Python after a fork in the parent, on the thread that forked.
 #[pyfunction(name = "_after_fork_in_parent")]
 pub fn after_fork_in_parent() {
-    drop(Turn(()));
+    drop(StatesLock(()));
 }
 
 /// Called by Python after a fork in the child, on its only thread.

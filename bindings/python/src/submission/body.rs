@@ -28,7 +28,7 @@ use crate::submission::function_kind::{
     FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator,
 };
 use crate::submission::on::On;
-use crate::submission::outcome::{Late, Pending, TaskDone, Use, take_late};
+use crate::submission::outcome::{DeferredResult, Pending, TaskDone, Use, take_deferred};
 use crate::submission::plain_call::PlainCall;
 use crate::submission::running::Running;
 use crate::submission::scope::OperationScope;
@@ -40,7 +40,7 @@ pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     module.bind(py).getattr(name)
 }
 
-/// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, lets go of its
+/// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, releases its
 /// Python objects with the Python lock: they may hold leases that other threads wait for.
 pub struct Body {
     parts: Option<Parts>,
@@ -258,7 +258,12 @@ impl Parts {
     }
 
     /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
-    fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Late>>> {
+    fn call(
+        self,
+        py: Python<'_>,
+        scope: Scope,
+        completion: Pending,
+    ) -> Option<BodyResult<Option<DeferredResult>>> {
         // That of an `async def` function begins when its event loop runs it.
         if !self.is_async {
             bindings::body_has_lock(scope.id());
@@ -282,10 +287,14 @@ impl Parts {
     }
 
     /// What a plain function has returned; `None` for a coroutine, which goes to the event loop of the submitter.
-    fn take(&self, value: &Bound<'_, PyAny>, completion: Pending) -> PyResult<Option<Option<Late>>> {
+    fn take(
+        &self,
+        value: &Bound<'_, PyAny>,
+        completion: Pending,
+    ) -> PyResult<Option<Option<DeferredResult>>> {
         let is_array = || matches!(self.result, Use::Produced(_)) && peers::of(value).speaks;
         if is_array() || !is_coroutine(value)? {
-            return take_late(value, &self.result, &completion).map(Some);
+            return take_deferred(value, &self.result, &completion).map(Some);
         }
         let py = value.py();
         let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());

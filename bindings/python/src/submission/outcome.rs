@@ -33,7 +33,7 @@ pub enum Use {
 }
 
 /// A result, and what has to be done before it is there.
-pub struct Late {
+pub struct DeferredResult {
     /// `None` for several results.
     produced: Option<Produced>,
     ready: FenceSet,
@@ -45,7 +45,11 @@ pub fn take_result(value: &Bound<'_, PyAny>) -> PyResult<Produced> {
 }
 
 /// As [`take_result`], of the operation that ends by `completion`; what the result waits for is left to a function's queue, or waited for.
-pub fn take_late(value: &Bound<'_, PyAny>, wanted: &Use, completion: &Pending) -> PyResult<Option<Late>> {
+pub fn take_deferred(
+    value: &Bound<'_, PyAny>,
+    wanted: &Use,
+    completion: &Pending,
+) -> PyResult<Option<DeferredResult>> {
     let on_device = completion.queue.is_some();
     let (results, has_tensor) = match wanted {
         Use::Ignored => return Ok(None),
@@ -64,11 +68,11 @@ pub fn take_late(value: &Bound<'_, PyAny>, wanted: &Use, completion: &Pending) -
         })?;
         if filled {
             let produced = has_tensor.then(|| results::placeholder(value.py())).transpose()?;
-            return Ok(Some(Late { produced: produced.map(Produced::from), ready }));
+            return Ok(Some(DeferredResult { produced: produced.map(Produced::from), ready }));
         }
     }
     let (produced, ready) = take_one(value, on_device)?;
-    Ok(Some(Late { produced: Some(produced), ready }))
+    Ok(Some(DeferredResult { produced: Some(produced), ready }))
 }
 
 /// One of several results that is an operand of the host itself, as the function has seen it: other operations make tensors of the results,
@@ -164,13 +168,13 @@ impl Pending {
         Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue, _on: on }
     }
 
-    fn is_told(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.completion.lock().is_none()
     }
 
     /// The fence of what a function has left on its queue, which its result is behind.
-    fn left_on(queue: &dyn Queue, late: Option<&Late>) -> Result<Fence, DeviceError> {
-        for fence in late.iter().flat_map(|late| &late.ready) {
+    fn left_on(queue: &dyn Queue, deferred: Option<&DeferredResult>) -> Result<Fence, DeviceError> {
+        for fence in deferred.iter().flat_map(|deferred| &deferred.ready) {
             if queue.order_after(fence)? == Order::Host {
                 fence.wait_timeout(None).unwrap_or(Ok(()))?;
             }
@@ -191,11 +195,11 @@ impl Pending {
         }
     }
 
-    pub fn end(&self, outcome: BodyResult<Option<Late>>) {
+    pub fn end(&self, outcome: BodyResult<Option<DeferredResult>>) {
         let taken = self.completion.lock().take();
         let Some(completion) = taken else { return };
-        let late = outcome.as_ref().ok().and_then(|late| late.as_ref());
-        let fence = self.queue.as_ref().map(|queue| Self::left_on(&**queue, late));
+        let deferred = outcome.as_ref().ok().and_then(|deferred| deferred.as_ref());
+        let fence = self.queue.as_ref().map(|queue| Self::left_on(&**queue, deferred));
         let (fence, outcome) = match fence {
             None => (None, outcome),
             Some(Ok(fence)) => (Some(fence), outcome),
@@ -215,8 +219,10 @@ impl Pending {
                 completion.complete_after(fence, outcome.map(drop));
             }
             (Use::Produced(_), outcome, fence) => {
-                let produced = outcome.and_then(|late| {
-                    late.and_then(|late| late.produced).ok_or_else(|| "the function gave no result".into())
+                let produced = outcome.and_then(|deferred| {
+                    deferred
+                        .and_then(|deferred| deferred.produced)
+                        .ok_or_else(|| "the function gave no result".into())
                 });
                 match fence {
                     None => completion.produce(produced),
@@ -270,7 +276,7 @@ impl Drop for TaskDone {
             // The operation is the parent's.
             return std::mem::forget(self.completion.clone());
         }
-        if self.completion.is_told() {
+        if self.completion.has_ended() {
             return;
         }
         guard::attach(|py| self.lost(py));
@@ -285,7 +291,7 @@ impl TaskDone {
             task.call_method0(intern!(py, "cancelled")).and_then(|cancelled| cancelled.is_truthy());
         let outcome = task
             .call_method0(intern!(py, "result"))
-            .and_then(|value| take_late(&value, &self.result, &self.completion));
+            .and_then(|value| take_deferred(&value, &self.result, &self.completion));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         guard::detach(py, || match outcome {
             Err(why) if cancelled.unwrap_or(false) => self.completion.cancel(why),
@@ -315,7 +321,7 @@ impl TaskDone {
             kept.is_cancelled = true;
             kept.reference.as_ref().map(|reference| reference.clone_ref(py))
         };
-        let Some(reference) = reference else { return Ok(!self.completion.is_told()) };
+        let Some(reference) = reference else { return Ok(!self.completion.has_ended()) };
         let task = reference.bind(py).call0()?;
         if task.is_none() { Ok(false) } else { task.call_method0(intern!(py, "cancel"))?.is_truthy() }
     }

@@ -225,7 +225,7 @@ unsafe extern "C" fn order_on(context: *mut c_void, device: DLDevice, stream: *m
             Ok(Order::Host) => known,
             // A consumer that knows the stream can use the native event for the rest.
             Err(error) => {
-                tracing::debug!(%error, "a stream cannot be ordered after a fence of ours");
+                tracing::debug!(%error, "a stream cannot be ordered after a fence of this library");
                 known
             }
         }

@@ -19,11 +19,11 @@ enum Place {
     Elsewhere,
     /// A good place.
     Good,
-    /// In a prompt deleter: one that drops the next tensor in turn would make the stack as deep as the chain is long.
+    /// In a inline deleter: one that drops the next tensor in turn would make the stack as deep as the chain is long.
     InDeleter,
 }
 
-/// Runs `f`, which drops tensors where prompt deleters may run: no lock is held but Python's.
+/// Runs `f`, which drops tensors where inline deleters may run: no lock is held but Python's.
 pub fn with_inline_deleters<R>(f: impl FnOnce() -> R) -> R {
     let place = if is_good_place() { PLACE.get() } else { Place::Good };
     let _back = replace(&PLACE, place);
@@ -36,9 +36,9 @@ pub(super) fn is_good_place() -> bool {
 }
 
 /// Permission to run one deleter right here.
-pub(super) fn take_turn() -> Option<Turn> {
-    (PLACE.get() == Place::Good).then(|| Turn(replace(&PLACE, Place::InDeleter)))
+pub(super) fn enter_deleter() -> Option<InDeleter> {
+    (PLACE.get() == Place::Good).then(|| InDeleter(replace(&PLACE, Place::InDeleter)))
 }
 
-/// See [`take_turn`].
-pub(super) struct Turn(#[allow(dead_code, reason = "dropped")] Restore<Place>);
+/// See [`enter_deleter`].
+pub(super) struct InDeleter(#[allow(dead_code, reason = "dropped")] Restore<Place>);

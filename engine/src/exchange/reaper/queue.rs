@@ -15,7 +15,7 @@ use crate::core::clock::Coarse;
 
 /// The place of one storage in the books.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ticket {
+pub(super) struct Receipt {
     pub(super) epoch: u64,
     /// Identity among all storages that this reaper was ever handed.
     pub(super) id: u64,
@@ -26,7 +26,7 @@ pub(super) struct Ticket {
 /// A storage that no fence holds up any more.
 pub(super) struct Ready {
     pub(super) storage: Storage,
-    pub(super) ticket: Ticket,
+    pub(super) receipt: Receipt,
     pub(super) what: ReleasedMemory,
 }
 
@@ -98,7 +98,7 @@ impl Queue {
     }
 
     /// Counts a storage in; the answer is needed to count it out. `within` is the epoch of the deleter that hands it over, if one does.
-    pub(super) fn enter(&mut self, within: Option<u64>) -> Ticket {
+    pub(super) fn enter(&mut self, within: Option<u64>) -> Receipt {
         self.entered += 1;
         self.pending += 1;
         if self.epochs.is_empty() {
@@ -106,7 +106,7 @@ impl Queue {
         }
         let epoch = within.unwrap_or(self.first_epoch + self.epochs.len() as u64 - 1);
         self.epochs[(epoch - self.first_epoch) as usize] += 1;
-        Ticket { epoch, id: self.entered, since: Coarse::now() }
+        Receipt { epoch, id: self.entered, since: Coarse::now() }
     }
 
     pub(super) fn leave(&mut self, epoch: u64, count: u64) {
@@ -139,8 +139,8 @@ impl Queue {
     /// Takes everything whose deleter has not been called, also from threads that hang.
     pub(super) fn take_waiting(&mut self) -> VecDeque<Ready> {
         let mut waiting = mem::take(&mut self.ready);
-        for lane in self.overtaken.iter().chain(&self.leader) {
-            let mut books = lane.lock();
+        for thread in self.overtaken.iter().chain(&self.leader) {
+            let mut books = thread.lock();
             waiting.append(&mut books.batch);
             waiting.append(&mut books.behind);
         }

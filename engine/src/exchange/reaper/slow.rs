@@ -137,16 +137,16 @@ impl Reaper {
         let mut found = Vec::new();
         let mut waiting = Vec::new();
         let about =
-            |ready: &Ready| (ready.ticket.id, ready.ticket.since, ready.what.at(ready.storage.data()));
-        for lane in lanes(&queue) {
-            let books = lane.lock();
-            if let Some(underway) = &books.underway
-                && underway.since.elapsed() >= slow
+            |ready: &Ready| (ready.receipt.id, ready.receipt.since, ready.what.at(ready.storage.data()));
+        for thread in threads(&queue) {
+            let books = thread.lock();
+            if let Some(active) = &books.active
+                && active.since.elapsed() >= slow
             {
-                let age = underway.since.elapsed();
+                let age = active.since.elapsed();
                 found.push(Release {
-                    id: underway.ticket.id,
-                    what: underway.what.to_string(),
+                    id: active.receipt.id,
+                    what: active.what.to_string(),
                     status: ReleaseStatus::Deleting,
                     age,
                 });
@@ -171,7 +171,7 @@ impl Reaper {
 }
 
 /// Of all threads that have begun with a deleter.
-fn lanes(queue: &Queue) -> impl Iterator<Item = &Arc<DeleterThread>> {
+fn threads(queue: &Queue) -> impl Iterator<Item = &Arc<DeleterThread>> {
     queue.overtaken.iter().chain(&queue.leader)
 }
 

@@ -235,9 +235,9 @@ fn a_dropped_completer_gives_the_memory_back() {
 #[test]
 fn a_callback_that_is_lost_leaks_instead_of_freeing_early() {
     let reaper = Reaper::new();
-    let ticket = reaper.shared.lock().enter(None);
+    let receipt = reaper.shared.lock().enter(None);
     let storage = ManuallyDrop::new(never_dropped());
-    drop(FencedStorage { storage, ticket, what: ReleasedMemory::default(), shared: reaper.shared.clone() });
+    drop(FencedStorage { storage, receipt, what: ReleasedMemory::default(), shared: reaper.shared.clone() });
     assert_eq!(counts(&reaper), (0, 1, 0));
     assert!(reaper.flush(Duration::ZERO));
 }
@@ -369,7 +369,7 @@ fn stop_runs_what_is_ready_and_leaks_what_comes_later() {
     reaper.release(FenceSet::default(), never_dropped());
     assert_eq!(counts(&reaper), (100, 2, 0));
     reaper.release(FenceSet::default(), Storage::vec(vec![1_u8]));
-    assert_eq!(counts(&reaper), (101, 2, 0), "plain memory needs nobody");
+    assert_eq!(counts(&reaper), (101, 2, 0), "plain memory needs no thread");
     assert!(reaper.stop(LONG) && reaper.flush(LONG));
 }
 
@@ -470,7 +470,7 @@ mod inline_deleters {
     }
 
     #[test]
-    fn a_prompt_deleter_runs_at_once_in_a_good_place_and_on_the_reaper_thread_elsewhere() {
+    fn a_inline_deleter_runs_at_once_in_a_good_place_and_on_the_reaper_thread_elsewhere() {
         let reaper = Reaper::new();
         let here = std::thread::current().id();
         let (sender, ran_on) = mpsc::channel();
@@ -491,7 +491,7 @@ mod inline_deleters {
     }
 
     #[test]
-    fn a_prompt_deleter_waits_for_fences_like_any_other() {
+    fn a_inline_deleter_waits_for_fences_like_any_other() {
         let reaper = Reaper::new();
         let (sender, ran_on) = mpsc::channel();
         let (completer, fence) = host::promise("pending");
@@ -554,7 +554,7 @@ mod inline_deleters {
     }
 
     #[test]
-    fn of_a_chain_of_prompt_deleters_only_the_first_runs_at_once() {
+    fn of_a_chain_of_inline_deleters_only_the_first_runs_at_once() {
         let reaper = Arc::new(Reaper::new());
         let here = std::thread::current().id();
         let (sender, ran_on) = mpsc::channel();
@@ -572,7 +572,7 @@ mod inline_deleters {
     }
 
     #[test]
-    fn after_the_stop_prompt_deleters_leak_too() {
+    fn after_the_stop_inline_deleters_leak_too() {
         let reaper = Reaper::new();
         assert!(reaper.stop(LONG));
         let storage = foreign(|| panic!("the interpreter is gone"));

@@ -14,9 +14,9 @@ use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread, thread_local, valgrind};
 
 use super::super::abi::ManagedTensor;
-use super::queue::{Follower, LeaderState, Phase, Queue, Ready, Ticket};
+use super::queue::{Follower, LeaderState, Phase, Queue, Ready, Receipt};
 use super::slow::{ReleasedMemory, SLOW};
-use super::thread_state::{DeleterThread, Overtaken, Run, Step, Underway};
+use super::thread_state::{ActiveDeleter, DeleterThread, Overtaken, Run, Step};
 use super::{BACKLOG, FenceSet, FencedStorage, NAP, Storage, THREADS_MAX};
 
 thread_local! {
@@ -94,7 +94,7 @@ impl Shared {
     }
 
     /// Counts a storage in. What a deleter hands over belongs to the deleter's epoch: a flush that waits for the deleter waits for it too.
-    pub(super) fn enter(&self, queue: &mut Queue) -> Ticket {
+    pub(super) fn enter(&self, queue: &mut Queue) -> Receipt {
         // A thread that ends is in no deleter.
         let deleter = DELETER.try_with(Cell::get).ok().flatten();
         let own = |(reaper, epoch)| (reaper == std::ptr::from_ref(self).addr()).then_some(epoch);
@@ -173,7 +173,7 @@ impl Shared {
 
     pub(super) fn leak_entered(&self, ready: Ready) {
         self.leak(ready.storage);
-        self.lock().leave(ready.ticket.epoch, 1);
+        self.lock().leave(ready.receipt.epoch, 1);
         self.progress.notify_all();
     }
 
@@ -181,7 +181,7 @@ impl Shared {
     pub(super) fn free_entered(&self, ready: Ready) {
         drop(ready.storage);
         self.released.fetch_add(1, Ordering::Relaxed);
-        self.lock().leave(ready.ticket.epoch, 1);
+        self.lock().leave(ready.receipt.epoch, 1);
         self.progress.notify_all();
     }
 
@@ -205,21 +205,21 @@ impl Shared {
 
     /// One thread: follows, then leads until it is overtaken.
     fn run(self: &Arc<Self>) {
-        let lane = Arc::new(DeleterThread::default());
+        let thread = Arc::new(DeleterThread::default());
         let mut is_new = true;
-        while self.follow(&lane) {
+        while self.follow(&thread) {
             let hook = self.lock().on_start.filter(|_| mem::take(&mut is_new));
             if let Some(hook) = hook {
                 log_panic("start of the reaper", hook);
             }
-            if !self.lead(&lane) || !self.is_back(&lane) {
+            if !self.lead(&thread) || !self.is_back(&thread) {
                 return;
             }
         }
     }
 
     /// Waits until this thread leads; false if it has to leave instead.
-    fn follow(&self, lane: &Arc<DeleterThread>) -> bool {
+    fn follow(&self, thread: &Arc<DeleterThread>) -> bool {
         let mut queue = self.lock();
         loop {
             if queue.phase == Phase::Stopped {
@@ -231,14 +231,14 @@ impl Shared {
                     if overtaken.is_none() && queue.leader.is_some() {
                         continue;
                     }
-                    queue.leader = Some(Arc::clone(lane));
+                    queue.leader = Some(Arc::clone(thread));
                     queue.follower = Follower::None;
                     queue.rest = LeaderState::Busy;
                     drop(queue);
                     if let Some(what) = overtaken {
                         // What has returned before may be waited for.
                         self.progress.notify_all();
-                        tracing::warn!(%what, "a deleter is slow; the others go on without it");
+                        tracing::warn!(%what, "a deleter is slow; the others continue without it");
                     }
                     return true;
                 }
@@ -255,7 +255,7 @@ impl Shared {
     }
 
     /// Runs deleters. True if another thread leads now, false at the end.
-    fn lead(self: &Arc<Self>, lane: &Arc<DeleterThread>) -> bool {
+    fn lead(self: &Arc<Self>, thread: &Arc<DeleterThread>) -> bool {
         loop {
             let mut queue = self.rest(self.lock());
             if mem::take(&mut queue.watch_due) && queue.phase == Phase::Running {
@@ -271,25 +271,25 @@ impl Shared {
                 self.watch.notify_all();
                 return false;
             }
-            let waits = self.take_batch(&mut queue, lane);
+            let waits = self.take_batch(&mut queue, thread);
             if waits {
                 self.follow_the_leader(&mut queue);
             }
             warn_without(queue, || ());
-            if self.drop_all(lane) {
+            if self.drop_all(thread) {
                 return true;
             }
         }
     }
 
-    /// Moves what is ready to `lane`, but for memory that an overtaken deleter still has: that waits behind it. Says whether more than
+    /// Moves what is ready to `thread`, but for memory that an overtaken deleter still has: that waits behind it. Says whether more than
     /// one was taken.
-    fn take_batch(&self, queue: &mut Queue, lane: &DeleterThread) -> bool {
-        let mut books = lane.lock();
+    fn take_batch(&self, queue: &mut Queue, thread: &DeleterThread) -> bool {
+        let mut books = thread.lock();
         mem::swap(&mut queue.ready, &mut books.batch);
         for slow in &queue.overtaken {
             let mut slow = slow.lock();
-            let Some(what) = slow.underway.as_ref().map(|underway| underway.what) else { continue };
+            let Some(what) = slow.active.as_ref().map(|active| active.what) else { continue };
             let (behind, others): (VecDeque<_>, VecDeque<_>) =
                 books.batch.drain(..).partition(|ready| what.has_memory_of(ready.storage.data()));
             slow.behind.extend(behind);
@@ -298,10 +298,10 @@ impl Shared {
         books.batch.len() > 1
     }
 
-    /// Runs the deleters of a lane's batch. True if another thread leads now.
-    fn drop_all(&self, lane: &DeleterThread) -> bool {
+    /// Runs the deleters of a thread's batch. True if another thread leads now.
+    fn drop_all(&self, thread: &DeleterThread) -> bool {
         loop {
-            let (step, reports) = lane.step();
+            let (step, reports) = thread.step();
             self.report(reports);
             match step {
                 Step::Over => return false,
@@ -309,8 +309,8 @@ impl Shared {
                 Step::Run(Ready { storage, .. }) if self.abandoned.load(Ordering::Relaxed) => {
                     self.leak(storage)
                 }
-                Step::Run(Ready { storage, ticket, .. }) => {
-                    DELETER.set(Some((std::ptr::from_ref(self).addr(), ticket.epoch)));
+                Step::Run(Ready { storage, receipt, .. }) => {
+                    DELETER.set(Some((std::ptr::from_ref(self).addr(), receipt.epoch)));
                     self.release(storage);
                     DELETER.set(None);
                 }
@@ -319,14 +319,14 @@ impl Shared {
     }
 
     /// The deleter that this thread was overtaken in has returned. True if the thread follows from now on, false if it has to leave.
-    fn is_back(&self, lane: &Arc<DeleterThread>) -> bool {
+    fn is_back(&self, thread: &Arc<DeleterThread>) -> bool {
         let mut queue = self.lock();
-        queue.overtaken.retain(|slow| !Arc::ptr_eq(slow, lane));
-        let mut books = lane.lock();
+        queue.overtaken.retain(|slow| !Arc::ptr_eq(slow, thread));
+        let mut books = thread.lock();
         let behind = mem::take(&mut books.behind);
         books.overtaken = false;
-        if let Some(Underway { ticket, .. }) = books.underway.take() {
-            queue.leave(ticket.epoch, 1);
+        if let Some(ActiveDeleter { receipt, .. }) = books.active.take() {
+            queue.leave(receipt.epoch, 1);
         }
         drop(books);
         let mut leaked = VecDeque::new();
@@ -415,7 +415,7 @@ fn slow_in(queue: &Queue, slow: Duration) -> Option<Duration> {
         return None;
     }
     // Between two deleters the leader is not slow.
-    Some(books.underway.as_ref().map_or(slow, |underway| slow.saturating_sub(underway.since.elapsed())))
+    Some(books.active.as_ref().map_or(slow, |active| slow.saturating_sub(active.since.elapsed())))
 }
 
 /// Takes what the leader has not begun with, if its deleter is slow, and gives whose deleter that is.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use super::REPORT;
-use super::queue::{Ready, Ticket};
+use super::queue::{Ready, Receipt};
 use super::slow::ReleasedMemory;
 use crate::core::clock::Coarse;
 
@@ -21,7 +21,7 @@ pub(super) struct ThreadState {
     /// Storages that the thread has taken and not begun with, in order.
     pub(super) batch: VecDeque<Ready>,
     /// The deleter that the thread is in.
-    pub(super) underway: Option<Underway>,
+    pub(super) active: Option<ActiveDeleter>,
     /// Deleters that have returned and are not in the queue's books yet.
     pub(super) returned: Option<Run>,
     /// Another thread leads; this one ends after its deleter.
@@ -35,8 +35,8 @@ pub(super) type Run = (u64, u64);
 
 /// A deleter that has been called.
 #[derive(Debug, Clone)]
-pub(super) struct Underway {
-    pub(super) ticket: Ticket,
+pub(super) struct ActiveDeleter {
+    pub(super) receipt: Receipt,
     /// When it was called.
     pub(super) since: Coarse,
     pub(super) what: ReleasedMemory,
@@ -65,13 +65,13 @@ impl DeleterThread {
             return (Step::Overtaken, [None; 2]);
         }
         let mut report = None;
-        if let Some(Underway { ticket, .. }) = books.underway.take() {
+        if let Some(ActiveDeleter { receipt, .. }) = books.active.take() {
             // Storages of one epoch stand together nearly always, so runs are counted, not single ones.
             books.returned = match books.returned {
-                Some((epoch, count)) if epoch == ticket.epoch && count < REPORT => Some((epoch, count + 1)),
+                Some((epoch, count)) if epoch == receipt.epoch && count < REPORT => Some((epoch, count + 1)),
                 other => {
                     report = other;
-                    Some((ticket.epoch, 1))
+                    Some((receipt.epoch, 1))
                 }
             };
         }
@@ -79,14 +79,14 @@ impl DeleterThread {
             return (Step::Over, [report, books.returned.take()]);
         };
         let what = ready.what.at(ready.storage.data());
-        books.underway = Some(Underway { ticket: ready.ticket, since: Coarse::now(), what });
+        books.active = Some(ActiveDeleter { receipt: ready.receipt, since: Coarse::now(), what });
         (Step::Run(ready), [report, None])
     }
 
-    /// Takes the leadership from the thread of this lane, if its deleter has run for `slow`.
+    /// Takes the leadership from the thread of this thread, if its deleter has run for `slow`.
     pub(super) fn overtake(&self, slow: Duration) -> Option<Overtaken> {
         let mut books = self.lock();
-        let what = books.underway.as_ref().filter(|underway| underway.since.elapsed() >= slow)?.what;
+        let what = books.active.as_ref().filter(|active| active.since.elapsed() >= slow)?.what;
         books.overtaken = true;
         Some(Overtaken { rest: mem::take(&mut books.batch), returned: books.returned.take(), what })
     }

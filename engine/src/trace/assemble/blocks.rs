@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::super::buffer::{TraceBuffer, WORDS};
-use super::super::chain::Link;
+use super::super::chain::ChainLink;
 use super::super::encoding::{length_of, whole_ticks};
 
 /// Blocks of events that places have numbers for: 32 GiB.
@@ -14,7 +14,7 @@ pub(in super::super) const BLOCKS_MAX: usize = u32::MAX as usize / WORDS;
 /// Memory with whole events.
 pub(super) enum Block {
     /// A buffer, and how many of its words were published.
-    Buffer(Arc<Link<TraceBuffer>>, usize),
+    Buffer(Arc<ChainLink<TraceBuffer>>, usize),
     /// At most as many words as a buffer has; and, where the upper bits of ticks matter, a moment near them.
     Own(Vec<u64>, Option<u64>),
 }

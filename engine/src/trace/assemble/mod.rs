@@ -3,6 +3,13 @@
 //! The events stay where they lie. What is added is an index: the places of all events, sorted by their operations, four bytes for
 //! each. An operation is made from its events when it is asked for, so that a trace can be written without being in memory as a
 //! whole.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `blocks` | memory with whole events, and the places of events in it |
+//! | `in_flight` | operations in flight where the beginning of a trace is left out |
+//! | `operation` | one operation, made of its events |
+//! | `source` | operations, leases and variables, one by one or all at once |
 
 mod blocks;
 mod in_flight;
@@ -93,7 +100,7 @@ impl EventIndex<'static> {
             began_amid_bodies: session.began_amid_bodies && !scale.is_cut(),
             ..Trace::default()
         };
-        // Before the events are looked at: the end of what is in flight then is among them, if it has come.
+        // Operations in flight are listed before the events are read: so each end that comes meanwhile is among the events.
         let in_flight = scale.is_cut().then(|| InFlight::now(scale.first()));
         let mut events = Self::new(scale, about, Box::new(names::get));
         in_flight.into_iter().for_each(|in_flight| events.before(in_flight));

@@ -10,8 +10,6 @@
 //! *never*. The future of this entry then read *never*, or a time that the watcher has set since then, and
 //! lowers `next` if need be.
 
-use std::panic::catch_unwind;
-
 use estafette_graph::OpId;
 use estafette_sync::daemon;
 use estafette_sync::essential::essential;
@@ -30,11 +28,11 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::LeaseInfo;
 use crate::core::one_shot::wake;
-use crate::core::operation::{Kind, OpHandle, Phase, drop_panic};
+use crate::core::operation::{Kind, OpHandle, Phase, contain_panic};
 use crate::core::wait_for::On;
 use crate::exchange::foreign_fence;
 use crate::tensor::handle::Tensor;
-use crate::wait::blocking::{is_ready_work, let_go};
+use crate::wait::blocking::{is_ready_work, release_unwanted};
 use crate::wait::deadlock;
 use crate::wait::inspect::{self, EVERYTHING, Inspection};
 use crate::wait::stand_in::{call_refused, others_without_workers};
@@ -134,11 +132,10 @@ impl Watcher {
             } else {
                 // Dropping the inspected objects may run code of users.
                 let inspected = inspect::inspected();
-                let looked = catch_unwind(look);
+                let looked = contain_panic(inspect_due);
                 not_before = Instant::now() + inspect::pause_after(inspect::duration(now, inspected));
                 looked.unwrap_or_else(|panic| {
-                    tracing::error!("a look at what futures wait for panicked");
-                    drop_panic(panic);
+                    tracing::error!(%panic, "an inspection of what futures wait for panicked");
                     vec![not_before]
                 })
             };
@@ -183,7 +180,7 @@ struct Due {
 
 /// Inspects the futures and threads whose time has come. Returns the times of the next inspections of the
 /// others.
-fn look() -> Vec<Instant> {
+fn inspect_due() -> Vec<Instant> {
     let now = Instant::now();
     let mut next = Vec::new();
     let mut due = Vec::new();
@@ -217,14 +214,15 @@ fn look() -> Vec<Instant> {
     }
     // One inspection for all entries. Leases alone hold up few of them, and these are inspected again, one by
     // one.
-    let mut look = Inspection::new();
-    let places: Vec<Places> = due.iter().map(|due| due.ops.iter().map(|op| look.add(op)).collect()).collect();
-    look.run(EVERYTHING);
-    let reaches = look.reaches(inspect::moves);
-    let wanted = wanted_threads(&look, &due, &places);
+    let mut inspection = Inspection::new();
+    let places: Vec<Places> =
+        due.iter().map(|due| due.ops.iter().map(|op| inspection.add(op)).collect()).collect();
+    inspection.run(EVERYTHING);
+    let reaches = inspection.reaches(inspect::moves);
+    let wanted = wanted_threads(&inspection, &due, &places);
     let (threads, futures): (Vec<_>, Vec<_>) =
         due.into_iter().zip(places).enumerate().partition(|(_, (due, _))| due.is_blocked);
-    drop(look);
+    drop(inspection);
     for (number, (due, places)) in threads {
         let suspect = !places.iter().any(|place| reaches[*place]);
         let wake = wanted.contains(&number) || (suspect && due.held_by().is_some());
@@ -242,7 +240,7 @@ fn look() -> Vec<Instant> {
     let mut collected: SmallVec<[CoreRef; 1]> = SmallVec::new();
     for ((_, (due, _)), held) in futures.iter().zip(&held) {
         if held.is_some() && due.is_over_limit(now) && collected.iter().all(|known| !known.same(&due.core)) {
-            let_go(&due.core);
+            release_unwanted(&due.core);
             collected.push(due.core.clone());
         }
     }
@@ -258,12 +256,12 @@ type Places = SmallVec<[usize; 1]>;
 
 /// The blocked threads that shall inspect for themselves, because something that they need is ready and no
 /// other thread runs it. These threads may run it, or have another thread do so.
-fn wanted_threads(look: &Inspection, due: &[Due], places: &[Places]) -> Vec<usize> {
+fn wanted_threads(inspection: &Inspection, due: &[Due], places: &[Places]) -> Vec<usize> {
     if !due.iter().any(|due| due.is_blocked) {
         return Vec::new();
     }
-    let helped = look.reaches(|op| is_ready_work(op) && op.kind == Kind::Work);
-    let left = look.reaches(|op| is_ready_work(op) && op.core.has_no_free_thread());
+    let helped = inspection.reaches(|op| is_ready_work(op) && op.kind == Kind::Work);
+    let left = inspection.reaches(|op| is_ready_work(op) && op.core.has_no_free_thread());
     let is_wanted = |due: &Due, place: usize| left[place] || (due.helps && helped[place]);
     let threads = due
         .iter()
@@ -276,12 +274,12 @@ fn wanted_threads(look: &Inspection, due: &[Due], places: &[Places]) -> Vec<usiz
 impl Due {
     /// The leases that hold up every operation that has not ended, if nothing else does.
     fn held_by(&self) -> Option<Vec<LeaseInfo>> {
-        let mut look = Inspection::new();
+        let mut inspection = Inspection::new();
         for op in &self.ops {
-            look.add(op);
+            inspection.add(op);
         }
-        look.run(EVERYTHING);
-        let mut held = look.only_leases(!self.is_blocked);
+        inspection.run(EVERYTHING);
+        let mut held = inspection.only_leases(!self.is_blocked);
         if let Some((tensor, numbers)) = &self.pins {
             // Where every operation has ended, the inspection has found nothing.
             if held.is_none() && !self.ops.iter().all(|op| op.payload().phase() == Phase::Done) {
@@ -395,7 +393,7 @@ fn look_for_room(mut due: Vec<Due>, now: Instant) -> Vec<Instant> {
         let mut held = if submits { deadlock::lasting_standstill(&core, &awaiting_bodies()) } else { None };
         // As for other futures: unwanted leases are released first.
         if held.is_some() && own.iter().any(|due| due.is_over_limit(now)) {
-            let_go(&core);
+            release_unwanted(&core);
             held = deadlock::lasting_standstill(&core, &awaiting_bodies());
         }
         for due in own {

@@ -80,7 +80,7 @@ impl RobustList {
         memory.half_word(offset).store(self.thread | WAITERS, Ordering::Release);
     }
 
-    /// Lets go of what [`hold`](Self::hold) holds.
+    /// Releases what [`hold`](Self::hold) holds.
     pub fn release(&self, memory: &Memory, offset: usize) {
         memory.half_word(offset).store(0, Ordering::Release);
         let node = self.node(memory, offset);

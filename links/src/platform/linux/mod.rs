@@ -1,4 +1,13 @@
 //! What Linux has. See `platform`.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `available` | how much memory there is |
+//! | `futex` | robust futexes |
+//! | `memory` | sealed shared memory |
+//! | `poll` | waiting for descriptors |
+//! | `socket` | unix sockets that keep messages apart (`SOCK_SEQPACKET`) |
+//! | `tcp` | TCP sockets of one process |
 
 mod available;
 mod futex;

@@ -20,14 +20,14 @@ pub(super) struct Pool {
     /// When each of them is first known to have been busy.
     first: HashMap<TrackId, Nanos>,
     /// When as many bodies ran as run at once, by engine.
-    full: Vec<Stretches>,
+    full: Vec<Intervals>,
     /// The engine of each worker.
     engine_of: HashMap<TrackId, usize>,
     /// Engines by their numbers, where those are known.
     numbers: HashMap<u64, usize>,
 }
 
-/// Why there was no worker in a stretch of time.
+/// Why there was no worker in a interval of time.
 pub(super) type NoWorker = (Nanos, Nanos, Blocker);
 
 impl Pool {
@@ -82,15 +82,15 @@ impl Pool {
     }
 }
 
-/// Stretches of time.
-struct Stretches {
+/// Intervals of time.
+struct Intervals {
     /// In order of time, apart from each other.
     all: Vec<(Nanos, Nanos)>,
     /// Of each, how long the ones before it lasted together.
     before: Vec<Nanos>,
 }
 
-impl Stretches {
+impl Intervals {
     fn of(all: Vec<(Nanos, Nanos)>) -> Self {
         let lengths = all.iter().map(|(from, to)| to - from);
         let before = lengths.scan(0, |sum, length| Some(std::mem::replace(sum, *sum + length))).collect();
@@ -145,7 +145,7 @@ fn is_limited(engine: &Workers) -> bool {
 }
 
 /// When there was no room for one more body, with these.
-fn full(engine: &Workers, busy: &[(Nanos, Nanos)]) -> Stretches {
+fn full(engine: &Workers, busy: &[(Nanos, Nanos)]) -> Intervals {
     let first = engine.at_once.first().map_or(engine.count, |(_, at_once)| *at_once);
     let mut room = i64::from(first);
     let limits = engine.at_once.windows(2);
@@ -171,7 +171,7 @@ fn full(engine: &Workers, busy: &[(Nanos, Nanos)]) -> Stretches {
     if is_limited(engine) {
         without_pauses(&mut full);
     }
-    Stretches::of(full)
+    Intervals::of(full)
 }
 
 /// When each worker ran bodies, without its short pauses and without what it waited for inside of them: then another thread stands in for it.
@@ -230,10 +230,10 @@ fn busy(
     all
 }
 
-/// The stretches without the holes; both in order, and apart from each other.
-fn without(stretches: &[(Nanos, Nanos)], holes: &[(Nanos, Nanos)]) -> Vec<(Nanos, Nanos)> {
-    let mut left = Vec::with_capacity(stretches.len());
-    for &(mut from, to) in stretches {
+/// The intervals without the holes; both in order, and apart from each other.
+fn without(intervals: &[(Nanos, Nanos)], holes: &[(Nanos, Nanos)]) -> Vec<(Nanos, Nanos)> {
+    let mut left = Vec::with_capacity(intervals.len());
+    for &(mut from, to) in intervals {
         let first = holes.partition_point(|(_, end)| *end <= from);
         for &(begin, end) in holes[first..].iter().take_while(|(begin, _)| *begin < to) {
             left.extend((from < begin).then_some((from, begin)));
@@ -244,19 +244,19 @@ fn without(stretches: &[(Nanos, Nanos)], holes: &[(Nanos, Nanos)]) -> Vec<(Nanos
     left
 }
 
-/// Puts stretches of time together that follow each other closely.
-fn without_pauses(stretches: &mut Vec<(Nanos, Nanos)>) {
-    join(stretches, PAUSE_MAX);
+/// Puts intervals of time together that follow each other closely.
+fn without_pauses(intervals: &mut Vec<(Nanos, Nanos)>) {
+    join(intervals, PAUSE_MAX);
 }
 
-/// Puts stretches of time together that overlap.
-fn joined(stretches: &mut Vec<(Nanos, Nanos)>) {
-    join(stretches, 0);
+/// Puts intervals of time together that overlap.
+fn joined(intervals: &mut Vec<(Nanos, Nanos)>) {
+    join(intervals, 0);
 }
 
-fn join(stretches: &mut Vec<(Nanos, Nanos)>, pause_max: Nanos) {
-    stretches.sort_unstable();
-    stretches.dedup_by(|next, last| {
+fn join(intervals: &mut Vec<(Nanos, Nanos)>, pause_max: Nanos) {
+    intervals.sort_unstable();
+    intervals.dedup_by(|next, last| {
         let is_joined = next.0 <= last.1.saturating_add(pause_max);
         if is_joined {
             last.1 = last.1.max(next.1);

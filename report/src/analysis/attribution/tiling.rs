@@ -1,4 +1,4 @@
-//! Stretches of time that follow each other without gap or overlap.
+//! Intervals of time that follow each other without gap or overlap.
 
 use crate::model::{Blocker, Cause, Hazard, Nanos, OperationId, Stall};
 
@@ -16,7 +16,7 @@ impl<'a> Tiling<'a> {
         Self { stalls, waiter, access, at: from, critical: false }
     }
 
-    /// Where the next stretch begins.
+    /// Where the next interval begins.
     pub(super) fn at(&self) -> Nanos {
         self.at
     }

@@ -1,6 +1,11 @@
 //! A trace's parts as named facts: what files can hold whose format knows nothing of operations or leases.
 //!
 //! Each part has two functions in [`convert`], one to facts and one back; a file format only has to write and read [`Fact`].
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `convert` | each part of a trace to facts, and back |
+//! | `words` | the words of files for the model's enumerations, both ways |
 
 mod convert;
 mod words;

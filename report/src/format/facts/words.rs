@@ -75,7 +75,7 @@ pub(super) fn blocker_words(blocker: Blocker) -> (&'static str, Option<u64>) {
         Blocker::Pool => ("pool", None),
         Blocker::Queue(track) => ("queue", Some(track as u64)),
         Blocker::Observer => ("observer", None),
-        Blocker::Interpreter | Blocker::Holder(_) => ("interpreter", None),
+        Blocker::Interpreter | Blocker::LockOwner(_) => ("interpreter", None),
         Blocker::EventLoop => ("event loop", None),
         Blocker::Thread(track) => ("thread", Some(track as u64)),
     }
@@ -120,7 +120,7 @@ pub(crate) fn blocker_name(source: &impl Source, blocker: Blocker) -> Text {
         Blocker::Pool => "workers".into(),
         Blocker::Queue(id) | Blocker::Thread(id) => track(id),
         Blocker::Observer => "reactor".into(),
-        Blocker::Interpreter | Blocker::Holder(_) => "Python lock".into(),
+        Blocker::Interpreter | Blocker::LockOwner(_) => "Python lock".into(),
         Blocker::EventLoop => "event loop".into(),
     }
 }

@@ -6,6 +6,21 @@
 //!
 //! The file is a chain of blocks. Each begins with a synchronization marker, is compressed, and interns its strings anew, so that a
 //! reader of a damaged file resumes at the next block.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `blocks` | blocks of packets, compressed |
+//! | `damage` | what is wrong with a file, in words, as far as bounded |
+//! | `known` | strings and facts by number, as they are read |
+//! | `messages` | Perfetto's messages, with the fields that are used here |
+//! | `packets` | a file apart into packets, and the way back after damage |
+//! | `read` | reading |
+//! | `strings` | strings by number, as they are written |
+//! | `sweep` | the events in order of time |
+//! | `ties` | stalls and dependences that are attributed as the file is written |
+//! | `tracks` | the tracks |
+//! | `wire` | protobuf messages where they lie, nothing copied |
+//! | `write` | writing |
 
 mod blocks;
 mod damage;

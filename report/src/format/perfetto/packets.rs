@@ -72,7 +72,7 @@ impl<'a> Iterator for Pieces<'a> {
                 let end = self.at;
                 let is_other = at == 0 && self.bytes.first() != Some(&PACKET_TAG);
                 let words = if is_other {
-                    "it does not begin as a recording does".into()
+                    "it does not begin as a trace does".into()
                 } else {
                     format!("truncated at byte {at} of packet {count}: the file ends at byte {end}")
                 };

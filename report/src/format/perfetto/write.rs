@@ -227,7 +227,7 @@ impl<W: Write> Packets<W> {
             }
             Event::Freed(thing, track) => {
                 let name = thing.operation.as_ref().map_or("", |operation| operation.name.as_str());
-                let name = format!("{name} may go on").into();
+                let name = format!("{name} may resume").into();
                 let content = EventBody { category: category::FREED, name, facts: Facts::default() };
                 let mut body = self.encode(content, TYPE_INSTANT);
                 if sweep.is_freed_later(&thing) {

@@ -69,7 +69,7 @@ pub fn of(trace: &Trace, report: &Report) -> (Value, Columns) {
     (json, columns)
 }
 
-/// The longest stretch of a wait that the report mentions.
+/// The longest interval of a wait that the report mentions.
 fn main_root(roots: &[Root], row: &WorstRow) -> Option<usize> {
     let of_wait = roots.iter().enumerate().filter(|(_, root)| root.waiter == row.waiter);
     let of_cause = of_wait.filter(|(_, root)| root.cause.name() == row.cause);
@@ -208,7 +208,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// How far before its waiter the operation is that a stretch of waiting came by.
+    /// How far before its waiter the operation is that a interval of waiting came by.
     fn before(&self, root: &Root, waiter: Option<usize>) -> Option<i64> {
         Some(waiter? as i64 - self.node(root.via?)? as i64)
     }
@@ -229,7 +229,7 @@ impl<'a> View<'a> {
             Blocker::Interpreter => (5, None),
             Blocker::EventLoop => (6, None),
             Blocker::Thread(id) => track(7, id),
-            Blocker::Holder(id) => track(8, id),
+            Blocker::LockOwner(id) => track(8, id),
         }
     }
 

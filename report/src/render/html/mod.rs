@@ -3,6 +3,12 @@
 //! The page is written by hand: `page.html` is its frame, `style.css` its looks, `script/` what it does. The trace travels
 //! inside as JSON and packed columns (`column.rs`), compressed, in base64. Nothing of a trace is ever written as markup: names go
 //! into the JSON, and from there into text nodes. A content security policy in the page forbids every request.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `column` | columns of numbers, packed into bytes |
+//! | `data` | the report and the trace, as the page gets them |
+//! | `pieces` | waits, in as many pieces as a page can hold |
 
 mod column;
 mod data;

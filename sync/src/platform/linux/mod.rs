@@ -1,4 +1,15 @@
 //! What Linux has. See `platform`.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `barrier` | fences by the kernel |
+//! | `clock` | clocks of the kernel |
+//! | `fork` | forks, noted by a handler of `pthread_atfork` |
+//! | `library` | the loader of the C library |
+//! | `membarrier` | a fence on every processor that runs a thread of this process |
+//! | `memory` | memory from the kernel, and settings of glibc's allocator |
+//! | `stack` | the limit of stacks |
+//! | `thread` | what the kernel knows of a thread |
 
 pub mod barrier;
 pub mod clock;

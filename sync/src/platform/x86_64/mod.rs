@@ -1,4 +1,10 @@
 //! What x86-64 has. See `platform`.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `prefetch` | cache prefetches |
+//! | `ticks` | the time stamp counter |
+//! | `valgrind` | client requests of valgrind |
 
 pub mod prefetch;
 pub mod ticks;

@@ -143,7 +143,7 @@ impl Program {
                     .map(|tensor| estafette_tensor_fence(tensor, fence.as_mut_ptr())),
             };
             if let Some(got) = got {
-                expect(got, status::ESTAFETTE_OK, "a fence of ours");
+                expect(got, status::ESTAFETTE_OK, "a fence of Estafette");
                 self.derived.push(fence.assume_init());
             }
         }

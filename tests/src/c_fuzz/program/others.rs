@@ -195,13 +195,13 @@ fn recordings_that_cannot_be() {
     // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
     let refused = unsafe {
         [
-            estafette_record_begin(ptr::null(), ptr::null(), &raw mut out),
-            estafette_record_begin(c"/no/such/folder/x.pftrace".as_ptr(), ptr::null(), &raw mut out),
-            estafette_record_begin(c"x.pftrace".as_ptr(), ptr::null(), ptr::null_mut()),
-            estafette_record_snapshot(strange, c"x.pftrace".as_ptr()),
-            estafette_record_snapshot(ptr::null_mut(), ptr::null()),
-            estafette_record_end(ptr::null_mut()),
-            estafette_record_end(strange),
+            estafette_trace_begin(ptr::null(), ptr::null(), &raw mut out),
+            estafette_trace_begin(c"/no/such/folder/x.pftrace".as_ptr(), ptr::null(), &raw mut out),
+            estafette_trace_begin(c"x.pftrace".as_ptr(), ptr::null(), ptr::null_mut()),
+            estafette_trace_snapshot(strange, c"x.pftrace".as_ptr()),
+            estafette_trace_snapshot(ptr::null_mut(), ptr::null()),
+            estafette_trace_end(ptr::null_mut()),
+            estafette_trace_end(strange),
         ]
     };
     refused.into_iter().for_each(|got| expect(got, status::ESTAFETTE_INVALID, "no recording"));

@@ -68,7 +68,7 @@ impl Program {
     }
 
     fn begin_recording(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
-        if self.recordings.len() >= HELD_MAX {
+        if self.recorded_programs.len() >= HELD_MAX {
             return None;
         }
         let name = [ptr::null(), c"recorded".as_ptr(), c"\xff".as_ptr()];
@@ -83,14 +83,14 @@ impl Program {
             expect(got, if is_text { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "begin");
         }
         if is_text {
-            self.recordings.push(Recorded { handle, stage: Stage::Recording });
+            self.recorded_programs.push(Recorded { handle, stage: Stage::Recording });
         }
         Some(())
     }
 
     fn record_node(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
-        let at = bytes.below(self.recordings.len());
-        let &Recorded { handle, stage } = self.recordings.get(at)?;
+        let at = bytes.below(self.recorded_programs.len());
+        let &Recorded { handle, stage } = self.recorded_programs.get(at)?;
         let end = [End::Well, End::Well, End::Badly, End::Later][bytes.below(4)];
         let reads: Vec<_> = pick(&self.tensors, bytes).into_iter().take(bytes.below(2)).collect();
         let mut writes: Vec<_> = pick(&self.tensors, bytes).into_iter().take(bytes.below(2)).collect();
@@ -132,8 +132,8 @@ impl Program {
     }
 
     fn finish_recording(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
-        let at = bytes.below(self.recordings.len());
-        let recorded = self.recordings.get_mut(at)?;
+        let at = bytes.below(self.recorded_programs.len());
+        let recorded = self.recorded_programs.get_mut(at)?;
         let graph = [0, 0, 0, 1, 2, -1][bytes.below(6)];
         let got = estafette_program_finish(recorded.handle, graph);
         allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_INVALID], "finish");
@@ -147,8 +147,8 @@ impl Program {
     }
 
     fn replay(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
-        let at = bytes.below(self.recordings.len());
-        let &Recorded { handle, stage } = self.recordings.get(at)?;
+        let at = bytes.below(self.recorded_programs.len());
+        let &Recorded { handle, stage } = self.recorded_programs.get(at)?;
         if self.ops.len() >= HELD_MAX || self.is_full() {
             return None;
         }
@@ -175,7 +175,7 @@ impl Program {
     }
 
     fn destroy_recording(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
-        let recorded = take(&mut self.recordings, bytes)?;
+        let recorded = take(&mut self.recorded_programs, bytes)?;
         recorded.destroy();
         expect(estafette_program_destroy(ptr::null_mut()), status::ESTAFETTE_OK, "no program");
         Some(())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import ConflictError
 from .._estafette import _check_output, _write_observation
-from .._recording import Report, report
+from .._trace import Report, report
 from . import roles
 from .notes import Notes, clock
 from .order import Order
@@ -46,7 +46,7 @@ class observe:  # noqa: N801 - used like a function
     Functions of NumPy, JAX, PyTorch, TensorFlow, CuPy, Numba, cuda.core, ``concurrent.futures``, ``queue``, ``threading`` and ``asyncio`` that hand
     data over or wait are wrapped meanwhile, also in libraries that are imported later: ``np.asarray``, ``Tensor.cpu``, ``block_until_ready``,
     ``Future.result`` and others. Results, exceptions and types are those of the functions. At the end nothing is wrapped any more. A
-    program that has put a wrapper of its own around one of ours keeps it. Hand-overs of CUDA memory between streams that nothing ordered
+    program that has put a wrapper of its own around one of Estafette keeps it. Hand-overs of CUDA memory between streams that nothing ordered
     are in ``seen.report().data["hand_overs"]``.
 
     The outcome is a trace as `record` makes one, written at the end to the file `path`; without a path, to a temporary file, which

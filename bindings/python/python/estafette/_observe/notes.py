@@ -1,4 +1,4 @@
-"""What was seen: lanes of threads, and what happened on them, as the extension makes a trace of."""
+"""What was seen: notes of threads, and what happened on them, as the extension makes a trace of."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SHORT_NS = 5_000
 """A wait that is shorter is none: the call itself takes some of it."""
 
 
-class Lane:
+class ThreadNotes:
     """What is to be remembered of a thread."""
 
     __slots__ = ("began", "given", "inside", "since", "track")
@@ -82,7 +82,7 @@ class Notes:
         self.most = STEPS_MAX
         self.tracks: list[tuple[str, str]] = []
         self.local = threading.local()
-        self.lanes: dict[tuple[int | None, str], Lane] = {}
+        self.noted_threads: dict[tuple[int | None, str], ThreadNotes] = {}
         """Those of Python's threads, for others that wait for their end: identity, which later threads get again, and name."""
         self.calls: dict[int, int] = {}
         """Calls that may wait and have not returned, by thread: when they began."""
@@ -131,13 +131,13 @@ class Notes:
         """A call could not be noted."""
         self.broken.append(f"{type(error).__name__}: {error}"[:200] if not self.broken else "")
 
-    def lane(self) -> Lane:
+    def thread_notes(self) -> ThreadNotes:
         """That of this thread."""
         try:
-            lane: Lane = self.local.lane
+            thread_notes: ThreadNotes = self.local.thread_notes
         except AttributeError:
-            lane = self.local.lane = Lane(self._began())
-        return lane
+            thread_notes = self.local.thread_notes = ThreadNotes(self._began())
+        return thread_notes
 
     def starts(self, thread: threading.Thread, at: int) -> None:
         """A thread is started by the program."""
@@ -156,17 +156,17 @@ class Notes:
 
     def track(self, kind: str = "thread") -> int:
         """The track of this thread."""
-        lane = self.lane()
-        if lane.track is None:
+        thread_notes = self.thread_notes()
+        if thread_notes.track is None:
             # `current_thread` would make an object for a thread that is none of Python's.
             thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
             if thread is not None:
-                self.lanes[thread.ident, thread.name] = lane
+                self.noted_threads[thread.ident, thread.name] = thread_notes
             name = thread.name if thread is not None else f"thread {threading.get_native_id()}"
-            lane.track = self._add_track(name, kind)
+            thread_notes.track = self._add_track(name, kind)
         elif kind != "thread":
-            self.tracks[lane.track] = (self.tracks[lane.track][0], kind)
-        return lane.track
+            self.tracks[thread_notes.track] = (self.tracks[thread_notes.track][0], kind)
+        return thread_notes.track
 
     def _add_track(self, name: str, kind: str) -> int:
         # A list grows by one thread at a time: the place is found again by what was put there.
@@ -176,10 +176,10 @@ class Notes:
 
     def track_of(self, thread: threading.Thread, now: int) -> tuple[int, int]:
         """The track of another thread, and since when it does what it does `now`, as far as that is known."""
-        lane = self.lanes.setdefault((thread.ident, thread.name), Lane(self.started))
-        if lane.track is None:
-            lane.track = self._add_track(thread.name, "thread")
-        return lane.track, now if lane.since is None else min(lane.since, now)
+        thread_notes = self.noted_threads.setdefault((thread.ident, thread.name), ThreadNotes(self.started))
+        if thread_notes.track is None:
+            thread_notes.track = self._add_track(thread.name, "thread")
+        return thread_notes.track, now if thread_notes.since is None else min(thread_notes.since, now)
 
     def finished(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """The steps, with the names of tensors, and the hand-overs that nothing ordered, by the identity of their step."""

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .notes import SHORT_NS, Lane, Notes, Site, clock, site
+from .notes import SHORT_NS, Notes, Site, ThreadNotes, clock, site
 from .order import LEGACY, Act, Order, hand_over, is_on_device, pointer_of
 
 from .table import COPIES, DEVICE_LIBRARIES, EITHER, HAND_OVERS
@@ -118,8 +118,8 @@ def _timed(
     note: Callable[[int, int, Any, str | None], None],
 ) -> Any:
     """Makes the call; `note` gets when it began and ended, its result, and the class of its exception."""
-    lane = notes.lane()
-    lane.inside = True
+    thread_notes = notes.thread_notes()
+    thread_notes.inside = True
     result, failed = None, None
     try:
         began = notes.calls[threading.get_ident()] = clock()
@@ -136,20 +136,20 @@ def _timed(
             _noted(notes, note, began, ended, result, failed)
         return result
     finally:
-        lane.inside = False
+        thread_notes.inside = False
 
 
 def _noted(notes: Notes, note: Callable[..., Any], *about: Any) -> Any:
     """What a question says, or `None`. Whatever goes wrong with a note is none of the program's business; it is counted."""
-    lane = notes.lane()
-    before, lane.inside = lane.inside, True
+    thread_notes = notes.thread_notes()
+    before, thread_notes.inside = thread_notes.inside, True
     try:
         return note(*about)
     except Exception as error:
         notes.lose(error)
         return None
     finally:
-        lane.inside = before
+        thread_notes.inside = before
 
 
 def _acted(notes: Notes, observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -179,12 +179,12 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
         # A class may not be hashable.
         notes.lose(error)
         return _acted(notes, observed, args, kwargs)
-    lane = notes.lane()
+    thread_notes = notes.thread_notes()
     # What stays in its library is no hand-over, unless it names another stream.
-    if lane.inside or (origin == to and not stays) or (origin == NO_ARRAY and copies != COPIES):
+    if thread_notes.inside or (origin == to and not stays) or (origin == NO_ARRAY and copies != COPIES):
         return _acted(notes, observed, args, kwargs)
     origin = origin or row.library
-    lane.inside = True
+    thread_notes.inside = True
     result: Any = None
     pending, failed, begun = False, None, 0
     try:
@@ -195,7 +195,7 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
         except Exception as error:
             notes.lose(error)
         if not keeps_stream:
-            lane.given = None
+            thread_notes.given = None
         began = clock()
         try:
             result = original(*args, **kwargs)
@@ -214,13 +214,13 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
                         copied = _is_copied(row, source, origin, result, kwargs)
                     verdict = None
                     if begun and failed is None and is_on_device(origin, source):
-                        verdict = _verdict(notes.order, row, begun, origin, source, to, lane, args, kwargs)
+                        verdict = _verdict(notes.order, row, begun, origin, source, to, thread_notes, args, kwargs)
                     try:
                         dtype, shape, size = source.dtype, tuple(source.shape), source.nbytes
                     except Exception:
                         dtype, shape, size = _about(source)
                     place = site(2)
-                    track = notes.track() if lane.track is None else lane.track
+                    track = notes.track() if thread_notes.track is None else thread_notes.track
                     copied = copied and failed is None
                     noted = (name, origin, to, pending, copied, began, ended, place, track, dtype, shape, size, failed, verdict)
                     if len(notes.exchanges) < notes.most:
@@ -231,7 +231,7 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
                 notes.lose(error)
         return result
     finally:
-        lane.inside = False
+        thread_notes.inside = False
 
 
 def _about(array: Any) -> tuple[Any, Any, int | None]:
@@ -244,11 +244,11 @@ def _about(array: Any) -> tuple[Any, Any, int | None]:
 
 
 def _verdict(
-    order: Order, row: Row, begun: int, origin: str, source: Any, to: str, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]
+    order: Order, row: Row, begun: int, origin: str, source: Any, to: str, thread_notes: ThreadNotes, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What is known of the order of a hand-over of device memory."""
     asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
-    return hand_over(order, begun, origin, source, to, asked, lane.given, kwargs)
+    return hand_over(order, begun, origin, source, to, asked, thread_notes.given, kwargs)
 
 
 def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,7 +256,7 @@ def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if notes is not None and observed._row.name.endswith("__dlpack__"):
         # Without a stream nothing is ordered, whatever a library takes `None` for.
         stream = kwargs.get("stream", -1)
-        notes.lane().given = LEGACY if stream is None else stream
+        notes.thread_notes().given = LEGACY if stream is None else stream
     # Without a frame where an engine's worker asks for a result.
     frame = sys._getframe(1).f_back
     caller = "" if frame is None else str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -287,7 +287,7 @@ def _wait_for(
     notes = open_notes
     if notes is None:
         return observed._original(*args, **kwargs)
-    if notes.lane().inside:
+    if notes.thread_notes().inside:
         return _acted(notes, observed, args, kwargs)
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
@@ -362,8 +362,8 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return observed._original(*args, **kwargs)
     item = args[0]
     # What the function does until it calls a queue begins with it.
-    notes.lane().since = clock()
-    # The item lets go of them when it is done.
+    notes.thread_notes().since = clock()
+    # The item releases them when it is done.
     future, function = getattr(item, "future", None), getattr(item, "fn", None) or getattr(item, "task", (None,))[0]
     work = _noted(notes, _work_for, notes, future)
     if work is not None:
@@ -392,7 +392,7 @@ def _note_work(notes: Notes, work: _Work, function: Any, began: int, ended: int)
     submitted = began if work.submitted is None else min(work.submitted, began)
     track = notes.track()
     # Until its next function, or its end, the thread has nothing to do.
-    notes.lane().since = None
+    notes.thread_notes().since = None
     submitter = track if work.submitter is None else work.submitter
     notes.add(
         "operation",
@@ -449,7 +449,7 @@ def _take(turns: deque[_Turn] | None, since: int) -> _Turn | None:
 
 def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], own: str, other: str) -> Any:
     notes = open_notes
-    if notes is None or not args or notes.lane().inside:
+    if notes is None or not args or notes.thread_notes().inside:
         return observed._original(*args, **kwargs)
     turns: _Turns = notes.__dict__.setdefault("turns", {})
     key = id(args[0])
@@ -460,8 +460,8 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
         before = f"Queue.{own}"
         if place is not None:
             before = f"{place[2]} before {before} at {os.path.basename(place[0])}:{place[1]}"
-        lane = notes.lane()
-        since = lane.began if lane.since is None else lane.since
+        thread_notes = notes.thread_notes()
+        since = thread_notes.began if thread_notes.since is None else thread_notes.since
         turn = _Turn(before, notes.track(), place, min(since, began), began)
         if len(turns) >= QUEUES_MAX:
             turns.clear()
@@ -472,7 +472,7 @@ def _queue_call(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any
     place, turn = (None, None) if begun is None else begun
 
     def note(began: int, ended: int, _result: Any, failed: str | None) -> None:
-        notes.lane().since = ended
+        notes.thread_notes().since = ended
         has_waited, taken = ended - began >= SHORT_NS, None
         if failed is None:
             # An earlier call of the other side did not end a wait. By the end of the wait there may have been later ones.

@@ -1,7 +1,14 @@
 //! The class `Engine`: creation, waits, queries and shutdown.
 //!
-//! Its other methods have files of their own: `import` (memory of other libraries), `promises` (futures of
-//! other schedulers), `allocation` (memory of the engine), `remote` (other processes) and `submission`.
+//! Its other methods have files of their own:
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `allocation` | `empty`, `zeros`, `var` |
+//! | `import` | `from_dlpack`, `from_arrow`, and the exchange table |
+//! | `promises` | `from_future`, `from_mxnet` |
+//! | `remote` | `door`, `connect`, `from_ticket` |
+//! | `submission` | `submit`, `call`, their asynchronous forms, programs, `access` |
 
 mod allocation;
 mod import;

@@ -5,7 +5,7 @@
 // else is one more than the value.
 
 async function recorded() {
-  const packed = Uint8Array.from(atob(document.getElementById("recording").textContent), (it) => it.charCodeAt(0));
+  const packed = Uint8Array.from(atob(document.getElementById("trace").textContent), (it) => it.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
   const end = 4 + new DataView(bytes.buffer).getUint32(0, true);

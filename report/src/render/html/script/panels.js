@@ -107,7 +107,7 @@ function fillCauses(data, state, changed) {
 
 function fillLibraries(data) {
   if (data.part) {
-    document.getElementById("joined").textContent = `Stretches of less than 1/${data.part} of their wait are drawn with their neighbour.`;
+    document.getElementById("joined").textContent = `Intervals of less than 1/${data.part} of their wait are drawn with their neighbour.`;
   }
   const place = document.getElementById("libraries");
   data.libraries.forEach((name, at) => place.append(element("span", {}, swatch(`library-${at % LIBRARY_COLORS}`), name)));

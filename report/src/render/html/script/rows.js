@@ -68,7 +68,7 @@ function groups(rows, kind, byLibrary, columns, height, data) {
   }
 }
 
-// Puts stretches side by side on as few shelves as hold them: what begins takes the shelf that was left first.
+// Puts intervals side by side on as few shelves as hold them: what begins takes the shelf that was left first.
 function row(kind, label, note, items, columns, height) {
   const { from, to } = columns;
   items.sort((a, b) => from[a] - from[b] || to[a] - to[b]);

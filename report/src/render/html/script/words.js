@@ -5,12 +5,12 @@ const CAUSES = [
   { name: "queued", explanation: "what it waited for stood in a queue itself" },
   { name: "no worker", explanation: "no worker or queue was free" },
   { name: "not observed", explanation: "it was done and that had not been observed" },
-  { name: "not resumed", explanation: "it could go on and was not running yet" },
+  { name: "not resumed", explanation: "it could resume and was not running yet" },
   { name: "leased", explanation: "a lease was still open" },
 ];
 const HAZARDS = ["read after write", "write after read", "write after write"];
 const MODES = ["read", "write", "update"];
-const BLAME = { NONE: 0, NODE: 1, POOL: 2, QUEUE: 3, OBSERVER: 4, INTERPRETER: 5, EVENT_LOOP: 6, THREAD: 7, HOLDER: 8 };
+const BLAME = { NONE: 0, NODE: 1, POOL: 2, QUEUE: 3, OBSERVER: 4, INTERPRETER: 5, EVENT_LOOP: 6, THREAD: 7, LOCK_OWNER: 8 };
 
 function duration(ns, digits = 3) {
   if (!Number.isFinite(ns)) return "?";
@@ -93,7 +93,7 @@ function blockerName(data, stall) {
     case BLAME.QUEUE: case BLAME.THREAD: return data.tracks[which][0];
     case BLAME.OBSERVER: return "the reactor";
     case BLAME.INTERPRETER: return "the Python lock";
-    case BLAME.HOLDER: return `the Python lock, by ${data.tracks[which][0]}`;
+    case BLAME.LOCK_OWNER: return `the Python lock, by ${data.tracks[which][0]}`;
     case BLAME.EVENT_LOOP: return "the event loop";
     default: return "unknown";
   }

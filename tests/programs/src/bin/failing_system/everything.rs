@@ -132,7 +132,7 @@ pub fn run(folder: &Path) -> ExitCode {
     let owner = (!is_clock_failing()).then(Owner::start);
     interposed::arm(true);
     let recorder = account.ok(
-        "open a recording",
+        "open a trace",
         Recorder::open(TraceOptions { memory_max: Some(4 << 20), ..TraceOptions::default() }),
     );
     let mut imported = 0;
@@ -151,19 +151,19 @@ pub fn run(folder: &Path) -> ExitCode {
         end(&account, &engine);
     }
     if let Some(recorder) = recorder {
-        let recording = recorder.finish();
+        let trace = recorder.finish();
         let file = folder.join("failing-system.pftrace");
         let written = File::create(&file).and_then(|mut file| {
-            perfetto::write(&recording, &mut file)?;
+            perfetto::write(&trace, &mut file)?;
             file.flush()
         });
-        if account.ok("write the recording", written).is_some()
-            && let Some(bytes) = account.ok("read the recording", std::fs::read(&file))
+        if account.ok("write the trace", written).is_some()
+            && let Some(bytes) = account.ok("read the trace", std::fs::read(&file))
         {
             let read = perfetto::read(&bytes);
             // The decompressor makes an error of memory that it does not get, and the reader says that a part is damaged.
-            if read.operations.len() != recording.operations.len() && read.losses.is_empty() {
-                account.lost("operations of the recording, without a word");
+            if read.operations.len() != trace.operations.len() && read.losses.is_empty() {
+                account.lost("operations of the trace, without a word");
             }
         }
     }

@@ -110,7 +110,7 @@ fn main() -> ExitCode {
         return elsewhere::run();
     }
     let folder = std::env::temp_dir().join(format!("estafette-failing-system-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder for the recordings");
+    std::fs::create_dir_all(&folder).expect("a folder for the traces");
     let programs = Programs::make(&folder);
     let chosen = SWEEPS.iter().filter(|sweep| {
         let [language, call] = [0, 1].map(|at| arguments.get(at));

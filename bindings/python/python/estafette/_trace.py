@@ -1,4 +1,4 @@
-"""Recordings of where the time went."""
+"""Traces of where the time went."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from signal import valid_signals
 from typing import TYPE_CHECKING, Any
 
-from ._estafette import _begin_recording, _end_recording, _read_report, _snapshot_recording, record_call_sites
+from ._estafette import _begin_trace, _end_trace, _read_report, _snapshot_trace, record_call_sites
 from ._fork import ForkLock
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What a recording says. ``print`` shows it as text."""
+    """What a trace says. ``print`` shows it as text."""
 
     headline: str
     """One sentence: what most of the waiting was for."""
@@ -32,9 +32,9 @@ class Report:
     text: str = field(repr=False)
     """For people."""
     path: str = field(repr=False)
-    """The file of the recording, of several the first."""
+    """The file of the trace, of several the first."""
     paths: tuple[str, ...] = field(repr=False)
-    """The files of the recordings."""
+    """The files of the traces."""
 
     def __str__(self) -> str:
         """The text; without what a standard output of few characters cannot show, as `print` would fail."""
@@ -63,7 +63,7 @@ def report(
     width: int | None = None,
     html: StrOrBytesPath | None = None,
 ) -> Report:
-    """The report of the recording in the file `path`: who waited, for how long, why, and for whom.
+    """The report of the trace in the file `path`: who waited, for how long, why, and for whom.
 
     others: files of other processes of this machine, for one report of all on one time axis; names in it end in the number of
     their process, as ``decode @4711``.
@@ -71,8 +71,8 @@ def report(
     width: columns of the text; default those of the terminal.
     html: a file to write the report to as a page for a browser. A file that is there is replaced if it is such a page, or empty.
 
-    A damaged file gives the report of what is left of it, which says what is missing; so does the file of a recording that was
-    not finished (`record` says where it lies). The recording in memory takes at most 64 times what the file takes, or 16 MiB; what
+    A damaged file gives the report of what is left of it, which says what is missing; so does the file of a trace that was
+    not finished (`record` says where it lies). The trace in memory takes at most 64 times what the file takes, or 16 MiB; what
     would take more is missing, and the report says so. Names that hold control characters are shown with escapes. Raises
     ``ValueError`` when nothing is left, ``OSError`` when a file cannot be read or written, or is no regular file, and its
     ``FileExistsError`` when `html` is a file of another kind.
@@ -89,7 +89,7 @@ def report(
 
 
 class _CallSites:
-    """Has leases note the lines that take them while a recording is made."""
+    """Has leases note the lines that take them while a trace is made."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -121,10 +121,10 @@ class record:  # noqa: N801 - used like a function
         [0.0, 1.0, 2.0]
         >>> print(est.report("run.pftrace"))  # doctest: +SKIP
 
-    The file opens in https://ui.perfetto.dev, and ``estafette report`` reads it. Several recordings may be made at once; each
+    The file opens in https://ui.perfetto.dev, and ``estafette report`` reads it. Several traces may be recorded at once; each
     costs what one costs. Leases note the lines of code that take them meanwhile.
 
-    memory_max: bytes for the recording until its file is written, 256 MiB unless given: half of them for what is noted, the other
+    memory_max: bytes for the trace until its file is written, 256 MiB unless given: half of them for what is noted, the other
     half for writing it. What does not fit is counted, and the report says so. Each thread that something is noted on takes 64 KiB at least.
     last: seconds; keeps only what happened in so much time before the end, or before a `snapshot`, for programs that run for
     long. When the watchdog of an engine reports a stall, a snapshot is written to ``run.snapshot-1.pftrace``, at most one in
@@ -136,12 +136,12 @@ class record:  # noqa: N801 - used like a function
     new one is whole. While it is recorded, what is noted is written to a file beside it several times a second:
     ``run.pftrace.4711.unfinished`` for process 4711. A process that ends in any way before `stop` leaves that file, and `report`
     reads it. A symbolic link at `path` is replaced itself; a FIFO, a device or a folder is refused with ``OSError``, and a file that
-    another recording, of this process or of another one, is made to with its ``FileExistsError``: of processes that run at a time, each
+    another trace, of this process or of another one, is made to with its ``FileExistsError``: of processes that run at a time, each
     needs a path of its own.
 
     For programs that cannot be changed, the environment variable ``ESTAFETTE_TRACE`` names a file that the whole run is
     recorded to, ``ESTAFETTE_TRACE_LAST`` gives `last`, and ``ESTAFETTE_TRACE_SIGNAL`` the name of a signal. A process that finds
-    another one recording to the same file adds its number: ``run.4712.pftrace``.
+    another one that records to the same file adds its number: ``run.4712.pftrace``.
     """
 
     def __init__(
@@ -161,33 +161,33 @@ class record:  # noqa: N801 - used like a function
     def start(self) -> None:
         """Begins to record. The unfinished file is made at once, so that a path that cannot be written to is an error here."""
         if self._process is not None:
-            raise RuntimeError("this recording was started already")
+            raise RuntimeError("this trace was started already")
         self._path = _numbered(self._pattern)
         memory_max, _, signal = self._options
         if memory_max is not None and not 0 <= memory_max < 1 << 63:
             raise ValueError(f"memory_max must be a number of bytes from 0, below 2**63, not {memory_max}")
         if signal is not None and signal not in valid_signals():
             raise ValueError(f"signal must be a signal of this system, not {signal}")
-        self._number = _begin_recording(self._path, *self._options)
+        self._number = _begin_trace(self._path, *self._options)
         self._process = os.getpid()
         _sites.want()
 
     def stop(self) -> None:
-        """Ends the recording and writes the file. In a forked child it does nothing: the recording is its parent's."""
+        """Ends the trace and writes the file. In a forked child it does nothing: the trace is its parent's."""
         process, self._process = self._process, None
         if process is None:
-            raise RuntimeError("this recording is not being made")
+            raise RuntimeError("this trace is not being recorded")
         if process == os.getpid():
             _sites.unwant()
-            _end_recording(self._number)
+            _end_trace(self._number)
 
     def snapshot(self, path: StrOrBytesPath, /) -> str:
         """Writes what was recorded so far to the file `path`, and goes on. Returns the absolute path; ``%p`` in it is as in `path` of
-        the recording. Raises ``OSError`` when the file cannot be written: it is as it was before."""
+        the trace. Raises ``OSError`` when the file cannot be written: it is as it was before."""
         if self._process != os.getpid():
-            raise RuntimeError("this recording is not being made")
+            raise RuntimeError("this trace is not being recorded")
         written = _numbered(os.path.abspath(os.fsdecode(path)))
-        _snapshot_recording(self._number, written)
+        _snapshot_trace(self._number, written)
         return written
 
     def report(self, **options: Any) -> Report:
@@ -196,7 +196,7 @@ class record:  # noqa: N801 - used like a function
 
     @property
     def path(self) -> str:
-        """The absolute path of the file, with the number of the process that started the recording for ``%p``."""
+        """The absolute path of the file, with the number of the process that started the trace for ``%p``."""
         return self._path if self._path is not None else _numbered(self._pattern)
 
     def __enter__(self) -> Self:

@@ -4,7 +4,7 @@ Pairs of runs in one process, one with a recording and one without, in an order 
 median, and an interval in which the median lies with 95 % (the bootstrap's, with 2,000 draws). Only the time of the relay
 itself counts: libraries are compiled and imported before, and the file is written afterwards.
 
-    python benches/python/recording.py [--pairs 30] [--rounds 10] [--loop] [--observe exchanges|nothing|stalls]
+    python benches/python/tracing.py [--pairs 30] [--rounds 10] [--loop] [--observe exchanges|nothing|stalls]
 
 With `--loop`, a loop of three cheap exchanges per turn takes the place of the relay, in microseconds per turn. With `--observe` it is
 observe mode that is measured, by a program without an engine: turns of some two milliseconds of NumPy's work, each with two

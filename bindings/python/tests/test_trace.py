@@ -1,4 +1,4 @@
-"""Recordings: what they note of a program, and that the report's first line names what was planted."""
+"""Traces: what they note of a program, and that the report's first line names what was planted."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ def path(tmp_path):
 
 
 def spin(seconds):
-    """Runs without letting go of the Python lock, as native code does that forgets to."""
+    """Runs without releasing the Python lock, as native code does that forgets to."""
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
@@ -100,7 +100,7 @@ class TestPlantedStalls:
         with est.record(path):
             batch.call_in_report("batch")
             kept = np.from_dlpack(batch)
-            here = "test_recording.py"
+            here = "test_trace.py"
             op = eng.submit(lambda x: None, writes=[batch], using=np.from_dlpack, name="decode")
             time.sleep(LONG)
             del kept
@@ -193,10 +193,10 @@ class TestProgramsWithFaults:
                 assert float(np.from_dlpack(loss)[0]) == 0
             eng.wait_all()
         _, advice = self.advice(recording)
-        assert any(change.startswith("go on without waiting at test_recording.py:") for change in advice), advice
+        assert any(change.startswith("continue without waiting at test_trace.py:") for change in advice), advice
 
     @planted
-    def test_a_scratch_tensor_of_two_branches_and_names_from_before_the_recording(self, np, path):
+    def test_a_scratch_tensor_of_two_branches_and_names_from_before_the_trace(self, np, path):
         with est.Engine(workers=2) as eng:
             scratch, left, right = (eng.zeros((4,), "float32") for _ in range(3))
             scratch.call_in_report("scratch")
@@ -212,12 +212,12 @@ class TestProgramsWithFaults:
     @planted
     def test_views_that_pile_up_in_a_list(self, eng, np, path):
         batch = eng.zeros((4,), "float32")
-        kept, held, go_on = [], threading.Event(), threading.Event()
+        kept, held, resume = [], threading.Event(), threading.Event()
 
         def consume():
             kept.append(np.from_dlpack(batch))
             held.set()
-            go_on.wait()
+            resume.wait()
             kept.clear()
 
         with est.record(path) as recording:
@@ -226,12 +226,12 @@ class TestProgramsWithFaults:
             held.wait()
             op = eng.submit(lambda x: None, writes=[batch], using=np.from_dlpack, name="decode")
             time.sleep(LONG)
-            go_on.set()
+            resume.set()
             op.wait()
             consumer.join()
         headline, advice = self.advice(recording)
-        assert "leased (a lease taken by" in headline and "test_recording.py:" in headline
-        assert any(change.startswith("give back sooner: a lease taken by") for change in advice), advice
+        assert "leased (a lease taken by" in headline and "test_trace.py:" in headline
+        assert any(change.startswith("release sooner: a lease taken by") for change in advice), advice
 
     @planted
     def test_a_program_that_does_the_work_itself(self, eng, path):
@@ -273,9 +273,9 @@ class TestTheFile:
                 time.sleep(0.02)
             op.wait()
         line = recording.report().headline
-        assert "`fill` waited" in line and "a lease taken by numpy at test_recording.py:" in line
+        assert "`fill` waited" in line and "a lease taken by numpy at test_trace.py:" in line
 
-    def test_several_recordings_at_once(self, eng, np, path, tmp_path):
+    def test_several_traces_at_once(self, eng, np, path, tmp_path):
         before = est.record_call_sites(False)
         t = eng.zeros((4,), "float32")
         outer, inner = est.record(path), est.record(tmp_path / "inner")
@@ -286,7 +286,7 @@ class TestTheFile:
         outer.stop()
         # Leases still note their lines.
         kept = np.from_dlpack(t)
-        assert "test_recording.py:" in str(eng.diagnose())
+        assert "test_trace.py:" in str(eng.diagnose())
         del kept
         inner.stop()
         assert est.record_call_sites(before) is False
@@ -337,10 +337,10 @@ class TestTheFile:
             est.report(path, html=tmp_path / page)
             assert "</html>" in (tmp_path / page).read_text()
 
-    def test_a_second_recording_to_the_same_file_is_refused(self, eng, path):
+    def test_a_second_trace_to_the_same_file_is_refused(self, eng, path):
         before = est.record_call_sites(False)
         with est.record(path):
-            with pytest.raises(FileExistsError, match="run.pftrace: another recording of this process records to it already"):
+            with pytest.raises(FileExistsError, match="run.pftrace: another trace of this process records to it already"):
                 est.record(path).start()
             eng.submit(lambda: None, name="kept").wait()
         assert est.record_call_sites(before) is False
@@ -348,7 +348,7 @@ class TestTheFile:
         with est.record(path):
             pass
 
-    def test_a_recording_to_the_file_of_another_process_is_refused_until_that_is_over(self, eng, path):
+    def test_a_trace_to_the_file_of_another_process_is_refused_until_that_is_over(self, eng, path):
         program = f"""
             import estafette as est
             try:
@@ -372,7 +372,7 @@ class TestTheFile:
         with est.record(tmp_path / "run.pftrace"):
             pass
 
-    def test_what_is_no_recording_and_what_is_left_of_one(self, eng, np, path, tmp_path):
+    def test_what_is_no_trace_and_what_is_left_of_one(self, eng, np, path, tmp_path):
         with est.record(path):
             for _ in range(100):
                 eng.submit(lambda: None, name="step")
@@ -462,7 +462,7 @@ class TestPrograms:
     def test_a_program_that_cannot_be_recorded_runs_all_the_same(self, tmp_path):
         run_program(self.PROGRAM, env={"ESTAFETTE_TRACE": str(tmp_path / "nowhere" / "x")})
 
-    def test_a_forked_child_leaves_the_recording_to_its_parent(self, path):
+    def test_a_forked_child_leaves_the_trace_to_its_parent(self, path):
         run_program(
             """
             import os
@@ -591,7 +591,7 @@ class TestEndsThatAreNone:
         assert path.read_bytes() == good
         assert [entry for entry in path.parent.iterdir() if entry.suffix == ".tmp"] == []
 
-    def test_a_recording_of_the_last_seconds_stays_small_on_a_full_disk(self, path):
+    def test_a_trace_of_the_last_seconds_stays_small_on_a_full_disk(self, path):
         source = f"""
             import resource
             import signal
@@ -687,7 +687,7 @@ class TestNames:
         assert self.obeyed(str(est.OperationError(self.HOSTILE, 1, "broke"))) == []
 
 
-def test_what_no_recording_can_be_made_with_is_named(tmp_path):
+def test_what_no_trace_can_be_made_with_is_named(tmp_path):
     for options, words in [({"memory_max": -1}, "memory_max.*-1"), ({"memory_max": 1 << 70}, "memory_max"), ({"signal": 100}, "signal.*100")]:
         with pytest.raises(ValueError, match=words):
             est.record(tmp_path / "run.pftrace", **options).start()

@@ -1,4 +1,4 @@
-//! The file of a recording: reading any bytes, and all that is made of what was read, ends, does not panic,
+//! The file of a trace: reading any bytes, and all that is made of what was read, ends, does not panic,
 //! and takes memory in proportion to the file.
 
 use std::io::Write;
@@ -12,7 +12,7 @@ use crate::counting::most_of_this_thread;
 
 /// Blocks that one input becomes, at most.
 const BLOCKS_MAX: usize = 32;
-/// The bytes that a text in a terminal has at most, whatever the recording has.
+/// The bytes that a text in a terminal has at most, whatever the trace has.
 const TEXT_MAX: usize = 8 << 20;
 /// Bytes that each step may take beside its budget: a block is inflated to 8 MiB, and a vector is twice as
 /// long while it grows.
@@ -62,19 +62,19 @@ fn length(mut number: usize) -> Vec<u8> {
 pub(super) fn run(bytes: &[u8]) {
     let file = file(bytes);
     let budget = budget(&file);
-    let (recording, reading) = most_of_this_thread(|| perfetto::read(&file));
+    let (trace, reading) = most_of_this_thread(|| perfetto::read(&file));
     assert!(reading <= 2 * budget + SLACK, "{reading} bytes to read a file of {}", file.len());
-    let (report, reporting) = most_of_this_thread(|| report(&recording));
+    let (report, reporting) = most_of_this_thread(|| report(&trace));
     let told = text(&report, Style::default());
     assert!(reporting <= 4 * budget + SLACK, "{reporting} bytes to report a file of {}", file.len());
     assert!(!told.is_empty() && told.len() <= TEXT_MAX, "a text of {} bytes", told.len());
     let (_, rendering) = most_of_this_thread(|| {
-        chrome::write(&recording, std::io::sink()).expect("a sink takes everything");
-        html::write(&recording, &report, std::io::sink()).expect("a sink takes everything");
+        chrome::write(&trace, std::io::sink()).expect("a sink takes everything");
+        html::write(&trace, &report, std::io::sink()).expect("a sink takes everything");
     });
     assert!(rendering <= 4 * budget + SLACK, "{rendering} bytes to show a file of {}", file.len());
     let mut again = Vec::new();
-    perfetto::write(&recording, &mut again).expect("a vector takes everything");
+    perfetto::write(&trace, &mut again).expect("a vector takes everything");
     let reread = perfetto::read(&again);
-    assert_eq!(reread.operations.len(), recording.operations.len(), "operations are lost by writing");
+    assert_eq!(reread.operations.len(), trace.operations.len(), "operations are lost by writing");
 }

@@ -27,8 +27,8 @@ estafette_sync::per_process! {
 }
 
 /// Opens a recorder, to be written to `path`. Returns its number.
-#[pyfunction(name = "_begin_recording", signature = (path, memory_max, last, signal, /))]
-pub fn begin_recording(
+#[pyfunction(name = "_begin_trace", signature = (path, memory_max, last, signal, /))]
+pub fn begin_trace(
     py: Python<'_>,
     path: PathBuf,
     memory_max: Option<usize>,
@@ -47,26 +47,26 @@ pub fn begin_recording(
 }
 
 /// Writes what the recorder of this number has noted so far to the file `path`.
-#[pyfunction(name = "_snapshot_recording", signature = (number, path, /))]
-pub fn snapshot_recording(py: Python<'_>, number: u64, path: PathBuf) -> PyResult<()> {
+#[pyfunction(name = "_snapshot_trace", signature = (number, path, /))]
+pub fn snapshot_trace(py: Python<'_>, number: u64, path: PathBuf) -> PyResult<()> {
     let shared = OPEN.lock().get(&number).cloned().ok_or_else(not_being_made)?;
     let written = guard::detach(py, || shared.lock().as_ref().map(|recorder| recorder.snapshot(&path)));
     written.ok_or_else(not_being_made)?.map_err(|error| of_file(&path, error))
 }
 
-/// Sets the name that this program has in recordings.
+/// Sets the name that this program has in traces.
 #[pyfunction(name = "_set_program_name", signature = (name, /))]
 pub fn set_program_name(name: String) {
     trace::set_program_name(name);
 }
 
 fn not_being_made() -> PyErr {
-    PyRuntimeError::new_err("this recording is not being made")
+    PyRuntimeError::new_err("this trace is not being recorded")
 }
 
 /// Closes the recorder of this number, and writes the trace to its file.
-#[pyfunction(name = "_end_recording", signature = (number, /))]
-pub fn end_recording(py: Python<'_>, number: u64) -> PyResult<()> {
+#[pyfunction(name = "_end_trace", signature = (number, /))]
+pub fn end_trace(py: Python<'_>, number: u64) -> PyResult<()> {
     let shared = OPEN.lock().remove(&number).ok_or_else(not_being_made)?;
     // Attribution and writing take a while, and need nothing of Python's.
     let saved = guard::detach(py, || shared.lock().take().map(Recorder::save));
@@ -88,7 +88,7 @@ pub fn name_shown(name: &str) -> String {
 }
 
 /// The report of files of one process each, as text and as JSON; also as a page, if `page` names a file for it.
-/// Raises `OSError` when a file cannot be read or written; `ValueError` when it is no recording, or they cannot be put together.
+/// Raises `OSError` when a file cannot be read or written; `ValueError` when it is no trace, or they cannot be put together.
 #[pyfunction(name = "_read_report", signature = (paths, width, short, page, /))]
 pub fn read_report(
     py: Python<'_>,
@@ -104,11 +104,10 @@ pub fn read_report(
                 _ => of_file(path, error),
             })
         };
-        let recording =
-            merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
-        let report = report(&recording);
+        let trace = merge(paths.iter().map(read).collect::<PyResult<_>>()?).map_err(PyValueError::new_err)?;
+        let report = report(&trace);
         if let Some(page) = page {
-            html::write_file(&recording, &report, &page).map_err(|error| of_file(&page, error))?;
+            html::write_file(&trace, &report, &page).map_err(|error| of_file(&page, error))?;
         }
         let json =
             serde_json::to_string(&report).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
@@ -116,16 +115,16 @@ pub fn read_report(
     })
 }
 
-/// The recording of a file, as Chrome's JSON, and what it lacks, in words.
-/// Raises `ValueError` when it is no recording.
+/// The trace of a file, as Chrome's JSON, and what it lacks, in words.
+/// Raises `ValueError` when it is no trace.
 #[pyfunction(name = "_read_chrome", signature = (path, /))]
 pub fn read_chrome(py: Python<'_>, path: PathBuf) -> PyResult<(Vec<u8>, Vec<String>)> {
     guard::detach(py, || {
         let wrong = |error| PyValueError::new_err(format!("{} {error}", path.display()));
-        let recording = trace::read(&path).map_err(wrong)?;
+        let trace = trace::read(&path).map_err(wrong)?;
         let mut json = Vec::new();
-        chrome::write(&recording, &mut json).map_err(wrong)?;
-        Ok((json, summary::missing(&recording)))
+        chrome::write(&trace, &mut json).map_err(wrong)?;
+        Ok((json, summary::missing(&trace)))
     })
 }
 

@@ -1,4 +1,4 @@
-//! Recordings of where the time went.
+//! Traces of where the time went.
 
 use std::ffi::c_char;
 use std::path::Path;
@@ -16,20 +16,20 @@ use crate::status::estafette_status;
 /// Notes where the time goes in all engines of the process. Several may be made at once. For programs that are not to be changed, the
 /// environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
 #[derive(Debug)]
-pub enum estafette_recording {}
+pub enum estafette_trace {}
 
 /// `None` once it was ended. A snapshot takes its time, and the end waits for it.
-static RECORDINGS: Table<Mutex<Option<Recorder>>> = Table::new(Kind::Recording);
+static TRACES: Table<Mutex<Option<Recorder>>> = Table::new(Kind::Trace);
 
-fn over(recording: *const estafette_recording) -> Refusal {
-    Kind::Recording.refusal(recording, "recording")
+fn over(trace: *const estafette_trace) -> Refusal {
+    Kind::Trace.refusal(trace, "trace")
 }
 
-/// Options of a recording. All bytes zero, but for `size`, are the defaults.
+/// Options of a trace. All bytes zero, but for `size`, are the defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct estafette_recording_options {
-    /// `sizeof(estafette_recording_options)`.
+pub struct estafette_trace_options {
+    /// `sizeof(estafette_trace_options)`.
     pub size: u32,
     /// A signal (such as `SIGUSR2`) that asks for a snapshot: `run.snapshot-1.pftrace` beside `run.pftrace`, then `run.snapshot-2.pftrace`,
     /// and after ten of them the first again. The library handles the signal until the process ends; its handler only counts, and a thread
@@ -42,8 +42,8 @@ pub struct estafette_recording_options {
 }
 
 // SAFETY: numbers only, the size first.
-unsafe impl Options for estafette_recording_options {
-    const NAME: &'static str = "estafette_recording_options";
+unsafe impl Options for estafette_trace_options {
+    const NAME: &'static str = "estafette_trace_options";
     const FIRST: usize = 24;
 }
 
@@ -58,7 +58,7 @@ fn unwritten(path: &Path, error: &std::io::Error) -> Refusal {
     Refusal::invalid(format!("path: {} cannot be written: {error}", path.display()))
 }
 
-/// Begins a recording, which `estafette_record_end` writes to the file `path`. Until then what is noted is also written to a file beside
+/// Begins a trace, which `estafette_trace_end` writes to the file `path`. Until then what is noted is also written to a file beside
 /// it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which stays if the process ends before in any way.
 /// `estafette report` reads both. `options` may be NULL for the defaults.
 ///
@@ -68,10 +68,10 @@ fn unwritten(path: &Path, error: &std::io::Error) -> Refusal {
 /// # Safety
 /// `path` is NULL or ends with a NUL; `options` is NULL or as long as its size says; `out` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_record_begin(
+pub unsafe extern "C" fn estafette_trace_begin(
     path: *const c_char,
-    options: *const estafette_recording_options,
-    out: *mut *mut estafette_recording,
+    options: *const estafette_trace_options,
+    out: *mut *mut estafette_trace,
 ) -> estafette_status {
     entry(|| {
         // SAFETY: by contract of this function.
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn estafette_record_begin(
             signal: Some(options.signal).filter(|signal| *signal != 0),
             ..TraceOptions::default()
         };
-        let vacant = RECORDINGS.reserve()?;
+        let vacant = TRACES.reserve()?;
         let recorder = Recorder::open(options)?.to_file(path).map_err(|error| unwritten(path, &error))?;
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(Mutex::new(Some(recorder)))) };
@@ -94,40 +94,39 @@ pub unsafe extern "C" fn estafette_record_begin(
     })
 }
 
-/// Ends a recording and writes its file. The file has its old content until the new one is whole.
+/// Ends a trace and writes its file. The file has its old content until the new one is whole.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INTERNAL` when the file cannot be written: the text names the unfinished file, which stays, and the
-/// recording is over all the same; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`: there the recording is
-/// its parent's. May be called by any thread. `recording` may be any value.
+/// trace is over all the same; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`: there the trace is
+/// its parent's. May be called by any thread. `trace` may be any value.
 #[unsafe(no_mangle)]
-pub extern "C" fn estafette_record_end(recording: *mut estafette_recording) -> estafette_status {
+pub extern "C" fn estafette_trace_end(trace: *mut estafette_trace) -> estafette_status {
     entry(|| {
-        let recorder =
-            RECORDINGS.get(recording, "recording")?.lock().take().ok_or_else(|| over(recording))?;
-        RECORDINGS.release(recording, "recording")?;
+        let recorder = TRACES.get(trace, "trace")?.lock().take().ok_or_else(|| over(trace))?;
+        TRACES.release(trace, "trace")?;
         let unsaved = |error: Unsaved| Refusal::new(estafette_status::ESTAFETTE_INTERNAL, error.to_string());
         recorder.save().map(drop).map_err(unsaved)
     })
 }
 
-/// Writes what a recording has so far to the file `path`, and goes on.
+/// Writes what a trace has so far to the file `path`, and goes on.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a file that cannot be written, which is as it was
-/// before; `ESTAFETTE_FORKED`. May be called by any thread. `recording` may be any value.
+/// before; `ESTAFETTE_FORKED`. May be called by any thread. `trace` may be any value.
 ///
 /// # Safety
 /// `path` is NULL or ends with a NUL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_record_snapshot(
-    recording: *mut estafette_recording,
+pub unsafe extern "C" fn estafette_trace_snapshot(
+    trace: *mut estafette_trace,
     path: *const c_char,
 ) -> estafette_status {
     entry(|| {
         // SAFETY: by contract of this function.
         let path = unsafe { self::path(path) }?;
-        let recorder = RECORDINGS.get(recording, "recording")?;
+        let recorder = TRACES.get(trace, "trace")?;
         let recorder = recorder.lock();
-        let recorder = recorder.as_ref().ok_or_else(|| over(recording))?;
+        let recorder = recorder.as_ref().ok_or_else(|| over(trace))?;
         recorder.snapshot(path).map_err(|error| unwritten(path, &error))?;
         DONE
     })

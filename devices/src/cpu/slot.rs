@@ -1,4 +1,4 @@
-//! Turns: the right of a thread that is no worker to run jobs which share a lock, while it waits for one of them.
+//! Slots: the right of a thread that is no worker to run jobs which share a lock, while it waits for one of them.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,24 +12,24 @@ use super::pool::{Job, Pool, Shared};
 
 impl<J: Job> Pool<J> {
     /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`](super::SharedLock). `None` where as many
-    /// threads run such jobs as should. A thread that has a turn, and waits for another job inside of one, keeps it.
-    pub fn take_turn(&self) -> Option<Turn<'_, J>> {
+    /// threads run such jobs as should. A thread that has a slot, and waits for another job inside of one, keeps it.
+    pub fn take_slot(&self) -> Option<ConcurrencySlot<'_, J>> {
         let concurrency = self.shared.concurrency()?;
-        let before = TURN.get();
+        let before = SLOT.get();
         if before != self.shared.address() {
             if !concurrency.enter() {
                 return None;
             }
-            TURN.set(self.shared.address());
+            SLOT.set(self.shared.address());
         }
-        Some(Turn { shared: &self.shared, before, not_send: PhantomData })
+        Some(ConcurrencySlot { shared: &self.shared, before, not_send: PhantomData })
     }
 
     /// Called by a thread that is no worker and waits for a job, until the guard is dropped. Where threads wait at once for what they have
     /// pushed, the next such job wakes no worker.
-    pub fn begin_wait(&self) -> Waiting<'_, J> {
-        let takes_turns = self.shared.concurrency().is_some_and(Concurrency::begin_wait);
-        Waiting { shared: &self.shared, takes_turns }
+    pub fn begin_wait(&self) -> WaitGuard<'_, J> {
+        let takes_slots = self.shared.concurrency().is_some_and(Concurrency::begin_wait);
+        WaitGuard { shared: &self.shared, takes_slots }
     }
 
     /// The calling thread waits for jobs, and runs none: wakes a worker for a job that was left to it.
@@ -42,8 +42,8 @@ impl<J: Job> Pool<J> {
 }
 
 impl<J> Shared<J> {
-    /// Gives a turn back, and wakes another thread where jobs are left.
-    pub(super) fn leave_turn(&self) {
+    /// Releases a slot, and wakes another thread where jobs are left.
+    pub(super) fn release_slot(&self) {
         if let Some(concurrency) = self.concurrency() {
             concurrency.leave();
             if self.queues.has_work() {
@@ -55,19 +55,19 @@ impl<J> Shared<J> {
 
 /// The right of a thread that is no worker to run jobs which need the [`SharedLock`](super::SharedLock), one after the other.
 #[must_use = "workers may run a job in place of the thread while the guard lives"]
-pub struct Turn<'a, J: Job> {
+pub struct ConcurrencySlot<'a, J: Job> {
     shared: &'a Arc<Shared<J>>,
-    /// What [`TURN`] was before.
+    /// What [`SLOT`] was before.
     before: usize,
     not_send: PhantomData<*const ()>,
 }
 
 thread_local! {
-    /// The address of the pool that this thread, which is none of its workers, has a turn of, or zero.
-    pub(super) static TURN: Cell<usize> = const { Cell::new(0) };
+    /// The address of the pool that this thread, which is none of its workers, has a slot of, or zero.
+    pub(super) static SLOT: Cell<usize> = const { Cell::new(0) };
 }
 
-impl<J: Job> Turn<'_, J> {
+impl<J: Job> ConcurrencySlot<'_, J> {
     /// The thread has taken the job that it is about to run.
     pub fn has_job(&self) {
         if let Some(concurrency) = self.shared.concurrency() {
@@ -77,42 +77,42 @@ impl<J: Job> Turn<'_, J> {
     }
 }
 
-impl<J: Job> Drop for Turn<'_, J> {
+impl<J: Job> Drop for ConcurrencySlot<'_, J> {
     fn drop(&mut self) {
-        if TURN.replace(self.before) != self.before {
-            self.shared.leave_turn();
+        if SLOT.replace(self.before) != self.before {
+            self.shared.release_slot();
         }
     }
 }
 
-impl<J: Job> fmt::Debug for Turn<'_, J> {
+impl<J: Job> fmt::Debug for ConcurrencySlot<'_, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").finish_non_exhaustive()
+        f.debug_struct("ConcurrencySlot").finish_non_exhaustive()
     }
 }
 
 /// A thread that waits for a job: see [`Pool::begin_wait`].
 #[must_use = "the wait lasts until the guard is dropped"]
-pub struct Waiting<'a, J: Job> {
+pub struct WaitGuard<'a, J: Job> {
     shared: &'a Shared<J>,
-    takes_turns: bool,
+    takes_slots: bool,
 }
 
-impl<J: Job> Waiting<'_, J> {
-    /// Whether the thread should [take a turn](Pool::take_turn) for the job, if there is one.
-    pub fn takes_turns(&self) -> bool {
-        self.takes_turns
+impl<J: Job> WaitGuard<'_, J> {
+    /// Whether the thread should [take a slot](Pool::take_slot) for the job, if there is one.
+    pub fn takes_slots(&self) -> bool {
+        self.takes_slots
     }
 }
 
-impl<J: Job> Drop for Waiting<'_, J> {
+impl<J: Job> Drop for WaitGuard<'_, J> {
     fn drop(&mut self) {
         self.shared.concurrency().into_iter().for_each(Concurrency::end_wait);
     }
 }
 
-impl<J: Job> fmt::Debug for Waiting<'_, J> {
+impl<J: Job> fmt::Debug for WaitGuard<'_, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiting").finish_non_exhaustive()
+        f.debug_struct("WaitGuard").finish_non_exhaustive()
     }
 }
