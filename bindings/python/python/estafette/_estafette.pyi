@@ -455,9 +455,73 @@ class Engine:
         """
     @overload
     def call_async(
+        self, fn: Callable[Concatenate[Any, Any, Any, Any, _P], object], a: Any, b: Any, c: Any, d: Any, /,
+        *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Callable[Concatenate[Any, Any, Any, _P], object], a: Any, b: Any, c: Any, /,
+        *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Callable[Concatenate[Any, Any, _P], object], a: Any, b: Any, /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Callable[Concatenate[Any, _P], object], a: Any, /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(  # type: ignore[overload-overlap]
+        self, fn: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, a: Any, b: Any, c: Any, d: Any, e: Any, /, *args: Any, using: Using | None = None,
+        alias_of: _Tensors | None = None, like: Like | None = None, copy: bool | None = None, outputs: None = None,
+        name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None, alias_of: _Tensors | None = None, like: Like | None = None,
+        copy: bool | None = None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None, like: Like | None = None,
+        copy: bool | None = None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: Like | None,
+        copy: bool | None = None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        like: Like | None = None, copy: bool | None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
         self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
-        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+        on: DeviceLike | object | None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int, **kwargs: Any,
     ) -> Awaitable[Tensor]: ...
     @overload
     def call_async(
