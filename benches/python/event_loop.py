@@ -15,7 +15,6 @@ import ctypes
 import functools
 import json
 import statistics
-import threading
 import time
 
 import numpy as np
@@ -42,12 +41,14 @@ BODIES = {
 
 
 def ready_at_once(eng, body):
-    """All functions are ready before the first one runs."""
-    gate, opened = eng.var(), threading.Event()
-    eng.submit(opened.wait, writes=[gate])
-    for _ in range(COUNT):
-        eng.submit(body, reads=[gate])
-    opened.set()
+    """A lease holds all functions up. Without workers the submissions after that run them."""
+    held, gate = eng.zeros(1, "int8"), eng.var()
+    with held.read():
+        eng.submit(lambda _: None, writes=[held, gate])
+        for _ in range(COUNT):
+            eng.submit(body, reads=[gate])
+    for _ in range(40):
+        eng.submit(body)
     eng.wait_all()
 
 

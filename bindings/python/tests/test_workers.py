@@ -220,7 +220,7 @@ def test_functions_that_follow_each_other_let_an_event_loop_run(workers):
         assert done.is_set() and ran > 0
 
 
-WAYS = [("ready_at_once", 1), ("ready_at_once", 2), ("one_after_the_other", 0), ("in_a_function", 1)]
+WAYS = [("ready_at_once", 0), ("ready_at_once", 1), ("ready_at_once", 2), ("one_after_the_other", 0), ("in_a_function", 1)]
 
 
 @pytest.mark.parametrize("how, workers", WAYS)

@@ -378,18 +378,16 @@ impl Control {
             self.with_chosen.add(rate)
         }
         trial.windows += 1;
-        if self.with_chosen.windows == 0 {
-            return if trial.is_other() { trial.other } else { self.chosen };
-        }
         let (gain, error) = trial.with_other.gain_over(&self.with_chosen);
         let error = if is_long { error.max(LONG_ERROR_MIN) } else { error };
         // Fewer threads win when they are as good.
         let wanted = if trial.other > self.chosen { GAIN_MIN } else { 1.0 };
         let is_hopeless = gain < GAIN_HOPELESS;
-        let is_decided = is_hopeless
-            || gain - wanted > 3.0 * error
-            || trial.windows >= TRIAL_WINDOWS.1
-            || (trial.windows >= TRIAL_WINDOWS.0 && (gain - wanted).abs() > error);
+        let is_decided = self.with_chosen.windows > 0
+            && (is_hopeless
+                || gain - wanted > 3.0 * error
+                || trial.windows >= TRIAL_WINDOWS.1
+                || (trial.windows >= TRIAL_WINDOWS.0 && (gain - wanted).abs() > error));
         if !is_decided {
             return if trial.is_other() { trial.other } else { self.chosen };
         }
@@ -470,7 +468,10 @@ mod tests {
         for job_ns in [2_000_000, 8_000_000, 20_000_000] {
             for workers in [2, 4] {
                 let (chosen, with_all) = runs_long_jobs(workers, 2_000, |threads| job_ns * threads as u64);
-                assert!(chosen == 1 && with_all < 0.2, "{job_ns} ns, {workers} workers: {chosen}, {with_all}");
+                assert!(
+                    chosen == 1 && with_all < 0.2,
+                    "{job_ns} ns, {workers} workers: {chosen}, {with_all}"
+                );
             }
         }
     }
@@ -480,7 +481,10 @@ mod tests {
         for job_ns in [1_000_000, 8_000_000, 100_000_000] {
             for workers in [2, 8] {
                 let (chosen, with_all) = runs_long_jobs(workers, 200, |_| job_ns);
-                assert!(chosen == workers && with_all > 0.8, "{job_ns} ns: {chosen} of {workers}, {with_all}");
+                assert!(
+                    chosen == workers && with_all > 0.8,
+                    "{job_ns} ns: {chosen} of {workers}, {with_all}"
+                );
             }
         }
         // Threads share the bandwidth of the memory.

@@ -44,7 +44,7 @@ def bind(function, args, keywords):
 def refuse_ambiguous(function, args, options):
     """Refuses options of a call whose names are those of parameters that the function would not get."""
     if isinstance(function, Call):
-        # The caller has told options from arguments.
+        # The caller has separated options and arguments.
         return
     try:
         open_names = _open_parameters(function, args)
