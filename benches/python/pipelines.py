@@ -47,7 +47,18 @@ RUN_S = 0.25
 SIZES = {"4 KiB": 1 << 12, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "8 MiB": 1 << 23, "32 MiB": 1 << 25}
 
 
-class Relay:
+class Pipeline:
+    def begin(self):
+        """Called before the batches of a form."""
+
+    def end(self, batches):
+        """Called after the batches of an engine."""
+
+    def expected(self, number):
+        return self.batch(number)
+
+
+class Relay(Pipeline):
     """A batch goes from NumPy to JAX, to PyTorch and back to NumPy."""
 
     def __init__(self, size, _batches):
@@ -83,7 +94,7 @@ class Relay:
         return eng.call(self.batch, number)
 
 
-class Chain:
+class Chain(Pipeline):
     """Many short operations on few buffers: each batch updates one of four buffers in eight steps."""
 
     STEPS = 8
@@ -100,8 +111,20 @@ class Chain:
             self.step(y)
 
     def batch(self, number):
-        self.steps(self.buffers[number % 4])
-        return np.zeros(1, np.float32)
+        y = self.buffers[number % 4]
+        self.steps(y)
+        return y[:1].copy()
+
+    def column(self, batches, first):
+        """The batches of one buffer, whose steps must not overlap."""
+        return [self.batch(number) for number in range(first, batches, 4)]
+
+    def begin(self):
+        for buffer in self.buffers:
+            buffer.fill(0)
+
+    def expected(self, number):
+        return np.float32(self.STEPS * (number // 4 + 1))
 
     def tensor(self, eng, number):
         if eng not in self.tensors:
@@ -117,8 +140,15 @@ class Chain:
     def submit_whole(self, eng, number):
         return eng.submit(self.steps, writes=[self.tensor(eng, number)], using=np.from_dlpack)
 
+    def end(self, batches):
+        """Checks what the operations have left in the buffers."""
+        for tensors in self.tensors.values():
+            results = [np.from_dlpack(tensor)[:1] for tensor in tensors]
+            check("chain", results, [self.expected(number) for number in range(batches - 4, batches)])
+        self.tensors.clear()
 
-class Fan:
+
+class Fan(Pipeline):
     """One writer, two quick readers and one of several times their work."""
 
     def __init__(self, size, _batches):
@@ -154,13 +184,15 @@ def plain(pipeline, batches):
 
 
 def executor(pipeline, batches):
-    if isinstance(pipeline, Chain):
-        # One thread for each buffer in turn: its steps must not overlap.
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            columns = pool.map(lambda c: [pipeline.batch(number) for number in range(c, batches, 4)], range(4))
-            return [result for column in columns for result in column]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        if isinstance(pipeline, Chain):
+            return in_turn(pool.map(functools.partial(pipeline.column, batches), range(4)))
         return list(pool.map(pipeline.batch, range(batches)))
+
+
+def in_turn(columns):
+    """The results of four buffers, by the numbers of their batches."""
+    return [result for results in zip(*columns, strict=True) for result in results]
 
 
 def bounded(one, batches):
@@ -181,15 +213,19 @@ def bounded(one, batches):
 
 def to_thread(pipeline, batches):
     if isinstance(pipeline, Chain):
-        return None
+        return in_turn(asyncio.run(bounded(functools.partial(asyncio.to_thread, pipeline.column, batches), 4)))
     return asyncio.run(bounded(functools.partial(asyncio.to_thread, pipeline.batch), batches))
 
 
 def dask_threads(pipeline, batches):
-    if dask is None or isinstance(pipeline, Chain):
+    if dask is None:
         return None
-    tasks = [dask.delayed(pipeline.batch, pure=False)(number) for number in range(batches)]
-    return list(dask.compute(*tasks, scheduler="threads", num_workers=2))
+    one, count = pipeline.batch, batches
+    if isinstance(pipeline, Chain):
+        one, count = functools.partial(pipeline.column, batches), 4
+    tasks = [dask.delayed(one, pure=False)(number) for number in range(count)]
+    results = dask.compute(*tasks, scheduler="threads", num_workers=2)
+    return in_turn(results) if isinstance(pipeline, Chain) else list(results)
 
 
 def values(promises):
@@ -203,7 +239,7 @@ def submitted(pipeline, batches, whole=False, **options):
         eng.wait_all()
         results = values(promises)
         del promises
-        getattr(pipeline, "tensors", {}).clear()
+        pipeline.end(batches)
     return results
 
 
@@ -215,7 +251,7 @@ def one_by_one(pipeline, batches, **options):
             promise.wait()
             results += values([promise])
         del promise
-        getattr(pipeline, "tensors", {}).clear()
+        pipeline.end(batches)
     return results
 
 
@@ -229,7 +265,7 @@ def awaited(pipeline, batches, **options):
                 return values([promise])[0]
 
             results = await bounded(one, batches)
-            getattr(pipeline, "tensors", {}).clear()
+            pipeline.end(batches)
             return results
 
     return asyncio.run(main())
@@ -266,14 +302,14 @@ def measure(pipeline_class, size, rounds, forms):
         names = list(forms)
         random.shuffle(names)
         for name in names:
+            pipeline.begin()
             began = time.perf_counter()
             results = FORMS[name](pipeline, batches)
             took = time.perf_counter() - began
             if results is None:
                 continue
             seconds[name].append(took)
-            if not isinstance(pipeline, Chain):
-                check(name, results[:4], [pipeline.batch(number) for number in range(4)])
+            check(name, results[:4], [pipeline.expected(number) for number in range(4)])
     ratios = {
         name: [one / other for one, other in zip(seconds["plain loop"], took, strict=True)] for name, took in seconds.items() if took
     }

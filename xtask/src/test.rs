@@ -24,7 +24,7 @@ pub struct Options {
     /// Every suite, with all Python peers (JAX, PyTorch, TensorFlow and others); else the quick ones
     #[arg(long)]
     all: bool,
-    /// A skipped suite or test is a failure, unless its reason starts with "no GPU"
+    /// A skipped suite or test is a failure, unless its reason starts with "no GPU" or "no free-threaded Python"
     #[arg(long)]
     require: bool,
     /// Only the named suites, which `cargo xtask suites` lists
@@ -207,9 +207,11 @@ impl Ahead {
     }
 }
 
-/// Only a device that the machine does not have excuses a skip from `--require`.
+/// What `--require` does not ask for: a device that the machine does not have, and an interpreter that the package is not built for.
+const EXCUSES: [&str; 2] = ["no GPU", "no free-threaded Python"];
+
 fn excused(reason: &str) -> bool {
-    reason.starts_with("no GPU")
+    EXCUSES.iter().any(|excuse| reason.starts_with(excuse))
 }
 
 fn missing(suite: &Suite) -> Option<String> {
@@ -607,6 +609,8 @@ mod tests {
             required,
             "some             failed: required, but a test was skipped: no module named jax (1.5 s)"
         );
+        let reasons = ["no GPU: no driver", "no free-threaded Python: this one has its lock"];
+        assert!(matches!(judge(true, counts(2, 0, &reasons), Vec::new()), Outcome::Passed(_)));
     }
 
     #[test]

@@ -40,12 +40,25 @@ print(eng.wrap(step, outputs="loss"))  # refused
 one: est.Tensor = eng.call(step, x, 2.0, outputs=2)  # refused
 operation: est.Operation = eng.call(step, x, 2.0)  # refused
 
+
+async def calls() -> None:
+    await eng.call_async(step, x)  # refused
+    await eng.call_async(step, x, 1, x, 1)  # refused
+    await eng.call_async(step, x, kk=2.0)  # refused
+    await eng.call_async(step, x, k="two")  # refused
+    await eng.call_async(step, x, 2.0, like=3)  # refused
+    late: est.Operation = await eng.call_async(step, x, 2.0)  # refused
+    print(late)
+
+
 # Functions that submit.
 scaled = eng.wrap(step, using=np.from_dlpack)
 print(scaled(x))  # refused
 print(scaled(x, 1, x, 1))  # refused by pyright
 print(scaled(x, kk=1.0))  # refused
 operation = scaled(x, 1)  # refused
+print(eng.wrap(step, using=np.from_dlpack)(x, kk=1.0))  # refused
+print(eng.wrap(step, using=np.from_dlpack)(x, k="two"))  # refused
 
 
 @eng.op(writes="out")

@@ -1,9 +1,6 @@
-"""Type checkers in strict mode accept `accepted.py`, and find the mistakes in `refused.py`, each in its line.
+"""Type checkers in strict mode accept `accepted.py` and the program of the guide, and find the mistakes in `refused.py`, each in its line."""
 
-mypy is in the environment of the tests. `ESTAFETTE_PYRIGHT` names the command of pyright or basedpyright, to check with
-that as well.
-"""
-
+import importlib.util
 import json
 import os
 import pathlib
@@ -18,6 +15,7 @@ PACKAGE = HERE.parent / "python"
 
 
 PROGRAMS = [HERE / "accepted.py", HERE / "refused.py"]
+GUIDE = HERE.parents[2] / "docs/python.md"
 
 
 def mypy(folder):
@@ -29,20 +27,25 @@ def mypy(folder):
 
 
 def pyright(folder):
-    settings = {"typeCheckingMode": "strict", "include": list(map(str, PROGRAMS)), "extraPaths": [str(PACKAGE)]}
+    # `test_guide.py` has mypy check that of the guide.
+    guide = folder / "guide.py"
+    guide.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)))
+    programs = [*map(str, PROGRAMS), str(guide)]
+    settings = {"typeCheckingMode": "strict", "include": programs, "extraPaths": [str(PACKAGE)]}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [os.environ["ESTAFETTE_PYRIGHT"], "--outputjson", "--pythonpath", sys.executable, "--project", folder]
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, "--project", folder]
     done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert json.loads(done.stdout)["summary"]["filesAnalyzed"] == len(programs)
     found = [row for row in json.loads(done.stdout)["generalDiagnostics"] if row["severity"] == "error"]
     return [(pathlib.Path(row["file"]).name, row["range"]["start"]["line"] + 1, row["message"]) for row in found]
 
 
-CHECKERS = [mypy] + ([pyright] if "ESTAFETTE_PYRIGHT" in os.environ else [])
-
-
-@pytest.fixture(scope="module", params=CHECKERS, ids=lambda checker: checker.__name__)
+@pytest.fixture(scope="module", params=[mypy, pyright], ids=lambda checker: checker.__name__)
 def checked(request, tmp_path_factory):
-    """The checker's name, and the errors that it finds in both programs: it reads the package once."""
+    """The checker's name, and the errors that it finds in all programs: it reads the package once."""
+    if request.param is pyright and not importlib.util.find_spec("basedpyright"):
+        pytest.skip("basedpyright is not installed")
     return request.param.__name__, request.param(tmp_path_factory.mktemp("checked"))
 
 

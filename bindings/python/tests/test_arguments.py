@@ -195,7 +195,50 @@ class TestArguments:
         assert value(np, t) == [2.0] * 3
         inner = functools.partial(lambda a, b, c: a + b + c, 1)
         assert value(np, eng.call(inner, ones, c=2, using=np.from_dlpack)) == [4.0] * 3
-        # The function's own argument of an option's name.
+
+    def test_an_option_that_is_a_parameter_too_is_refused(self, eng, np, ones):
+        class Step:
+            def method(self, x, priority=0):
+                return x + priority
+
+            def __call__(self, x, *, outputs=1):
+                return x + outputs
+
+        def named(x, name, copy=True):
+            return x + len(name)
+
+        for function, option in [
+            (np.array, {"copy": True}),
+            (named, {"name": "ab"}),
+            (named, {"copy": True}),
+            (lambda x, *, using: x, {"using": np.from_dlpack}),
+            (Step().method, {"priority": 1}),
+            (Step(), {"outputs": 2}),
+            (functools.partial(named, name="ab"), {"copy": True}),
+        ]:
+            (name,) = option
+            for call in (eng.call, eng.call_async):
+                with pytest.raises(TypeError, match=rf"`{name}` is an option .*functools\.partial\(fn, {name}=.*eng\.wrap\(fn, {name}="):
+                    call(function, ones, **option)
+
+    def test_an_option_that_cannot_be_meant_for_the_function_is_none_of_its_parameters(self, eng, np, ones):
+        def named(x, name="a", /, *args, copy=True, **kwargs):
+            return x + len(name)
+
+        def plain(x, name):
+            return x + len(name)
+
+        partial = functools.partial(plain, name="ab")
+        calls = [
+            eng.call(named, ones, name="operation", using=np.from_dlpack),
+            eng.call(plain, ones, "a", name="operation", using=np.from_dlpack),
+            eng.call(partial, ones, name="operation", using=np.from_dlpack),
+            eng.call(np.add, ones, 1, name="operation", like=((3,), "float64")),
+            eng.wrap(plain, name="operation", using=np.from_dlpack)(ones, "a"),
+            eng.wrap(plain, name="operation", using=np.from_dlpack)(ones, name="a"),
+            eng.wrap(lambda x, name="a": x + 1, name="operation", using=np.from_dlpack)(ones),
+        ]
+        assert [value(np, t) for t in calls] == [[2.0] * 3, [2.0] * 3, [3.0] * 3, *[[2.0] * 3] * 4]
         copied = eng.call(functools.partial(np.array, copy=True), ones, dtype="int8")
         copied.wait()
         assert copied.dtype == "int8"

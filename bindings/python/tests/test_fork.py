@@ -1,6 +1,8 @@
 """Forked children: a clear error for what they inherit, engines of their own, an untouched parent. Each test is a program of its own."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -231,23 +233,16 @@ def test_children_forked_with_work_in_flight_have_engines_of_their_own(np):
 
 def test_a_pool_of_forked_processes_and_the_workers_of_a_data_loader(np):
     pytest.importorskip("torch")
+    guide = (Path(__file__).parents[3] / "docs/python.md").read_text()
+    (data_loader,) = re.findall(r"^```python notest\n(.*?)^```", guide, re.M | re.S)
     program(
-        """
+        f"""
         import multiprocessing
         import torch
-        from torch.utils.data import DataLoader, Dataset
 
-        class Squares(Dataset):
-            engine = None
+        multiprocessing.set_start_method("fork")
 
-            def __len__(self):
-                return 32
-
-            def __getitem__(self, i):
-                if self.engine is None:
-                    self.engine = est.Engine(workers=2)
-                x = self.engine.call(lambda: torch.full((3,), float(i)))
-                return torch.from_dlpack(self.engine.call(torch.square, x, using=torch.from_dlpack)).clone()
+        exec({data_loader!r})
 
         def square(n):
             with est.Engine(workers=1) as eng:
@@ -257,7 +252,7 @@ def test_a_pool_of_forked_processes_and_the_workers_of_a_data_loader(np):
         x = eng.zeros(1, "int64")
         for _ in range(50):
             eng.submit(lambda a: a.__iadd__(1), writes=[x], using=np.from_dlpack)
-        batches = list(DataLoader(Squares(), batch_size=8, num_workers=2, multiprocessing_context="fork"))
+        batches = list(loader)
         assert torch.cat(batches)[:, 0].tolist() == [float(i * i) for i in range(32)]
         with multiprocessing.get_context("fork").Pool(2) as pool:
             assert pool.map(square, range(6)) == [float(n * n) for n in range(6)]

@@ -1,10 +1,13 @@
 """Which threads run Python functions, and what these threads leave to others."""
 
 import asyncio
+import importlib
 import itertools
 import resource
 import sys
+import sysconfig
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -215,6 +218,32 @@ def test_functions_that_follow_each_other_let_an_event_loop_run(workers):
         eng.submit(again)
         asyncio.run(asyncio.wait_for(main(), 60))
         assert done.is_set() and ran > 0
+
+
+WAYS = [("ready_at_once", 0), ("ready_at_once", 1), ("ready_at_once", 2), ("one_after_the_other", 0), ("in_a_function", 1)]
+
+
+@pytest.mark.parametrize("how, workers", WAYS)
+@pytest.mark.parametrize("kind", ["Python", "C", "NumPy"])
+def test_an_event_loop_has_its_turn_beside_many_functions(np, monkeypatch, kind, how, workers):
+    """2,000 functions take 0.2 seconds and more. On a busy machine the loop may wait for longer, beside a thread pool too."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benches/python")
+    event_loop = importlib.import_module("event_loop")
+    body = event_loop.BODIES[kind]
+    for _ in range(5):
+        gap = max(event_loop.gaps(lambda: event_loop.by_engine(body, getattr(event_loop, how), workers=workers)))
+        if gap < 0.05 or gap < 3 * max(event_loop.gaps(lambda: event_loop.by_thread_pool(body, workers))):
+            return
+    raise AssertionError(f"the loop stood still for {gap:.3f} s")
+
+
+@pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_GIL_DISABLED"),
+    reason="no free-threaded Python: what the package does without the interpreter's lock has run nowhere",
+)
+def test_an_interpreter_without_a_lock_has_one_once_the_package_is_loaded():
+    out, _ = run_program("import sys, estafette; print(sys._is_gil_enabled())", env={"PYTHON_GIL": ""})
+    assert out.strip() == "True"
 
 
 FAULTS = """

@@ -5,15 +5,18 @@
 //! upwards. The limit follows what was measured: windows with one thread more or less alternate with windows of the present limit, and
 //! the better throughput wins (a hill climb; for its use in a thread pool see Hellerstein et al., "Optimizing concurrency levels in the
 //! .NET ThreadPool", 2008). Jobs differ, so windows do: the present limit is judged by its windows before the trial too, and a trial goes on
-//! until the difference is larger than its standard error. Only windows in which no thread ran out of jobs count. Jobs that take long gain
-//! by threads and lose little by switches between them: then every worker has a slot. A job also takes long where it waits for the lock
-//! while another thread submits jobs; that time does not count.
+//! until the difference is larger than its standard error. Only windows in which no thread ran out of jobs count.
+//!
+//! Jobs that take long often release the lock, and lose little by switches between threads where they do not. So a trial of all workers
+//! begins at once where jobs become long. Their throughput is the number of threads by the mean time of a job, which is known after few jobs,
+//! and where threads run out of jobs. Jobs that take very long are too few to be compared: every worker has a slot. A job also takes
+//! long where it waits for the lock while another thread submits jobs; that time does not count.
 //!
 //! Jobs that are short spend much of their time on code that is not in the caches. They run breadth first, so that jobs which call the
 //! same function follow each other. Jobs that take longer work on larger data, and run depth first, while their input is in the caches.
 //!
-//! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE_NS`] while one waits, unless
-//! another thread submits jobs meanwhile, and so has the lock. One idle worker, the *lookout*, sleeps for that long and more at a time as
+//! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE_NS`], or for twice the usual time
+//! of a job, while one waits, unless another thread submits jobs meanwhile, and so has the lock. One idle worker, the *lookout*, sleeps for that long and more at a time as
 //! long as jobs wait and others run.
 
 use std::ops::Range;
@@ -24,13 +27,16 @@ use estafette_sync::time::{Duration, Instant};
 
 use super::waiters::Waiters;
 
-/// With no job started for so long, a waiting job may exceed the limit.
+/// With no job started for so long, at least, a waiting job may exceed the limit.
 const OVERDUE_NS: u64 = 1_000_000;
 /// While the lookout finds nothing overdue, it sleeps longer and longer, up to this: each look takes a core from a job for a moment.
 const LOOK_NS_MAX: u64 = 8_000_000;
-/// Jobs that take longer on average gain by every thread. Several threads that wait for each other's lock make jobs as much longer as there
-/// are threads, so such jobs are long for certain only where they take that much longer.
+/// Jobs that take longer on average are long. Several threads that wait for each other's lock make jobs as much longer as there
+/// are threads, so jobs are long for certain only where they take that much longer.
 const LONG_NS: u64 = 500_000;
+/// Jobs that take longer on average have every worker. Threads that switch at each interval of an interpreter, 5 ms, lose next to nothing
+/// by that.
+const VERY_LONG_NS: u64 = 50_000_000;
 /// Jobs whose average is in this range run breadth first. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
 /// The code of shorter jobs is little enough to stay in the caches.
 const BREADTH_FIRST_NS: Range<u64> = 10_000..80_000;
@@ -39,6 +45,10 @@ const WINDOW_NS: u64 = 4_000_000;
 const WINDOW_NS_MAX: u64 = 16_000_000;
 /// Fewer jobs than this say nothing about the throughput of a window.
 const JOBS_MIN: u64 = 16;
+/// While jobs are long, a window ends after so many jobs, or that time.
+const LONG_WINDOW: (u64, u64) = (8, 200_000_000);
+/// The least standard error of a comparison of long jobs: the first windows are too few to show one.
+const LONG_ERROR_MIN: f64 = 0.04;
 /// For so long a thread that submits a job keeps the lock.
 const PUSH_NS: u64 = 5_000;
 /// A trial needs so many windows of the present limit before it.
@@ -65,6 +75,8 @@ pub(super) struct Concurrency {
     look: AtomicU64,
     /// When a job was last started, in nanoseconds since `began`.
     last_start: AtomicU64,
+    /// Without a job started for so long, a waiting job is overdue.
+    overdue: AtomicU64,
     /// Of this window: jobs, their nanoseconds, and whether a thread ran out of jobs.
     jobs: AtomicU64,
     busy: AtomicU64,
@@ -85,7 +97,7 @@ struct Control {
     pushes: u64,
     /// The limit outside of trials.
     chosen: usize,
-    /// What `chosen` was before jobs took long.
+    /// While jobs are long: what `chosen` was before.
     before_long: Option<usize>,
     with_chosen: Throughput,
     trial: Option<Trial>,
@@ -101,6 +113,10 @@ struct Trial {
 }
 
 impl Trial {
+    fn of(other: usize) -> Self {
+        Self { other, windows: 0, with_other: Throughput::default() }
+    }
+
     /// Whether the window that runs has the other limit. Of four windows the outer ones have it: neither a trend nor jobs of two
     /// kinds by turns favour a limit.
     fn is_other(&self) -> bool {
@@ -152,6 +168,7 @@ impl Concurrency {
             is_watched: AtomicBool::new(false),
             look: AtomicU64::new(OVERDUE_NS),
             last_start: AtomicU64::new(0),
+            overdue: AtomicU64::new(OVERDUE_NS),
             jobs: AtomicU64::new(0),
             busy: AtomicU64::new(0),
             pushes: AtomicU64::new(0),
@@ -228,14 +245,13 @@ impl Concurrency {
         self.is_watched.store(false, Ordering::SeqCst);
     }
 
-    /// The lookout sleeps by `sleep`. True if then no job was started for [`OVERDUE_NS`], although no thread was submitting for half of
-    /// the time.
+    /// The lookout sleeps by `sleep`. True if then a job is overdue, although no thread was submitting for half of the time.
     pub(super) fn watch(&self, sleep: impl FnOnce(Duration)) -> bool {
         let (before, slept) = (self.pushes(), self.look.load(Ordering::Relaxed));
         sleep(Duration::from_nanos(slept));
         let submitting = self.pushes().saturating_sub(before) * PUSH_NS;
-        let is_overdue = self.now().saturating_sub(self.last_start.load(Ordering::Relaxed)) > OVERDUE_NS
-            && submitting < slept / 2;
+        let since_start = self.now().saturating_sub(self.last_start.load(Ordering::Relaxed));
+        let is_overdue = since_start > self.overdue.load(Ordering::Relaxed) && submitting < slept / 2;
         self.look
             .store(if is_overdue { OVERDUE_NS } else { (slept * 2).min(LOOK_NS_MAX) }, Ordering::Relaxed);
         is_overdue
@@ -276,7 +292,10 @@ impl Concurrency {
         let limit = self.limit.load(Ordering::Relaxed);
         let (jobs, busy) = (self.jobs.load(Ordering::Relaxed), self.busy.load(Ordering::Relaxed));
         let length = now - control.window_began;
-        if jobs < JOBS_MIN && busy < jobs * LONG_NS * limit as u64 && length < WINDOW_NS_MAX {
+        let (jobs_min, length_max) = control.window_size();
+        // The first window of long jobs ends at once.
+        let long_ns = if control.before_long.is_some() { VERY_LONG_NS } else { LONG_NS };
+        if jobs < jobs_min && busy < jobs * long_ns * limit as u64 && length < length_max {
             return false;
         }
         let jobs = self.jobs.swap(0, Ordering::Relaxed);
@@ -285,7 +304,9 @@ impl Concurrency {
         control.pushes = pushes;
         let busy = self.busy.swap(0, Ordering::Relaxed).saturating_sub(waited);
         let starved = self.starved.swap(false, Ordering::Relaxed);
-        self.breadth_first.store(jobs > 0 && BREADTH_FIRST_NS.contains(&(busy / jobs)), Ordering::Relaxed);
+        let usual = busy / jobs.max(1);
+        self.overdue.store((2 * usual).clamp(OVERDUE_NS, VERY_LONG_NS), Ordering::Relaxed);
+        self.breadth_first.store(BREADTH_FIRST_NS.contains(&usual), Ordering::Relaxed);
         let limit = control.limit_after(now, (jobs, length), busy, starved, (limit, self.workers));
         control.window_began = now;
         self.ends.store(now + WINDOW_NS, Ordering::Relaxed);
@@ -312,10 +333,9 @@ impl Control {
         (limit, workers): (usize, usize),
     ) -> usize {
         let (jobs, length) = window;
-        if busy > jobs * LONG_NS * limit as u64 {
+        if busy > jobs * VERY_LONG_NS * limit as u64 {
             self.before_long.get_or_insert(self.chosen);
             self.choose(workers, Throughput::default());
-            self.next_trial = now;
             return workers;
         }
         if busy < jobs * LONG_NS
@@ -324,19 +344,30 @@ impl Control {
             self.choose(before, Throughput::default());
             return before;
         }
-        if starved || jobs < JOBS_MIN {
+        if self.before_long.is_none() && busy > jobs * LONG_NS * limit as u64 {
+            self.before_long = Some(self.chosen);
+            self.choose(self.chosen, Throughput::default());
+            self.trial = (self.chosen < workers).then(|| Trial::of(workers));
+            return workers;
+        }
+        let is_long = self.before_long.is_some();
+        if !is_long && (starved || jobs < JOBS_MIN) {
             // The window says nothing: what offers the jobs was slower.
             if self.trial.take().is_some() {
                 self.next_trial = now + self.pause;
             }
             return self.chosen;
         }
-        let rate = jobs as f64 / length as f64;
+        let mut rate = jobs as f64 / length as f64;
+        if is_long {
+            // More threads than the limit may have run jobs.
+            rate = rate.max((jobs * limit as u64) as f64 / busy.max(1) as f64);
+        }
         let Some(trial) = &mut self.trial else {
             self.with_chosen.add(rate);
             if now >= self.next_trial && workers > 1 && self.with_chosen.windows >= KNOWN_MIN {
                 let other = if self.chosen < workers { self.chosen + 1 } else { self.chosen - 1 };
-                self.trial = Some(Trial { other, windows: 0, with_other: Throughput::default() });
+                self.trial = Some(Trial::of(other));
                 return other;
             }
             return self.chosen;
@@ -348,27 +379,33 @@ impl Control {
         }
         trial.windows += 1;
         let (gain, error) = trial.with_other.gain_over(&self.with_chosen);
+        let error = if is_long { error.max(LONG_ERROR_MIN) } else { error };
         // Fewer threads win when they are as good.
         let wanted = if trial.other > self.chosen { GAIN_MIN } else { 1.0 };
         let is_hopeless = gain < GAIN_HOPELESS;
-        let is_decided = is_hopeless
-            || gain - wanted > 3.0 * error
-            || trial.windows >= TRIAL_WINDOWS.1
-            || (trial.windows >= TRIAL_WINDOWS.0 && (gain - wanted).abs() > error);
+        let is_decided = self.with_chosen.windows > 0
+            && (is_hopeless
+                || gain - wanted > 3.0 * error
+                || trial.windows >= TRIAL_WINDOWS.1
+                || (trial.windows >= TRIAL_WINDOWS.0 && (gain - wanted).abs() > error));
         if !is_decided {
             return if trial.is_other() { trial.other } else { self.chosen };
         }
         if gain > wanted {
             let (other, with_other) = (trial.other, trial.with_other);
             self.choose(other, with_other);
-            self.before_long = None;
-            self.pause = PAUSE_NS.0;
+            self.pause = if is_long { LONG_WINDOW.1 } else { PAUSE_NS.0 };
         } else {
             self.trial = None;
             self.pause = (self.pause * if is_hopeless { 8 } else { 2 }).min(PAUSE_NS.1);
         }
         self.next_trial = now + self.pause;
         self.chosen
+    }
+
+    /// Jobs and nanoseconds after which a window ends, whichever comes first.
+    fn window_size(&self) -> (u64, u64) {
+        if self.before_long.is_some() { LONG_WINDOW } else { (JOBS_MIN, WINDOW_NS_MAX) }
     }
 
     fn choose(&mut self, limit: usize, throughput: Throughput) {
@@ -408,9 +445,57 @@ mod tests {
         assert_eq!(climbs(8, 4 * SECOND, |threads| 1_000 * threads.min(3) as u64, 4_000), 3);
     }
 
+    /// Runs so many long jobs, where a limit gives each this mean time, and gives the last limit outside of trials and the share of jobs that
+    /// ran with all workers.
+    fn runs_long_jobs(workers: usize, count: u64, job_ns: impl Fn(usize) -> u64) -> (usize, f64) {
+        let mut control = Concurrency::new(workers).control.into_inner();
+        let (mut limit, mut now, mut ran, mut with_all) = (1, 0, 0, 0);
+        while ran < count {
+            let (jobs_max, length_max) = control.window_size();
+            let gap = job_ns(limit) / limit as u64;
+            let jobs = jobs_max.min((length_max / gap).max(1));
+            (now, ran) = (now + jobs * gap, ran + jobs);
+            with_all += if limit == workers { jobs } else { 0 };
+            let busy = jobs * job_ns(limit);
+            limit = control.limit_after(now, (jobs, jobs * gap), busy, false, (limit, workers));
+            assert!((1..=workers).contains(&limit));
+        }
+        (control.chosen, with_all as f64 / count as f64)
+    }
+
+    #[test]
+    fn long_jobs_that_keep_the_lock_stay_on_one_thread() {
+        for job_ns in [2_000_000, 8_000_000, 20_000_000] {
+            for workers in [2, 4] {
+                let (chosen, with_all) = runs_long_jobs(workers, 2_000, |threads| job_ns * threads as u64);
+                assert!(
+                    chosen == 1 && with_all < 0.2,
+                    "{job_ns} ns, {workers} workers: {chosen}, {with_all}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn long_jobs_that_release_the_lock_get_every_worker() {
+        for job_ns in [1_000_000, 8_000_000, 100_000_000] {
+            for workers in [2, 8] {
+                let (chosen, with_all) = runs_long_jobs(workers, 200, |_| job_ns);
+                assert!(
+                    chosen == workers && with_all > 0.8,
+                    "{job_ns} ns: {chosen} of {workers}, {with_all}"
+                );
+            }
+        }
+        // Threads share the bandwidth of the memory.
+        let (chosen, with_all) = runs_long_jobs(2, 200, |threads| 6_000_000 + 2_000_000 * threads as u64);
+        assert!(chosen == 2 && with_all > 0.8, "{chosen}, {with_all}");
+    }
+
     #[test]
     fn long_jobs_get_every_worker_at_once() {
-        assert_eq!(climbs(8, 3 * WINDOW_NS, |_| 4, 2 * LONG_NS), 8);
+        let mut control = Concurrency::new(8).control.into_inner();
+        assert_eq!(control.limit_after(WINDOW_NS, (2, WINDOW_NS), 2 * 2 * LONG_NS, false, (1, 8)), 8);
     }
 
     /// The limits of windows in which each of `lengths`, in nanoseconds, was the mean time of 16 jobs, in turn.

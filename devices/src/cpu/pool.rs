@@ -37,8 +37,8 @@ pub trait Job: Send + 'static + Sized {
 
 /// A lock that jobs of a pool share, such as that of a language's interpreter.
 pub trait SharedLock: fmt::Debug + Send + Sync {
-    /// Takes the lock and calls `next` at least once, and again as long as that returns true and no other thread should have the lock
-    /// for longer. Each call runs a job.
+    /// Takes the lock and calls `next` at least once, and again as long as that returns true. Each call runs a job. Between two calls the lock
+    /// may be released for threads that wait for it.
     fn lock_while(&self, next: &mut dyn FnMut() -> bool);
 }
 

@@ -41,6 +41,32 @@ def bind(function, args, keywords):
     return _call(function, args, keywords, tensors), tuple(tensors)
 
 
+def refuse_ambiguous(function, args, options):
+    """Refuses options of a call whose names are those of parameters that the function would not get."""
+    if isinstance(function, Call):
+        # The caller has separated options and arguments.
+        return
+    try:
+        open_names = _open_parameters(function, args)
+    except (TypeError, ValueError):
+        # Some functions written in C have no signature, and arguments may not fit.
+        return
+    for name in options:
+        if name in open_names:
+            raise TypeError(
+                f"`{name}` is an option of `call` and a parameter of {_name_of(function)}: write "
+                f"`eng.call(functools.partial(fn, {name}=...), ...)` for the parameter, and `eng.wrap(fn, {name}=...)(...)` for the option"
+            )
+
+
+def _open_parameters(function, args=()):
+    """The names of parameters that a keyword argument may still be given for."""
+    signature = inspect.signature(function)
+    given = {*signature.bind_partial(*args).arguments, *getattr(function, "keywords", ())}
+    named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return {name for name, parameter in signature.parameters.items() if parameter.kind in named} - given
+
+
 def _refuse_out(keywords):
     """The arrays of a call are lent for reading, and PyTorch would write to them all the same, while others read."""
     tensors = []
@@ -273,10 +299,14 @@ def _described(value):
 def wrap(engine, function, options):
     """The function that submits calls of `function`."""
     _check(function, options, "`wrap`", engine.call)
+    try:
+        is_ambiguous = not _open_parameters(function).isdisjoint(options)
+    except (TypeError, ValueError):
+        is_ambiguous = False
 
     @functools.wraps(function)
     def submitted(*args, **kwargs):
-        if not kwargs:
+        if not kwargs and not is_ambiguous:
             return engine.call(function, *args, **options)
         # Some may have names of options.
         call, tensors = bind(function, args, kwargs)

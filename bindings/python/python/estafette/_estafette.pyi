@@ -421,7 +421,7 @@ class Engine:
 
         Tensors may be anywhere among the arguments, in lists, tuples, dicts and dataclasses too: the function gets an
         array in place of each, which `using` makes, for example ``np.from_dlpack``. Everything else is passed on as it is. A
-        keyword argument of the function that has the name of an option here is given by `functools.partial`, or to what `wrap` makes. What the function
+        keyword argument of the function that has the name of an option here raises `TypeError`: it is given by `functools.partial`, or to what `wrap` makes. What the function
         returns (anything that speaks DLPack) becomes the promise's memory, without a copy. A result that overlaps memory already known is copied, unless `alias_of` names the tensors
         that it is a view of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
         ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
@@ -455,9 +455,73 @@ class Engine:
         """
     @overload
     def call_async(
+        self, fn: Callable[Concatenate[Any, Any, Any, Any, _P], object], a: Any, b: Any, c: Any, d: Any, /,
+        *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Callable[Concatenate[Any, Any, Any, _P], object], a: Any, b: Any, c: Any, /,
+        *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Callable[Concatenate[Any, Any, _P], object], a: Any, b: Any, /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Callable[Concatenate[Any, _P], object], a: Any, /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(  # type: ignore[overload-overlap]
+        self, fn: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, a: Any, b: Any, c: Any, d: Any, e: Any, /, *args: Any, using: Using | None = None,
+        alias_of: _Tensors | None = None, like: Like | None = None, copy: bool | None = None, outputs: None = None,
+        name: str | None = None, on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None, alias_of: _Tensors | None = None, like: Like | None = None,
+        copy: bool | None = None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None, like: Like | None = None,
+        copy: bool | None = None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None, like: Like | None,
+        copy: bool | None = None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        like: Like | None = None, copy: bool | None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None,
+        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
         self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
         like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
-        on: DeviceLike | object | None = None, priority: int = 0, **kwargs: Any,
+        on: DeviceLike | object | None, priority: int = 0, **kwargs: Any,
+    ) -> Awaitable[Tensor]: ...
+    @overload
+    def call_async(
+        self, fn: Body, /, *args: Any, using: Using | None = None, alias_of: _Tensors | None = None,
+        like: Like | None = None, copy: bool | None = None, outputs: None = None, name: str | None = None,
+        on: DeviceLike | object | None = None, priority: int, **kwargs: Any,
     ) -> Awaitable[Tensor]: ...
     @overload
     def call_async(

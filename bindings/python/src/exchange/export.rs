@@ -246,9 +246,9 @@ pub fn export_managed<'py>(
     Ok(managed)
 }
 
-/// Counts an export. Only ever done with the Python lock, so nothing is locked for it.
+/// Counts an export.
 pub fn count() {
-    EXPORTED.store(EXPORTED.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    EXPORTED.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Counts an export, and says what could not be ordered about it.

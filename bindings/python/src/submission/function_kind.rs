@@ -41,7 +41,14 @@ pub struct Known<'py> {
     module: Option<Bound<'py, PyAny>>,
     /// Of a function of Python.
     name: Option<Arc<String>>,
+    /// Whether it may have a parameter with the name of each of [`OPTIONS`].
+    pub has_parameter: [bool; OPTIONS.len()],
 }
+
+/// The options of `call`.
+pub const OPTIONS: [&str; 8] = ["using", "alias_of", "like", "copy", "outputs", "name", "on", "priority"];
+/// Of functions that are not written in Python, to know takes as long as some calls. Nearly all calls that have an option have `using` alone.
+const ALL_BUT_USING: [bool; OPTIONS.len()] = [false, true, true, true, true, true, true, true];
 
 /// Functions of Python that are remembered. A program submits few in a loop; a new one takes the slot of an old one.
 const FUNCTIONS: usize = 64;
@@ -53,6 +60,7 @@ struct Remembered {
     qualname: Py<PyAny>,
     kind: FunctionKind,
     name: Arc<String>,
+    has_parameter: [bool; OPTIONS.len()],
 }
 
 estafette_sync::per_process! {
@@ -69,6 +77,7 @@ impl<'py> Known<'py> {
                 innermost,
                 module: None,
                 name: None,
+                has_parameter: ALL_BUT_USING,
             });
         }
         // SAFETY: of that type.
@@ -79,19 +88,21 @@ impl<'py> Known<'py> {
         let known = REMEMBERED.lock()[slot]
             .as_ref()
             .filter(|known| known.code.is(&code) && known.qualname.is(&qualname))
-            .map(|known| (known.kind, Arc::clone(&known.name)));
-        let (kind, name) = match known {
+            .map(|known| (known.kind, Arc::clone(&known.name), known.has_parameter));
+        let (kind, name, has_parameter) = match known {
             Some(known) => known,
             None => {
                 let (kind, name) = (FunctionKind::of_innermost(function)?, Arc::new(name_of(function)?));
+                let has_parameter = parameters_of(&code)?;
                 let (code, qualname) = (code.unbind(), qualname.unbind());
-                let known = Remembered { code, qualname, kind, name: Arc::clone(&name) };
+                let known = Remembered { code, qualname, kind, name: Arc::clone(&name), has_parameter };
                 let old = REMEMBERED.lock()[slot].replace(known);
                 drop(old);
-                (kind, name)
+                (kind, name, has_parameter)
             }
         };
-        Ok(Self { kind, innermost: function.clone(), module: Some(module), name: Some(name) })
+        let (innermost, module, name) = (function.clone(), Some(module), Some(name));
+        Ok(Self { kind, innermost, module, name, has_parameter })
     }
 
     /// The module of the [innermost] function.
@@ -146,6 +157,16 @@ impl FunctionKind {
 /// Whether it is a function written in Python.
 fn is_python(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(function.get_type_ptr().cast() == imported!(function.py(), "types", "FunctionType")?.as_ptr())
+}
+
+/// Which of [`OPTIONS`] are names of parameters of a function with that code.
+fn parameters_of(code: &Bound<'_, PyAny>) -> PyResult<[bool; OPTIONS.len()]> {
+    let py = code.py();
+    let counts = [intern!(py, "co_argcount"), intern!(py, "co_kwonlyargcount")];
+    let [by_place, by_name] = counts.map(|count| code.getattr(count)?.extract::<usize>());
+    let variables: Vec<String> = code.getattr(intern!(py, "co_varnames"))?.extract()?;
+    let parameters = &variables[..by_place? + by_name?];
+    Ok(OPTIONS.map(|option| parameters.iter().any(|parameter| parameter == option)))
 }
 
 /// The function within `functools.partial`, or `function` itself.

@@ -20,7 +20,7 @@ use crate::interpreter::fastcall;
 use crate::interpreter::once::intern;
 use crate::kinds;
 use crate::submission::body::Body;
-use crate::submission::function_kind::{FunctionKind, Known};
+use crate::submission::function_kind::{FunctionKind, Known, OPTIONS};
 use crate::submission::on::On;
 use crate::submission::on_skip::OnSkip;
 use crate::submission::outcome::Use;
@@ -197,6 +197,24 @@ pub fn of_call(
     let mut operands = Operands::default();
     operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
     let known = Known::of(function)?;
+    let given = [
+        using.is_some(),
+        result.alias_of.is_some(),
+        result.like.is_some(),
+        result.copy.is_some(),
+        result.outputs.is_some(),
+        name.is_some(),
+        on.is_some(),
+        priority != 0,
+    ];
+    if given.contains(&true) {
+        let clashes = (0..OPTIONS.len()).filter(|&at| given[at] && known.has_parameter[at]);
+        let clashes: Vec<&str> = clashes.map(|at| OPTIONS[at]).collect();
+        if !clashes.is_empty() {
+            import_module(py, "estafette._calls")?
+                .call_method1("refuse_ambiguous", (function, args, clashes))?;
+        }
+    }
     let using = using::of(&known, using, &engine.shared.using, py)?;
     let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
     let is_plain =
