@@ -122,7 +122,7 @@ pub(super) fn call_on_device(
 ) -> std::thread::Result<BodyResult> {
     catch_unwind(AssertUnwindSafe(|| {
         let _current = CurrentGuard::queue(queue)?;
-        body(queue, &Grant::of_node(earlier))
+        body(queue, &Grant::of_node(queue, earlier))
     }))
 }
 
