@@ -306,7 +306,7 @@ fn memory_that_was_allocated_during_a_capture_is_waited_for_after_it() {
     bench.assert_nothing_wrong();
 }
 
-/// Another library captures on a stream of ours, and memory is allocated meanwhile: the graph fills the first piece.
+/// Another library captures on an own stream of the crate, and memory is allocated meanwhile: the graph fills the first piece.
 fn captured_by_another(bench: &Bench, queue: &CudaQueue) -> (CUgraphExec, [Allocation; 2]) {
     let stream = ptr::with_exposed_provenance_mut(queue.native());
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -325,7 +325,7 @@ fn captured_by_another(bench: &Bench, queue: &CudaQueue) -> (CUgraphExec, [Alloc
     (executable, memory)
 }
 
-/// Nothing here sees the end of a foreign capture on a stream of ours, nor the launches of its graph.
+/// The crate sees neither the end of a foreign capture on one of its streams, nor the launches of its graph.
 #[test]
 fn memory_that_was_allocated_during_a_foreign_capture_is_waited_for() {
     let bench = bench();
