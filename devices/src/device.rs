@@ -156,6 +156,12 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         other == self.id()
     }
 
+    /// Sees to it that work of this device reaches `memory`, which is of another device of the same kind, where the two can. The default
+    /// does nothing.
+    fn reach(&self, memory: *const u8) {
+        let _ = memory;
+    }
+
     /// Whether [`copy`](Device::copy) from or to the host memory at `host` may block the enqueueing thread
     /// until the queue has reached the copy. A caller that must not block copies by way of
     /// [`allocate_staging`](Device::allocate_staging) then.

@@ -44,6 +44,8 @@ struct Backend {
     find: fn(DLDevice) -> Result<Option<Entry>, DeviceError>,
     /// All devices that can be used; none without the runtime.
     all: fn() -> Vec<Entry>,
+    /// The number of a device that the process uses already, of kinds that share memory with the host.
+    used: Option<fn() -> Option<i32>>,
     /// The number of the device that its runtime calls so, of kinds whose memory crosses processes.
     identified: Option<fn([u8; 16]) -> Option<i32>>,
     /// How contexts are registered, of a kind in [`KINDS`].
@@ -66,6 +68,7 @@ const BACKENDS: &[Backend] = &[
         kind: DeviceType::CUDA,
         find: |id| Ok(CudaRuntime::get().map_err(invalid)?.open(id.device_id)?.map(entry)),
         all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::usable).map(entry).collect(),
+        used: Some(|| CudaRuntime::get().ok()?.used()),
         identified: Some(|uuid| CudaRuntime::get().ok()?.identified(uuid)),
         contexts: None,
     },
@@ -74,6 +77,7 @@ const BACKENDS: &[Backend] = &[
         kind: DeviceType::ONE_API,
         find: |id| Ok(sycl()?.devices().iter().find(|device| device.id() == id).map(entry)),
         all: || SyclRuntime::get().into_iter().flat_map(SyclRuntime::devices).map(entry).collect(),
+        used: None,
         identified: None,
         contexts: Some(Contexts {
             // SAFETY: each caller vouches for the context.
@@ -208,6 +212,18 @@ pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
         .ok_or_else(|| no_such(id))
 }
 
+/// The device that memory of `id` is made and freed on: `id` itself, or, of memory that a runtime shares with the host, which
+/// carries no number, a device that the process uses already. The first device where it uses none.
+pub fn owner(id: DLDevice) -> DLDevice {
+    let owner = id.queue_device();
+    if owner == id {
+        return id;
+    }
+    let backend = BACKENDS.iter().find(|backend| backend.kind == owner.device_type);
+    let used = backend.and_then(|backend| backend.used).and_then(|used| used());
+    used.map_or(owner, |number| DLDevice::new(owner.device_type, number))
+}
+
 /// The device that other processes know by `identity`.
 ///
 /// # Errors
@@ -227,6 +243,15 @@ pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
 pub fn entries() -> Vec<Entry> {
     let own = BACKENDS.iter().flat_map(|backend| (backend.all)());
     own.chain(TABLE.lock().entries.values().cloned().collect::<Vec<_>>()).collect()
+}
+
+/// As [`entries`], of one kind: no other runtime is loaded, and no device of another kind is opened.
+pub fn entries_of(kind: DeviceType) -> Vec<Entry> {
+    let backend = BACKENDS.iter().find(|backend| backend.kind == kind);
+    let mut entries = backend.map_or_else(Vec::new, |backend| (backend.all)());
+    let table = TABLE.lock();
+    entries.extend(table.entries.values().filter(|entry| entry.id.device_type == kind).cloned());
+    entries
 }
 
 /// The entry of a device whose number is the runtime's own.

@@ -223,9 +223,15 @@ pub(super) struct Relaxed<'a> {
     current: Current<'a>,
 }
 
+impl Relaxed<'_> {
+    pub(super) fn api(&self) -> &'static Api {
+        self.current.context.api
+    }
+}
+
 impl Drop for Relaxed<'_> {
     fn drop(&mut self) {
-        let api = self.current.context.api;
+        let api = self.api();
         // SAFETY: puts back what the exchange gave on this thread.
         let _ = unsafe { (api.capture_mode)(&raw mut self.previous) };
     }

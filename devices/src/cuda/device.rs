@@ -66,7 +66,7 @@ impl CudaDevice {
             let context = Context::new(api, id, Handle::new(raw), timeline_values);
             let memory_bytes = memory_bytes as u64;
             let pool = if pools { Pool::new(&context).map(Arc::new) } else { None };
-            let shared = uuid.and_then(|uuid| Shared::new(&context, uuid));
+            let shared = uuid.and_then(|uuid| Shared::new(&context, pool.as_ref(), uuid));
             let default_queue = CudaQueue::own(&context)?;
             let peers = Peers::new(count);
             Ok(Self {
@@ -156,7 +156,7 @@ impl CudaDevice {
     /// # Errors
     /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.
     pub fn allocate_pinned(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        allocate(&self.context, None, Kind::Pinned, bytes, align)
+        allocate(&self.context, self.pool.as_ref(), Kind::Pinned, bytes, align)
     }
 
     /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freed as pinned
@@ -173,7 +173,7 @@ impl CudaDevice {
             );
             return Err(DeviceError::invalid(message));
         }
-        allocate(&self.context, None, Kind::Managed, bytes, align)
+        allocate(&self.context, self.pool.as_ref(), Kind::Managed, bytes, align)
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -307,6 +307,10 @@ impl Device for CudaDevice {
         other.device_type == DeviceType::CUDA
     }
 
+    fn reach(&self, memory: *const u8) {
+        self.peers.reach(self, memory);
+    }
+
     /// Copies within the device, from and to the host, and between devices. With host memory that is not
     /// pinned the call may wait for what is enqueued before (`host_copy_blocks`).
     unsafe fn copy(
@@ -318,8 +322,8 @@ impl Device for CudaDevice {
     ) -> Result<(), DeviceError> {
         let ours = CudaQueue::from_queue(queue).filter(|queue| Arc::ptr_eq(queue.context(), &self.context));
         let queue = ours.ok_or_else(|| not_ours(queue, self.context.id))?;
-        self.peers.reach(self, src);
-        self.peers.reach(self, dst);
+        self.reach(src);
+        self.reach(dst);
         // SAFETY: by contract.
         unsafe { queue.copy(src, dst, bytes) }
     }

@@ -17,6 +17,7 @@ use crate::{DeviceError, DeviceErrorKind};
 
 use super::device::CudaDevice;
 use super::exit;
+use super::foreign::{PER_THREAD, context_of};
 use super::memory::PointerInfo;
 
 /// Why there is no CUDA in this process.
@@ -143,7 +144,9 @@ driver! {
         device_memory = cuDeviceTotalMem_v2(*mut usize, CUdevice);
         primary_retain = cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         primary_release = cuDevicePrimaryCtxRelease_v2(CUdevice);
+        primary_state = cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
         context_current = cuCtxGetCurrent(*mut CUcontext);
+        context_device = cuCtxGetDevice(*mut CUdevice);
         context_push = cuCtxPushCurrent_v2(CUcontext);
         context_pop = cuCtxPopCurrent_v2(*mut CUcontext);
         context_synchronize = cuCtxSynchronize();
@@ -385,10 +388,60 @@ impl CudaRuntime {
         (0..self.count() as i32).find(|ordinal| uuid_of(self.api, *ordinal) == Some(uuid))
     }
 
-    /// What `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of any open device. Opens
-    /// the first device if none is open.
+    /// What `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of a device that the process
+    /// uses. `None` where it uses none.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
-        self.opened().next().or_else(|| self.device(0))?.pointer_info(pointer)
+        self.device(self.used()?)?.pointer_info(pointer)
+    }
+
+    /// The number of the device whose context is the calling thread's current one; `None` where there is none.
+    /// Opens no device.
+    pub fn current(&self) -> Option<i32> {
+        let _call = exit::call().ok()?;
+        self.device_of_current()
+    }
+
+    /// The number of a device that the process uses already: one that is open here, the calling thread's
+    /// [current](Self::current) one, or one that another library has opened. Opens no device.
+    pub fn used(&self) -> Option<i32> {
+        let is_used = |ordinal: &i32| {
+            let (mut flags, mut active) = (0, 0);
+            // SAFETY: writes two numbers. A device's handle is its number.
+            let code = unsafe { (self.api.primary_state)(*ordinal, &raw mut flags, &raw mut active) };
+            code == 0 && active != 0
+        };
+        let _call = exit::call().ok()?;
+        let open = || self.opened().next().map(|device| device.ordinal());
+        open().or_else(|| self.device_of_current()).or_else(|| (0..self.count() as i32).find(is_used))
+    }
+
+    /// The number of the device that `stream` is of. A default stream is of the device whose context is
+    /// [current](Self::current). `None` where the driver does not say. Opens no device.
+    ///
+    /// # Safety
+    /// `stream` is the number of a default stream or a live `CUstream`.
+    pub unsafe fn device_of_stream(&self, stream: usize) -> Option<i32> {
+        let _call = exit::call().ok()?;
+        if stream <= PER_THREAD {
+            return self.device_of_current();
+        }
+        let mut context: CUcontext = ptr::null_mut();
+        // SAFETY: by contract; the context is live, and what is pushed is popped.
+        unsafe {
+            let code = context_of(self.api, ptr::with_exposed_provenance_mut(stream), &mut context);
+            if code != 0 || (self.api.context_push)(context) != 0 {
+                return None;
+            }
+            let device = self.device_of_current();
+            let _ = (self.api.context_pop)(&raw mut context);
+            device
+        }
+    }
+
+    fn device_of_current(&self) -> Option<i32> {
+        let mut device: CUdevice = 0;
+        // SAFETY: writes one number, which is the device's ordinal.
+        (unsafe { (self.api.context_device)(&raw mut device) } == 0).then_some(device)
     }
 
     /// The newest version of CUDA that the driver supports, as `1000 * major + 10 * minor`.

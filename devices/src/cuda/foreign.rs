@@ -13,7 +13,7 @@ use estafette_sync::thread::{self, ThreadId};
 use crate::{Clock, DeviceError, Fence, FenceSet, QueueId};
 
 use super::context::Context;
-use super::driver::{CONTEXT_IS_DESTROYED, Handle, INVALID_CONTEXT, NOT_SUPPORTED};
+use super::driver::{Api, CONTEXT_IS_DESTROYED, Code, Handle, INVALID_CONTEXT, NOT_SUPPORTED};
 use super::events::{Event, EventFence};
 use super::stream::{is_capturing, wait};
 
@@ -22,7 +22,7 @@ const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`: the default stream of whichever thread says so.
 pub(super) const PER_THREAD: usize = 2;
 /// `CU_EVENT_WAIT_EXTERNAL`: in a capture, wait at every launch for what the event was last recorded for.
-const WAIT_EXTERNAL: u32 = 1;
+pub(super) const WAIT_EXTERNAL: u32 = 1;
 
 /// A foreign stream, for as long as the call that gave it.
 pub(super) struct Foreign {
@@ -77,18 +77,8 @@ impl Foreign {
         }
         let mut of: CUcontext = ptr::null_mut();
         let _current = context.make_current()?;
-        // SAFETY: by contract a live stream; writes two handles, or one.
-        let code = unsafe {
-            match context.api.stream_contexts {
-                // Of a stream of a green context: the primary context, whose memory and events the green one
-                // shares. The older function names a context of its own.
-                Some(contexts) => {
-                    let mut green: *mut c_void = ptr::null_mut();
-                    contexts(raw, &raw mut of, &raw mut green)
-                }
-                None => (context.api.stream_context)(raw, &raw mut of),
-            }
-        };
+        // SAFETY: by contract a live stream.
+        let code = unsafe { context_of(context.api, raw, &mut of) };
         // The stream's context may be gone and ours be sound.
         if matches!(code, INVALID_CONTEXT | CONTEXT_IS_DESTROYED) {
             let message = format!("stream {handle:#x} is of a context that is gone");
@@ -195,6 +185,22 @@ impl Foreign {
         drop(newest);
         Ok(Fence::recorded_event(Arc::new(EventFence::of(event, records, depends)), sequence, seen)
             .of_this_crate())
+    }
+}
+
+/// Writes the context that a stream is of. Of a stream of a green context it is the primary context, whose memory and
+/// events the green one shares; the older function names a context of its own.
+///
+/// # Safety
+/// `stream` is live.
+pub(super) unsafe fn context_of(api: &Api, stream: CUstream, context: &mut CUcontext) -> Code {
+    let mut green: *mut c_void = ptr::null_mut();
+    // SAFETY: by contract; writes two handles, or one.
+    unsafe {
+        match api.stream_contexts {
+            Some(contexts) => contexts(stream, context, &raw mut green),
+            None => (api.stream_context)(stream, context),
+        }
     }
 }
 

@@ -20,10 +20,12 @@ use cudarc::driver::sys::{
     CUstream,
 };
 use estafette_sync::sync::{Mutex, OnceLock};
+use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind, DeviceType};
 
-use super::context::Context;
+use super::context::{Context, Relaxed};
 use super::device::CudaDevice;
 use super::driver::{Code, CudaRuntime, Handle, NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED};
 use super::events::Event;
@@ -36,6 +38,8 @@ pub(super) const ALIGN: usize = 256;
 const KEEPS: usize = 256 << 20;
 /// Larger pinned or managed allocations are freed when they are released.
 const KEPT_MAX: usize = 64 << 20;
+/// How long an allocation for which there is no room waits for the stream of the pool.
+const LAGGING: Duration = Duration::from_secs(1);
 /// The smallest size in which pinned and managed memory is kept.
 const KEPT_MIN: usize = 4_096;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
@@ -106,10 +110,7 @@ impl Pool {
         // SAFETY: writes one address; pool and stream are live.
         let mut ask = || unsafe { allocate(&raw mut memory, bytes, self.raw.get(), self.stream.get()) };
         let mut code = ask();
-        if let (OUT_OF_MEMORY, Some(trim)) = (code, api.pool_trim) {
-            // What the pool keeps may be in the way.
-            // SAFETY: a live pool.
-            let _ = unsafe { trim(self.raw.get(), 0) };
+        if code == OUT_OF_MEMORY && self.trim(context) {
             code = ask();
         }
         context.check(code, &cannot_allocate(bytes, context.id))?;
@@ -148,6 +149,21 @@ impl Pool {
             Some(free) => unsafe { free(memory, self.stream.get()) },
             None => 0,
         }
+    }
+
+    /// Gives the device what the pool keeps, which may be in the way of an allocation. What is freed on the pool's stream is the
+    /// pool's until the stream gets there, so the stream is waited for, if it does not take long. The context is current.
+    fn trim(&self, context: &Context) -> bool {
+        let Some(trim) = context.api.pool_trim else { return false };
+        let deadline = Instant::now() + LAGGING;
+        // SAFETY: a live stream.
+        while unsafe { (context.api.stream_query)(self.stream.get()) } == NOT_READY
+            && Instant::now() < deadline
+        {
+            thread::sleep(LAGGING / 10_000);
+        }
+        // SAFETY: a live pool.
+        unsafe { trim(self.raw.get(), 0) == 0 }
     }
 
     /// Lets another device reach the memory of this pool.
@@ -261,18 +277,31 @@ pub(super) fn allocate(
         let align = NonZeroUsize::new(align).expect("a power of two is not 0");
         return Ok(Allocation::empty(align, device));
     }
-    let pool = if matches!(kind, Kind::Device) { pool.cloned() } else { None };
-    let memory = match &pool {
+    let from_pool = pool.filter(|_| matches!(kind, Kind::Device)).cloned();
+    let memory = match &from_pool {
         Some(pool) => address(pool.allocate(context, bytes)?, device)?,
-        None => take(context, kind, bytes, device)?,
+        None => with_room(context, pool, || take(context, kind, bytes, device))?,
     };
     let context = Arc::clone(context);
     let free = move |memory: NonNull<u8>, bytes: usize| {
         // SAFETY: allocated below, freed once; nothing uses an allocation when its owner drops it.
-        unsafe { release(&context, pool.as_deref(), kind, memory, bytes) }
+        unsafe { release(&context, from_pool.as_deref(), kind, memory, bytes) }
     };
     // SAFETY: fresh memory without another owner.
     Ok(unsafe { Allocation::from_raw(memory, bytes, device, free) })
+}
+
+/// Allocates once more without what `pool` keeps, where there was no room.
+pub(super) fn with_room<T>(
+    context: &Context,
+    pool: Option<&Arc<Pool>>,
+    allocate: impl Fn() -> Result<T, DeviceError>,
+) -> Result<T, DeviceError> {
+    let trims = |pool: &Arc<Pool>| context.make_current_relaxed().is_ok_and(|_current| pool.trim(context));
+    match allocate() {
+        Err(error) if error.kind() == DeviceErrorKind::OutOfMemory && pool.is_some_and(trims) => allocate(),
+        done => done,
+    }
 }
 
 pub(super) fn address(memory: CUdeviceptr, device: DLDevice) -> Result<NonNull<u8>, DeviceError> {
@@ -342,22 +371,14 @@ impl CudaDevice {
     /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         let context = self.context();
-        let address = pointer.expose_provenance() as CUdeviceptr;
-        let (mut kind, mut ordinal, mut managed): (u32, i32, u32) = (0, 0, 0);
-        let _current = context.make_current_relaxed().ok()?;
-        let ask = |attribute, result: *mut c_void| {
-            // SAFETY: each result is as wide as the header says of its attribute.
-            unsafe { (context.api.pointer_attribute)(result, attribute, address) == 0 }
-        };
-        // The ones below are for memory that is known.
-        if !ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&raw mut kind).cast())
-            || !ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (&raw mut ordinal).cast())
-        {
-            return None;
-        }
-        let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, (&raw mut managed).cast());
+        let current = context.make_current_relaxed().ok()?;
+        let ask = |attribute| pointer_attribute(&current, attribute, pointer);
+        // The one below is for memory that is known.
+        let kind = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
+        let ordinal = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)? as i32;
+        let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED).is_some_and(|is| is != 0);
         let device = match kind {
-            _ if is_managed && managed != 0 => MANAGED,
+            _ if is_managed => MANAGED,
             // CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE.
             1 => PINNED,
             2 => DLDevice::new(DeviceType::CUDA, ordinal),
@@ -369,18 +390,26 @@ impl CudaDevice {
     /// Whether this device may use the memory at `pointer`, whichever device it is of: by peer access, or
     /// mapped for both. False where the driver does not say.
     pub fn can_access(&self, pointer: *const u8) -> bool {
-        let context = self.context();
-        let address = pointer.expose_provenance() as CUdeviceptr;
-        let mut flags: u32 = 0;
-        let Ok(_current) = context.make_current_relaxed() else { return false };
-        // SAFETY: the flags are a number, written to one. They are of the device of the current context.
-        let code = unsafe {
-            let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS;
-            (context.api.pointer_attribute)((&raw mut flags).cast(), attribute, address)
-        };
+        let Ok(current) = self.context().make_current_relaxed() else { return false };
+        // Of the device of the current context.
+        let flags =
+            pointer_attribute(&current, CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, pointer);
         // CU_MEM_ACCESS_FLAGS_PROT_NONE is 0.
-        code == 0 && flags != 0
+        flags.is_some_and(|flags| flags != 0)
     }
+}
+
+/// One of the attributes of a pointer that are numbers of 32 bits; `None` for memory that the driver knows nothing of.
+fn pointer_attribute(
+    current: &Relaxed<'_>,
+    attribute: CUpointer_attribute,
+    pointer: *const u8,
+) -> Option<u32> {
+    let mut value: u32 = 0;
+    let address = pointer.expose_provenance() as CUdeviceptr;
+    // SAFETY: the attribute is as wide as its place.
+    let code = unsafe { (current.api().pointer_attribute)((&raw mut value).cast(), attribute, address) };
+    (code == 0).then_some(value)
 }
 
 // Devices that reach each other's memory. Where they do not, copies between them go through the host, which
@@ -400,11 +429,20 @@ impl Peers {
     /// Sees to it that `device` reaches the memory at `pointer` directly, where it can. The first time costs
     /// some driver calls for each pair of devices.
     pub(super) fn reach(&self, device: &CudaDevice, pointer: *const u8) {
-        if self.reached.len() < 2 {
+        let own = device.ordinal();
+        let mut others = self.reached.iter().zip(0..).filter(|(_, ordinal)| *ordinal != own);
+        if others.all(|(place, _)| place.get().is_some()) {
+            return;
+        }
+        let ordinal = device.context().make_current_relaxed().ok().and_then(|current| {
+            pointer_attribute(&current, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer)
+        });
+        // Most memory is the device's own, which one question shows.
+        if ordinal.is_none_or(|ordinal| ordinal as i32 == own) {
             return;
         }
         let Some(info) = device.pointer_info(pointer) else { return };
-        if info.device.device_type != DeviceType::CUDA || info.ordinal == device.ordinal() {
+        if info.device.device_type != DeviceType::CUDA {
             return;
         }
         let place = usize::try_from(info.ordinal).ok().and_then(|at| self.reached.get(at));

@@ -141,7 +141,7 @@ impl CudaQueue {
     /// The stream, for a call by this thread.
     fn here(&self) -> Result<CUstream, DeviceError> {
         match &self.kind {
-            Kind::Own(stream) => Ok(stream.raw()),
+            Kind::Own(stream) => stream.for_command(),
             Kind::Foreign(foreign, _) => {
                 foreign.here()?;
                 Ok(foreign.raw())

@@ -34,7 +34,7 @@ use crate::{
 use super::context::Context;
 use super::driver::{self, Api};
 use super::exit::is_driver_gone;
-use super::memory::{ALIGN, address, at};
+use super::memory::{ALIGN, Pool, address, at, with_room};
 
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -71,6 +71,8 @@ calls! {
 
 pub(super) struct Shared {
     context: Arc<Context>,
+    /// What it keeps may be in the way.
+    pool: Option<Arc<Pool>>,
     calls: Calls,
     identity: Identity,
     granularity: usize,
@@ -80,7 +82,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// `None` where the driver lacks a function.
-    pub(super) fn new(context: &Arc<Context>, uuid: [u8; 16]) -> Option<Self> {
+    pub(super) fn new(context: &Arc<Context>, pool: Option<&Arc<Pool>>, uuid: [u8; 16]) -> Option<Self> {
         let calls = Calls::of(context.api)?;
         let mut granularity: usize = 0;
         let (properties, least) =
@@ -93,6 +95,7 @@ impl Shared {
         identity[4..].copy_from_slice(&uuid);
         (code == 0 && granularity > 0).then(|| Self {
             context: Arc::clone(context),
+            pool: pool.cloned(),
             calls,
             identity,
             granularity,
@@ -193,7 +196,9 @@ impl SharedMemory for Shared {
             return Err(DeviceError::invalid(message));
         }
         let extents = Arc::clone(&self.extents);
-        let (segment, offset) = extents.take(bytes, align, |bytes| self.segment(bytes))?;
+        let (segment, offset) = extents.take(bytes, align, |bytes| {
+            with_room(&self.context, self.pool.as_ref(), || self.segment(bytes))
+        })?;
         let start =
             NonNull::new(segment.memory().ptr().as_ptr().wrapping_add(offset)).expect("inside of a segment");
         let release = move |_, _| {

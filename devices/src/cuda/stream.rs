@@ -19,8 +19,8 @@
 //! another thread ([`super::health`]).
 
 use std::collections::VecDeque;
-use std::ptr;
 use std::sync::Arc;
+use std::{mem, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureStatus};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,10 +33,10 @@ use crate::{DeviceError, Fence, FenceSet, QueueClock, QueueId};
 
 use super::context::Context;
 use super::depends::{beyond, context_of, is_of};
-use super::driver::Handle;
+use super::driver::{Handle, is_of_capture};
 use super::events::Event;
 use super::exit::{self, is_driver_gone};
-use super::foreign::{capture_id, not_the_same_capture};
+use super::foreign::{WAIT_EXTERNAL, capture_id, not_the_same_capture};
 use super::memory;
 use super::progress::TimelineValue;
 
@@ -121,8 +121,16 @@ impl Stream {
 
     /// The handle, for code that enqueues by itself.
     pub(super) fn touch(&self) -> CUstream {
-        self.state().touched = true;
+        let mut state = self.state();
+        state.touched = true;
+        // What cannot be waited for now is waited for by the next use.
+        let _ = self.catch_up(&mut state);
         self.raw()
+    }
+
+    /// The handle, for a command of this crate.
+    pub(super) fn for_command(&self) -> Result<CUstream, DeviceError> {
+        self.catch_up(&mut self.state()).map(|()| self.raw())
     }
 
     /// The next number: of everything enqueued so far.
@@ -197,6 +205,8 @@ pub(super) struct QueueState {
     pub(super) touched: bool,
     /// The newest number when the stream was last made to wait.
     pub(super) waited_at: u64,
+    /// Events behind allocations that a foreign capture has kept the stream from waiting for.
+    missed: Vec<Arc<Event>>,
 }
 
 impl QueueState {
@@ -208,6 +218,7 @@ impl QueueState {
             capture: false,
             touched: false,
             waited_at: 0,
+            missed: Vec::new(),
         }
     }
 
@@ -267,16 +278,38 @@ impl Stream {
         fences.iter().filter_map(context_of).for_each(|context| context.adopt(self));
     }
 
-    /// Makes what is enqueued here next wait for an event behind allocations, unless that is recorded into a
-    /// graph: then each launch waits. No mark is needed before it, since nothing here comes before an
-    /// allocation.
-    pub(super) fn await_memory(&self, event: &Event) -> Result<(), DeviceError> {
-        let state = self.state();
-        if self.records(&state)? {
+    /// Makes what is enqueued here next wait for an event behind allocations. Where that is recorded into a graph
+    /// of this crate, each launch waits, and this stream does once the capture is over. No mark is needed before
+    /// it, since nothing here comes before an allocation.
+    pub(super) fn await_memory(&self, event: &Arc<Event>) -> Result<(), DeviceError> {
+        let mut state = self.state();
+        if state.capture {
             return Ok(());
         }
-        // SAFETY: ours, and live.
-        unsafe { wait(&self.context, self.raw(), event.raw(), 0) }
+        self.catch_up(&mut state)?;
+        if !self.records(&state)? {
+            // SAFETY: ours, and live.
+            return unsafe { wait(&self.context, self.raw(), event.raw(), 0) };
+        }
+        // Nothing here sees the launches of a foreign graph, nor the end of its capture.
+        state.missed.push(Arc::clone(event));
+        event.retire_from_pool();
+        // SAFETY: the event stays as it is for ever.
+        let awaited = unsafe { wait(&self.context, self.raw(), event.raw(), WAIT_EXTERNAL) };
+        // A capture that is lost already records nothing.
+        awaited.or_else(|error| if is_of_capture(&error) { Ok(()) } else { Err(error) })
+    }
+
+    /// Waits for what a foreign capture has kept this stream from waiting for, once that capture is over.
+    fn catch_up(&self, state: &mut QueueState) -> Result<(), DeviceError> {
+        if state.missed.is_empty() || self.records(state)? {
+            return Ok(());
+        }
+        for event in mem::take(&mut state.missed) {
+            // SAFETY: ours, and live.
+            unsafe { wait(&self.context, self.raw(), event.raw(), 0) }?;
+        }
+        Ok(())
     }
 
     /// Makes what is recorded here next wait for a point of the same capture.

@@ -234,8 +234,10 @@ impl SyclDevice {
             UsmKind::Shared => api.alloc_shared,
             UsmKind::Host => api.alloc_host,
         };
-        // What cannot be is not asked for: the runtime would print what it thinks of it.
-        let memory = (bytes as u64 <= memory_bytes)
+        // What cannot be is not asked for: the runtime would print what it thinks of it. Memory of the host's is in none of the
+        // device's.
+        let limit = if kind == UsmKind::Host { isize::MAX as u64 } else { memory_bytes };
+        let memory = (bytes as u64 <= limit)
             // SAFETY: a live queue; null says that there is no room.
             .then(|| unsafe { allocate(align, bytes, self.shared.allocator.raw()) })
             .and_then(|memory| NonNull::new(memory.cast::<u8>()));

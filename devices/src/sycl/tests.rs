@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::api::{Api, ErrorHandler, Object, QUEUE_PROFILING};
-use super::context::Context;
+use super::context::{Context, UsmKind};
 use super::device::SyclDevice;
 use super::exit::{self, RUNTIME};
 use super::handle::Handle;
@@ -153,7 +153,7 @@ fn device() -> Arc<SyclDevice> {
     api.event_delete = delete;
     api.event_copy = copy;
     api.event_status = status;
-    api.alloc_shared = allocate;
+    (api.alloc_shared, api.alloc_host) = (allocate, allocate);
     api.free = free;
     api.queue_hash = hash;
     api.pointer_kind = kind;
@@ -177,6 +177,15 @@ fn a_measurement_that_cannot_begin_leaves_the_queue_as_it_was() {
     assert!(queue.time().is_none(), "the device has no profiling");
     assert!(copies(&device, &queue) && queue.native() != 0);
     queue.record().expect("nothing failed");
+}
+
+#[test]
+fn memory_of_the_host_may_be_larger_than_that_of_the_device() {
+    let device = device();
+    let larger = 2 * device.memory_bytes() as usize;
+    let shared = device.allocate_usm(UsmKind::Shared, larger, 64).expect_err("the device has less");
+    assert_eq!(shared.kind(), DeviceErrorKind::OutOfMemory);
+    device.allocate_usm(UsmKind::Host, larger, 64).expect("the host has more");
 }
 
 /// Work goes on after an error that is no fault of the device, so its memory must not be released.

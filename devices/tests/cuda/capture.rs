@@ -2,11 +2,13 @@
 
 use std::ptr;
 
-use cudarc::driver::sys::{self, CUgraph, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 use estafette_devices::cuda::CudaQueue;
-use estafette_devices::{Device, DeviceErrorKind, Fence, FenceState, Order, Queue, Reactor};
+use estafette_devices::{Allocation, Device, DeviceErrorKind, Fence, FenceState, Order, Queue, Reactor};
 
-use crate::harness::{ForeignStream, PATIENCE, assert_ok, bench, block, fill, inside, order, record, settle};
+use crate::harness::{
+    Bench, ForeignStream, PATIENCE, assert_ok, bench, block, fill, inside, order, record, settle,
+};
 
 fn begin(stream: &ForeignStream, mode: CUstreamCaptureMode) {
     // SAFETY: a live stream.
@@ -300,6 +302,58 @@ fn memory_that_was_allocated_during_a_capture_is_waited_for_after_it() {
     blocked.release();
     for fence in &fences {
         settle(fence).expect("nothing failed");
+    }
+    bench.assert_nothing_wrong();
+}
+
+/// Another library captures on an own stream of the crate, and memory is allocated meanwhile: the graph fills the first piece.
+fn captured_by_another(bench: &Bench, queue: &CudaQueue) -> (CUgraphExec, [Allocation; 2]) {
+    let stream = ptr::with_exposed_provenance_mut(queue.native());
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    let (mut graph, mut executable): (CUgraph, CUgraphExec) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the stream is live, and the capture is ended on this thread; writes handles.
+    let memory = inside(&bench.device, || unsafe {
+        assert_ok(sys::cuStreamBeginCapture_v2(stream, mode));
+        let memory = [(); 2].map(|()| bench.device.allocate(64, 64).expect("there is room"));
+        let at = memory[0].ptr().as_ptr().expose_provenance() as u64;
+        assert_ok(sys::cuMemsetD8Async(at, 7, 64, stream));
+        assert_ok(sys::cuStreamEndCapture(stream, &raw mut graph));
+        assert_ok(sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
+        assert_ok(sys::cuGraphDestroy(graph));
+        memory
+    });
+    (executable, memory)
+}
+
+/// The crate sees neither the end of a foreign capture on one of its streams, nor the launches of its graph.
+#[test]
+fn memory_that_was_allocated_during_a_foreign_capture_is_waited_for() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("connections are the driver's own business") else { return };
+    let (busy, stranger) = (bench.queue(), bench.foreign_stream());
+    for is_handed in [false, true] {
+        let queue = bench.queue();
+        let blocked = block(&*busy);
+        simulator.connections(1);
+        let (graph, memory) = captured_by_another(&bench, &queue);
+        if is_handed {
+            let stream = ptr::with_exposed_provenance_mut(queue.native());
+            let at = memory[1].ptr().as_ptr().expose_provenance() as u64;
+            // SAFETY: the memory and the stream are live.
+            inside(&bench.device, || unsafe { assert_ok(sys::cuMemsetD8Async(at, 8, 64, stream)) });
+        } else {
+            fill(&queue, &memory[1], 8);
+        }
+        // SAFETY: the graph and the stream are live.
+        inside(&bench.device, || unsafe { assert_ok(sys::cuGraphLaunch(graph, stranger.raw)) });
+        // SAFETY: the stream lives to the end of the test.
+        let theirs = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+        let fences = [record(&queue), theirs.record().expect("it works")];
+        blocked.release();
+        fences.iter().for_each(|fence| settle(fence).expect("nothing failed"));
+        simulator.connections(0);
+        bench.assert_filled(&memory[0], 7);
+        bench.assert_filled(&memory[1], 8);
     }
     bench.assert_nothing_wrong();
 }

@@ -171,6 +171,35 @@ fn what_a_pool_keeps_is_given_back_before_an_allocation_fails() {
     bench.assert_nothing_wrong();
 }
 
+/// Memory that a stream frees is its pool's until the stream gets there.
+#[test]
+fn memory_that_a_pool_gets_back_late_makes_room_for_memory_of_other_kinds() {
+    const BYTES: usize = 64 << 20;
+    let bench = bench();
+    let Some(simulator) = bench.simulator("what a device has is known of the simulator only") else { return };
+    type Allocate = fn(&CudaDevice) -> estafette_devices::Allocation;
+    let managed: Allocate = |device| device.allocate_managed(BYTES, 64).expect("there is room");
+    let shared: Allocate =
+        |device| device.shared_memory().expect("there is some").allocate(BYTES, 64).expect("there is room");
+    for (number, allocate) in [(6, managed), (7, shared)] {
+        let device = apart(number);
+        let queue = device.queue().expect("it works");
+        // The next piece is no larger than what is there, and larger than what is left.
+        simulator.capacity(simulator.used(device.ordinal() as u32) + BYTES as u64 * 3 / 2);
+        let memory = device.allocate(BYTES, 64).expect("there is room");
+        let blocked = block(&*queue);
+        simulator.connections(1);
+        drop(memory);
+        let other = Arc::clone(&device);
+        let allocated = thread::spawn(move || allocate(&other));
+        thread::sleep(MOMENT);
+        blocked.release();
+        drop(allocated.join().expect("the pool has given it back"));
+        simulator.connections(0);
+    }
+    bench.assert_nothing_wrong();
+}
+
 /// Freeing pinned or managed memory waits for the device, so a little is kept and handed out again.
 #[test]
 fn pinned_and_managed_memory_is_kept_up_to_a_limit() {
@@ -215,6 +244,20 @@ fn memory_of_another_device_is_accessible_once_the_two_are_peers() {
     settle(&record(&queue)).expect("nothing failed");
     assert!(device.can_access(theirs.ptr().as_ptr()), "the copy has made them peers");
     assert!(!other.can_access(own.ptr().as_ptr()), "in one direction");
+    bench.assert_nothing_wrong();
+}
+
+/// A copy asks the driver where both its ends are until it has seen all devices.
+#[test]
+fn a_copy_within_a_device_asks_little_about_its_memory() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("calls are counted by the simulator only") else { return };
+    let queue = bench.queue();
+    let [from, to] = [(); 2].map(|()| bench.memory(64));
+    simulator.forget_calls();
+    bench.copy(&queue, &from, &to);
+    settle(&record(&queue)).expect("nothing failed");
+    assert_eq!(simulator.calls("cuPointerGetAttribute"), 2, "one for each end");
     bench.assert_nothing_wrong();
 }
 

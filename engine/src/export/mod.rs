@@ -263,7 +263,11 @@ impl Scope {
     #[doc(hidden)]
     pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
         let access = self.access_of(tensor)?;
-        if self.queue().is_none()
+        let queue = self.queue();
+        if let Some(queue) = &queue {
+            tensor.inner.let_reach(&**queue);
+        }
+        if queue.is_none()
             && may_release_before_completion(&tensor.inner)
             && let Ok(mut inner) = self.lock()
         {
@@ -329,7 +333,9 @@ impl Scope {
             && !options.copy
             && (options.consumer.is_stream_ordered() || may_release_before_completion(&tensor.inner))
         {
-            inner.lent_on = tensor.device().ok();
+            // Others than the memory's own use pinned and managed memory too.
+            let used_on = options.consumer.queue().map(|queue| queue.device());
+            inner.lent_on = used_on.or_else(|| tensor.device().ok());
         }
         let owner = options.owner.clone().unwrap_or_else(|| {
             let name = inner.running.as_ref().map(|running| running.tag().name);
@@ -346,6 +352,7 @@ impl Scope {
         // Only the operation's own queue is ordered after the operation's inputs.
         let mut work = None;
         if let Some(own) = queue {
+            tensor.inner.let_reach(&*own);
             if options.copy {
                 work = Some(own.record()?);
             } else if let Some(other) =

@@ -20,6 +20,7 @@ use estafette_devices::{
 };
 use estafette_sync::panic::contain_panic;
 use estafette_sync::sync::Mutex;
+use smallvec::{SmallVec, smallvec};
 
 use super::Lease;
 use super::state::LeaseState;
@@ -69,10 +70,10 @@ impl Consumer {
     /// What the end of a use by this consumer waits for.
     pub(crate) fn after(&self, tensor: &TensorInner) -> Result<Option<EndsAfter>, Error> {
         Ok(match self {
-            Self::Host if may_release_before_completion(tensor) => Some(EndsAfter::Unknown),
+            Self::Host if may_release_before_completion(tensor) => Some(EndsAfter::unknown(tensor)),
             Self::Host => None,
             Self::Queue(queue) | Self::KeptQueue(queue, _) if queue.is_capturing()? => {
-                Some(EndsAfter::Captured)
+                Some(EndsAfter::Captured(smallvec![queue.device()]))
             }
             Self::KeptQueue(queue, keeper) => {
                 Some(EndsAfter::Queue(Arc::clone(queue), Some(Arc::clone(keeper))))
@@ -80,7 +81,8 @@ impl Consumer {
             Self::Queue(queue) if queue.handle_outlives_call() => {
                 Some(EndsAfter::Queue(Arc::clone(queue), None))
             }
-            Self::Queue(_) | Self::Unordered => Some(EndsAfter::Unknown),
+            Self::Queue(queue) => Some(EndsAfter::Unknown(smallvec![queue.device()])),
+            Self::Unordered => Some(EndsAfter::unknown(tensor)),
         })
     }
 }
@@ -107,13 +109,22 @@ pub(crate) enum EndsAfter {
     Queue(Arc<dyn Queue>, Option<Keeper>),
     /// The work on several such queues.
     Queues(Vec<(Arc<dyn Queue>, Option<Keeper>)>),
-    /// Unknown work.
-    Unknown,
-    /// Unknown work, repeated by each launch of a graph.
-    Captured,
+    /// Unknown work of these devices: others than the memory's own use pinned and managed memory too.
+    Unknown(Devices),
+    /// As `Unknown`, repeated by each launch of a graph.
+    Captured(Devices),
 }
 
+type Devices = SmallVec<[DLDevice; 1]>;
+
 impl EndsAfter {
+    /// Unknown work of the device that the memory of `tensor` is of.
+    pub(crate) fn unknown(tensor: &TensorInner) -> Self {
+        Self::Unknown(
+            tensor.definition().map(|known| known.layout.device().queue_device()).into_iter().collect(),
+        )
+    }
+
     /// The fences of the last uses of memory on `device`, which end now. A deleter may ask for them on a thread of the program.
     pub(crate) fn fences(&self, core: &Core, device: DLDevice) -> FenceSet {
         // Queues may be foreign code, and the caller has a lease to end.
@@ -129,17 +140,28 @@ impl EndsAfter {
         let known = match self {
             Self::Queue(queue, _) => last(queue).map(FenceSet::from),
             Self::Queues(queues) => queues.iter().map(|(queue, _)| last(queue)).collect(),
-            Self::Unknown | Self::Captured => None,
+            Self::Unknown(_) | Self::Captured(_) => None,
         };
         known.unwrap_or_else(|| {
-            quarantine::enter(core.device(device.queue_device()), core.quarantine_timeout).into()
+            let mut devices = self.devices();
+            if devices.is_empty() {
+                devices.push(device.queue_device());
+            }
+            let enter = |device| quarantine::enter(core.device(device), core.quarantine_timeout);
+            devices.into_iter().map(enter).collect()
         })
     }
 
     /// Both, for memory that was handed out twice under one lease. Keepers that are not needed go to `unneeded`.
     pub(crate) fn and(self, other: Self, unneeded: &mut Vec<Keeper>) -> Self {
-        let is_captured = matches!(self, Self::Captured) || matches!(other, Self::Captured);
-        let is_unknown = matches!(self, Self::Unknown) || matches!(other, Self::Unknown);
+        let is_captured = matches!(self, Self::Captured(_)) || matches!(other, Self::Captured(_));
+        let is_unknown = matches!(self, Self::Unknown(_)) || matches!(other, Self::Unknown(_));
+        let mut devices = self.devices();
+        for device in other.devices() {
+            if !devices.contains(&device) {
+                devices.push(device);
+            }
+        }
         let mut queues = self.into_queues();
         for (queue, keeper) in other.into_queues() {
             let is_it = |known: &Arc<dyn Queue>| {
@@ -155,15 +177,28 @@ impl EndsAfter {
             return Self::Queues(queues);
         }
         unneeded.extend(queues.into_iter().filter_map(|(_, keeper)| keeper));
-        if is_captured { Self::Captured } else { Self::Unknown }
+        if is_captured { Self::Captured(devices) } else { Self::Unknown(devices) }
     }
 
     fn into_queues(self) -> Vec<(Arc<dyn Queue>, Option<Keeper>)> {
         match self {
             Self::Queue(queue, keeper) => vec![(queue, keeper)],
             Self::Queues(queues) => queues,
-            Self::Unknown | Self::Captured => Vec::new(),
+            Self::Unknown(_) | Self::Captured(_) => Vec::new(),
         }
+    }
+
+    /// The devices of what is waited for, as far as it is known.
+    fn devices(&self) -> Devices {
+        let queues = match self {
+            Self::Queue(queue, _) => return smallvec![queue.device()],
+            Self::Queues(queues) => queues,
+            Self::Unknown(devices) | Self::Captured(devices) => return devices.clone(),
+        };
+        let mut devices: Devices = queues.iter().map(|(queue, _)| queue.device()).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
     }
 }
 
@@ -209,7 +244,7 @@ pub(crate) fn release_storage(storage: Storage, core: &Core, device: DLDevice, a
 
 /// As [`Consumer::after`], with [`EndsAfter::Unknown`] in place of an error.
 pub(crate) fn after_of(consumer: &Consumer, tensor: &TensorInner) -> Option<EndsAfter> {
-    consumer.after(tensor).unwrap_or(Some(EndsAfter::Unknown))
+    consumer.after(tensor).unwrap_or_else(|_| Some(EndsAfter::unknown(tensor)))
 }
 
 estafette_sync::per_process! {

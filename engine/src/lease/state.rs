@@ -297,7 +297,7 @@ impl LeaseState {
     pub(super) fn is_captured(&self) -> bool {
         matches!(
             self.at_end.lock().as_ref().and_then(|at_end| at_end.after.as_ref()),
-            Some(EndsAfter::Captured)
+            Some(EndsAfter::Captured(_))
         )
     }
 
@@ -307,7 +307,7 @@ impl LeaseState {
         let LeaseOrder::Operation { op, .. } = &self.order else { return };
         if may_release_before_completion(&self.tensor.inner) {
             // The owner may use the memory on other queues than the operation's.
-            self.ends_after(EndsAfter::Unknown);
+            self.ends_after(EndsAfter::unknown(&self.tensor.inner));
         } else if let Some(queue) = running.payload().queue() {
             // Work that was pending when the operation began may still be pending when this lease ends.
             self.ends_after(EndsAfter::Queue(Arc::clone(queue), None));

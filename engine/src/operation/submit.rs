@@ -232,7 +232,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.check()?;
         self.submit_checked(&[], |reads, writes, updates| {
             Body::new(move |running: Running| {
-                let (queue, grant) = (queue.as_ref(), &Grant::ON_QUEUE);
+                let (queue, grant) = (queue.as_ref(), &Grant::on_queue(queue.as_ref()));
                 let (_releasing, next) = run_on(queue, running, || {
                     let views = reads.defined()?.views(grant);
                     body(queue, views, writes.views_mut(grant), updates.views_mut(grant))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette_devices::{DLDevice, FenceSet};
+use estafette_devices::{DLDevice, FenceSet, Queue};
 use estafette_report::shown::shown;
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
@@ -335,6 +335,18 @@ impl TensorInner {
     #[inline]
     pub(crate) fn definition(&self) -> Result<&Definition, Error> {
         self.definition.get().ok_or_else(|| self.not_defined())
+    }
+
+    /// Sees to it that work on `queue` reaches the memory, where that is another device's of the same kind.
+    pub(crate) fn let_reach(&self, queue: &dyn Queue) {
+        let Some(definition) = self.definition.get() else { return };
+        let (place, user) = (definition.layout.device(), queue.device());
+        if place != user
+            && place.device_type == user.device_type
+            && let Some(device) = self.core.device(user)
+        {
+            device.reach(definition.data);
+        }
     }
 
     /// The data of a tensor that the graph says is there.

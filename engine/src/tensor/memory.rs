@@ -2,8 +2,9 @@
 
 #[cfg(feature = "links")]
 use std::sync::Arc;
+use std::time::Duration;
 
-use estafette_devices::DLDevice;
+use estafette_devices::{DLDevice, DeviceErrorKind, table};
 #[cfg(feature = "links")]
 use estafette_devices::{Device, host::HostDevice};
 #[cfg(feature = "links")]
@@ -11,8 +12,9 @@ use estafette_links::{Arena, Segment};
 
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
+use crate::core::program_lock::without_program_lock;
 pub(crate) use crate::exchange::table::ALIGN;
-use crate::exchange::{Layout, Storage};
+use crate::exchange::{Layout, Storage, reaper};
 
 /// Whether the host may load and store in memory of `device` at `data`.
 pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
@@ -65,7 +67,8 @@ impl Memory {
                 let shared = there.as_ref().and_then(|there| there.shared_memory()).ok_or_else(|| {
                     Error::NotShared(format!("memory of {device} cannot be shown to other processes").into())
                 })?;
-                Ok(Storage::device(shared.allocate(layout.byte_len().max(1), ALIGN)?))
+                let bytes = layout.byte_len().max(1);
+                retried(|| Ok(Storage::device(shared.allocate(bytes, ALIGN)?)))
             }
             #[cfg(feature = "links")]
             Self::SharedForWriting => {
@@ -90,11 +93,32 @@ pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> 
     Ok(storage)
 }
 
+/// How long an allocation for which there is no room waits for memory that comes back.
+const RETURNING: Duration = Duration::from_secs(5);
+
+/// Allocates once more where there was no room, after memory that had fallen out of use by then has come back: it waits for
+/// its last device work.
+fn retried(allocate: impl Fn() -> Result<Storage, Error>) -> Result<Storage, Error> {
+    match allocate() {
+        Err(Error::Device(error))
+            if error.kind() == DeviceErrorKind::OutOfMemory && reaper().stats().pending > 0 =>
+        {
+            without_program_lock(|| reaper().flush(RETURNING));
+            allocate()
+        }
+        done => done,
+    }
+}
+
 /// Memory for `layout` on its device. Unless the memory is `zeroed`, the caller overwrites it before any view
-/// shows it.
+/// shows it. May wait for memory that comes back.
 pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
+    retried(|| allocated(core, layout, zeroed))
+}
+
+fn allocated(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
-    let owner = id.queue_device();
+    let owner = table::owner(id);
     let device = core.device(owner).ok_or_else(|| {
         let shared = if owner == id { String::new() } else { format!(", and memory of {id} with it") };
         Error::invalid(format!("device {owner} is not available in this engine{shared}"))

@@ -288,7 +288,15 @@ impl State {
                     event.reached = Some(now);
                 }
             }
-            Work::Free { base } => self.memory.release(base),
+            Work::Free { base } => {
+                let freed = self.memory.around(base).map(|allocation| (allocation.bytes, allocation.pool));
+                if let Some((bytes, pool)) = freed
+                    && let Some(pool) = self.pools.get_mut(&pool)
+                {
+                    pool.leaving -= bytes;
+                }
+                self.memory.release(base);
+            }
             _ => {}
         }
     }

@@ -44,11 +44,13 @@ pub(crate) struct Pool {
     pub(crate) reserved: u64,
     /// Bytes that it keeps when a thread synchronizes.
     pub(crate) threshold: u64,
+    /// Bytes of allocations that a stream frees when it gets there. The pool can use them, and cannot give them away.
+    pub(crate) leaving: u64,
 }
 
 impl Pool {
     pub(crate) fn trim_to(&mut self, kept: u64) {
-        self.reserved = self.used.max(self.reserved.min(kept));
+        self.reserved = (self.used + self.leaving).max(self.reserved.min(kept));
     }
 }
 
@@ -162,10 +164,7 @@ impl State {
         self.may_allocate()?;
         let device = self.contexts[context].device;
         if place != Place::Pinned {
-            let kept = |(handle, other): (&u64, &Pool)| {
-                if *handle != pool && other.device == device { other.reserved - other.used } else { 0 }
-            };
-            let kept: u64 = self.pools.iter().map(kept).sum();
+            let kept = self.kept_beside(device, pool);
             let used = self.memory.used.entry(device).or_default();
             if bytes > self.script.capacity.saturating_sub(*used + kept) {
                 return Err(OUT_OF_MEMORY);
@@ -204,12 +203,19 @@ impl State {
     /// Notes memory of a device that is made apart from its addresses, if there is so much.
     pub(crate) fn account(&mut self, device: usize, bytes: u64) -> Result<(), Code> {
         self.may_allocate()?;
+        let kept = self.kept_beside(device, 0);
         let used = self.memory.used.entry(device).or_default();
-        if bytes > self.script.capacity.saturating_sub(*used) {
+        if bytes > self.script.capacity.saturating_sub(*used + kept) {
             return Err(OUT_OF_MEMORY);
         }
         *used += bytes;
         Ok(())
+    }
+
+    /// Bytes that pools of a device keep, but for the one with this handle.
+    fn kept_beside(&self, device: usize, pool: u64) -> u64 {
+        let others = self.pools.iter().filter(|(handle, other)| **handle != pool && other.device == device);
+        others.map(|(_, other)| other.reserved - other.used).sum()
     }
 
     /// Bytes of a released allocation are there again for others.

@@ -272,6 +272,26 @@ fn strided_memory_of_a_device_is_packed_by_the_host() {
 }
 
 #[test]
+fn memory_that_is_on_its_way_back_is_waited_for_before_there_is_no_room() {
+    let bench = bench();
+    until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
+    let x = bench.pending(LARGE);
+    bench.simulator.capacity(LARGE as u64);
+    drop(x);
+    std::thread::scope(|scope| {
+        let again = scope.spawn(|| bench.engine.empty(&[LARGE as i64], DType::U8, bench.device.id()));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!again.is_finished(), "it waits for the device");
+        bench.unblock();
+        again.join().unwrap().expect("the first piece is back");
+    });
+    let refused = bench.engine.empty(&[2 * LARGE as i64], DType::U8, bench.device.id());
+    assert!(refused.unwrap_err().to_string().contains("cannot allocate"), "nothing more comes back");
+    bench.simulator.capacity(4 << 30);
+    bench.silent();
+}
+
+#[test]
 fn copies_that_nobody_wants_any_more_end_and_give_everything_back() {
     let bench = bench();
     // Memory is freed in the order of a stream, so that of the test before may be there for a moment more.

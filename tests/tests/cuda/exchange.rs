@@ -194,6 +194,52 @@ fn a_write_after_release_while_the_consumer_runs_waits_for_him() {
     bench.silent();
 }
 
+/// Pinned memory is of no device in particular, and its consumer may work on any.
+#[test]
+fn a_write_after_release_waits_for_a_consumer_on_another_device_than_the_first() {
+    let bench = bench();
+    let other = Arc::clone(&CudaRuntime::get().unwrap().devices()[1]);
+    let theirs = other.queue().unwrap();
+    let target = other.allocate(BYTES as usize, 64).unwrap();
+    let x = bench.engine.empty(&[BYTES], DType::U8, DLDevice::new(DeviceType::CUDA_HOST, 0)).unwrap();
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    // SAFETY: the stream lives.
+    let consumer = unsafe { x.consumer_on(other.id(), theirs.native()) }.unwrap();
+    let before = bench.engine.stats().quarantine;
+    let lease = bench.lease(&x, Access::Read, &consumer);
+    bench.simulator.block(theirs.native());
+    // SAFETY: both live until the copy is done.
+    unsafe { other.copy(&*theirs, x.data_ptr().unwrap(), target.ptr().as_ptr(), BYTES as usize) }.unwrap();
+    drop((lease, consumer));
+    let overwrite = bench.fill(&bench.ours, &x, 6);
+    until("a barrier was asked for", || bench.engine.stats().quarantine.barriers > before.barriers);
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!overwrite.is_done(), "the consumer works");
+    bench.simulator.unblock(theirs.native());
+    overwrite.wait().unwrap();
+    theirs.record().unwrap().wait_timeout(None).unwrap().unwrap();
+    bench.silent();
+}
+
+/// What is lent to a queue of another device is used there by kernels, which find no way through the host as copies do.
+#[test]
+fn an_operation_on_another_device_reaches_memory_that_was_never_copied_there() {
+    let bench = bench();
+    let other = Arc::clone(&CudaRuntime::get().unwrap().devices()[1]);
+    let theirs = other.create_queue().unwrap();
+    let [x, y] = [(); 2].map(|()| bench.bytes());
+    let device = Arc::clone(&other);
+    let op = bench.engine.op("kernel").reads([&x]).writes([&y]).on(&theirs);
+    op.run_on(move |_, [x], [mut y]| {
+        assert!(device.can_access(x.data_ptr()) && device.can_access(y.data_mut_ptr()));
+        Ok(())
+    })
+    .unwrap()
+    .wait()
+    .unwrap();
+    bench.silent();
+}
+
 #[test]
 fn without_the_quarantine_the_simulator_finds_the_race_of_consumer_and_writer() {
     let bench = bench();

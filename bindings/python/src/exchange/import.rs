@@ -83,7 +83,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
             unordered::note(py, true, Reason::RawCapsule, device.to_string());
             if let Some(stream) = kinds::of(device).unnamed_stream() {
                 // In want of better, as if it had been made for that stream.
-                ready = kinds::fence_of(py, device, stream)?;
+                ready = kinds::fence_of(py, device, managed.data(), stream)?;
             }
         }
         return Ok(Taken { managed, immutable, ready });
@@ -204,7 +204,8 @@ fn through_table(
         drop(managed);
         return through_protocol(object, peer, &Wanted::default());
     }
-    let ready = kinds::of(device).acquire(object, device, Some(stream.expose_provenance()))?;
+    let ready =
+        kinds::of(device).acquire(object, (device, managed.data()), Some(stream.expose_provenance()))?;
     Ok((managed, ready))
 }
 
@@ -250,7 +251,7 @@ fn through_protocol(
     let (answer, heeded) = {
         // A producer may want its device to be the current one of the thread.
         let place = match (stream, device) {
-            (Some(_), Some(device)) => kinds::ordered_on(py, device)?,
+            (Some(stream), Some(device)) => kinds::ordered_on(py, device, Some(stream))?,
             _ => None,
         };
         let current = place.as_deref().map(CurrentGuard::device).transpose();
@@ -261,7 +262,7 @@ fn through_protocol(
     };
     let mut managed = consume(&answer)?;
     let device = managed.device();
-    let mut ready = kinds::of(device).acquire(object, device, None)?;
+    let mut ready = kinds::of(device).acquire(object, (device, managed.data()), None)?;
     if peer.exports_alone && device != DLDevice::CPU {
         managed = one_export::released_alone(py, managed)?;
     }
@@ -270,7 +271,7 @@ fn through_protocol(
         ready.insert(guard::detach(py, || import_stream.fence()).or_raise(py)?);
         if !heeded || stream.is_none() || peer.stream == Stream::Ignored {
             if let Some(stream) = kinds::of(device).unnamed_stream() {
-                ready.extend(kinds::fence_of(py, device, stream)?);
+                ready.extend(kinds::fence_of(py, device, managed.data(), stream)?);
             }
             unordered::note(py, true, Reason::IgnoredStream, name_of(peer));
         }
@@ -298,7 +299,7 @@ fn behind_current_stream(
 ) -> PyResult<(ManagedTensor, FenceSet)> {
     let (answer, _) = ask(object, Some(device), &Wanted::default(), Some(stream), peer)?;
     let managed = consume(&answer)?;
-    let ready = kinds::of(device).acquire(object, device, Some(stream))?;
+    let ready = kinds::of(device).acquire(object, (device, managed.data()), Some(stream))?;
     Ok((managed, ready))
 }
 

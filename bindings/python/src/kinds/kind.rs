@@ -40,9 +40,15 @@ pub trait Kind: Sync {
         false
     }
 
-    /// The device whose queues order memory on `device`; `None` where nothing does.
-    fn ordered_on(&self, device: DLDevice) -> Option<DLDevice> {
+    /// The device whose queues order memory on `device`, used on `stream`, a native handle, where one is known; `None` where
+    /// nothing does.
+    fn ordered_on(&self, _py: Python<'_>, device: DLDevice, _stream: Option<usize>) -> Option<DLDevice> {
         self.covers(device).then_some(device)
+    }
+
+    /// One more device that may have work with the memory at `data`, of `device`, whose stream has no name.
+    fn owner(&self, _py: Python<'_>, _device: DLDevice, _data: *const u8) -> Option<DLDevice> {
+        None
     }
 
     /// Whether memory on `device` is elsewhere than its struct says: then everything would be ordered there.
@@ -118,13 +124,13 @@ pub trait Kind: Sync {
         Ok(None)
     }
 
-    /// What has to be done before memory on `device` may be read that `object` has given: on `stream`, the producer's, where it came
+    /// What has to be done before memory at an address of a device may be read that `object` has given: on `stream`, the producer's, where it came
     /// with one (0 is the default stream), and else on the queue that the object names, where its library orders nothing.
     /// Raises `BufferError` for memory that cannot be ordered.
     fn acquire(
         &self,
         _object: &Bound<'_, PyAny>,
-        _device: DLDevice,
+        (_device, _data): (DLDevice, *mut u8),
         _stream: Option<usize>,
     ) -> PyResult<FenceSet> {
         Ok(FenceSet::default())

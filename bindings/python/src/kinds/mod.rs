@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | host | the host waits | refused, but for -1 |
 //! | CUDA | the legacy default stream waits; the host, for libraries that work on other streams | an integer handle above 2, or an object with `__cuda_stream__`: that stream waits; 1 and 2: the default streams; 0: refused, since it may mean either; -1: no stream waits |
-//! | pinned, managed | the host waits, since a host reader reads at once | as CUDA, on the CUDA device of the stream |
+//! | pinned, managed | the host waits, since a host reader reads at once | as CUDA, on the CUDA device of the stream; 1 and 2: on the thread's current device |
 //! | SYCL | the host waits | a `dpctl.SyclQueue` or its capsule: the queue waits |
 //! | others | the host waits | refused, but for -1 |
 //!
@@ -33,7 +33,7 @@ pub(crate) mod sycl;
 use std::sync::Arc;
 
 use estafette::bindings::ImportStream;
-use estafette::devices::{DLDevice, Device, DeviceType, Fence, FenceSet, Queue, table};
+use estafette::devices::{DLDevice, Device, DeviceError, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::{ManagedTensor, ReleaseStream};
 use estafette::lease::{Consumer, Keeper};
 use estafette::{Tensor, Variable};
@@ -82,9 +82,13 @@ pub fn device_of(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn De
     Ok(entry.map_err(|error| exchange_error(py, error.to_string()))?.device)
 }
 
-/// The device whose queues order memory of `device`, where there is a driver.
-pub fn ordered_on(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn Device>>> {
-    match of(device).ordered_on(device) {
+/// The device whose queues order memory of `device`, used on `stream`, a native handle, where there is a driver.
+pub fn ordered_on(
+    py: Python<'_>,
+    device: DLDevice,
+    stream: Option<usize>,
+) -> PyResult<Option<Arc<dyn Device>>> {
+    match of(device).ordered_on(py, device, stream) {
         Some(device) => device_of(py, device),
         None => Ok(None),
     }
@@ -159,20 +163,27 @@ pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<Import
     if of(device).unnamed_stream().is_none() {
         return Ok(None);
     }
-    let Some(device) = ordered_on(py, device)? else { return Ok(None) };
+    let Some(device) = ordered_on(py, device, None)? else { return Ok(None) };
     guard::detach(py, || ImportStream::on(device)).map(Some).or_raise(py)
 }
 
-/// The fence of what is enqueued by now on `stream`, a native handle, for memory on `device`; empty where there is no driver.
+/// The fences of what is enqueued by now on `stream`, a native handle, for the memory at `data` on `device`; empty where there is no
+/// driver.
 /// Raises `BufferError` for a stream of another device.
-pub fn fence_of(py: Python<'_>, device: DLDevice, stream: usize) -> PyResult<FenceSet> {
-    let Some(device) = ordered_on(py, device)? else { return Ok(FenceSet::default()) };
-    let record = || -> Result<Fence, _> {
+pub fn fence_of(py: Python<'_>, device: DLDevice, data: *mut u8, stream: usize) -> PyResult<FenceSet> {
+    let Some(place) = ordered_on(py, device, Some(stream))? else { return Ok(FenceSet::default()) };
+    // A handle is of one device, and a default stream is another one on each.
+    let is_default = of(device).unnamed_stream() == Some(stream);
+    let owner = if is_default { of(device).owner(py, device, data) } else { None };
+    let owner =
+        owner.filter(|owner| *owner != place.id()).map(|owner| device_of(py, owner)).transpose()?.flatten();
+    let record = |device: &Arc<dyn Device>| {
         // SAFETY: the producer vouches for its stream for the length of the call; default streams always are.
         unsafe { device.foreign_queue(stream) }.and_then(|queue| queue.record())
     };
-    let fence = guard::detach(py, record);
-    fence.map(FenceSet::from).map_err(|error| exchange_error(py, error.to_string()))
+    let fences: Result<FenceSet, DeviceError> =
+        guard::detach(py, || [Some(place), owner].iter().flatten().map(record).collect());
+    fences.map_err(|error| exchange_error(py, error.to_string()))
 }
 
 /// The memory behind an object that speaks the array interface of a kind, and not DLPack in its library's name.

@@ -434,5 +434,5 @@ fn of_deleter(device: DLDevice) -> Option<Arc<dyn Device>> {
     if !device.device_type.frees_on_current_device() {
         return None;
     }
-    table::resolve(device.queue_device()).ok()?.device
+    table::resolve(table::owner(device)).ok()?.device
 }

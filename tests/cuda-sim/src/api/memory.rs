@@ -169,8 +169,12 @@ driver! {
         if allocation.base != address || !is_managed || allocation.access.is_some() {
             return Err(INVALID_VALUE);
         }
-        let touches = vec![Touch::write(address, allocation.bytes)];
+        let (bytes, pool) = (allocation.bytes, allocation.pool);
+        let touches = vec![Touch::write(address, bytes)];
         session.give_back_capacity(address);
+        if let Some(pool) = session.pools.get_mut(&pool) {
+            pool.leaving += bytes;
+        }
         session.enqueue_for_memory(stream, Work::Free { base: address }, touches)
     }
 

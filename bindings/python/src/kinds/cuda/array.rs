@@ -26,7 +26,7 @@ use crate::exchange::peers::Peer;
 use crate::exchange::typestr;
 use crate::exchange::unordered::{self, Reason};
 use crate::interpreter::guard;
-use crate::kinds::cuda::{Cuda, stream};
+use crate::kinds::cuda::{Cuda, place_of, stream};
 use crate::kinds::{self, Kind};
 use crate::submission::scope;
 
@@ -55,7 +55,7 @@ pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, 
     let shape: Vec<i64> = interface.needed("shape")?.extract()?;
     let (address, read_only): (usize, bool) = interface.needed("data")?.extract()?;
     let dtype = typestr::parse(&interface.needed("typestr")?.extract::<String>()?, NAME)?;
-    let device = if address == 0 { first_device(py)? } else { device_of(py, address)? };
+    let device = if address == 0 { any_device(py) } else { device_of(py, address)? };
     let layout = match interface.entry("strides")? {
         None => Layout::contiguous(dtype, device, &shape),
         Some(strides) => {
@@ -78,11 +78,11 @@ pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, 
         Some(stream) => Some(stream::handle(&stream)?),
         None => of_default.then_some(stream::LEGACY),
     };
+    let data = ptr::with_exposed_provenance_mut(address);
     let ready = match stream {
-        Some(stream) => kinds::fence_of(py, device, stream)?,
+        Some(stream) => kinds::fence_of(py, device, data, stream)?,
         None => FenceSet::default(),
     };
-    let data = ptr::with_exposed_provenance_mut(address);
     // SAFETY: the object vouches for its memory as long as it lives.
     Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
 }
@@ -91,19 +91,19 @@ fn is_zero(stream: &Bound<'_, PyAny>) -> bool {
     !stream.is_instance_of::<PyBool>() && stream.extract::<i64>().is_ok_and(|number| number == 0)
 }
 
-/// Where memory is, by the driver's account.
+/// Where memory is.
 fn device_of(py: Python<'_>, address: usize) -> PyResult<DLDevice> {
-    let found =
-        guard::detach(py, || CudaRuntime::get().ok()?.pointer_info(ptr::with_exposed_provenance(address)));
+    let found = place_of(py, ptr::with_exposed_provenance(address));
     found.map(|info| info.device).ok_or_else(|| {
         let message = format!("no CUDA device here knows the memory at {address:#x}");
         exchange_error(py, message)
     })
 }
 
-fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
-    let device = DLDevice::new(DeviceType::CUDA, 0);
-    kinds::device_of(py, device).map(|_| device)
+/// A device for an array without memory.
+fn any_device(py: Python<'_>) -> DLDevice {
+    let used = guard::detach(py, || CudaRuntime::get().ok()?.used());
+    DLDevice::new(DeviceType::CUDA, used.unwrap_or(0))
 }
 
 /// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names. `leased` says whether a

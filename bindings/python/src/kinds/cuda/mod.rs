@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use estafette::Tensor;
-use estafette::devices::cuda::CudaRuntime;
+use estafette::devices::cuda::{CudaRuntime, PointerInfo};
 use estafette::devices::{DLDevice, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::ManagedTensor;
 use estafette::lease::Consumer;
@@ -42,10 +42,28 @@ impl Kind for Cuda {
         Ok(number.map(|number| DLDevice::new(DeviceType::CUDA, number)))
     }
 
-    /// Pinned and managed memory carries the number 0, and is ordered there if there is a driver.
-    fn ordered_on(&self, device: DLDevice) -> Option<DLDevice> {
-        let cuda = DLDevice::new(DeviceType::CUDA, device.device_id);
-        (!is_shared(device) || table::resolve(cuda).is_ok()).then_some(cuda)
+    /// Pinned and managed memory carries the number 0 whichever devices use it, so the stream says where it is ordered, if
+    /// there is a driver. Without a stream any device does: streams of one wait for those of another.
+    fn ordered_on(&self, py: Python<'_>, device: DLDevice, stream: Option<usize>) -> Option<DLDevice> {
+        if !is_shared(device) {
+            return Some(device);
+        }
+        guard::detach(py, || {
+            let runtime = CudaRuntime::get().ok()?;
+            let said = match stream {
+                // SAFETY: the caller that passes a stream vouches for it for the length of the call; default streams always are.
+                Some(stream) => unsafe { runtime.device_of_stream(stream) },
+                None => runtime.current(),
+            };
+            let said = said.map(|number| DLDevice::new(DeviceType::CUDA, number));
+            let cuda = said.unwrap_or_else(|| table::owner(device));
+            table::resolve(cuda).is_ok().then_some(cuda)
+        })
+    }
+
+    fn owner(&self, py: Python<'_>, device: DLDevice, data: *const u8) -> Option<DLDevice> {
+        let place = if is_shared(device) { place_of(py, data) } else { None };
+        place.map(|place| DLDevice::new(DeviceType::CUDA, place.ordinal))
     }
 
     fn check_place(&self, py: Python<'_>, managed: &ManagedTensor) -> PyResult<()> {
@@ -80,7 +98,7 @@ impl Kind for Cuda {
         stream: &Bound<'_, PyAny>,
     ) -> PyResult<Option<Consumer>> {
         let handle = stream::handle(stream)?;
-        let on = self.ordered_on(device).unwrap_or(device);
+        let on = self.ordered_on(stream.py(), device, Some(handle)).unwrap_or(device);
         let keeper = stream::keeper(stream, handle, on);
         kinds::consumer_on(stream.py(), tensor, on, handle, keeper).map(Some)
     }
@@ -105,15 +123,20 @@ impl Kind for Cuda {
     fn acquire(
         &self,
         object: &Bound<'_, PyAny>,
-        device: DLDevice,
+        (device, data): (DLDevice, *mut u8),
         stream: Option<usize>,
     ) -> PyResult<FenceSet> {
-        match stream {
-            Some(0) => kinds::fence_of(object.py(), device, stream::LEGACY),
-            Some(stream) => kinds::fence_of(object.py(), device, stream),
-            None => Ok(FenceSet::default()),
-        }
+        let fence_of = |stream| kinds::fence_of(object.py(), device, data, stream);
+        stream.map_or(Ok(FenceSet::default()), |stream| {
+            fence_of(if stream == 0 { stream::LEGACY } else { stream })
+        })
     }
+}
+
+/// Where the memory at `data` is, by the driver's account.
+fn place_of(py: Python<'_>, data: *const u8) -> Option<PointerInfo> {
+    let data = data.expose_provenance();
+    guard::detach(py, || CudaRuntime::get().ok()?.pointer_info(ptr::with_exposed_provenance(data)))
 }
 
 /// Refuses memory that the device that its struct names cannot use. Memory of other devices that it can use (by peer access, or mapped

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, Device, DeviceType, Queue, table};
 use estafette::lease::Keeper;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -98,8 +99,8 @@ fn is_of_pytorch_pool(py: Python<'_>, handle: usize, device: i32) -> PyResult<bo
 }
 
 /// A foreign stream for an operation to run on; `None` if the object is no stream. The object keeps it alive.
-/// Raises `ValueError` for the default stream of a thread, which is another one on the thread that runs the operation, and for a stream of
-/// no device here.
+/// Raises `ValueError` for the default stream of a thread, which is another one on the thread that runs the operation; for the legacy
+/// default stream where neither the object nor the thread says of which device; and for a stream of no device here.
 pub fn queue_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
     let Some(handle) = of_protocol(stream)? else { return Ok(None) };
     if handle == PER_THREAD {
@@ -109,18 +110,37 @@ pub fn queue_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
     }
     let named = stream.getattr_opt(intern!(stream.py(), "device_index"))?;
     let number = named.and_then(|number| number.extract::<i32>().ok());
-    let mut refused = None;
-    for number in number.map_or(0..i32::from(u8::MAX), |number| number..number + 1) {
-        let device = DLDevice::new(DeviceType::CUDA, number);
-        let Ok(entry) = guard::detach(stream.py(), || table::resolve(device)) else { break };
-        // SAFETY: the object is alive, and the owner of the queue keeps it.
-        let acquire = |device: Arc<dyn Device>| unsafe { device.foreign_queue(handle) };
-        match entry.device.map(|device| guard::detach(stream.py(), || acquire(device))) {
-            Some(Ok(queue)) => return Ok(Some(queue)),
-            Some(Err(error)) => refused = Some(error.to_string()),
-            None => {}
-        }
-    }
-    let why = refused.unwrap_or_else(|| "there is no CUDA device".into());
+    let number = match number {
+        Some(number) => number,
+        None => device_of(stream, handle)?,
+    };
+    let device = DLDevice::new(DeviceType::CUDA, number);
+    // SAFETY: the object is alive, and the owner of the queue keeps it.
+    let acquire = |device: Arc<dyn Device>| unsafe { device.foreign_queue(handle) };
+    let found = guard::detach(stream.py(), || table::resolve(device)?.device.map(acquire).transpose());
+    let why = match found {
+        Ok(Some(queue)) => return Ok(Some(queue)),
+        Ok(None) => "there is no CUDA device".to_owned(),
+        Err(error) => error.to_string(),
+    };
     Err(PyValueError::new_err(format!("on={}: {why}", stream.repr()?)))
+}
+
+/// The number of the device that a stream is of which does not say it itself.
+fn device_of(stream: &Bound<'_, PyAny>, handle: usize) -> PyResult<i32> {
+    let found = guard::detach(stream.py(), || {
+        // Without a driver the device is not found, which says more.
+        let Ok(runtime) = CudaRuntime::get() else { return Ok(0) };
+        // SAFETY: the object is alive, and keeps its stream.
+        let said = unsafe { runtime.device_of_stream(handle) };
+        said.or((runtime.count() == 1).then_some(0)).ok_or(runtime.count())
+    });
+    found.or_else(|count| {
+        let which = if handle == LEGACY {
+            format!("each of the {count} CUDA devices has a legacy default stream, and the thread has no current device")
+        } else {
+            "the driver does not say of which device it is".to_owned()
+        };
+        Err(PyValueError::new_err(format!("on={}: {which}; `device_index` of the object names one", stream.repr()?)))
+    })
 }

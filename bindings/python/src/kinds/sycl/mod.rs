@@ -126,7 +126,7 @@ impl Kind for Sycl {
     fn acquire(
         &self,
         object: &Bound<'_, PyAny>,
-        device: DLDevice,
+        (device, _data): (DLDevice, *mut u8),
         _stream: Option<usize>,
     ) -> PyResult<FenceSet> {
         let py = object.py();
@@ -186,7 +186,7 @@ fn context_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
 /// The number of the first device of `context`, a live context, if the device table knows it.
 fn device_of_context(py: Python<'_>, context: NonNull<c_void>) -> PyResult<Option<DLDevice>> {
     suggest(py)?;
-    let entries = guard::detach(py, table::entries);
+    let entries = guard::detach(py, || table::entries_of(DeviceType::ONE_API));
     let found = entries.iter().find(|entry| {
         let device = entry.device.as_ref().and_then(sycl_device);
         // SAFETY: the object is alive and vouches for its pointer.
@@ -228,7 +228,7 @@ fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Opt
     let Some(pointer) = pointer_of(object)? else { return Ok(None) };
     suggest(py)?;
     let invalid = |error: DeviceError| PyValueError::new_err(error.to_string());
-    let mut entries = guard::detach(py, table::entries);
+    let mut entries = guard::detach(py, || table::entries_of(DeviceType::ONE_API));
     entries.retain(|entry| device.is_none_or(|device| device == entry.id));
     let mut refused = None;
     for entry in entries {
