@@ -52,6 +52,9 @@ pub trait WaitHook: Send + Sync {
         false
     }
 
+    /// The wait or the submission ends for that.
+    fn raises(&self) {}
+
     /// Whether the wait ends. `needs` gets operations that cannot end while this thread waits, and returns the place of one
     /// whose end the wait needs.
     fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool;
@@ -297,10 +300,18 @@ impl Core {
         }
     }
 
-    /// Fails when an operation that the calling thread has just run ends its wait.
+    /// Whether an operation that the calling thread has just run ends its wait.
+    pub(crate) fn has_raised(&self) -> bool {
+        self.on_wait.get().is_some_and(|hook| hook.has_raised())
+    }
+
+    /// Fails when an operation that the calling thread has just run ends its wait. The caller ends the wait.
     pub(crate) fn check_raised(&self) -> Result<(), Error> {
         match self.on_wait.get() {
-            Some(hook) if hook.has_raised() => Err(Error::Interrupted),
+            Some(hook) if hook.has_raised() => {
+                hook.raises();
+                Err(Error::Interrupted)
+            }
             _ => Ok(()),
         }
     }

@@ -73,7 +73,7 @@ impl CoreRef {
         }
         if helps && self.help_any_after(|| checks.hand_over()) {
             // Once at it, for the next submissions as well.
-            while self.in_flight() > limit / 2 && self.check_raised().is_ok() && self.help_any() {}
+            while self.in_flight() > limit / 2 && !self.has_raised() && self.help_any() {}
             self.check_raised()?;
             self.begin_caller_runs();
             return Ok(());
