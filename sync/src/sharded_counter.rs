@@ -170,10 +170,14 @@ impl Shard {
         self.ended.store(self.ended.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Gives the shard up, and what was admitted in advance. What was counted stays counted.
-    pub fn release(&self) {
-        self.admitted.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
+    /// Gives the shard up, and what was admitted in advance. What was counted stays counted. Returns whether anything was admitted in
+    /// advance: there is more room.
+    pub fn release(&self) -> bool {
+        let begun = self.begun.load(Ordering::Relaxed);
+        let admitted = self.admitted.load(Ordering::Relaxed);
+        self.admitted.store(begun, Ordering::Relaxed);
         self.taken.store(false, Ordering::Release);
+        admitted != begun
     }
 }
 
