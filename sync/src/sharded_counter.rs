@@ -169,10 +169,14 @@ impl Shard {
         self.ended.store(self.ended.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Gives the shard up, and what was reserved. What was counted stays counted.
-    pub fn release(&self) {
-        self.reserved.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
+    /// Gives the shard up, and what was reserved. What was counted stays counted. Returns whether anything was reserved: there is more
+    /// room.
+    pub fn release(&self) -> bool {
+        let begun = self.begun.load(Ordering::Relaxed);
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        self.reserved.store(begun, Ordering::Relaxed);
         self.taken.store(false, Ordering::Release);
+        reserved != begun
     }
 }
 

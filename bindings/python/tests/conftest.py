@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,10 @@ import estafette as est
 # others: `cargo xtask test --suite other-peers`.
 APART = {"test_mxnet.py": "mxnet", "test_other_peers.py": "paddle"}
 collect_ignore = [file for file, package in APART.items() if importlib.util.find_spec(package) is None]
+
+# Shells have jobs in the background ignore Ctrl-C, and the programs that tests start inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():

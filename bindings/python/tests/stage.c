@@ -84,3 +84,8 @@ int32_t stage_zeros(const estafette_api *api, estafette_engine *engine, int64_t 
   DLDataType type = {.code = kDLFloat, .bits = 32, .lanes = 1};
   return api->zeros(engine, &length, 1, type, out);
 }
+
+/* Waits for a tensor. */
+void stage_wait(const estafette_api *api, estafette_tensor *tensor, int32_t *status) {
+  *status = api->wait(tensor, ESTAFETTE_FOREVER);
+}

@@ -176,6 +176,34 @@ def test_ctrl_c_ends_a_wait_in_c_and_is_raised_in_python():
     assert output.strip() == "raised False"
 
 
+def test_ctrl_c_in_a_function_that_a_wait_in_c_runs_ends_the_wait(stage):
+    output, _ = run_program(f"""
+        import ctypes, os, signal
+        import estafette as est
+        from test_c_interface import table
+
+        stage_wait = ctypes.CDLL({stage._name!r}).stage_wait
+        stage_wait.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
+        stage_wait.restype = None
+        eng = est.Engine(workers=0, failures="log")
+
+        def body():
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                pass
+
+        x, status = eng.call(body, like=((4,), "float64")), ctypes.c_int32()
+        try:
+            stage_wait(table(), x.c_handle(), ctypes.byref(status))
+            for _ in range(1000):
+                pass
+        except KeyboardInterrupt:
+            print("raised", status.value)
+        del x
+    """, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert output.strip() == "raised -14"
+
+
 def test_a_struct_from_before_dlpack_1_reaches_numpy_and_back(eng, in_c, stage):
     engine, function = in_c
     made, first = ctypes.c_void_p(), ctypes.c_float()

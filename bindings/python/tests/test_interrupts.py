@@ -316,16 +316,12 @@ async def awaited(promise):
     return await promise
 
 
-@pytest.fixture
 def ctrl_c():
-    """The usual handler: a job in the background, as which tests may run, ignores the signal."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda: signal.raise_signal(signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
+    signal.raise_signal(signal.SIGINT)
 
 
 class TestCtrlC:
-    def test_in_a_body_ends_the_wait_of_the_main_thread_and_not_the_body(self, engine, ctrl_c):
+    def test_in_a_body_ends_the_wait_of_the_main_thread_and_not_the_body(self, engine):
         begin, gate, ended = Gate(), Gate(), []
 
         def body():
@@ -454,7 +450,7 @@ class TestCtrlC:
         assert output == "interrupted True\n", errors
 
     @pytest.mark.parametrize("end", [lambda eng: eng.shutdown(), lambda eng: eng.__exit__(None, None, None)])
-    def test_ends_a_shutdown_and_cancels_nothing(self, np, ctrl_c, end):
+    def test_ends_a_shutdown_and_cancels_nothing(self, np, end):
         eng = est.Engine(workers=0, failures="ignore")
         t = eng.zeros(1, "int8")
         leased = np.from_dlpack(t)
@@ -470,7 +466,7 @@ class TestCtrlC:
         held.wait(30)
         assert eng.shutdown(30).drained
 
-    def test_raised_by_a_function_itself_is_a_failure_on_the_main_thread_too(self, ctrl_c):
+    def test_raised_by_a_function_itself_is_a_failure_on_the_main_thread_too(self):
         def generator():
             yield
 
@@ -547,7 +543,7 @@ class TestCtrlC:
         )
         assert output == "interrupted ()\n", errors
 
-    def test_in_an_asynchronous_body_leaves_a_bare_loop_and_fails_the_body(self, engine, ctrl_c):
+    def test_in_an_asynchronous_body_leaves_a_bare_loop_and_fails_the_body(self, engine):
         loop, ops = asyncio.new_event_loop(), []
 
         async def body():
@@ -563,7 +559,7 @@ class TestCtrlC:
         assert isinstance(ops[0].exception(30).__cause__, KeyboardInterrupt)
         loop.close()
 
-    def test_in_an_asynchronous_body_cancels_the_main_task_of_a_runner(self, engine, ctrl_c):
+    def test_in_an_asynchronous_body_cancels_the_main_task_of_a_runner(self, engine):
         ops, seen = [], []
 
         async def body():

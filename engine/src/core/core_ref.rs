@@ -156,12 +156,15 @@ impl ThreadCache {
 
     fn detach(&self) {
         let Some(counted) = NonNull::new(self.core.replace(ptr::null()).cast_mut()) else { return };
-        if let Some(shard) = self.shard.take() {
-            // SAFETY: the cache's reference keeps the core and its shards; the shard is this thread's.
-            unsafe { shard.as_ref() }.release();
+        // The cache's own reference.
+        let core = CoreRef { counted };
+        // SAFETY: the core keeps its shards; the shard is this thread's.
+        let shard = self.shard.take().map(|shard| unsafe { shard.as_ref() });
+        if shard.is_some_and(Shard::release) && core.generation.is_current() {
+            core.permits_given_back();
         }
-        // SAFETY: the spare references and one more are the cache's.
-        unsafe { CoreRef::release(counted, 1 + self.spare_refs.take()) };
+        // SAFETY: the spare references are the cache's.
+        unsafe { CoreRef::release(counted, self.spare_refs.take()) };
     }
 
     /// The spare references have run out.

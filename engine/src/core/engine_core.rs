@@ -52,6 +52,9 @@ pub trait WaitHook: Send + Sync {
         false
     }
 
+    /// The wait or the submission ends for that.
+    fn raises(&self) {}
+
     /// Whether the wait ends. `needs` gets operations that cannot end while this thread waits, and returns the place of one
     /// whose end the wait needs.
     fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool;
@@ -84,6 +87,8 @@ pub(crate) struct Core {
     pub(crate) room: Notifier,
     /// Futures that wait for a permit outside of operations, and inside.
     pub(crate) permit_waiters: [PermitWaiters; 2],
+    /// The watcher will notify those that wait for permits.
+    pub(crate) permits_are_watched: AtomicBool,
     pub(crate) stand_ins: StandIns,
     /// Paces the inspections of threads that wait for room or for everything to end: can anything still move?
     pub(crate) progress_looks: Pace,
@@ -165,6 +170,7 @@ impl Core {
             idle: Notifier::default(),
             room: Notifier::default(),
             permit_waiters: Default::default(),
+            permits_are_watched: AtomicBool::new(false),
             stand_ins: StandIns::default(),
             progress_looks: Pace::default(),
             room_checks: Detector::default(),
@@ -205,7 +211,7 @@ impl Core {
         if self.generation.is_current() {
             self.notifier.notify();
             self.room.notify();
-            self.permit_waiters.iter().for_each(|waiters| waiters.wake(|| usize::MAX));
+            self.permit_waiters.iter().for_each(|waiters| _ = waiters.wake(|| usize::MAX));
         }
     }
 
@@ -297,10 +303,18 @@ impl Core {
         }
     }
 
-    /// Fails when an operation that the calling thread has just run ends its wait.
+    /// Whether an operation that the calling thread has just run ends its wait.
+    pub(crate) fn has_raised(&self) -> bool {
+        self.on_wait.get().is_some_and(|hook| hook.has_raised())
+    }
+
+    /// Fails when an operation that the calling thread has just run ends its wait. The caller ends the wait.
     pub(crate) fn check_raised(&self) -> Result<(), Error> {
         match self.on_wait.get() {
-            Some(hook) if hook.has_raised() => Err(Error::Interrupted),
+            Some(hook) if hook.has_raised() => {
+                hook.raises();
+                Err(Error::Interrupted)
+            }
             _ => Ok(()),
         }
     }
@@ -349,22 +363,6 @@ impl Core {
         }
     }
 
-    /// Notifies the threads that wait for room or for the end that an operation has ended. The last end
-    /// closes a detached engine.
-    #[inline(always)]
-    pub(crate) fn notify_ended(&self) {
-        self.notifier.notify();
-        if self.idle.has_waiters() || self.detached.load(Ordering::Relaxed) {
-            self.notify_if_idle();
-        }
-        if self.room.has_waiters() {
-            self.notify_if_room();
-        }
-        if self.permit_waiters.iter().any(PermitWaiters::has_waiters) {
-            self.wake_permit_waiters();
-        }
-    }
-
     #[cold]
     fn notify_if_room(&self) {
         // As for the last operations in `notify_if_idle`.
@@ -395,6 +393,30 @@ impl Core {
             }
             self.pool.release();
             self.runtime.close();
+        }
+    }
+}
+
+impl CoreRef {
+    /// Notifies the threads that wait for room or for the end that an operation has ended. The last end
+    /// closes a detached engine.
+    #[inline(always)]
+    pub(crate) fn notify_ended(&self) {
+        self.notify_permits();
+        if self.idle.has_waiters() || self.detached.load(Ordering::Relaxed) {
+            self.notify_if_idle();
+        }
+        if self.room.has_waiters() {
+            self.notify_if_room();
+        }
+    }
+
+    /// Notifies the threads and futures that wait for permits.
+    #[inline(always)]
+    pub(crate) fn notify_permits(&self) {
+        self.notifier.notify();
+        if self.permit_waiters.iter().any(PermitWaiters::has_waiters) {
+            self.wake_permit_waiters();
         }
     }
 }

@@ -38,9 +38,10 @@ impl Earlier {
         has(&self.writers, fence)
     }
 
-    /// True if `fence` is one of `others`: its failure is none of the replay.
-    pub(crate) fn has_read(&self, fence: &Fence) -> bool {
-        has(&self.others, fence) && !self.has_written(fence)
+    /// The fence whose failure is one of the replay, of a fence that nodes have passed on. Of one queue they pass the newest on: that of an
+    /// earlier reader, whose failure is none of the replay, stands for that of a writer as well.
+    pub(crate) fn input_behind<'a>(&'a self, fence: &'a Fence) -> Option<&'a Fence> {
+        if has(&self.others, fence) { self.writers.counterpart(fence) } else { Some(fence) }
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Fence> {

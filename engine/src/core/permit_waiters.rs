@@ -6,69 +6,54 @@
 //! *Release*: the thread that ends an operation counts the end, and wakes futures.
 //!
 //! A future that was woken counts as woken until it has a permit, waits again, or is dropped; after the last the next one is woken. No more
-//! futures are woken than there are permits, but one for each release, and one for each look of the [watcher](crate::wait::awaits): a woken
-//! future that is not polled holds the others up until then. Threads, and futures that come at that moment, may take a permit before a woken
-//! future does.
+//! futures are woken than there are permits, but one for each release. A woken future that is not polled holds others up: while permits are
+//! free and futures asleep, the [watcher](crate::wait::awaits) wakes one more every [tenth of a second](crate::wait::room). Threads, and
+//! futures that come at that moment, may take a permit before a woken future does.
 //!
 //! # The excluded race
 //! A future that sleeps while a permit is free for which no future was woken. A release that finds no future came before the future left
 //! its waker: that is the race which the [event count](estafette_sync::event_count) excludes. The event count counts woken futures as well, so
 //! a release beside one that is about to wait again takes the lock; the second look finds what was released before.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::task::Waker;
 
-use estafette_sync::event_count::{EventCount, Wakers};
+use estafette_sync::event_count::{self, EventCount};
 use estafette_sync::process::Generation;
 use smallvec::SmallVec;
 
-use crate::core::contained::Contained;
 use crate::core::one_shot::wake;
+use crate::core::wakers::{WakerKey, Wakers};
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct PermitWaiters(EventCount<Waiters>, Generation);
 
-/// By the order in which they came.
 #[derive(Debug, Default)]
 struct Waiters {
-    asleep: BTreeMap<u64, Waker>,
-    woken: BTreeSet<u64>,
-    /// The last number that was given.
-    last: u64,
+    asleep: Wakers,
+    woken: BTreeSet<WakerKey>,
 }
 
-/// The number of a future that waits; 0 while it does not.
-#[derive(Debug, Default)]
-pub(crate) struct WaiterNumber(u64);
-
-impl Wakers for Waiters {
+impl event_count::Wakers for Waiters {
     fn count(&self) -> usize {
         self.asleep.len() + self.woken.len()
     }
 }
 
 impl Waiters {
-    fn put(&mut self, number: &mut WaiterNumber, waker: Waker) -> Option<Waker> {
-        if number.0 == 0 {
-            self.last += 1;
-            number.0 = self.last;
-        }
-        self.woken.remove(&number.0);
-        self.asleep.insert(number.0, waker)
-    }
-
-    /// Takes at least so many of those for which there are permits.
-    fn take(&mut self, permits: usize, least: usize) -> SmallVec<[Waker; 4]> {
+    /// Takes at least so many of those for which there are permits. Returns also whether permits are left for others, which woken futures
+    /// keep from them.
+    fn take(&mut self, permits: usize, least: usize) -> (SmallVec<[Waker; 4]>, bool) {
         let few = permits.saturating_sub(self.woken.len()).max(permits.min(least));
         let mut wakers = SmallVec::new();
         while wakers.len() < few
-            && let Some((number, waker)) = self.asleep.pop_first()
+            && let Some((key, waker)) = self.asleep.take_first()
         {
-            self.woken.insert(number);
+            self.woken.insert(key);
             wakers.push(waker);
         }
-        wakers
+        (wakers, permits > 0 && self.asleep.len() > 0)
     }
 }
 
@@ -81,40 +66,42 @@ impl PermitWaiters {
 
     /// Wakes `waker` when the future should look for a permit, in the place that it has if it has waited before. The future looks once
     /// more after this call.
-    pub(crate) fn wait(&self, number: &mut WaiterNumber, waker: &Waker) {
-        let is_known =
-            |waiters: &mut Waiters| waiters.asleep.get(&number.0).is_some_and(|known| known.will_wake(waker));
-        if self.0.with_wakers(is_known) {
+    pub(crate) fn wait(&self, key: &mut WakerKey, waker: &Waker) {
+        if self.0.with_wakers(|waiters| waiters.asleep.has(key, waker)) {
             return;
         }
         // Cloning and dropping a waker is foreign code.
         let waker = waker.clone();
-        let replaced = self.0.with_wakers(|waiters| waiters.put(number, waker));
-        drop(replaced.map(Contained::new));
+        let replaced = self.0.with_wakers(|waiters| {
+            waiters.woken.remove(key);
+            waiters.asleep.put(key, waker)
+        });
+        drop(replaced);
     }
 
     /// The future waits no more. It may have been woken for one of the `permits` that it does not take.
-    pub(crate) fn leave(&self, number: &mut WaiterNumber, permits: impl FnOnce() -> usize) {
-        let WaiterNumber(number) = std::mem::take(number);
-        if number == 0 || self.1.is_inherited() {
+    pub(crate) fn leave(&self, key: &mut WakerKey, permits: impl FnOnce() -> usize) {
+        let key = std::mem::take(key);
+        if !key.is_used() || self.1.is_inherited() {
             return;
         }
         let waker = self.0.with_wakers(|waiters| {
-            waiters.woken.remove(&number);
-            waiters.asleep.remove(&number)
+            waiters.woken.remove(&key);
+            waiters.asleep.remove(&key)
         });
-        drop(waker.map(Contained::new));
+        drop(waker);
         self.wake_at_least(0, permits);
     }
 
-    /// Wakes futures for so many `permits`, of which one was released.
-    pub(crate) fn wake(&self, permits: impl FnOnce() -> usize) {
-        self.wake_at_least(1, permits);
+    /// Wakes futures for so many `permits`, of which one was released. Returns whether woken futures hold others up.
+    pub(crate) fn wake(&self, permits: impl FnOnce() -> usize) -> bool {
+        self.wake_at_least(1, permits)
     }
 
-    fn wake_at_least(&self, least: usize, permits: impl FnOnce() -> usize) {
-        let wakers = self.0.notify(|waiters| waiters.take(permits(), least));
-        wakers.into_iter().flatten().for_each(wake);
+    fn wake_at_least(&self, least: usize, permits: impl FnOnce() -> usize) -> bool {
+        let (wakers, holds_up) = self.0.notify(|waiters| waiters.take(permits(), least)).unwrap_or_default();
+        wakers.into_iter().for_each(wake);
+        holds_up
     }
 }
 
@@ -169,18 +156,18 @@ mod models {
             self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
         }
 
-        fn wait(&self, number: &mut WaiterNumber) -> Arc<Woken> {
+        fn wait(&self, number: &mut WakerKey) -> Arc<Woken> {
             let woken = Arc::new(Woken(OneShot::new()));
             self.waiters.wait(number, &Waker::from(Arc::clone(&woken)));
             woken
         }
 
-        fn leave(&self, number: &mut WaiterNumber) {
+        fn leave(&self, number: &mut WakerKey) {
             self.waiters.leave(number, || self.free());
         }
 
         fn acquire(&self) {
-            let mut number = WaiterNumber::default();
+            let mut number = WakerKey::default();
             while !self.try_acquire() {
                 let woken = self.wait(&mut number);
                 if self.try_acquire() {
@@ -232,7 +219,7 @@ mod models {
     fn a_waiter_that_is_dropped_passes_on_what_it_was_woken_for() {
         check(|| {
             let model = Arc::new(Model::default());
-            let mut dropped = WaiterNumber::default();
+            let mut dropped = WakerKey::default();
             let _woken = model.wait(&mut dropped);
             let releases = thread::spawn({
                 let model = Arc::clone(&model);

@@ -26,7 +26,7 @@ struct WakerList {
 
 /// The number of a future among those that wait for one thing; 0 before its first pending poll. A number is
 /// given once, so the key of a future that was woken never names another one.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct WakerKey(u64);
 
 impl WakerKey {
@@ -80,6 +80,14 @@ impl Wakers {
             None => others.remove(&key.0),
         };
         removed.map(Contained::new)
+    }
+
+    /// Takes the waker of the future out that registered first, to be woken under no lock.
+    pub(crate) fn take_first(&mut self) -> Option<(WakerKey, Waker)> {
+        let WakerList { first, others } = &mut self.waiting;
+        let next = others.first_key_value().map_or(u64::MAX, |(number, _)| *number);
+        let taken = first.take_if(|(number, _)| *number <= next).or_else(|| others.pop_first());
+        taken.map(|(number, waker)| (WakerKey(number), waker))
     }
 
     /// Takes all wakers out, to be woken under no lock.

@@ -9,8 +9,8 @@ use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
-use crate::core::permit_waiters::WaiterNumber;
 use crate::core::wait_for;
+use crate::core::wakers::WakerKey;
 
 /// Operations submitted from inside operations may exceed the in-flight limit, up to this multiple of it.
 const HARD_CAP: usize = 4;
@@ -59,7 +59,7 @@ impl CoreRef {
         }
     }
 
-    /// Releases a permit. The caller notifies waiters, now or soon ([`Core::notify_ended`]).
+    /// Releases a permit. The caller notifies waiters, now or soon ([`CoreRef::notify_ended`]).
     #[inline(always)]
     pub(crate) fn count_ended(&self) {
         self.with_own_shard(|shard| match shard {
@@ -86,16 +86,8 @@ impl Core {
         self.sharded_counter.room(self.limit_of(inside)) == 0
     }
 
-    /// Wakes futures for the permits that are free.
-    #[cold]
-    pub(crate) fn wake_permit_waiters(&self) {
-        for inside in [false, true] {
-            self.permit_waiters[usize::from(inside)].wake(|| self.free_permits(inside));
-        }
-    }
-
-    /// Those that threads have acquired in advance are among them, since the thread of a future may be one.
-    fn free_permits(&self, inside: bool) -> usize {
+    /// The permits for futures. Those that threads have acquired in advance are among them, since the thread of a future may be one.
+    pub(crate) fn free_permits(&self, inside: bool) -> usize {
         self.limit_of(inside).saturating_sub(self.in_flight())
     }
 }
@@ -105,12 +97,12 @@ pub(crate) struct WaitsForPermit<'a> {
     core: &'a CoreRef,
     /// Whether it waits as a submission inside of an operation.
     inside: bool,
-    number: WaiterNumber,
+    key: WakerKey,
 }
 
 impl<'a> WaitsForPermit<'a> {
     pub(crate) fn new(core: &'a CoreRef) -> Self {
-        Self { core, inside: false, number: WaiterNumber::default() }
+        Self { core, inside: false, key: WakerKey::default() }
     }
 
     /// Wakes `waker` when there may be a permit. The future looks once more after this call.
@@ -121,12 +113,12 @@ impl<'a> WaitsForPermit<'a> {
             self.leave();
             self.inside = inside;
         }
-        self.core.permit_waiters[usize::from(inside)].wait(&mut self.number, waker);
+        self.core.permit_waiters[usize::from(inside)].wait(&mut self.key, waker);
     }
 
     fn leave(&mut self) {
         let Self { core, inside, .. } = *self;
-        core.permit_waiters[usize::from(inside)].leave(&mut self.number, || core.free_permits(inside));
+        core.permit_waiters[usize::from(inside)].leave(&mut self.key, || core.free_permits(inside));
     }
 }
 

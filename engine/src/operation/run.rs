@@ -124,7 +124,8 @@ fn run_at_once(granted: OpGranted) {
     if granted.payload().kind == Kind::NeedsLock {
         let core = granted.payload().core.clone();
         push(granted);
-        while core.help_any() && core.check_raised().is_ok() {}
+        while core.help_any() && !core.has_raised() {}
+        let _ = core.check_raised();
         return;
     }
     if !granted.payload().core.is_caller_running() {
@@ -498,7 +499,7 @@ pub(crate) fn complete(
     let state = granted.payload();
     if let Some(failure) = failure {
         // The wait that this thread runs the operation in, or its submission, raises what the operation has raised.
-        if state.core.check_raised().is_err() {
+        if state.core.has_raised() {
             failure.heard().retrieve();
         }
         state.core.failures.add(&failure);

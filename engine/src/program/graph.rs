@@ -33,6 +33,8 @@ pub(super) struct GraphPlan {
     pub(super) mutex: Variable,
     /// `None` before the first replay that succeeded.
     captured: Mutex<Option<Arc<dyn LaunchGraph>>>,
+    /// Marks the last launch, which runs after the earlier ones.
+    pub(super) last: Mutex<Option<Fence>>,
 }
 
 impl GraphPlan {
@@ -72,7 +74,8 @@ impl GraphPlan {
         }
         let queue = Arc::clone(queues[0]);
         let (queues, queue_of) = (queues.len(), queue_of.into());
-        Ok(Self { queue, queue_of, queues, mutex: Variable::for_turns(), captured: Mutex::new(None) })
+        let (captured, last) = (Mutex::new(None), Mutex::new(None));
+        Ok(Self { queue, queue_of, queues, mutex: Variable::for_turns(), captured, last })
     }
 }
 
@@ -107,7 +110,10 @@ impl Capture<'_> {
             }
         };
         let own = || OpTag { name: self.plan.name.clone(), id: self.op };
-        captured.launch(&*self.graph.queue).map_err(|error| own().device_failure(error))
+        let fence = captured.launch(&*self.graph.queue).map_err(|error| own().device_failure(error))?;
+        let before = self.graph.last.lock().replace(fence.clone());
+        drop(before);
+        Ok(fence)
     }
 
     fn record(&self) -> Result<Arc<dyn LaunchGraph>, OperationError> {

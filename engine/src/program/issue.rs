@@ -78,7 +78,7 @@ impl NodeFences {
         let mut last = FenceSet::default();
         for node in numbers(order.len()) {
             if order.successors(node).is_empty() {
-                last.extend(self.of(node).filter(|fence| !earlier.has_read(fence)).cloned());
+                last.extend(self.of(node).filter_map(|fence| earlier.input_behind(fence)).cloned());
             } else {
                 last.extend(self.own(node).filter(|own| own.queue().is_none()).cloned());
             }
@@ -138,9 +138,13 @@ impl SharedRun {
                 match order_after(fence, queue) {
                     FenceOrder::Ordered => {}
                     FenceOrder::Pending => pending.insert(fence.clone()),
-                    // `earlier` may have passed the fence on.
-                    FenceOrder::Failed(_) if run.earlier.has_read(fence) => {}
-                    FenceOrder::Failed(error) => {
+                    FenceOrder::Failed(_) => {
+                        // `earlier` may have passed the fence on.
+                        let Some(FenceState::Failed(error)) =
+                            run.earlier.input_behind(fence).map(Fence::state)
+                        else {
+                            continue;
+                        };
                         let origin = fences.origin(fence).unwrap_or(earlier);
                         run.failed(origin, run.tag(origin).device_failure(error));
                         run.failures.poison_readers(&run.plan.order, earlier);

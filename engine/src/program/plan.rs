@@ -14,6 +14,7 @@ use super::graph::GraphPlan;
 use super::node::NodeBody;
 use super::pace::Pace;
 use crate::core::operation::{Name, OpVar};
+use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::TensorInner;
 
 /// Countdowns kept for later runs. Runs of one program overlap only if the program only reads, and then
@@ -165,6 +166,17 @@ impl Plan {
         let mut spare = self.spare.lock();
         if spare.len() < SPARE_MAX {
             spare.push(countdown);
+        }
+    }
+}
+
+impl Drop for Plan {
+    /// The work of a captured graph uses what the bodies own: the bodies stay until the last launch is over.
+    fn drop(&mut self) {
+        let last = self.graph.as_mut().and_then(|graph| graph.last.get_mut().take());
+        if let Some(last) = last.filter(|last| !last.observed_done()) {
+            let bodies = Box::new(std::mem::take(&mut self.bodies));
+            reaper().release(last.into(), Storage::owned(bodies, std::ptr::null_mut()));
         }
     }
 }

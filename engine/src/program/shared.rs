@@ -13,7 +13,7 @@ use super::issue::NodeFences;
 use super::plan::Plan;
 use super::run::Run;
 use crate::core::core_ref::CoreRef;
-use crate::core::operation::{Name, Role, contain_panic};
+use crate::core::operation::{Name, ReadyOp, Role, contain_panic};
 use crate::operation::bodies::sync_body;
 use crate::operation::builder::{Nothing, OpBuilder};
 use crate::operation::completion::Scope;
@@ -87,6 +87,7 @@ impl SharedRun {
                 let left =
                     self.fences.as_ref().map(|fences| fences.last(&self.run.plan.order, &self.run.earlier));
                 self.run.complete(&left.unwrap_or_default());
+                self.dismiss_helpers();
                 return (nodes, ended);
             }
             if !self.poll_again() {
@@ -171,6 +172,18 @@ impl SharedRun {
         // At the in-flight limit, or after a shutdown, the run continues without help.
         if helper.is_err() {
             self.helpers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends the helpers of a run that is over which no worker has begun: each holds a permit. A worker finds them in its queue. A waiting
+    /// thread leaves that to workers, and these may be busy for long with other operations.
+    fn dismiss_helpers(&self) {
+        let is_left = |helper: &ReadyOp| helper.0.payload().helped_op() == Some(self.run.op);
+        while self.helpers.load(Ordering::Relaxed) > 0
+            && !self.core.pool.is_worker()
+            && let Some(helper) = self.core.pool.take_matching(is_left)
+        {
+            run::execute_one(helper.0);
         }
     }
 

@@ -273,6 +273,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
                 }
                 !helped
             });
+            core.check_raised()?;
         } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
             // The wait takes long, and nothing is wrong so far.
             let watched = watched.get_or_insert_with(|| Watched::new(one_shot, waiting, pause, helps));
@@ -495,7 +496,7 @@ impl Needed {
             // As a worker does: the lock is taken once for several.
             lock.lock_while(&mut || {
                 job.take().into_iter().for_each(|job| run::execute_one(job.0));
-                job = if is_over() || core.check_raised().is_err() { None } else { take() };
+                job = if is_over() || core.has_raised() { None } else { take() };
                 job.as_ref().is_some_and(Job::needs_lock)
             });
         }

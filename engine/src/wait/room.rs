@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use estafette_report::model::IN_FLIGHT_LIMIT;
+use estafette_sync::barrier;
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 
@@ -13,11 +16,12 @@ use crate::core::coalesced;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
+use crate::core::permit_waiters::PermitWaiters;
 use crate::core::wait_for::{self, On};
 use crate::exchange::{callback, foreign_fence};
 use crate::operation::permits::WaitsForPermit;
 use crate::trace::hooks::WaitNoted;
-use crate::wait::awaits::{Awaited, Pending};
+use crate::wait::awaits::{Awaited, Pending, inspect_by};
 use crate::wait::deadlock::{self, Checks, Detector};
 use crate::wait::fence::PAUSE;
 use crate::wait::notify::Woken;
@@ -27,7 +31,53 @@ use crate::wait::stand_in::{StandInSet, others_without_workers};
 /// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
 const PATIENCE: u32 = 64;
 
+/// How long futures that were woken for permits, and are not polled, keep these from the next one.
+const HELD_UP_MAX: Duration = Duration::from_millis(100);
+
+estafette_sync::per_process! {
+    /// The engines whose permits the watcher looks at, and when.
+    static HELD_UP: Mutex<Vec<(CoreRef, Instant)>> = Mutex::new(Vec::new());
+}
+
+/// Notifies those that wait for permits in engines where it is time. Returns when it is time for the next engine.
+pub(crate) fn wake_held_up() -> Option<Instant> {
+    let now = Instant::now();
+    let due: Vec<_> = HELD_UP.lock().extract_if(.., |(_, time)| *time <= now).collect();
+    for (core, _) in due {
+        // A thread that finds the mark has freed permits, or woken futures, before: the call behind it sees that.
+        core.permits_are_watched.store(false, Ordering::Release);
+        core.notify_permits();
+    }
+    HELD_UP.lock().iter().map(|(_, time)| *time).min()
+}
+
 impl CoreRef {
+    /// Wakes futures for the permits that are free. While woken futures hold others up, the watcher does so again.
+    #[cold]
+    pub(crate) fn wake_permit_waiters(&self) {
+        let wake = |inside| self.permit_waiters[usize::from(inside)].wake(|| self.free_permits(inside));
+        let is_held_up = wake(false) | wake(true);
+        if is_held_up {
+            self.watch_permits(Instant::now() + HELD_UP_MAX);
+        }
+    }
+
+    /// The calling thread has released what it had reserved. The watcher notifies those that wait for permits: the thread
+    /// may be at its end, or about to use another engine, and wakers are foreign code.
+    pub(crate) fn permits_given_back(&self) {
+        barrier::light();
+        if self.notifier.has_waiters() || self.permit_waiters.iter().any(PermitWaiters::has_waiters) {
+            self.watch_permits(Instant::now());
+        }
+    }
+
+    fn watch_permits(&self, time: Instant) {
+        if !self.permits_are_watched.swap(true, Ordering::AcqRel) {
+            HELD_UP.lock().push((self.clone(), time));
+            inspect_by(time);
+        }
+    }
+
     /// Acquires a permit where none was acquired in advance.
     #[cold]
     pub(crate) fn acquire_slowly(&self) -> Result<(), Error> {
@@ -73,7 +123,7 @@ impl CoreRef {
         }
         if helps && self.help_any_after(|| checks.hand_over()) {
             // Once at it, for the next submissions as well.
-            while self.in_flight() > limit / 2 && self.check_raised().is_ok() && self.help_any() {}
+            while self.in_flight() > limit / 2 && !self.has_raised() && self.help_any() {}
             self.check_raised()?;
             self.begin_caller_runs();
             return Ok(());

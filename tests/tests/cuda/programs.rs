@@ -167,6 +167,37 @@ fn a_graph_is_recorded_by_the_first_replay_and_launched_by_one_call_for_each() {
     bench.silent();
 }
 
+/// Captured work may use memory of the functions.
+#[test]
+fn the_functions_of_a_graph_stay_until_its_last_launch_is_over() {
+    let bench = bench();
+    let x = bench.bytes();
+    let owned = Arc::new(());
+    let kept = Arc::clone(&owned);
+    let mut builder = bench.engine.program("owns");
+    bench.fills(&mut builder, "fill", 0, &x, 3);
+    let node = builder.op("owns").writes([&x]).on(&bench.queues[0]);
+    node.run_on(move |_, [], [_x]| {
+        let _ = &kept;
+        Ok(())
+    })
+    .unwrap();
+    let program = builder.finish_as_graph().unwrap();
+    program.replay().unwrap().wait().unwrap();
+    bench.first(&x).unwrap();
+    bench.simulator.block(bench.queues[0].native());
+    let replay = program.replay().unwrap();
+    until("it is issued", || replay.is_done());
+    drop((program, replay));
+    // The worker drops the replay after the end of the operation.
+    bench.engine.wait_all(None).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_eq!(Arc::strong_count(&owned), 2);
+    bench.simulator.unblock(bench.queues[0].native());
+    until("the functions are dropped", || Arc::strong_count(&owned) == 1);
+    bench.silent();
+}
+
 #[test]
 fn a_graph_waits_for_its_inputs_on_the_device_and_others_wait_for_it_there() {
     let bench = bench();

@@ -624,6 +624,41 @@ fn the_work_of_an_earlier_reader_is_no_failure_of_what_a_replay_has_written() {
     assert!(watchdog.still_watches());
 }
 
+/// Both are on one queue, of which the newer fence alone is passed on.
+#[test]
+fn a_failed_input_fails_what_a_replay_makes_of_it_also_behind_a_later_reader() {
+    for (fails, on_host) in [("writes", false), ("writes", true), ("reads", false), ("reads", true)] {
+        let (device, engine, watchdog) = sim(1, SimOptions::default());
+        let [x, y, _] = three(&device, &engine);
+        let first = queue(&device);
+        write_on(&engine, &first, "writes", &x, 1.0);
+        read_on(&engine, &first, "reads", &x);
+        let mut builder = engine.program("step");
+        let began = Arc::new(AtomicBool::new(false));
+        let begins = Arc::clone(&began);
+        let node = builder.op("passes on").updates([&x]).writes([&y]).on(&queue(&device));
+        node.run_external(move |completion| {
+            let (completer, fence) = host::promise("elsewhere");
+            completer.settle(Ok(()));
+            begins.store(true, Ordering::SeqCst);
+            completion.complete_after(&fence, Ok(()));
+        })
+        .unwrap();
+        if on_host {
+            adds(&mut builder, "last", &y, 1.0);
+        }
+        device.fail_named(fails, fault("the device broke"));
+        let replay = builder.finish().unwrap().replay().unwrap();
+        until("the node has begun", || began.load(Ordering::SeqCst));
+        device.run_until_idle();
+        let is_input = fails == "writes";
+        assert_eq!(y.wait().is_err(), is_input, "{fails}, {on_host}");
+        assert_eq!(replay.wait().is_err(), is_input && on_host);
+        assert_eq!(Element::of(&y).get() == 1.0, on_host && !is_input);
+        assert!(watchdog.still_watches());
+    }
+}
+
 #[test]
 fn a_node_that_enqueues_nothing_leaves_its_successors_what_its_queue_waits_for() {
     for out_of_order in [false, true] {

@@ -383,6 +383,39 @@ fn a_thread_that_waits_for_a_replay_runs_nodes_of_it() {
     assert!(watchdog.still_watches());
 }
 
+/// The only worker is busy, so no helper that the waiting thread invites comes.
+#[test]
+fn replays_that_a_waiting_thread_runs_leave_no_helper_that_holds_a_permit() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let barrier = Arc::new(Barrier::new(2));
+    let busy = engine.op("busy").run({
+        let barrier = Arc::clone(&barrier);
+        move |[], []| {
+            barrier.wait();
+            barrier.wait();
+            Ok(())
+        }
+    });
+    barrier.wait();
+    let mut builder = engine.program("pair");
+    for _ in 0..2 {
+        let node = builder.op("takes time").run(|[], []| {
+            std::thread::sleep(Duration::from_micros(50));
+            Ok(())
+        });
+        node.unwrap();
+    }
+    let program = builder.finish().unwrap();
+    for _ in 0..10 {
+        program.replay().unwrap().wait().unwrap();
+    }
+    assert_eq!(engine.stats().in_flight, 1);
+    barrier.wait();
+    busy.unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
 /// ```text
 /// 0 … 49: short │ 50: long │ 51 … 99: short │ 100 and 101: each waits until the other one has begun
 /// ```

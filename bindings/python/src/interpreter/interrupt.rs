@@ -69,13 +69,20 @@ impl WaitHook for Interrupts {
         RAISED.with_borrow(Option::is_some)
     }
 
+    fn raises(&self) {
+        // A wait in C returns a status alone.
+        guard::attach(raise_next);
+    }
+
     /// Whether a signal handler has raised something, or the wait can no longer end.
     fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool {
+        if self.has_raised() {
+            return true;
+        }
         let ended = guard::attach(|py| {
             let error = py.check_signals().and_then(|()| stopped_loop::check_again(py, needs)).err()?;
             RAISED.set(Some(error));
-            // A wait in C returns a status alone.
-            raise_next(py);
+            self.raises();
             Some(())
         });
         ended.flatten().is_some()

@@ -35,6 +35,7 @@ use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{is_ready_work, release_unwanted};
 use crate::wait::deadlock;
 use crate::wait::inspect::{self, EVERYTHING, Inspection};
+use crate::wait::room;
 use crate::wait::stand_in::{call_refused, others_without_workers};
 
 /// The longest time between two inspections for a blocked thread.
@@ -125,7 +126,8 @@ impl Watcher {
             self.next.store(NEVER, Ordering::SeqCst);
             foreign_fence::stand_in_for_queries();
             call_refused();
-            let mut next = coalesced::wake_those_of_other_threads();
+            let mut next =
+                coalesced::wake_those_of_other_threads().into_iter().chain(room::wake_held_up()).min();
             let now = Instant::now();
             let times = if now < not_before {
                 vec![not_before]
@@ -383,8 +385,6 @@ fn look_for_room(mut due: Vec<Due>, now: Instant) -> Vec<Instant> {
     while let Some(core) = due.last().map(|due| due.core.clone()) {
         let (own, left): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.core.same(&core));
         due = left;
-        // A future that was woken may not be polled any more.
-        core.wake_permit_waiters();
         if others_without_workers(&core) {
             let others = deadlock::without_workers(&core);
             own.iter().for_each(|due| due.want(&others));
