@@ -292,7 +292,7 @@ class TestTheFile:
         assert est.record_call_sites(before) is False
         names = [{row["name"] for row in recording.report().data["operations"]} for recording in (outer, inner)]
         assert {"`one`", "`both`"} <= names[0] and "`one`" not in names[1] and "`both`" in names[1]
-        with pytest.raises(RuntimeError, match="not being made"):
+        with pytest.raises(RuntimeError, match="not being recorded"):
             outer.stop()
 
     def test_snapshots_and_the_end_alone(self, eng, path, tmp_path):
@@ -316,7 +316,7 @@ class TestTheFile:
                 recording.snapshot(tmp_path / "nowhere" / "x")
         assert "`early`" in [row["name"] for row in est.report(written).data["operations"]]
         assert "`early`" not in [row["name"] for row in est.report(asked).data["operations"]]
-        with pytest.raises(RuntimeError, match="not being made"):
+        with pytest.raises(RuntimeError, match="not being recorded"):
             recording.snapshot(path)
         for options in ({"last": 0.0}, {"last": -1.0}, {"signal": signal.SIGSEGV}, {"signal": signal.SIGINT}):
             with pytest.raises((ValueError, OSError)):
@@ -467,7 +467,7 @@ class TestPrograms:
             """
             import os
             import estafette as est
-            recording = est.record(os.environ["RECORDING"])
+            recording = est.record(os.environ["TRACE"])
             recording.start()
             eng = est.Engine(workers=1)
             eng.submit(lambda: None, name="step").wait()
@@ -478,7 +478,7 @@ class TestPrograms:
             assert os.waitpid(child, 0)[1] == 0
             recording.stop()
             """,
-            env={"RECORDING": str(path)},
+            env={"TRACE": str(path)},
         )
         assert est.report(path).data["totals"]["operations"] == 1
 
