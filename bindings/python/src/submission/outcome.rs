@@ -103,8 +103,12 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
     } else {
         None
     };
-    let Taken { managed, immutable, mut ready } =
-        import::take(array.as_ref().unwrap_or(value), &Wanted::default())?;
+    let (array, wanted) = (array.as_ref().unwrap_or(value), Wanted::default());
+    if let Some(memory) = import::take_numpy(array, &wanted) {
+        IMPORTED.fetch_add(1, Ordering::Relaxed);
+        return Ok((Produced::from(memory), FenceSet::default()));
+    }
+    let Taken { managed, immutable, mut ready } = import::take(array, &wanted)?;
     if !ready.is_empty() && !on_device {
         // A result is there when it is handed on.
         let waiting = std::mem::take(&mut ready);
