@@ -143,10 +143,11 @@ pub mod bindings {
     pub use crate::core::engine_core::WaitHook;
     pub use crate::core::lost::lost;
     pub use crate::core::program_lock::set_program_lock;
+    pub use crate::exchange::callback;
     pub use crate::exchange::quarantine::stats as quarantine_stats;
     pub use crate::exchange::reaper::{reaper, with_inline_deleters};
-    pub use crate::exchange::{callback, export_strided};
     pub use crate::export::stream::ImportStream;
+    pub use crate::operation::import::OwnedMemory;
     #[cfg(feature = "operators")]
     pub use crate::operators::{invocation::Invocation, operator::Implementation};
     pub use crate::tensor::alias_map::Origin;

@@ -38,7 +38,8 @@ use crate::core::unretrieved::Unretrieved;
 use crate::exchange::{DType, Element, ManagedTensor, callback, is_releasing};
 use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
 use crate::operation::builder::OpBuilder;
-use crate::operation::import::{self, ImportOptions};
+use crate::operation::import::{self, ImportOptions, OwnedMemory};
+use crate::tensor::alias_map::Origin;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
 use crate::wait::activity::StallWatch;
@@ -227,6 +228,16 @@ impl Engine {
         options: ImportOptions<'_>,
     ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
         import::import(self.core(), managed, options)
+    }
+
+    /// As [`import_with`](Self::import_with), of memory without a struct. `origin` is as that of [`ImportOptions`].
+    ///
+    /// # Errors
+    /// [`Error::Shutdown`]; [`Error::Forked`].
+    #[doc(hidden)]
+    #[inline]
+    pub fn import_host(&self, memory: OwnedMemory, origin: impl FnOnce() -> Origin) -> Result<Tensor, Error> {
+        import::import_host(self.core(), memory, origin)
     }
 
     /// A tensor with the elements of a vector in row-major order, without a copy.

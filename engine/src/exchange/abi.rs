@@ -30,7 +30,7 @@ use dlpark::ffi::{
 use estafette_devices::{DLDevice, DeviceType};
 use estafette_sync::process::{self, Generation};
 
-pub use export::{ExportFlags, export, export_strided};
+pub use export::{ExportFlags, export};
 
 use super::dtype::DType;
 use super::layout::{Layout, NDIM_MAX};

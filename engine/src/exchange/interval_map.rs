@@ -6,6 +6,8 @@
 //! one huge range would make every question look back over everything below it.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map;
+use std::iter;
 use std::ops::Range;
 
 use estafette_devices::{DLDevice, DeviceType};
@@ -78,7 +80,8 @@ impl<V: Clone> IntervalMap<V> {
     estafette_sync::const_fn! {
         /// An empty map.
         pub(crate) fn new() -> Self {
-            Self { table: Mutex::new(Table { spaces: BTreeMap::new(), ids: 0, len: 0 }) }
+            let table = Table { unified: Classes::new(), handles: BTreeMap::new(), ids: 0, len: 0 };
+            Self { table: Mutex::new(table) }
         }
     }
 
@@ -100,10 +103,9 @@ impl<V: Clone> IntervalMap<V> {
     ) -> (Option<IntervalKey>, R) {
         // Declared before the guard, so dropped after it: the last clone of a value may run code of the
         // engine's.
-        let found: Overlapping<V>;
+        let mut found = Overlapping::new();
         let mut table = self.lock();
-        let (keys, values): (SmallVec<[IntervalKey; 4]>, _) = table.found(space, &range).into_iter().unzip();
-        found = values;
+        let keys = table.find(space, &range, &mut found);
         let (answer, result) = decide(&found);
         let key = match answer {
             Resolution::Nothing => None,
@@ -130,7 +132,9 @@ impl<V: Clone> Default for IntervalMap<V> {
 const CLASSES: usize = usize::BITS as usize + 1;
 
 struct Table<V> {
-    spaces: BTreeMap<AddressSpace, Classes<V>>,
+    /// Of the space of nearly all memory.
+    unified: Classes<V>,
+    handles: BTreeMap<AddressSpace, Classes<V>>,
     ids: u64,
     len: usize,
 }
@@ -155,28 +159,31 @@ impl<V: Clone> Table<V> {
         self.ids += 1;
         self.len += 1;
         let key = IntervalKey { space, class: class_of(range.len()), start: range.start, id: self.ids };
-        let classes = self.spaces.entry(space).or_insert_with(Classes::new);
+        let classes = match space {
+            AddressSpace::Unified => &mut self.unified,
+            handles => self.handles.entry(handles).or_insert_with(Classes::new),
+        };
         classes.occupied |= 1 << key.class;
         classes.trees[key.class].insert((key.start, key.id), Interval { end: range.end, value, uses: 1 });
         key
     }
 
     fn share(&mut self, key: IntervalKey) -> IntervalKey {
-        let classes = self.spaces.get_mut(&key.space).expect("it was found there");
+        let classes = self.classes_mut(key.space).expect("it was found there");
         let entry = classes.trees[key.class].get_mut(&(key.start, key.id)).expect("it was found there");
         entry.uses += 1;
         key
     }
 
     fn remove(&mut self, key: IntervalKey) -> Option<V> {
-        let classes = self.spaces.get_mut(&key.space)?;
+        let classes = self.classes_mut(key.space)?;
         let tree = &mut classes.trees[key.class];
-        let entry = tree.get_mut(&(key.start, key.id))?;
-        entry.uses -= 1;
-        if entry.uses > 0 {
+        let btree_map::Entry::Occupied(mut found) = tree.entry((key.start, key.id)) else { return None };
+        found.get_mut().uses -= 1;
+        if found.get().uses > 0 {
             return None;
         }
-        let entry = tree.remove(&(key.start, key.id))?;
+        let entry = found.remove();
         if tree.is_empty() {
             classes.occupied &= !(1 << key.class);
         }
@@ -184,31 +191,54 @@ impl<V: Clone> Table<V> {
         Some(entry.value)
     }
 
-    fn found(&self, space: AddressSpace, range: &Range<usize>) -> SmallVec<[(IntervalKey, V); 4]> {
-        let mut found: SmallVec<[(IntervalKey, &V); 4]> = SmallVec::new();
-        let Some(classes) = self.spaces.get(&space).filter(|_| !range.is_empty()) else {
-            return SmallVec::new();
-        };
+    /// Adds the values that overlap `range` to `found`, and returns their keys.
+    fn find(
+        &self,
+        space: AddressSpace,
+        range: &Range<usize>,
+        found: &mut Overlapping<V>,
+    ) -> SmallVec<[IntervalKey; 4]> {
+        let mut keys = SmallVec::new();
+        let Some(classes) = self.classes(space).filter(|_| !range.is_empty()) else { return keys };
         let mut occupied = classes.occupied;
         while occupied != 0 {
             let class = occupied.trailing_zeros() as usize;
             occupied &= occupied - 1;
             let first = range.start.saturating_sub(longest(class) - 1);
-            let candidates = classes.trees[class].range((first, 0)..(range.end, 0));
-            found.extend(
-                candidates
-                    .filter(|(_, entry)| entry.end > range.start)
-                    .map(|(&(start, id), entry)| (IntervalKey { space, class, start, id }, &entry.value)),
-            );
+            for (&(start, id), entry) in classes.trees[class].range((first, 0)..(range.end, 0)) {
+                if entry.end > range.start {
+                    keys.push(IntervalKey { space, class, start, id });
+                    found.push(entry.value.clone());
+                }
+            }
         }
-        found.sort_unstable_by_key(|(key, _)| (key.start, key.id));
-        found.into_iter().map(|(key, value)| (key, value.clone())).collect()
+        // One class alone is in order.
+        if !keys.is_sorted_by_key(|key| (key.start, key.id)) {
+            let mut both: Vec<_> = iter::zip(keys.drain(..), found.drain(..)).collect();
+            both.sort_unstable_by_key(|(key, _)| (key.start, key.id));
+            (keys, *found) = both.into_iter().unzip();
+        }
+        keys
+    }
+
+    fn classes(&self, space: AddressSpace) -> Option<&Classes<V>> {
+        match space {
+            AddressSpace::Unified => Some(&self.unified),
+            handles => self.handles.get(&handles),
+        }
+    }
+
+    fn classes_mut(&mut self, space: AddressSpace) -> Option<&mut Classes<V>> {
+        match space {
+            AddressSpace::Unified => Some(&mut self.unified),
+            handles => self.handles.get_mut(&handles),
+        }
     }
 }
 
 impl<V> Classes<V> {
-    fn new() -> Self {
-        Self { occupied: 0, trees: std::array::from_fn(|_| BTreeMap::new()) }
+    const fn new() -> Self {
+        Self { occupied: 0, trees: [const { BTreeMap::new() }; CLASSES] }
     }
 }
 
@@ -231,7 +261,9 @@ impl<V: Clone> IntervalMap<V> {
 
     /// The values of all entries that share at least one byte with `range`.
     pub(crate) fn overlapping(&self, space: AddressSpace, range: Range<usize>) -> Overlapping<V> {
-        self.lock().found(space, &range).into_iter().map(|(_, value)| value).collect()
+        let mut found = Overlapping::new();
+        self.lock().find(space, &range, &mut found);
+        found
     }
 
     /// The number of entries.

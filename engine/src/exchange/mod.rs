@@ -50,8 +50,6 @@ pub(crate) mod pack;
 mod release_stream;
 
 pub use abi::VERSION as DLPACK_VERSION;
-#[doc(hidden)]
-pub use abi::export_strided;
 pub use abi::fenced::Fenced;
 #[cfg(feature = "operators")]
 pub(crate) use abi::unowned;

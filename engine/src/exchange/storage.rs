@@ -41,6 +41,11 @@ enum Owner {
     StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
     Vec(RawVec),
+    /// Memory of another library without a struct.
+    Host {
+        data: *mut u8,
+        _owner: Box<dyn Any + Send>,
+    },
     Any {
         data: *mut u8,
         _owner: Box<dyn Any + Send>,
@@ -124,6 +129,12 @@ impl Storage {
         Self::new(Owner::Any { data, _owner: owner })
     }
 
+    /// Host memory of another library at `data`, without a struct. Dropping `owner` gives the memory back, and is as a deleter
+    /// [known to be quick](ManagedTensor::with_inline_deleter).
+    pub(crate) fn host(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
+        Self::new(Owner::Host { data, _owner: owner })
+    }
+
     /// The first element's address, or the handle of the memory on devices without addresses. May be NULL
     /// or dangling when there are no bytes.
     pub(crate) fn data(&self) -> *mut u8 {
@@ -137,7 +148,7 @@ impl Storage {
             Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
-            Owner::Any { data, .. } => *data,
+            Owner::Host { data, .. } | Owner::Any { data, .. } => *data,
         }
     }
 
@@ -166,7 +177,8 @@ impl Storage {
     /// be freed anywhere.
     pub(crate) fn runs_foreign_code(&self) -> bool {
         match &self.owner {
-            Owner::Foreign(_) | Owner::Fenced(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
+            Owner::Foreign(_) | Owner::Fenced(_) | Owner::StreamOrdered(_) => true,
+            Owner::Host { .. } | Owner::Any { .. } => true,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
             #[cfg(feature = "links")]
@@ -176,7 +188,15 @@ impl Storage {
 
     /// Whether the code that we do not know is known after all to be quick, and to need no lock but the Python one.
     pub(crate) fn has_inline_deleter(&self) -> bool {
-        self.as_foreign().is_some_and(ManagedTensor::has_inline_deleter)
+        match &self.owner {
+            Owner::Host { .. } => true,
+            _ => self.as_foreign().is_some_and(ManagedTensor::has_inline_deleter),
+        }
+    }
+
+    /// Whether it is memory of another library.
+    pub(super) fn is_foreign(&self) -> bool {
+        matches!(self.owner, Owner::Host { .. }) || self.as_foreign().is_some()
     }
 
     fn new(owner: Owner) -> Self {
@@ -198,6 +218,7 @@ impl fmt::Debug for Storage {
             }
             Owner::Device(allocation) => f.debug_tuple("Device").field(allocation).finish(),
             Owner::Vec(vec) => write!(f, "Vec({:p})", vec.data),
+            Owner::Host { data, .. } => write!(f, "Host({data:p})"),
             Owner::Any { data, .. } => write!(f, "Owned({data:p})"),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, FenceSet};
 use estafette_graph::OpId;
+use estafette_sync::process::ProcessBound;
 use smallvec::SmallVec;
 
 use crate::copy::{self, KeepAlive, blocking::copied};
@@ -35,7 +36,42 @@ struct ImportedMemory {
 
 impl ImportedMemory {
     fn of((layout, storage): (Layout, Storage)) -> Self {
-        Self { data: storage.data(), layout, storage, read_only: false }
+        Self::from(OwnedMemory { layout, storage, read_only: false })
+    }
+}
+
+impl From<OwnedMemory> for ImportedMemory {
+    fn from(OwnedMemory { layout, storage, read_only }: OwnedMemory) -> Self {
+        Self { data: storage.data(), layout, storage, read_only }
+    }
+}
+
+/// Memory with its owner, for a tensor.
+#[derive(Debug)]
+pub struct OwnedMemory {
+    layout: Layout,
+    storage: Storage,
+    read_only: bool,
+}
+
+impl OwnedMemory {
+    /// Host memory of another library: as the DLPack struct of it would be, whose deleter drops `owner`, is quick and needs no lock but
+    /// the program's. In a forked child `owner` is leaked.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] for strides and data that lead out of the address space. Then `owner` was dropped.
+    ///
+    /// # Safety
+    /// `data` points to host memory as `layout` describes it, initialized, and valid until `owner` is dropped. Only the engine's operations
+    /// and leases write the memory meanwhile; unless it is `read_only`, they may.
+    pub unsafe fn of_host(
+        layout: Layout,
+        data: *mut u8,
+        read_only: bool,
+        owner: impl Send + 'static,
+    ) -> Result<Self, Error> {
+        layout.check_data(data)?;
+        Ok(Self { layout, storage: Storage::host(Box::new(ProcessBound::new(owner)), data), read_only })
     }
 }
 
@@ -74,10 +110,7 @@ enum Source {
         managed: ManagedTensor,
         read_only: bool,
     },
-    Ready {
-        layout: Layout,
-        storage: Storage,
-    },
+    Memory(OwnedMemory),
     #[cfg(feature = "links")]
     Elsewhere(ManagedTensor, Option<Loan>),
 }
@@ -87,7 +120,7 @@ impl std::fmt::Debug for Produced {
         f.write_str(match &self.0 {
             Source::Tensor(_) => "Produced(tensor)",
             Source::Managed { .. } => "Produced(managed tensor)",
-            Source::Ready { .. } => "Produced(memory)",
+            Source::Memory(_) => "Produced(memory)",
             #[cfg(feature = "links")]
             Source::Elsewhere(..) => "Produced(tensor of another process)",
         })
@@ -106,6 +139,12 @@ impl From<ManagedTensor> for Produced {
     }
 }
 
+impl From<OwnedMemory> for Produced {
+    fn from(memory: OwnedMemory) -> Self {
+        Self(Source::Memory(memory))
+    }
+}
+
 impl Produced {
     /// A tensor from outside that must not be written, even if its struct cannot say so.
     #[doc(hidden)]
@@ -121,7 +160,7 @@ impl Produced {
 
     /// Memory of an operation's own, described by `layout`.
     pub(crate) fn ready(layout: Layout, storage: Storage) -> Self {
-        Self(Source::Ready { layout, storage })
+        Self(Source::Memory(OwnedMemory { layout, storage, read_only: false }))
     }
 
     /// The elements of a vector, in row-major order.
@@ -130,7 +169,7 @@ impl Produced {
     /// [`Error::Invalid`] when `shape` does not hold exactly the elements of `values`.
     pub fn from_vec<T: Element>(values: Vec<T>, shape: &[i64]) -> Result<Self, Error> {
         let layout = filled::<T>(values.len(), DLDevice::CPU, shape)?;
-        Ok(Self(Source::Ready { layout, storage: Storage::vec(values) }))
+        Ok(Self::ready(layout, Storage::vec(values)))
     }
 }
 
@@ -204,6 +243,17 @@ pub(crate) fn import(
     };
     let memory = ImportedMemory { layout, data, storage, read_only };
     Ok(register(core, memory, ready, || origin.map_or(Origin::Unknown, |origin| origin())))
+}
+
+/// Adopts host memory of another library.
+#[inline]
+pub(crate) fn import_host(
+    core: &CoreRef,
+    memory: OwnedMemory,
+    origin: impl FnOnce() -> Origin,
+) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    Ok(register(core, memory.into(), FenceSet::default(), origin))
 }
 
 /// The layout, if memory on its device may be released in the order of `stream`.
@@ -353,7 +403,7 @@ pub(crate) fn define(
         }
         #[cfg(feature = "links")]
         Source::Elsewhere(managed, loan) => ResultMemory::of(elsewhere(core, managed, loan)?, ready),
-        Source::Ready { layout, storage } => ResultMemory::of(ImportedMemory::of((layout, storage)), ready),
+        Source::Memory(memory) => ResultMemory::of(memory.into(), ready),
         Source::Tensor(tensor) => {
             let held = held(&tensor);
             let (memory, reader) = adopt(core, tensor, held, ready)?;
@@ -440,7 +490,7 @@ fn copied_after(
 pub(crate) fn discard(produced: Produced, ready: Option<&Fence>) {
     match produced.0 {
         Source::Managed { managed, .. } => drop(kept(Storage::foreign(managed), ready)),
-        Source::Ready { storage, .. } => drop(kept(storage, ready)),
+        Source::Memory(memory) => drop(kept(memory.storage, ready)),
         _ => {}
     }
 }

@@ -1,6 +1,6 @@
 //! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
 
-use estafette::bindings::ImportStream;
+use estafette::bindings::{ImportStream, OwnedMemory};
 use estafette::devices::{CurrentGuard, DLDevice, DeviceType, FenceSet};
 use estafette::exchange::{Abi, ManagedTensor};
 use estafette_sync::sync::atomic::AtomicU64;
@@ -67,6 +67,16 @@ pub struct Taken {
     pub ready: FenceSet,
 }
 
+/// Takes an array of NumPy without a call of Python; `None` for all else, and where [`take`] finds out more.
+#[inline]
+pub fn take_numpy(object: &Bound<'_, PyAny>, wanted: &Wanted) -> Option<OwnedMemory> {
+    if !wanted.is_plain() || !peers::of(object).is_numpy_array {
+        return None;
+    }
+    // SAFETY: of that class.
+    unsafe { numpy_array::take(object, wanted.writable) }
+}
+
 /// Takes over the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
 /// Raises `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy that was
 /// not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
@@ -93,12 +103,8 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     if !known.is_numpy_array && matches!(peer.root, "" | "numpy") {
         refuse_masked(object)?;
     }
-    let read = match (wanted.is_plain(), known.is_numpy_array) {
-        // SAFETY: of that class.
-        (true, true) => unsafe { numpy_array::take(object) },
-        (true, false) if peer.has_host_buffers => buffer_import::of_host(object)?,
-        _ => None,
-    };
+    let read =
+        if wanted.is_plain() && peer.has_host_buffers { buffer_import::of_host(object)? } else { None };
     let (mut managed, ready) = match (read, known.table) {
         (Some(managed), _) => (managed, FenceSet::default()),
         (None, Some(table)) if wanted.is_plain() => through_table(object, table, peer)?,

@@ -8,11 +8,11 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::mem::{MaybeUninit, transmute};
 use std::ptr::NonNull;
 
-use estafette::bindings::export_strided;
+use estafette::bindings::OwnedMemory;
 use estafette::devices::DLDevice;
 use estafette::exchange::table::DLTensor;
-use estafette::exchange::{Abi, ExportFlags, ManagedTensor};
-use estafette::{Access, DType, Scope, Tensor};
+use estafette::exchange::{Abi, ManagedTensor};
+use estafette::{Access, DType, Layout, Scope, Tensor};
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -323,11 +323,12 @@ unsafe extern "C" fn release(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// Takes an array as `__dlpack__(max_version=(1, 3))` gives it; `None` for one that has to be asked for that.
+/// Takes an array as `__dlpack__(max_version=(1, 3))` gives it, but without a struct; `None` for one that has to be asked for that, and
+/// for one that may not be written where it is to be `writable`.
 ///
 /// # Safety
 /// The class of `array` is [understood](is_understood).
-pub unsafe fn take(array: &Bound<'_, PyAny>) -> Option<ManagedTensor> {
+pub unsafe fn take(array: &Bound<'_, PyAny>, writable: Option<bool>) -> Option<OwnedMemory> {
     // SAFETY: by contract an instance of NumPy's class, with these fields; the Python lock is held, so nothing changes them.
     let (fields, dtype) = unsafe {
         let fields = &*array.as_ptr().cast::<Fields>();
@@ -335,7 +336,8 @@ pub unsafe fn take(array: &Bound<'_, PyAny>) -> Option<ManagedTensor> {
     };
     let ndim = usize::try_from(fields.ndim).ok().filter(|ndim| *ndim <= NDIM_MAX)?;
     let element = dtype_of(dtype)?;
-    if fields.flags & WARN_ON_WRITE != 0 {
+    let is_read_only = fields.flags & WRITEABLE == 0;
+    if fields.flags & WARN_ON_WRITE != 0 || is_read_only && writable == Some(true) {
         return None;
     }
     let itemsize = element.itemsize() as isize;
@@ -348,13 +350,10 @@ pub unsafe fn take(array: &Bound<'_, PyAny>) -> Option<ManagedTensor> {
         }
         (shape[index], strides[index]) = (size as i64, (stride / itemsize) as i64);
     }
-    let flags = ExportFlags { read_only: fields.flags & WRITEABLE == 0, is_copied: false };
-    let keeper = Kept::new(array.clone().unbind());
-    // SAFETY: NumPy vouches for the memory as long as the array lives, which the deleter lets go.
-    let managed = unsafe {
-        export_strided(element, &shape[..ndim], &strides[..ndim], fields.data, flags, move || drop(keeper))
-    };
-    Some(managed)
+    let layout = Layout::strided(element, DLDevice::CPU, &shape[..ndim], &strides[..ndim]).ok()?;
+    let (is_read_only, owner) = (is_read_only || writable == Some(false), Kept::new(array.clone().unbind()));
+    // SAFETY: NumPy vouches for the memory as long as the array lives.
+    unsafe { OwnedMemory::of_host(layout, fields.data, is_read_only, owner) }.ok()
 }
 
 /// NumPy's numbers of element types (`NPY_TYPES`), and what they are on this machine. Of two numbers for one, NumPy's own import gives the first.

@@ -7,6 +7,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use estafette::bindings::{Current, WaitHook};
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::exceptions::PyException;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -20,6 +21,9 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
+
+/// Whether any thread has set [`RAISED`].
+static HAS_EVER_RAISED: AtomicBool = AtomicBool::new(false);
 
 /// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for ``__array_interface__`` or ``__array__``. So an
 /// interruption is kept for that call.
@@ -81,7 +85,7 @@ impl WaitHook for Interrupts {
         }
         let ended = guard::attach(|py| {
             let error = py.check_signals().and_then(|()| stopped_loop::check_again(py, needs)).err()?;
-            RAISED.set(Some(error));
+            set_raised(error);
             self.raises();
             Some(())
         });
@@ -98,9 +102,9 @@ pub fn note(py: Python<'_>, error: &PyErr) -> bool {
     }
     match was_sent(py, error) {
         Ok(false) => return false,
-        Ok(true) => RAISED.set(Some(error.clone_ref(py))),
+        Ok(true) => set_raised(error.clone_ref(py)),
         // A second signal has come in the middle of that.
-        Err(raised) => RAISED.set(Some(raised)),
+        Err(raised) => set_raised(raised),
     }
     true
 }
@@ -132,6 +136,13 @@ fn was_sent(py: Python<'_>, error: &PyErr) -> PyResult<bool> {
 }
 
 /// What was raised during this thread's last wait or submission.
+#[inline]
 pub fn take() -> Option<PyErr> {
-    RAISED.take()
+    // Each result of the engine asks, and a thread-local with a destructor costs more than most of them.
+    if HAS_EVER_RAISED.load(Ordering::Relaxed) { RAISED.take() } else { None }
+}
+
+fn set_raised(error: PyErr) {
+    HAS_EVER_RAISED.store(true, Ordering::Relaxed);
+    RAISED.set(Some(error));
 }

@@ -157,11 +157,11 @@ fn start(
     let scope = completion.scope().clone();
     // What follows the end of work on a queue, or of a node, may take long.
     let ends_here = is_alone && on.is_none();
-    let completion = Pending::new(completion, result, on, &scope);
+    let mut completion = Pending::new(completion, result, on);
     bindings::body_wants_lock(scope.id());
     let outcome = guard::attach(|py| {
         let outcome = match parts(py) {
-            Ok(parts) => parts.and_then(|parts| parts.call(py, scope, completion.clone())),
+            Ok(parts) => parts.and_then(|parts| parts.call(py, scope, &mut completion)),
             Err(error) => Some(Err(Raised::body_error(py, error))),
         };
         match outcome {
@@ -262,8 +262,8 @@ impl Parts {
         self,
         py: Python<'_>,
         scope: Scope,
-        completion: Pending,
-    ) -> Option<BodyResult<Option<DeferredResult>>> {
+        completion: &mut Pending,
+    ) -> Option<BodyResult<Option<Box<DeferredResult>>>> {
         // That of an `async def` function begins when its event loop runs it.
         if !self.is_async {
             bindings::body_has_lock(scope.id());
@@ -290,17 +290,17 @@ impl Parts {
     fn take(
         &self,
         value: &Bound<'_, PyAny>,
-        completion: Pending,
-    ) -> PyResult<Option<Option<DeferredResult>>> {
+        completion: &mut Pending,
+    ) -> PyResult<Option<Option<Box<DeferredResult>>>> {
         let is_array = || matches!(self.result, Use::Produced(_)) && peers::of(value).speaks;
         if is_array() || !is_coroutine(value)? {
-            return take_deferred(value, &self.result, &completion).map(Some);
+            return take_deferred(value, &completion.ending, || completion.scope()).map(Some);
         }
         let py = value.py();
         let refused_on = self.on.as_ref().and_then(|on| on.without_coroutines());
         let event_loop = self.event_loop.as_ref().filter(|_| refused_on.is_none());
         let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, refused_on)) };
-        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py), self.submitter)?;
+        let done = TaskDone::new(completion.share(), event_loop.bind(py), self.submitter)?;
         let start = helper(py, "start_coroutine")?;
         let arguments = (start, value, event_loop, &self.context, done);
         event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments).inspect_err(|_| {
@@ -349,11 +349,11 @@ impl Parts {
         Ok(value)
     }
 
-    fn send_off(&self, py: Python<'_>, scope: Scope, completion: Pending) -> PyResult<()> {
+    fn send_off(&self, py: Python<'_>, scope: Scope, completion: &mut Pending) -> PyResult<()> {
         let event_loop =
             self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;
-        let done = TaskDone::new(completion, self.result.clone(), event_loop.bind(py), self.submitter)?;
+        let done = TaskDone::new(completion.share(), event_loop.bind(py), self.submitter)?;
         let start = helper(py, "start_async")?;
         let arguments =
             (start, scope, &self.function, &self.using, &self.arguments, event_loop, &self.context, done);

@@ -32,7 +32,7 @@ pub enum Use {
     Several(Arc<Results>),
 }
 
-/// A result, and what has to be done before it is there.
+/// A result, and what has to be done before it is there. It is large, so it goes from call to call in a box.
 pub struct DeferredResult {
     /// `None` for several results.
     produced: Option<Produced>,
@@ -44,14 +44,15 @@ pub fn take_result(value: &Bound<'_, PyAny>) -> PyResult<Produced> {
     take_one(value, false).map(|(produced, _)| produced)
 }
 
-/// As [`take_result`], of the operation that ends by `completion`; what the result waits for is left to a function's queue, or waited for.
+/// As [`take_result`], of an operation that ends by `ending` and has this `scope`; what the result waits for is left to a function's queue,
+/// or waited for.
 pub fn take_deferred(
     value: &Bound<'_, PyAny>,
-    wanted: &Use,
-    completion: &Pending,
-) -> PyResult<Option<DeferredResult>> {
-    let on_device = completion.queue.is_some();
-    let (results, has_tensor) = match wanted {
+    ending: &Ending,
+    scope: impl Fn() -> Option<Scope>,
+) -> PyResult<Option<Box<DeferredResult>>> {
+    let on_device = ending.queue.is_some();
+    let (results, has_tensor) = match &ending.result {
         Use::Ignored => return Ok(None),
         Use::Produced(results) => (results.as_ref(), true),
         Use::Several(results) => (Some(results), false),
@@ -59,7 +60,7 @@ pub fn take_deferred(
     if let Some(results) = results {
         let mut ready = FenceSet::default();
         let filled = results.fill(value, |array| {
-            if let Some(operand) = take_operand(&array, completion)? {
+            if let Some(operand) = take_operand(&array, &scope)? {
                 return Ok(operand);
             }
             let (produced, fences) = take_one(&array, on_device)?;
@@ -68,22 +69,21 @@ pub fn take_deferred(
         })?;
         if filled {
             let produced = has_tensor.then(|| results::placeholder(value.py())).transpose()?;
-            return Ok(Some(DeferredResult { produced: produced.map(Produced::from), ready }));
+            return Ok(Some(Box::new(DeferredResult { produced: produced.map(Produced::from), ready })));
         }
     }
     let (produced, ready) = take_one(value, on_device)?;
-    Ok(Some(DeferredResult { produced: Some(produced), ready }))
+    Ok(Some(Box::new(DeferredResult { produced: Some(produced), ready })))
 }
 
 /// One of several results that is an operand of the host itself, as the function has seen it: other operations make tensors of the results,
 /// and may not read it.
-fn take_operand(value: &Bound<'_, PyAny>, completion: &Pending) -> PyResult<Option<Produced>> {
+fn take_operand(value: &Bound<'_, PyAny>, scope: impl Fn() -> Option<Scope>) -> PyResult<Option<Produced>> {
     let Ok(tensor) = value.cast::<PyTensor>() else { return Ok(None) };
     let py = value.py();
     let tensor = tensor.get().tensor(py)?;
-    let scope = completion.completion.lock().as_ref().map(|completion| completion.scope().clone());
     let is_of_host = tensor.device().is_ok_and(|device| device.device_type.is_host_readable());
-    match scope.filter(|scope| is_of_host && scope.access_of(tensor).is_some()) {
+    match scope().filter(|scope| is_of_host && scope.access_of(tensor).is_some()) {
         Some(scope) => {
             let managed = scope.export(tensor, &ExportOptions::from(Access::Read)).or_raise(py)?;
             Ok(Some(Produced::from(managed)))
@@ -107,8 +107,12 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
     } else {
         None
     };
-    let Taken { managed, immutable, mut ready } =
-        import::take(array.as_ref().unwrap_or(value), &Wanted::default())?;
+    let (array, wanted) = (array.as_ref().unwrap_or(value), Wanted::default());
+    if let Some(memory) = import::take_numpy(array, &wanted) {
+        IMPORTED.fetch_add(1, Ordering::Relaxed);
+        return Ok((Produced::from(memory), FenceSet::default()));
+    }
+    let Taken { managed, immutable, mut ready } = import::take(array, &wanted)?;
     if !ready.is_empty() && !on_device {
         // A result is there when it is handed on.
         let waiting = std::mem::take(&mut ready);
@@ -151,27 +155,54 @@ fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!known.speaks && known.peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
 }
 
-/// The duty to complete, shared by those of whom one will.
-#[derive(Clone)]
+/// The duty to complete. A plain function has it for itself; only a coroutine shares it.
 pub struct Pending {
-    completion: Arc<Mutex<Option<Completion>>>,
-    result: Use,
+    completion: Option<Completion>,
+    shared: Option<SharedPending>,
+    pub ending: Ending,
+}
+
+impl Pending {
+    pub fn new(completion: Completion, result: Use, on: Option<Arc<On>>) -> Self {
+        let queue = on.as_ref().and_then(|_| completion.scope().queue());
+        Self { completion: Some(completion), shared: None, ending: Ending { result, queue, _on: on } }
+    }
+
+    /// The operation, until the duty is shared.
+    pub fn scope(&self) -> Option<Scope> {
+        self.completion.as_ref().map(|completion| completion.scope().clone())
+    }
+
+    /// For a task, which ends the operation unless it is ended here.
+    pub fn share(&mut self) -> SharedPending {
+        let completion = &mut self.completion;
+        let shared = self.shared.get_or_insert_with(|| SharedPending {
+            completion: Arc::new(Mutex::new(completion.take())),
+            ending: self.ending.clone(),
+        });
+        shared.clone()
+    }
+
+    pub fn end(&mut self, outcome: BodyResult<Option<Box<DeferredResult>>>) {
+        match (self.completion.take(), &self.shared) {
+            (Some(completion), _) => self.ending.end(completion, outcome),
+            (None, Some(shared)) => shared.end(outcome),
+            (None, None) => {}
+        }
+    }
+}
+
+/// How a function's operation ends.
+#[derive(Clone)]
+pub struct Ending {
+    pub result: Use,
     /// Where the function enqueues.
     queue: Option<Arc<dyn Queue>>,
     /// Keeps a foreign queue until the end is marked there.
     _on: Option<Arc<On>>,
 }
 
-impl Pending {
-    pub fn new(completion: Completion, result: Use, on: Option<Arc<On>>, scope: &Scope) -> Self {
-        let queue = on.as_ref().and_then(|_| scope.queue());
-        Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue, _on: on }
-    }
-
-    fn has_ended(&self) -> bool {
-        self.completion.lock().is_none()
-    }
-
+impl Ending {
     /// The fence of what a function has left on its queue, which its result is behind.
     fn left_on(queue: &dyn Queue, deferred: Option<&DeferredResult>) -> Result<Fence, DeviceError> {
         for fence in deferred.iter().flat_map(|deferred| &deferred.ready) {
@@ -182,23 +213,8 @@ impl Pending {
         queue.record()
     }
 
-    /// The operation, until its end.
-    fn op(&self) -> Option<u64> {
-        self.completion.lock().as_ref().map(|completion| completion.scope().id())
-    }
-
-    /// Ends the operation as cancelled, behind what it has left on its queue. A function that was cancelled has returned nothing.
-    fn cancel(&self, why: BodyError) {
-        let taken = self.completion.lock().take();
-        if let Some(completion) = taken {
-            completion.cancel(why);
-        }
-    }
-
-    pub fn end(&self, outcome: BodyResult<Option<DeferredResult>>) {
-        let taken = self.completion.lock().take();
-        let Some(completion) = taken else { return };
-        let deferred = outcome.as_ref().ok().and_then(|deferred| deferred.as_ref());
+    fn end(&self, completion: Completion, outcome: BodyResult<Option<Box<DeferredResult>>>) {
+        let deferred = outcome.as_ref().ok().and_then(|deferred| deferred.as_deref());
         let fence = self.queue.as_ref().map(|queue| Self::left_on(&**queue, deferred));
         let (fence, outcome) = match fence {
             None => (None, outcome),
@@ -233,11 +249,43 @@ impl Pending {
     }
 }
 
+/// The duty to complete, shared by those of whom one will.
+#[derive(Clone)]
+pub struct SharedPending {
+    completion: Arc<Mutex<Option<Completion>>>,
+    ending: Ending,
+}
+
+impl SharedPending {
+    fn is_told(&self) -> bool {
+        self.completion.lock().is_none()
+    }
+
+    /// The operation, until its end.
+    fn scope(&self) -> Option<Scope> {
+        self.completion.lock().as_ref().map(|completion| completion.scope().clone())
+    }
+
+    /// Ends the operation as cancelled, behind what it has left on its queue. A function that was cancelled has returned nothing.
+    fn cancel(&self, why: BodyError) {
+        let taken = self.completion.lock().take();
+        if let Some(completion) = taken {
+            completion.cancel(why);
+        }
+    }
+
+    fn end(&self, outcome: BodyResult<Option<Box<DeferredResult>>>) {
+        let taken = self.completion.lock().take();
+        if let Some(completion) = taken {
+            self.ending.end(completion, outcome);
+        }
+    }
+}
+
 /// Called by the event loop with the finished task of an asynchronous body.
 #[pyclass(frozen, module = "estafette._estafette", name = "_TaskDone", weakref)]
 pub struct TaskDone {
-    completion: Pending,
-    result: Use,
+    completion: SharedPending,
     begun: Begun,
     task: Mutex<Task>,
     generation: Generation,
@@ -253,14 +301,14 @@ struct Task {
 
 impl TaskDone {
     pub fn new<'py>(
-        completion: Pending,
-        result: Use,
+        completion: SharedPending,
         event_loop: &Bound<'py, PyAny>,
         thread: u64,
     ) -> PyResult<Bound<'py, Self>> {
         let begun = Begun::on(event_loop, thread, Arc::clone(&completion.completion));
-        let (op, task, generation) = (completion.op(), Mutex::default(), Generation::current());
-        let done = Self { completion, result, begun, task, generation };
+        let op = completion.scope().map(|scope| scope.id());
+        let (task, generation) = (Mutex::default(), Generation::current());
+        let done = Self { completion, begun, task, generation };
         let done = Bound::new(event_loop.py(), done)?;
         if let Some(op) = op {
             done.get().begun.ends_by(op, done.as_any())?;
@@ -291,7 +339,7 @@ impl TaskDone {
             task.call_method0(intern!(py, "cancelled")).and_then(|cancelled| cancelled.is_truthy());
         let outcome = task
             .call_method0(intern!(py, "result"))
-            .and_then(|value| take_deferred(&value, &self.result, &self.completion));
+            .and_then(|value| take_deferred(&value, &self.completion.ending, || self.completion.scope()));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         guard::detach(py, || match outcome {
             Err(why) if cancelled.unwrap_or(false) => self.completion.cancel(why),

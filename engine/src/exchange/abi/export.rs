@@ -61,27 +61,6 @@ where
     })
 }
 
-/// As [`export`] of host memory in the versioned struct, from shape and strides (in elements) that the caller vouches for: importing it
-/// checks them.
-///
-/// # Safety
-/// As [`export`]; both slices have as many entries.
-pub unsafe fn export_strided<F>(
-    dtype: DType,
-    shape: &[i64],
-    strides: &[i64],
-    data: *mut u8,
-    flags: ExportFlags,
-    owner: F,
-) -> ManagedTensor
-where
-    F: FnOnce() + Send + 'static,
-{
-    let ndim = shape.len() as i32;
-    let tensor = DLTensor { ndim, ..raw_tensor(dtype, DLDevice::CPU, data) };
-    ManagedTensor::new(versioned(tensor, (shape, strides), flags, false, owner))
-}
-
 #[inline]
 fn versioned<F: FnOnce() + Send + 'static>(
     tensor: DLTensor,

@@ -369,13 +369,13 @@ impl Shared {
 
     /// Drops a storage and counts it.
     pub(super) fn release(&self, storage: Storage) {
-        let foreign = storage.as_foreign().map(ManagedTensor::device);
-        let device = foreign.and_then(of_deleter);
+        let is_foreign = storage.is_foreign();
+        let device = storage.as_foreign().map(ManagedTensor::device).and_then(of_deleter);
         // Where the device is broken the deleter is called all the same.
         let current = device.as_deref().map(CurrentGuard::device);
         log_panic("deleter", || valgrind::foreign(|| drop(storage)));
         drop(current);
-        if foreign.is_some() {
+        if is_foreign {
             self.deleters.fetch_add(1, Ordering::Relaxed);
         }
         self.released.fetch_add(1, Ordering::Relaxed);

@@ -87,6 +87,14 @@ impl PyEngine {
             }
             return self.own(tensor, &wanted);
         }
+        let origin = || origin::of(x);
+        if freed_on.is_none()
+            && let Some(memory) = import::take_numpy(x, &wanted)
+        {
+            let tensor = scope::within(py, || engine.import_host(memory, origin))?.or_raise(py)?;
+            taken(x, &tensor);
+            return self.object(py, tensor);
+        }
         // A copy that `__dlpack__` makes may be imported as read-only. One that is made here may be written.
         let may_be_copied = copy.unwrap_or(device.is_some());
         if freed_on.is_none()
@@ -106,21 +114,14 @@ impl PyEngine {
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned. For the home, the caller does.
         let take = || unsafe {
-            let origin = || origin::of(x);
             let options =
                 ImportOptions { ready, read_only: immutable, origin: Some(&origin), release_stream: home };
             engine.import_with(managed, options)
         };
         let tensor = scope::within(py, take)?.or_raise(py)?;
-        imported(py);
-        if trace::is_open() {
-            bindings::imported_from(&tensor, peers::of(x).peer().root);
-        }
+        taken(x, &tensor);
         if let Some(copying) = copying.filter(|_| made_a_copy) {
             copying.made(&tensor);
-        }
-        if let Some(lease) = tensor.imported_under() {
-            lease_sites::note_object(&lease, x);
         }
         let moved = wanted.device.is_some_and(|wanted| tensor.device().is_ok_and(|device| device != wanted));
         let copies = moved || copy == Some(true) && !made_a_copy;
@@ -214,6 +215,17 @@ fn must_copy(py: Python<'_>, tensor: &Tensor, wanted: &Wanted) -> PyResult<bool>
         return Err(import::not_available(py, device));
     }
     Ok(true)
+}
+
+/// Notes where a tensor comes from.
+fn taken(x: &Bound<'_, PyAny>, tensor: &Tensor) {
+    imported(x.py());
+    if trace::is_open() {
+        bindings::imported_from(tensor, peers::of(x).peer().root);
+    }
+    if let Some(lease) = tensor.imported_under() {
+        lease_sites::note_object(&lease, x);
+    }
 }
 
 /// Counts an import, and yields to deleters when too many releases are due.
