@@ -269,7 +269,7 @@ fn a_full_link_makes_its_sender_wait() {
         |_, link| {
             let mut sent = Vec::new();
             loop {
-                match link.try_send(&done(), &[7; 1024]) {
+                match link.try_send(&done(), &[7; 1088]) {
                     Ok(used) => sent.push(used),
                     Err(LinkError::Full { .. }) => break,
                     Err(error) => panic!("{error}"),
