@@ -39,6 +39,8 @@ mod network;
 #[path = "remote/no_network.rs"]
 mod network;
 mod note;
+#[cfg(feature = "futures")]
+mod stream;
 mod ticket;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -293,7 +295,7 @@ pub struct ShareOptions {
     /// counts the bytes.
     pub copy: Option<bool>,
     /// A ticket is for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what was made with
-    /// it is gone, or else for as long as this process lives.
+    /// it is gone, until [`Ticket::revoke`], or else for as long as this process lives.
     pub once: bool,
     /// Of a ticket: where other machines reach this one, `host` or `host:port`. The process then listens there, for as long as it lives.
     /// Without a port the system chooses one. This takes the feature `nixl` and NIXL itself, here and there. Data and the secret of the ticket

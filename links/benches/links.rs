@@ -27,6 +27,8 @@ const WINDOW: usize = 64;
 /// Items of a stream that are timed together.
 const BATCH: usize = 256;
 const KILLS: usize = 7;
+/// Kills for the percentile of how soon a waiter is told. What takes long is the memory of the processes, so most are small.
+const SMALL_KILLS: usize = 200;
 const IN_FLIGHT: usize = 10_000;
 /// In this time a process that waits has gone to sleep.
 const ASLEEP: Duration = Duration::from_micros(200);
@@ -34,7 +36,7 @@ const ASLEEP: Duration = Duration::from_micros(200);
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match &arguments[1..] {
-        [role, address] if role.starts_with("link") || role == "victim" => link_role(role, address),
+        [role, address] if role.starts_with("link") || role.contains("victim") => link_role(role, address),
         [role] if role.starts_with("bytes") => bytes_role(role == "bytes-awake"),
         _ => measure(),
     }
@@ -81,9 +83,9 @@ fn link_role(role: &str, address: &str) {
             drop(kept);
         }
         _ => {
-            let gib: usize =
-                std::env::var("ESTAFETTE_LINKS_GIB").ok().and_then(|gib| gib.parse().ok()).unwrap_or(1);
-            let resident = vec![1_u8; gib << 30];
+            let gib = || std::env::var("ESTAFETTE_LINKS_GIB").ok()?.parse::<usize>().ok();
+            let bytes = if role == "victim" { gib().unwrap_or(1) << 30 } else { 1 };
+            let resident = vec![1_u8; bytes];
             let received = block_on(link.receive()).expect("sent");
             let (_completer, promise) = host::promise("never kept");
             link.try_send(&promise, &[]).expect("there is room");
@@ -348,8 +350,8 @@ fn descriptors() -> usize {
 }
 
 /// Milliseconds until a fence says that the peer died, until what the dead process used is free, and how long that is after its end.
-fn told(door: &Door) -> [f64; 3] {
-    let Peer(link, mut child) = Peer::start(door, "victim");
+fn told(door: &Door, role: &str) -> [f64; 3] {
+    let Peer(link, mut child) = Peer::start(door, role);
     let kept = link.try_send(&done(), &[]).expect("there is room");
     let pending = block_on(link.receive()).expect("sent");
     std::thread::sleep(Duration::from_millis(5));
@@ -424,9 +426,11 @@ fn measure() {
 
     let mut told_of: [Vec<f64>; 3] = Default::default();
     for _ in 0..KILLS {
-        told_of.iter_mut().zip(told(&door)).for_each(|(figures, figure)| figures.push(figure));
+        told_of.iter_mut().zip(told(&door, "victim")).for_each(|(figures, figure)| figures.push(figure));
     }
     let [lost, gone, late] = told_of;
+    line("a waiter is told of the kill of a large process", "ms", lost, &[]);
+    let lost = (0..SMALL_KILLS).map(|_| told(&door, "small-victim")[0]).collect();
     line("a waiter is told of a kill", "ms", lost, &[]);
     line("what the killed process used is free", "ms", gone, &[]);
     line("what the killed process used is free, after its end", "ms", late, &[]);

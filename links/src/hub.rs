@@ -26,7 +26,7 @@ use crate::platform::{
 use crate::threads::{self, Single};
 
 /// What a greeting says: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 5";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 6";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
 /// Links of a door that wait to be accepted. Further connections wait in the kernel.
@@ -461,10 +461,11 @@ impl Hub {
             if !may_be_process(&end, process).map_err(meeting)? {
                 return Err(refused("came without its end"));
             }
-            let peer = Memory::open(&theirs, BYTES, false).map_err(|error| match is_shortage(&error) {
-                true => meeting(error),
-                false => refused(&format!("has no board: {error}")),
-            })?;
+            let peer =
+                Memory::open_for_children(&theirs, BYTES).map_err(|error| match is_shortage(&error) {
+                    true => meeting(error),
+                    false => refused(&format!("has no board: {error}")),
+                })?;
             populate(&peer);
             Ok((peer, Channel { socket, end, process }))
         };

@@ -1,11 +1,13 @@
 //! Life lines: how the death of a process is known before the kernel frees its memory. PROTOCOL.md, *death*.
 
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::time::Duration;
 
 use crate::LinkError;
 use crate::board::LINE;
@@ -15,6 +17,8 @@ use crate::threads;
 
 /// Life lines that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning.
 const WATCHED_MAX: usize = 126;
+/// How long the thread that watches rests where the system lacks something.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The thread that holds the lines of this process and watches those of its peers. It does nothing else: its end is, for all peers, the
 /// death of this process.
@@ -31,7 +35,7 @@ pub(crate) struct Lines {
 struct State {
     held: Option<RobustList>,
     watched: Vec<Arc<Shared>>,
-    error: Option<std::io::Error>,
+    error: Option<io::Error>,
 }
 
 impl Lines {
@@ -103,10 +107,15 @@ impl Lines {
                     _ => self.state.lock().watched.retain(|watched| !Arc::ptr_eq(watched, link)),
                 }
             }
-            if words.len() == watched.len() + 1 && wait_for_any(&words, None).is_err() {
-                // The kernel cannot wait for several words. The end of a process is still seen.
-                loop {
-                    estafette_sync::thread::park();
+            if words.len() == watched.len() + 1
+                && let Err(error) = wait_for_any(&words, None)
+            {
+                match pause_after(&error) {
+                    Some(pause) => estafette_sync::thread::sleep(pause),
+                    // The end of a process is still seen.
+                    None => loop {
+                        estafette_sync::thread::park();
+                    },
                 }
             }
             for link in watched.iter().filter(|link| link.is_lost()) {
@@ -114,6 +123,15 @@ impl Lines {
             }
         }
     }
+}
+
+/// After a wait for several words that has failed: when to wait again, or `None` where the kernel cannot, or a sandbox refuses it.
+fn pause_after(error: &io::Error) -> Option<Duration> {
+    let is_for_ever = matches!(
+        error.kind(),
+        ErrorKind::Unsupported | ErrorKind::PermissionDenied | ErrorKind::InvalidInput
+    );
+    (!is_for_ever).then_some(PAUSE)
 }
 
 /// The held line of a board.
@@ -131,5 +149,17 @@ impl Drop for Line {
         {
             held.release(&self.board, LINE);
         }
+    }
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lives_are_watched_again_after_a_shortage_and_not_where_the_system_refuses() {
+        let pause = |code| pause_after(&io::Error::from_raw_os_error(code));
+        assert_eq!([libc::ENOMEM, libc::EAGAIN].map(pause), [Some(PAUSE); 2]);
+        assert_eq!([libc::ENOSYS, libc::EPERM, libc::EACCES, libc::EINVAL].map(pause), [None; 4]);
     }
 }

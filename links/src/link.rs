@@ -38,6 +38,11 @@ const FATE_GONE: u32 = 8;
 /// It does not keep to the protocol.
 const FATE_BROKEN: u32 = 16;
 
+/// What is known of the peer, and what `look` finds then: the last look at a slot of a process that is known to be dead.
+pub(crate) fn last_look<T>(fate: &AtomicU32, look: impl FnOnce() -> T) -> (u32, T) {
+    (fate.load(Ordering::Acquire), look())
+}
+
 /// Events that a thread looks at again and again: the oldest.
 const NEWS_MAX: usize = 16;
 
@@ -182,11 +187,9 @@ impl Shared {
 
     // What is known of the peer.
 
-    /// How the peer settled a slot, or why it never will. What is known of the peer is read first: so this is the last look at a slot
-    /// of a process that is known to be dead.
+    /// How the peer settled a slot, or why it never will.
     pub(crate) fn outcome(&self, slot: SlotId) -> Option<Outcome> {
-        let fate = self.fate.load(Ordering::Acquire);
-        let settled = self.peer.outcome(slot, self.process());
+        let (fate, settled) = last_look(&self.fate, || self.peer.outcome(slot, self.process()));
         if settled.is_some() || fate == 0 {
             return settled;
         }
@@ -521,7 +524,7 @@ impl Link {
         self.shared.hub.generation.check().map_err(|_| LinkError::Forked)
     }
 
-    /// Sends a promise, with at most 1,024 bytes for its receiver. The peer's fence settles as `fence` does.
+    /// Sends a promise, with at most 1,088 bytes for its receiver. The peer's fence settles as `fence` does.
     ///
     /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so, closed the link without receiving it,
     /// or died. After a death it settles only when no thread of the peer can touch anything any more.

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Outcome};
 use estafette_sync::cell::UnsafeCell;
-use estafette_sync::sync::atomic::AtomicU64;
+use estafette_sync::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
 use loom::model::Builder;
 
 use crate::bell::{Listener, Ring, Ringer};
 use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, TEXTLESS, WORDS};
+use crate::link::last_look;
 use crate::ring::{Reader, Writer};
 
 type Shared = Arc<Vec<AtomicU64>>;
@@ -330,4 +331,43 @@ fn a_thread_that_serves_is_rung_although_another_one_has_listened() {
 #[should_panic(expected = "deadlock")]
 fn a_thread_that_serves_under_a_number_that_was_rung_is_missed() {
     serves_beside_another(|listener, sleeper| listener.listen(&sleeper.own));
+}
+
+/// A process settles a promise and dies. The kernel marks the life line, and a thread of the peer notes that, while another one looks.
+fn settles_and_dies(look: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
+    explore(move || {
+        let [dying, user] = processes();
+        let [line, fate] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
+        let marked = Arc::clone(&line);
+        let dying = thread::spawn(move || {
+            dying.own.settle(slot(Kind::Ready, 1), &Ok(()), &dying.peer);
+            marked.store(1, Ordering::Release);
+        });
+        let noted = Arc::clone(&fate);
+        let watching = thread::spawn(move || {
+            if line.load(Ordering::Relaxed) != 0 {
+                fence(Ordering::Acquire);
+                noted.fetch_or(1, Ordering::AcqRel);
+            }
+        });
+        let (fate, settled) = look(&fate, &user);
+        assert!(fate == 0 || settled.is_some(), "what was done has failed");
+        dying.join().expect("it does not panic");
+        watching.join().expect("it does not panic");
+    });
+}
+
+#[test]
+fn what_was_done_before_a_death_stays_done() {
+    settles_and_dies(|fate, user| last_look(fate, || outcome(user, slot(Kind::Ready, 1))));
+}
+
+/// The promise is kept after the look, and before the death is known.
+#[test]
+#[should_panic(expected = "what was done has failed")]
+fn a_look_at_a_slot_before_the_death_is_known_is_too_early() {
+    settles_and_dies(|fate, user| {
+        let settled = outcome(user, slot(Kind::Ready, 1));
+        (fate.load(Ordering::Acquire), settled)
+    });
 }

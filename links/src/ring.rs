@@ -4,8 +4,8 @@ use crate::board::{HEAD, OwnBoard, PeerBoard, RING, SLOTS, TAIL, Words};
 
 /// Words of the ring after which a peer that waits for room looks again.
 const EIGHTH: u64 = if RING < 8 { 1 } else { RING / 8 };
-/// Bytes of a note.
-pub(crate) const NOTE_BYTES: usize = 1024;
+/// Bytes of a note. The description of a tensor of 64 dimensions, with the number of a request before it, has 1,073.
+pub(crate) const NOTE_BYTES: usize = 1088;
 
 /// What crosses in the ring: an index whose use begins, and a note for the receiver.
 #[derive(Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::LinkError;
 use crate::link::Shared;
-use crate::platform::{Descriptor, Memory};
+use crate::platform::{CloseOnFork, Descriptor, Memory};
 
 statics! {
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -23,7 +23,7 @@ statics! {
 #[derive(Debug)]
 pub struct Segment {
     memory: Memory,
-    descriptor: Descriptor,
+    descriptor: CloseOnFork<Descriptor>,
     /// Of this process.
     number: u64,
     is_writable: bool,
@@ -58,6 +58,7 @@ impl Segment {
         }
         let (memory, descriptor) =
             create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
+        let descriptor = CloseOnFork::new(descriptor);
         memory.populate(0..bytes);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { memory, descriptor, number, is_writable, links: Mutex::default() })
@@ -101,7 +102,8 @@ impl Drop for Segment {
     }
 }
 
-/// A segment of a peer, mapped read-only, so that a write to it is a fault, unless the peer has shown it for writing.
+/// A segment of a peer, mapped read-only, so that a write to it is a fault, unless the peer has shown it for writing. A forked child does not
+/// have it.
 #[derive(Debug)]
 pub struct PeerSegment {
     pub(crate) memory: Memory,
@@ -195,9 +197,37 @@ pub enum Seen {
 
 #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use estafette_devices::DeviceErrorKind;
+    use estafette_sync::platform::child::in_forked_child;
 
     use super::*;
+
+    #[test]
+    fn a_forked_child_keeps_no_shared_memory_and_closes_nothing_in_its_place() {
+        let segment = Segment::new(4096).expect("memory");
+        let (_memory, theirs) = Memory::create("a segment of a peer", 4096).expect("memory");
+        let memory = Memory::open(&theirs, 4096, false).expect("a mapping");
+        let seen = PeerSegment { memory, is_writable: false };
+        let number = segment.descriptor.as_raw_fd();
+        let is_mapped = |start: NonNull<u8>| {
+            let mut page = 0;
+            // SAFETY: one page, whose state is one byte.
+            unsafe { libc::mincore(start.as_ptr().cast(), 4096, &raw mut page) == 0 }
+        };
+        assert!(is_mapped(segment.start()) && is_mapped(seen.start()));
+        assert!(in_forked_child(|| {
+            // SAFETY: takes integers.
+            let is_open = || unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+            let is_kept = is_open() || is_mapped(segment.start()) || is_mapped(seen.start());
+            // SAFETY: takes integers. The lowest free number from this one on is this one.
+            let other = unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_DUPFD, number) };
+            // SAFETY: the child's copies; it gives each up once.
+            drop(unsafe { (std::ptr::read(&segment), std::ptr::read(&seen)) });
+            !is_kept && other == number && is_open()
+        }));
+    }
 
     #[test]
     fn memory_of_a_device_that_was_not_opened_is_tried_again_and_opened_once() {

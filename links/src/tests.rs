@@ -20,7 +20,7 @@ use crate::board::{
 };
 use crate::hub::{GREETING, Hub};
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
-use crate::ring::Writer;
+use crate::ring::{NOTE_BYTES, Writer};
 use crate::{Address, Door, Link, LinkError};
 
 use self::random::Random;
@@ -179,7 +179,7 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
                     completer.complete();
                 }
                 if let Ok(Some(item)) = link.try_receive() {
-                    assert!(item.note().len() <= 1024);
+                    assert!(item.note().len() <= NOTE_BYTES);
                     fences.push(item.fence().clone());
                     received.push(item);
                     taken += 1;

@@ -269,18 +269,18 @@ fn a_full_link_makes_its_sender_wait() {
         |_, link| {
             let mut sent = Vec::new();
             loop {
-                match link.try_send(&done(), &[7; 1024]) {
+                match link.try_send(&done(), &[7; 1088]) {
                     Ok(used) => sent.push(used),
                     Err(LinkError::Full { .. }) => break,
                     Err(error) => panic!("{error}"),
                 }
             }
-            assert!(sent.len() >= 63, "{} notes of 1 KiB", sent.len());
+            assert!(sent.len() >= 59, "{} notes of the greatest length", sent.len());
             for _ in 0..20_000 {
                 sent.push(wait(link.send(&done(), b"go on")).expect("it is sent"));
             }
             assert!(sent.iter().all(|used| outcome(used).is_ok()));
-            assert!(matches!(link.try_send(&done(), &[7; 1025]), Err(LinkError::Invalid(_))));
+            assert!(matches!(link.try_send(&done(), &[7; 1089]), Err(LinkError::Invalid(_))));
         },
         |link| {
             // Not before the ring is full: the peer stops there.

@@ -28,7 +28,7 @@ use estafette::report::{html, merge, perfetto, report};
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette::{DType, Engine, Error, Tensor};
 use estafette_links::Link as RawLink;
-use futures::FutureExt;
+use futures::{FutureExt, StreamExt};
 
 use support::{Peer, failure, role, until, wait};
 
@@ -400,6 +400,183 @@ fn a_ticket_is_a_promise_in_a_process_without_a_link() {
             assert!(error.contains("not valid any more"), "{error}");
         },
     );
+}
+
+#[test]
+fn a_lost_ticket_for_one_use_holds_its_version_until_it_is_revoked() {
+    let engine = engine();
+    let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+    let once = ShareOptions { once: true, ..ShareOptions::default() };
+    let ticket = x.ticket(&once).unwrap();
+    fill(&engine, &x, 4);
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!x.is_ready(), "the write waits for the ticket");
+    ticket.revoke();
+    assert_eq!(value(&engine, &x).unwrap(), 4);
+    let error = engine.from_ticket(&ticket).unwrap().wait().unwrap_err().to_string();
+    assert!(error.contains("not valid any more"), "{error}");
+    let bytes = x.ticket(&once).unwrap().to_bytes();
+    let kept = engine.from_ticket(&Ticket::from_bytes(&bytes).unwrap()).unwrap();
+    assert_eq!(value(&engine, &kept).unwrap(), 4, "its drop leaves it valid");
+}
+
+#[test]
+fn a_writer_that_waits_for_a_ticket_is_not_held_up_by_those_who_go_on_using_it() {
+    two(
+        "a_writer_that_waits_for_a_ticket_is_not_held_up_by_those_who_go_on_using_it",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            fill(engine, &x, 1);
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
+            send_ticket(engine, &link, &ticket);
+            heard(&link);
+            fill(engine, &x, 2);
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!x.is_ready(), "the write waits for the ticket");
+            drop(ticket);
+            assert_eq!(value(engine, &x).unwrap(), 2);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let ticket = receive_ticket(&link);
+            let mut used = engine.from_ticket(&ticket).unwrap();
+            assert_eq!(value(engine, &used).unwrap(), 1);
+            say(engine, &link);
+            // Each use begins before the last one ends.
+            let error = loop {
+                let next = engine.from_ticket(&ticket).unwrap();
+                match next.wait() {
+                    Ok(()) => used = next,
+                    Err(error) => break error.to_string(),
+                }
+            };
+            assert!(error.contains("not valid any more"), "{error}");
+            drop(used);
+        },
+    );
+}
+
+#[test]
+fn a_tensor_of_as_many_dimensions_as_there_can_be_crosses_by_link_and_by_ticket() {
+    let engine = engine();
+    let (near, far) = pair(&engine);
+    for ndim in 61..=64 {
+        let x = engine.zeros(&vec![1; ndim], DType::I64).unwrap();
+        wait(near.send(&x, &ShareOptions::default())).unwrap();
+        let by_link = receive(&far);
+        let ticket = x.ticket(&ShareOptions::default()).unwrap();
+        let by_ticket = engine.from_ticket(&ticket).unwrap();
+        for tensor in [by_link, by_ticket] {
+            tensor.wait().unwrap();
+            assert_eq!(tensor.shape().unwrap()[..], vec![1; ndim]);
+        }
+    }
+}
+
+#[test]
+fn a_link_is_a_stream_of_what_it_receives() {
+    const COUNT: i64 = 100;
+    two(
+        "a_link_is_a_stream_of_what_it_receives",
+        |peer, engine, link| {
+            let mut sent = Vec::new();
+            for number in 0..COUNT {
+                let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+                fill(engine, &x, number);
+                wait(link.send(&x, &ShareOptions::default())).unwrap();
+                sent.push(x);
+            }
+            // What is not ready when the link closes fails.
+            sent.iter().for_each(|x| x.wait().unwrap());
+            drop(link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let mut tensors = link.stream();
+            for number in 0..COUNT {
+                let tensor = wait(tensors.next()).expect("a tensor").unwrap();
+                assert_eq!(value(engine, &tensor).unwrap(), number);
+            }
+            assert!(wait(tensors.next()).is_none() && wait(tensors.next()).is_none());
+        },
+    );
+}
+
+#[test]
+fn a_stream_of_what_a_link_receives_ends_after_the_death_of_the_other_process() {
+    two(
+        "a_stream_of_what_a_link_receives_ends_after_the_death_of_the_other_process",
+        |peer, _, link| {
+            let mut tensors = link.stream();
+            assert!(wait(tensors.next()).is_some_and(|tensor| tensor.is_ok()));
+            peer.kill();
+            let error = wait(tensors.next()).expect("an error").unwrap_err().to_string();
+            assert!(error.contains(&format!("process {} died", peer.process())), "{error}");
+            assert!(wait(tensors.next()).is_none());
+        },
+        |engine, link| {
+            say(engine, &link);
+            until_killed();
+        },
+    );
+}
+
+/// Starts a process until it has the number of one that has ended.
+fn start_as(number: u32, start: impl Fn() -> Peer) -> Result<Peer, String> {
+    for _ in 0..200 {
+        std::fs::write("/proc/sys/kernel/ns_last_pid", (number - 1).to_string())
+            .map_err(|error| format!("the system chooses the numbers of processes: {error}"))?;
+        let peer = start();
+        if peer.process() == number {
+            return Ok(peer);
+        }
+    }
+    Err(format!("another process has the number {number}"))
+}
+
+#[test]
+fn a_process_with_the_number_of_a_dead_one_is_not_taken_for_it() {
+    let name = "a_process_with_the_number_of_a_dead_one_is_not_taken_for_it";
+    let engine = engine();
+    if let Some(door) = role() {
+        let link = wait(engine.connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
+        let own = Door::open().unwrap();
+        send_bytes(&engine, &link, own.address().as_bytes());
+        let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+        fill(&engine, &x, 5);
+        let ticket = x.ticket(&ShareOptions::default()).unwrap();
+        send_ticket(&engine, &link, &ticket);
+        until_killed();
+    }
+    let door = Door::open().unwrap();
+    let start = || Peer::start(name, &door.address().to_string());
+    let meet = |peer: &Peer| {
+        // Processes with other numbers may have come before.
+        let mut links = std::iter::repeat_with(|| wait(engine.accept(&door)).unwrap());
+        let link = links.find(|link| link.process() == peer.process()).unwrap();
+        let address = Address::from_bytes(&receive_bytes(&link)).unwrap();
+        let ticket = receive_ticket(&link);
+        (link, address, ticket)
+    };
+    let mut dead = start();
+    let (old_link, old_address, old_ticket) = meet(&dead);
+    let number = dead.process();
+    dead.kill();
+    dead.0.wait().unwrap();
+    let mut peer = match start_as(number, start) {
+        Ok(peer) => peer,
+        Err(why) => return println!("not tested: {why}"),
+    };
+    let (link, _, ticket) = meet(&peer);
+    let error = engine.from_ticket(&old_ticket).unwrap().wait().unwrap_err().to_string();
+    assert!(error.contains(&format!("process {number} died")), "{error}");
+    assert!(wait(engine.connect(&old_address)).is_err());
+    assert!(matches!(wait(old_link.receive()), Err(Error::Device(_))));
+    let x = engine.from_ticket(&ticket).unwrap();
+    assert_eq!(value(&engine, &x).unwrap(), 5);
+    assert!(link.receive().now_or_never().is_none(), "it lives");
+    peer.kill();
+    assert!(matches!(wait(link.receive()), Err(Error::Device(_))));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! sends and uses tensors as well: each is an owner and a consumer.
 //!
 //! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many are killed. With it, the process that
-//! dies large has a GiB.
+//! dies large has a GiB, and a percentile is taken of how soon a death is known.
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
@@ -219,6 +219,13 @@ fn be_the_other(place: &str) {
         "lacks memory" => return lacks_memory(&engine, place),
         "holds" => return holds(&engine, place),
         "is large" => return is_large(&engine, place),
+        "owes" => {
+            let link = wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address")));
+            let owed = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+            let endless = engine.op("endless").writes([&owed]).run(|[], [_owed]| until_killed());
+            drop(endless.expect("submitted"));
+            wait(link.expect("a link").send(&owed, &ShareOptions::default())).expect("sent");
+        }
         "uses a ticket" => {
             let bytes = std::fs::read(place).expect("a file");
             let tensor =
@@ -632,6 +639,36 @@ fn large_dies(survivor: &Survivor, name: &str) -> bool {
     !told.1 && told.0 < gone / 2
 }
 
+/// The long form kills as many processes as a percentile takes.
+#[test]
+fn who_waits_for_a_process_is_told_of_its_death_soon() {
+    if is_the_other() {
+        return;
+    }
+    let name = "who_waits_for_a_process_is_told_of_its_death_soon";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let mut told: Vec<_> = (0..if is_long() { 200 } else { 5 })
+        .map(|_| {
+            let (mut child, link) = survivor.meet(name, None, None, "owes");
+            let owed = wait(link.as_ref().expect("a link").receive()).expect("a link").expect("a promise");
+            let killed = Instant::now();
+            child.kill().expect("it runs");
+            let error = owed.wait_timeout(Duration::from_secs(60)).expect_err("it is dead").to_string();
+            let told = killed.elapsed();
+            assert!(is_its_end(&error, child.id()), "{error}");
+            drop((owed, link));
+            survivor.assert_nothing_of(name, child);
+            told
+        })
+        .collect();
+    told.sort_unstable();
+    let [median, late] = [50, 99].map(|percent| told[(told.len() - 1) * percent / 100]);
+    println!("told after {median:?}, p99 {late:?}");
+    // On a loaded machine this process may wait for the processor for some time slices.
+    assert!(!is_long() || late < Duration::from_millis(250), "p99 {late:?}");
+}
+
 #[test]
 fn kills_at_random_moments_leave_whole_versions_and_nothing_else() {
     if is_the_other() {
@@ -665,6 +702,8 @@ fn kills_at_random_moments_leave_whole_versions_and_nothing_else() {
         kills += 1;
     }
     println!("{kills} kills");
+    // A kill takes a twentieth of that.
+    assert!(seconds.is_none_or(|seconds| u64::from(kills) >= seconds.as_secs()), "so few kills say little");
 }
 
 /// A process that is stopped at any step is no dead process: nothing fails, and all goes on with it.

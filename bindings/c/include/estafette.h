@@ -532,8 +532,8 @@ typedef struct estafette_ticket_options {
    */
   uint32_t size;
   /**
-   * 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or else for as long as this process
-   * lives, and `estafette_ticket_revoke` only gives the handle up. 0: for any number of uses, until it is revoked.
+   * 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or until it is revoked, or else for as
+   * long as this process lives; `estafette_ticket_release` leaves it valid. 0: for any number of uses, until it is revoked or released.
    */
   int32_t once;
   /**
@@ -566,6 +566,13 @@ typedef struct estafette_send_options {
    * As `copy` of `estafette_ticket_options`.
    */
   int32_t copy;
+  /**
+   * One of `estafette_access`. `ESTAFETTE_READ`: the other process reads the version. `ESTAFETTE_WRITE`: it alone uses the tensor, which
+   * is of `estafette_zeros_shared_for_writing`, until it has let go of it, and what it has written is the next version. That version has failed if the
+   * process could not take the tensor, has failed to write it, has closed the link before it received it, or has died meanwhile. A later
+   * write of the whole makes the tensor usable again. `copy` is 0 then.
+   */
+  int32_t access;
 } estafette_send_options;
 
 /**
@@ -1469,7 +1476,7 @@ estafette_status estafette_program_destroy(struct estafette_program *program);
 /**
  * Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until the
  * ticket is revoked, and what was made with it is gone. Waits for nothing. `options` may be NULL for the defaults. The caller owns `*out`
- * and gives it up by `estafette_ticket_revoke`.
+ * and gives it up by `estafette_ticket_revoke` or `estafette_ticket_release`.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy was refused;
  * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive, and with `reach` when NIXL is
@@ -1498,13 +1505,21 @@ estafette_status estafette_ticket_bytes(const struct estafette_ticket *ticket,
                                         size_t *size);
 
 /**
- * Revokes a ticket and gives its handle up: nothing new can be made with it. Tensors that were made with it stay. NULL is legal and does
- * nothing.
+ * Revokes a ticket, also one for one use, and gives its handle up: nothing new can be made with it. Tensors that were made with it stay. NULL
+ * is legal and does nothing.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a ticket that was revoked before;
  * `ESTAFETTE_FORKED`: there the ticket is leaked. May be called by any thread. `ticket` may be any value.
  */
 estafette_status estafette_ticket_revoke(struct estafette_ticket *ticket);
+
+/**
+ * Gives the handle of a ticket up. A ticket for one use stays valid, as nothing has to keep it; any other one is revoked by this. NULL is
+ * legal and does nothing.
+ *
+ * Returns as `estafette_ticket_revoke`. May be called by any thread. `ticket` may be any value.
+ */
+estafette_status estafette_ticket_release(struct estafette_ticket *ticket);
 
 /**
  * The tensor that a ticket of another process names: a promise, to be read only, in the memory of that process. The caller owns `*out` and
@@ -1626,7 +1641,7 @@ estafette_status estafette_link_send(const struct estafette_link *link,
 
 /**
  * The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise in
- * the memory of that process. It is read-only (`estafette_tensor_read_only`) unless that process, in Python or Rust, has sent it for writing;
+ * the memory of that process. It is read-only (`estafette_tensor_read_only`) unless that process has sent it for writing;
  * what this one then writes is the owner's next version once the handle is released. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
  * memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
  * thread runs no operation meanwhile.
@@ -1846,6 +1861,21 @@ estafette_status estafette_zeros_shared(struct estafette_engine *engine,
                                         int32_t ndim,
                                         DLDataType dtype,
                                         struct estafette_tensor **out);
+
+/**
+ * As `estafette_zeros_shared`, in memory that one other process at a time can also be lent for writing: `access` of
+ * `estafette_send_options`. Each such tensor has a segment of its own, of which a link shows 1,024 at a time.
+ *
+ * Returns as `estafette_zeros_shared`. May be called by any thread.
+ *
+ * What the caller promises:
+ * As for `estafette_zeros`.
+ */
+estafette_status estafette_zeros_shared_for_writing(struct estafette_engine *engine,
+                                                    const int64_t *shape,
+                                                    int32_t ndim,
+                                                    DLDataType dtype,
+                                                    struct estafette_tensor **out);
 
 /**
  * As `estafette_zeros`, in memory of `device`, one of the engine's. The bytes are arbitrary; where the host can use the memory they are zero.
@@ -2122,6 +2152,8 @@ struct estafette_api {
   estafette_status (*copy)(struct estafette_engine *engine, const struct estafette_tensor *tensor, DLDevice device, struct estafette_tensor **out);
   estafette_status (*empty)(struct estafette_engine *engine, DLDevice device, const int64_t *shape, int32_t ndim, DLDataType dtype, struct estafette_tensor **out);
   estafette_status (*run_ready)(struct estafette_engine *engine, int32_t *ran);
+  estafette_status (*ticket_release)(struct estafette_ticket *ticket);
+  estafette_status (*zeros_shared_for_writing)(struct estafette_engine *engine, const int64_t *shape, int32_t ndim, DLDataType dtype, struct estafette_tensor **out);
 };
 
 #ifdef __cplusplus

@@ -183,7 +183,8 @@ struct TicketOptions {
   std::uint64_t deadline_ns = 0;
 };
 
-/// Names a version of a tensor for processes that no link joins: `Tensor::ticket`, `Engine::from_ticket`. Dropped, it is revoked.
+/// Names a version of a tensor for processes that no link joins: `Tensor::ticket`, `Engine::from_ticket`. Dropped, it is revoked, unless it is
+/// for one use, which nothing has to keep.
 class Ticket {
  public:
   explicit Ticket(estafette_ticket *ticket) : ticket_(ticket) {}
@@ -199,12 +200,12 @@ class Ticket {
     return bytes;
   }
 
-  /// Nothing new can be made with it.
+  /// Nothing new can be made with it, also if it is for one use.
   void revoke() { check(estafette_ticket_revoke(ticket_.release())); }
 
  private:
   struct Drop {
-    void operator()(estafette_ticket *ticket) const { estafette_ticket_revoke(ticket); }
+    void operator()(estafette_ticket *ticket) const { estafette_ticket_release(ticket); }
   };
   std::unique_ptr<estafette_ticket, Drop> ticket_;
 };
@@ -515,8 +516,13 @@ class Link {
 
   /// Waits only while the link is full.
   void send(const Tensor &tensor, std::uint64_t timeout_ns = ESTAFETTE_FOREVER, Copy copy = Copy::if_needed) const {
-    estafette_send_options options = {sizeof options, static_cast<std::int32_t>(copy)};
-    check(estafette_link_send(link_.get(), tensor.get(), &options, timeout_ns));
+    send(tensor, timeout_ns, copy, ESTAFETTE_READ);
+  }
+
+  /// Lends a tensor of `Engine::zeros_shared_for_writing` to the other process, which alone uses it until it has let go of it. What it has
+  /// written is the next version.
+  void lend(const Tensor &tensor, std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
+    send(tensor, timeout_ns, Copy::if_needed, ESTAFETTE_WRITE);
   }
 
   /// The next tensor of the other process; none once that process has closed the link.
@@ -535,6 +541,11 @@ class Link {
   }
 
  private:
+  void send(const Tensor &tensor, std::uint64_t timeout_ns, Copy copy, estafette_access access) const {
+    estafette_send_options options = {sizeof options, static_cast<std::int32_t>(copy), access};
+    check(estafette_link_send(link_.get(), tensor.get(), &options, timeout_ns));
+  }
+
   struct Drop {
     void operator()(estafette_link *link) const { estafette_link_close(link); }
   };
@@ -918,6 +929,11 @@ class Engine {
   /// In memory that other processes can be shown.
   Tensor zeros_shared(const std::vector<std::int64_t> &shape, DLDataType dtype) const {
     return zeros_by(estafette_zeros_shared, shape, dtype);
+  }
+
+  /// In memory that other processes can also be lent for writing: `Link::lend`.
+  Tensor zeros_shared_for_writing(const std::vector<std::int64_t> &shape, DLDataType dtype) const {
+    return zeros_by(estafette_zeros_shared_for_writing, shape, dtype);
   }
 
   /// In memory of a device of the engine. The bytes are arbitrary where the host cannot use the memory.

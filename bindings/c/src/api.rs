@@ -69,7 +69,7 @@ functions! {
     estafette_link_process, estafette_link_send, estafette_link_receive, estafette_link_descriptor, estafette_link_close,
     estafette_declare_dead,
     estafette_produce_with, estafette_call_operator_with, estafette_wait_any, estafette_order_on_with, estafette_lease_all,
-    estafette_copy, estafette_empty, estafette_run_ready
+    estafette_copy, estafette_empty, estafette_run_ready, estafette_ticket_release, estafette_zeros_shared_for_writing
 }
 
 /// The functions of this library in a table, for programs that load the library at run time. It lives as long as the process. The Python

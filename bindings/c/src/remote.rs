@@ -4,11 +4,12 @@ use std::ffi::{CString, c_char};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use estafette::Engine;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
+use estafette::{Access, Engine};
 
 use crate::engine::{self, estafette_engine, timeout};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, flag, needed, place, text};
+use crate::export::access;
 use crate::handles::{Pinned, Table};
 use crate::options::{self, Options};
 use crate::places::Kind;
@@ -48,8 +49,8 @@ fn link(link: *const estafette_link) -> Result<Pinned<Linked>, Refusal> {
 pub struct estafette_ticket_options {
     /// `sizeof(estafette_ticket_options)`.
     pub size: u32,
-    /// 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or else for as long as this process
-    /// lives, and `estafette_ticket_revoke` only gives the handle up. 0: for any number of uses, until it is revoked.
+    /// 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or until it is revoked, or else for as
+    /// long as this process lives; `estafette_ticket_release` leaves it valid. 0: for any number of uses, until it is revoked or released.
     pub once: i32,
     /// Whether the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always. -1:
     /// never.
@@ -71,6 +72,11 @@ pub struct estafette_send_options {
     pub size: u32,
     /// As `copy` of `estafette_ticket_options`.
     pub copy: i32,
+    /// One of `estafette_access`. `ESTAFETTE_READ`: the other process reads the version. `ESTAFETTE_WRITE`: it alone uses the tensor, which
+    /// is of `estafette_zeros_shared_for_writing`, until it has let go of it, and what it has written is the next version. That version has failed if the
+    /// process could not take the tensor, has failed to write it, has closed the link before it received it, or has died meanwhile. A later
+    /// write of the whole makes the tensor usable again. `copy` is 0 then.
+    pub access: i32,
 }
 
 // SAFETY: numbers only, the size first.
@@ -96,7 +102,7 @@ unsafe impl Options for estafette_ticket_options {
 
 /// Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until the
 /// ticket is revoked, and what was made with it is gone. Waits for nothing. `options` may be NULL for the defaults. The caller owns `*out`
-/// and gives it up by `estafette_ticket_revoke`.
+/// and gives it up by `estafette_ticket_revoke` or `estafette_ticket_release`.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy was refused;
 /// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive, and with `reach` when NIXL is
@@ -164,13 +170,25 @@ pub unsafe extern "C" fn estafette_ticket_bytes(
     })
 }
 
-/// Revokes a ticket and gives its handle up: nothing new can be made with it. Tensors that were made with it stay. NULL is legal and does
-/// nothing.
+/// Revokes a ticket, also one for one use, and gives its handle up: nothing new can be made with it. Tensors that were made with it stay. NULL
+/// is legal and does nothing.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a ticket that was revoked before;
 /// `ESTAFETTE_FORKED`: there the ticket is leaked. May be called by any thread. `ticket` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_ticket_revoke(ticket: *mut estafette_ticket) -> estafette_status {
+    entry_unless_null(ticket, || {
+        TICKETS.get(ticket, "ticket")?.revoke();
+        TICKETS.release(ticket, "ticket")
+    })
+}
+
+/// Gives the handle of a ticket up. A ticket for one use stays valid, as nothing has to keep it; any other one is revoked by this. NULL is
+/// legal and does nothing.
+///
+/// Returns as `estafette_ticket_revoke`. May be called by any thread. `ticket` may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_ticket_release(ticket: *mut estafette_ticket) -> estafette_status {
     entry_unless_null(ticket, || TICKETS.release(ticket, "ticket"))
 }
 
@@ -376,15 +394,31 @@ pub unsafe extern "C" fn estafette_link_send(
         let Linked { engine, link } = &*self::link(link)?;
         let tensor = tensor::tensor(tensor, "tensor")?;
         // SAFETY: by contract of this function.
-        let copy = copy_of("estafette_send_options", unsafe { options::read(options) }?.copy)?;
+        let options = unsafe { options::read(options) }?;
+        let copy = copy_of("estafette_send_options", options.copy)?;
         let how = ShareOptions { copy, ..ShareOptions::default() };
-        engine.block_on(link.send(&tensor, &how), timeout(timeout_ns))?;
+        let timeout = timeout(timeout_ns);
+        match (access(options.access)?, copy) {
+            (Access::Read, _) => engine.block_on(link.send(&tensor, &how), timeout)?,
+            (Access::Write, None) => engine.block_on(link.lend(&tensor), timeout)?,
+            (access, _) => {
+                let (number, copy) = (options.access, options.copy);
+                let why = if access == Access::Write {
+                    "what is sent for writing is not copied"
+                } else {
+                    "it is no lease"
+                };
+                return Err(Refusal::invalid(format!(
+                    "estafette_send_options: access is {number} and copy is {copy}: {why}"
+                )));
+            }
+        }
         DONE
     })
 }
 
 /// The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise in
-/// the memory of that process. It is read-only (`estafette_tensor_read_only`) unless that process, in Python or Rust, has sent it for writing;
+/// the memory of that process. It is read-only (`estafette_tensor_read_only`) unless that process has sent it for writing;
 /// what this one then writes is the owner's next version once the handle is released. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
 /// memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
 /// thread runs no operation meanwhile.

@@ -226,6 +226,25 @@ pub unsafe extern "C" fn estafette_zeros_shared(
     entry(|| unsafe { allocate(engine, Memory::Shared(DLDevice::CPU), (shape, ndim), dtype, out) })
 }
 
+/// As `estafette_zeros_shared`, in memory that one other process at a time can also be lent for writing: `access` of
+/// `estafette_send_options`. Each such tensor has a segment of its own, of which a link shows 1,024 at a time.
+///
+/// Returns as `estafette_zeros_shared`. May be called by any thread.
+///
+/// # Safety
+/// As for `estafette_zeros`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_zeros_shared_for_writing(
+    engine: *mut estafette_engine,
+    shape: *const i64,
+    ndim: i32,
+    dtype: DLDataType,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { allocate(engine, Memory::SharedForWriting, (shape, ndim), dtype, out) })
+}
+
 /// As `estafette_zeros`, in memory of `device`, one of the engine's. The bytes are arbitrary; where the host can use the memory they are zero.
 ///
 /// Returns as `estafette_zeros`; `ESTAFETTE_INVALID` for a device that the engine does not have as well; `ESTAFETTE_NOT_SHARED` in an engine

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import unittest.mock
 
 import numpy as np
@@ -502,6 +503,28 @@ def test_the_death_of_an_actor_reaches_who_holds_its_promises(own_source, sink):
     assert f"process {pid} died" in text
 
 
+def test_ray_runs_a_task_again_that_a_death_has_failed(tmp_path):
+    owner = "import sys, time, estafette as est; eng = est.Engine(workers=1, shared=True); link = eng.connect(sys.argv[1]); x = eng.zeros(1, 'int64'); "
+    owner += "eng.submit(lambda x: time.sleep(600), writes=[x]); link.send(x); time.sleep(600)"
+
+    @ray.remote(num_cpus=0, max_retries=1, retry_exceptions=[est.PeerDiedError])
+    def attempt(tries):
+        with open(tries, "a+") as file:
+            file.write("x")
+            file.seek(0)
+            count = len(file.read())
+        if count > 1:
+            return count
+        with est.Engine(workers=1) as eng, eng.door() as door:
+            process = subprocess.Popen([sys.executable, "-c", owner, door.address])
+            promise = door.accept(60).receive(60)
+            process.kill()
+            process.wait()
+            promise.wait(60)
+
+    assert get(attempt.remote(str(tmp_path / "tries"))) == 2
+
+
 def test_the_death_of_a_reader_ends_its_leases(source, own_sink):
     get(own_sink.keep.remote(source.current.remote()))
     get(source.write.remote(1.0))
@@ -576,6 +599,30 @@ def test_each_abort_ends_one_receive_however_that_ends(monkeypatch):
             receive()
     receive()
     assert not transport._aborted
+
+
+def test_an_actor_that_nixl_has_not_reached_is_tried_again_after_a_minute(monkeypatch):
+    class Actor:
+        """Calls of `_reaching` and `_values` that run nowhere."""
+
+        __ray_call__ = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=lambda function, _obj_id: function))
+
+    asked, now = [], [1000.0]
+
+    def answer(function):
+        asked.append(function)
+        return "no way" if function is estafette.ray._reaching else [({"shape": (1,), "dtype": "int64"}, [bytes(8)])]
+
+    monkeypatch.setattr(estafette.ray, "ray", types.SimpleNamespace(get=answer))
+    monkeypatch.setattr(estafette.ray, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    metadata = estafette.ray._Metadata(tensor_meta=[], tensor_device="cpu", node="elsewhere", source=Actor())
+    unreachable = {}
+    tries = []
+    for now[0] in (1000.0, 1059.0, 1061.0, 1062.0):
+        [tensor] = estafette.ray._from_elsewhere("object", metadata, unreachable, lambda *_: None)
+        assert tensor.result(60).shape == (1,)
+        tries.append(asked.count(estafette.ray._reaching))
+    assert tries == [1, 1, 2, 2]
 
 
 @by_nixl

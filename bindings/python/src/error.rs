@@ -219,19 +219,30 @@ fn lease_held(py: Python<'_>, error: &Error, held: &LeaseHeld) -> PyResult<PyErr
 }
 
 fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {
+    let cause = failure.source_error().and_then(|source| {
+        if let Some(raised) = source.downcast_ref::<Raised>() {
+            Some(PyErr::from_value(raised.kept.value.clone_ref(py).into_bound(py).into_any()))
+        } else if let Some(source) = source.downcast_ref::<Error>() {
+            Some(to_py(py, source))
+        } else {
+            source.downcast_ref().map(|source: &DeviceError| to_py(py, &Error::Device(source.clone())))
+        }
+    });
+    let is_death = |error: &&Bound<'_, PyBaseException>| {
+        name == "OperationError"
+            && class(py, "PeerDiedError").and_then(|class| error.is_instance(&class)).unwrap_or(false)
+    };
     let (operation, message) = (failure.operation().to_string(), failure.message().to_string());
-    let arguments = (operation, failure.id(), message, failure.to_string());
-    let error = raise_with(py, name, arguments);
-    let source = failure.source_error();
-    if let Some(raised) = source.and_then(|source| source.downcast_ref::<Raised>()) {
-        error.set_cause(
-            py,
-            Some(PyErr::from_value(raised.kept.value.clone_ref(py).into_bound(py).into_any())),
-        );
-    } else if let Some(source) = source.and_then(|source| source.downcast_ref::<Error>()) {
-        error.set_cause(py, Some(to_py(py, source)));
-    } else if let Some(source) = source.and_then(|source| source.downcast_ref::<DeviceError>()) {
-        error.set_cause(py, Some(to_py(py, &Error::Device(source.clone()))));
+    let (id, text) = (failure.id(), failure.to_string());
+    let error = match cause.as_ref().map(|cause| cause.value(py)).filter(is_death) {
+        Some(death) => {
+            let process = death.getattr("process").ok().map(Bound::unbind);
+            raise_with(py, "PeerDiedOperationError", (operation, id, message, text, process))
+        }
+        None => raise_with(py, name, (operation, id, message, text)),
+    };
+    if cause.is_some() {
+        error.set_cause(py, cause);
     }
     error
 }

@@ -223,23 +223,19 @@ def test_the_death_of_an_owner_fails_what_it_had_promised_and_leaves_what_was_re
     ready.wait(60)
     waiting = threading.Timer(0.05, peer.kill)
     waiting.start()
-    with pytest.raises(est.EstafetteError, match=f"process {peer.process.pid} died") as caught:
-        pending.wait(60)
-    assert peer_died(caught.value).process == peer.process.pid
-    with pytest.raises(est.EstafetteError, match=f"process {peer.process.pid} died"):
-        after.wait(60)
+    for promise in (pending, after):
+        with pytest.raises(est.PeerDiedError, match=f"process {peer.process.pid} died") as caught:
+            promise.wait(60)
+        for error in (caught.value, promise.exception(), pickle.loads(pickle.dumps(caught.value))):
+            assert isinstance(error, est.OperationError)
+            assert isinstance(error, est.PeerDiedError)
+            assert error.process == peer.process.pid
+            assert str(error) == str(caught.value)
+        assert type(caught.value.__cause__) is est.PeerDiedError
     with pytest.raises(est.PeerDiedError, match=f"process {peer.process.pid} died") as caught:
         peer.link.receive(60)
     assert caught.value.process == peer.process.pid
     assert np.from_dlpack(ready).tolist() == [5, 5, 5]
-
-
-def peer_died(error):
-    """The death behind an error."""
-    while not isinstance(error, est.PeerDiedError):
-        assert error is not None
-        error = error.__cause__
-    return error
 
 
 def test_the_death_of_a_consumer_ends_its_leases(eng, np, other):

@@ -309,7 +309,8 @@ pub(crate) fn of_another_process(
     ready: &Fence,
     process: u32,
 ) -> Result<Tensor, Error> {
-    if let Err(error) = core.check_usable() {
+    if let Err(error) = core.check_usable().and_then(|()| describe(core, &managed)) {
+        // Before `managed` is dropped, which answers the owner.
         if let Some(Loan::ForWriting(failure)) = loan {
             let _ = failure.set(device_error(error.clone()));
         }
@@ -615,4 +616,36 @@ fn adopt(
     let Definition { layout, data, storage, read_only, placed, .. } = definition;
     drop(placed);
     Ok((ImportedMemory { layout, data, storage, read_only }, Some(reader)))
+}
+
+#[cfg(all(test, feature = "links"))]
+mod tests {
+    use std::sync::{OnceLock, mpsc};
+
+    use estafette_devices::{DeviceType, host};
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::exchange::{Abi, ExportFlags, export};
+
+    #[test]
+    fn what_is_lent_for_writing_and_not_taken_has_failed_before_it_is_answered() {
+        let engine = Engine::builder().workers(1).build().expect("an engine");
+        let device = DLDevice { device_type: DeviceType::CUDA, device_id: 77 };
+        let layout = Layout::contiguous(DType::I64, device, &[1]).expect("a layout");
+        let failure = Arc::new(OnceLock::new());
+        let (answer, answered) = mpsc::channel();
+        let known = Arc::clone(&failure);
+        let end = move || answer.send(known.get().is_some()).expect("awaited");
+        let flags = ExportFlags { read_only: false, is_copied: false };
+        let data = std::ptr::without_provenance_mut(4096);
+        // SAFETY: the device is not there, and nothing uses its memory.
+        let managed = unsafe { export(&layout, data, flags, Abi::Versioned, end) };
+        let (completer, ready) = host::promise("ready");
+        completer.complete();
+        let loan = Some(Loan::ForWriting(failure));
+        let taken = of_another_process(engine.core(), managed, loan, &ready, 7);
+        assert!(matches!(taken, Err(Error::Invalid(_))));
+        assert_eq!(answered.recv(), Ok(true));
+    }
 }

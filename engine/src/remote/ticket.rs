@@ -71,7 +71,7 @@ struct Ticketed {
 
 /// Names a version of a tensor for other processes of the same user and machine: [`Tensor::ticket`], [`Engine::from_ticket`].
 ///
-/// The version is under a read lease until the ticket is dropped and everything that was made with it is gone. A ticket that was made from
+/// The version is under a read lease until the ticket is dropped or [revoked](Self::revoke) and everything that was made with it is gone. A ticket that was made from
 /// bytes holds nothing.
 #[derive(Debug)]
 pub struct Ticket {
@@ -138,10 +138,11 @@ impl Ticket {
         Self { address, process: *process, secret: *secret, reach, is_owner: false }
     }
 
-    /// Nothing new can be made with the ticket, also if it is for one use, which its drop leaves valid.
-    #[doc(hidden)]
-    pub fn revoke(mut self) {
-        self.is_owner = true;
+    /// From now on nothing new can be made with the ticket, also if it is for one use, which its drop leaves valid. What was made with it
+    /// stays. Only the process that made the ticket can revoke it.
+    pub fn revoke(&self) {
+        let export = EXPORTS.lock().remove(&self.secret);
+        drop(export);
     }
 
     /// The same name, which is good on other machines too, as with [`ShareOptions::reach`], and holds nothing.
@@ -202,8 +203,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if self.is_owner {
-            let export = EXPORTS.lock().remove(&self.secret);
-            drop(export);
+            self.revoke();
         }
     }
 }

@@ -170,16 +170,17 @@ impl Guest {
 
     pub(super) fn reply(&mut self, number: u64, answer: Result<Offer, DeviceError>, ends: &mut Ends) {
         self.asked = self.asked.saturating_sub(1);
-        // A consumer that cannot be reached is lent nothing more; the offer is dropped.
-        let Some(wire) = &mut self.wire else { return };
-        let offered = answer.and_then(|offer| {
-            let described = describe(&mut self.agent, &offer).map_err(|error| {
-                DeviceError::new(
-                    DeviceErrorKind::Other,
-                    format!("the memory cannot be shown to other machines: {error}"),
-                )
-            });
-            described.map(|metadata| (offer, metadata))
+        let Some(wire) = &mut self.wire else {
+            // A consumer that cannot be reached is lent nothing more.
+            return ends.push(Box::new(move || drop(answer)));
+        };
+        let offered = answer.and_then(|offer| match describe(&mut self.agent, &offer) {
+            Ok(metadata) => Ok((offer, metadata)),
+            Err(error) => {
+                ends.push(Box::new(move || drop(offer)));
+                let text = format!("the memory cannot be shown to other machines: {error}");
+                Err(DeviceError::new(DeviceErrorKind::Other, text))
+            }
         });
         match offered {
             Ok((offer, metadata)) => {
@@ -238,4 +239,42 @@ fn describe(agent: &mut Option<Agent>, offer: &Offer) -> Result<Vec<u8>, NixlErr
     };
     agent.register(&offer.segment)?;
     agent.metadata()
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Segment;
+    use crate::nixl::tests::{self as double, Call};
+    use crate::platform::CloseOnFork;
+
+    #[test]
+    fn what_a_consumer_is_not_lent_is_dropped_after_the_turn() {
+        double::install();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let wire = Wire::new(CloseOnFork::new(stream)).expect("a wire");
+        let mut guest = Guest::new(wire, "127.0.0.1".to_owned(), 1, [3; 16], |_, _| ());
+        let segment = Arc::new(Segment::new(4096).expect("a segment"));
+        // The owners of what keeps the offer, in the turn and after it.
+        let owners = |guest: &mut Guest| {
+            let kept = Arc::new(());
+            let keeper = Box::new(Arc::clone(&kept));
+            let (segment, remark) = (Arc::clone(&segment), Box::new(|_: &str, _: Option<&str>| ()));
+            let offer = Offer { segment, offset: 0, bytes: 8, note: Vec::new(), keeper, remark };
+            let mut ends = Vec::new();
+            guest.reply(1, Ok(offer), &mut ends);
+            let in_turn = Arc::strong_count(&kept);
+            ends.into_iter().for_each(|end| end());
+            (in_turn, Arc::strong_count(&kept))
+        };
+        double::refuse(Some(Call::Describe));
+        assert_eq!(owners(&mut guest), (2, 1), "its memory cannot be shown");
+        double::refuse(None);
+        guest.wire = None;
+        assert_eq!(owners(&mut guest), (2, 1), "the consumer cannot be reached");
+    }
 }

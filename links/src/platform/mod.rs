@@ -7,7 +7,8 @@
 //! | [`Socket`] | an abstract unix socket that keeps messages apart and carries descriptors | none |
 //! | [`Poll`], [`Waker`] | `epoll`, `eventfd` | none |
 //! | [`RobustList`], [`wait_for_any`] | robust futexes, `futex_waitv` | none |
-//! | [`CloseOnFork`], [`connect`], [`keep_trying`] | TCP sockets that a forked child closes | none |
+//! | [`CloseOnFork`] | descriptors that a forked child closes | a descriptor |
+//! | [`connect`], [`keep_trying`] | TCP sockets | none |
 //! | [`own_process`], [`may_be_process`], [`random`] | a pidfd, `getrandom` | none |
 //! | [`is_shortage`], [`check_room`] | the numbers of errors; descriptors | never; none |
 //!
@@ -25,9 +26,9 @@ mod system;
     not(any(estafette_portable, estafette_loom, estafette_shuttle))
 ))]
 pub use self::system::end_or_stop;
-#[cfg(feature = "nixl")]
-pub use self::system::{CloseOnFork, connect, free, keep_trying};
 pub use self::system::{
-    Descriptor, Memory, Poll, RobustList, Socket, Waker, check_room, is_shortage, may_be_process,
-    own_process, own_user, owner_died, random, too_many_open_files, wait_for_any, wake_all,
+    CloseOnFork, Descriptor, Memory, Poll, RobustList, Socket, Waker, check_room, is_shortage,
+    may_be_process, own_process, own_user, owner_died, random, too_many_open_files, wait_for_any, wake_all,
 };
+#[cfg(feature = "nixl")]
+pub use self::system::{connect, free, keep_trying};

@@ -41,6 +41,7 @@ without_values! {
         fn create(&str, usize) -> (Self, Descriptor);
         fn create_writable(&str, usize) -> (Self, Descriptor);
         fn open(&Descriptor, usize, bool) -> Self;
+        fn open_for_children(&Descriptor, usize) -> Self;
         method populate(Range<usize>);
         method start() -> NonNull<u8>;
         method bytes() -> usize;
@@ -125,19 +126,16 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
 #[cfg(feature = "nixl")]
 pub unsafe fn free(_memory: *mut std::ffi::c_void) {}
 
-/// A socket; see the form of Linux.
-#[cfg(feature = "nixl")]
+/// A descriptor; see the form of Linux.
 #[derive(Debug)]
 pub struct CloseOnFork<T>(T);
 
-#[cfg(feature = "nixl")]
 impl<T> CloseOnFork<T> {
-    pub fn new(socket: T) -> Self {
-        Self(socket)
+    pub fn new(value: T) -> Self {
+        Self(value)
     }
 }
 
-#[cfg(feature = "nixl")]
 impl<T> std::ops::Deref for CloseOnFork<T> {
     type Target = T;
 

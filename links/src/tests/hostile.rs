@@ -13,6 +13,7 @@ use super::{HUNG, Random, assert_works, descriptors, door, scribble, shows, unse
 use crate::board::{BYTES, OwnBoard};
 use crate::hub::GREETING;
 use crate::platform::{Memory, Socket, own_process};
+use crate::ring::NOTE_BYTES;
 use crate::{Address, Door, Link, Received, Seen};
 
 /// The door of the honest process, and the seed of the hostile one.
@@ -140,7 +141,7 @@ impl Honest {
             _ => drop(completer),
         }
         if let Ok(Some(item)) = self.link.try_receive() {
-            assert!(item.note().len() <= 1024);
+            assert!(item.note().len() <= NOTE_BYTES);
             self.fences.push(item.fence().clone());
             self.received.push(item);
         }

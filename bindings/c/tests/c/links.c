@@ -458,6 +458,7 @@ static void what_cannot_be_is_refused(void) {
   OK(estafette_link_close(0));
   OK(estafette_door_close(0));
   OK(estafette_ticket_revoke(0));
+  OK(estafette_ticket_release(0));
   REFUSED(ESTAFETTE_INVALID, "host is NULL", estafette_declare_dead(0, 1));
   REFUSED(ESTAFETTE_INVALID, "host is not UTF-8", estafette_declare_dead("\xe9", 1));
   OK(estafette_declare_dead("10.0.0.1", 0));
@@ -519,6 +520,65 @@ static void a_close_ends_the_waits_of_other_threads(void) {
   CHECK(at_door.status == ESTAFETTE_INVALID && strstr(at_door.text, "closed"));
 }
 
+static estafette_tensor *writable(estafette_engine *engine) {
+  DLDataType type = {kDLInt, 64, 1};
+  int64_t length = LENGTH;
+  estafette_tensor *tensor;
+  OK(estafette_zeros_shared_for_writing(engine, &length, 1, type, &tensor));
+  return tensor;
+}
+
+static void what_another_process_writes_is_the_next_version(void) {
+  other of = with("writes", 1);
+  estafette_tensor *x = writable(of.engine), *y = writable(of.engine), *shared = numbers(of.engine);
+  estafette_send_options options = {sizeof options, 0, ESTAFETTE_WRITE};
+  REFUSED(ESTAFETTE_NOT_SHARED, "shared for writing", estafette_link_send(of.link, shared, &options, LIMIT));
+  options.copy = 1;
+  REFUSED(ESTAFETTE_INVALID, "is not copied", estafette_link_send(of.link, x, &options, LIMIT));
+  options = (estafette_send_options){sizeof options, 0, ESTAFETTE_ALIAS};
+  REFUSED(ESTAFETTE_INVALID, "no lease", estafette_link_send(of.link, x, &options, LIMIT));
+  options.access = 3;
+  REFUSED(ESTAFETTE_INVALID, "access is 3", estafette_link_send(of.link, x, &options, LIMIT));
+  /* A program that was built before has no such field. */
+  options.size = 8;
+  OK(estafette_link_send(of.link, x, &options, LIMIT));
+  options = (estafette_send_options){sizeof options, 0, ESTAFETTE_WRITE};
+  OK(estafette_link_send(of.link, x, &options, LIMIT));
+  OK(estafette_link_send(of.link, y, &options, LIMIT));
+  hear(of.link);
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, SECOND / 50));
+  say(of.engine, of.link);
+  CHECK(value(x) == 11);
+  hear(of.link);
+  dies(of.process);
+  EXPECT(ESTAFETTE_PEER_DIED, estafette_wait(y, LIMIT));
+  submit_fill(of.engine, y, 3, 0, 0);
+  CHECK(value(y) == 3);
+  OK(estafette_link_close(of.link));
+  estafette_tensor_release(x);
+  estafette_tensor_release(y);
+  estafette_tensor_release(shared);
+  OK(estafette_engine_destroy(of.engine));
+}
+
+static void writes(estafette_engine *engine, estafette_link *link) {
+  estafette_tensor *read = received(link);
+  int32_t read_only;
+  OK(estafette_tensor_read_only(read, &read_only));
+  CHECK(read_only && value(read) == 0);
+  estafette_tensor_release(read);
+  estafette_tensor *x = received(link), *y = received(link);
+  say(engine, link);
+  hear(link);
+  submit_fill(engine, x, 11, 0, 0);
+  OK(estafette_wait(x, LIMIT));
+  estafette_tensor_release(x);
+  submit_fill(engine, y, 12, 0, 0);
+  OK(estafette_wait(y, LIMIT));
+  say(engine, link);
+  live_on(link);
+}
+
 static void linked(const char *address, void (*run)(estafette_engine *, estafette_link *)) {
   estafette_engine *engine = engine_of(1, 1);
   estafette_link *link;
@@ -539,6 +599,7 @@ LINKED(holds)
 LINKED(closes)
 LINKED(sends_in_bursts)
 LINKED(waits_for_a_word)
+LINKED(writes)
 
 static const half HALVES[] = {
     {"doubles", run_doubles},
@@ -549,6 +610,7 @@ static const half HALVES[] = {
     {"closes", run_closes},
     {"sends_in_bursts", run_sends_in_bursts},
     {"waits_for_a_word", run_waits_for_a_word},
+    {"writes", run_writes},
 };
 
 int main(int count, char **arguments) {
@@ -567,6 +629,7 @@ int main(int count, char **arguments) {
   RUN(an_event_loop_waits_for_the_descriptor);
   RUN(a_callback_sends_and_does_not_wait);
   RUN(a_close_ends_the_waits_of_other_threads);
+  RUN(what_another_process_writes_is_the_next_version);
   /* What is over leaves no descriptor. A link goes once the other process has said that it uses nothing more. */
   for (int look = 0; look < 10000 && entries("/proc/self/fd") > before; look++) nap(1);
   CHECK(entries("/proc/self/fd") <= before);

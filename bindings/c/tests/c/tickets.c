@@ -44,11 +44,27 @@ static void a_ticket_names_a_version_for_a_process_without_a_link(void) {
   estafette_ticket_options once = {8, 1, 0, 0, 0};
   OK(estafette_ticket_create(x, &once, &ticket));
   in_digits(ticket, digits);
-  OK(estafette_ticket_revoke(ticket));
+  OK(estafette_ticket_release(ticket));
   submit_fill(engine, x, 8, 0, 0);
   EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, SECOND / 50));
   ends_well(start("finds_seven", digits));
   CHECK(value(x) == 8);
+  ends_well(start("finds_it_revoked", digits));
+
+  /* One that is lost on its way holds its version until it is revoked. */
+  OK(estafette_ticket_create(x, &once, &ticket));
+  in_digits(ticket, digits);
+  submit_fill(engine, x, 9, 0, 0);
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, SECOND / 50));
+  OK(estafette_ticket_revoke(ticket));
+  REFUSED(ESTAFETTE_INVALID, "not in use", estafette_ticket_release(ticket));
+  CHECK(value(x) == 9);
+  ends_well(start("finds_it_revoked", digits));
+
+  /* The release of any other ticket revokes it. */
+  OK(estafette_ticket_create(x, 0, &ticket));
+  in_digits(ticket, digits);
+  OK(estafette_ticket_release(ticket));
   ends_well(start("finds_it_revoked", digits));
   estafette_tensor_release(x);
   estafette_engine_destroy(engine);

@@ -481,6 +481,17 @@ static void links_and_tickets_carry_tensors() {
   } catch (const Error &error) {
     CHECK(error.status() == ESTAFETTE_NOT_SHARED);
   }
+  received.reset();
+  Tensor lent = engine.zeros_shared_for_writing({4}, F32);
+  near.lend(lent, LONG);
+  received = far.receive(LONG);
+  engine.submit("write", {}, {*received}, [to = *received](Completion op) {
+    to.data<float>()[0] = 7.0f;
+    op.complete();
+  }).wait(LONG);
+  CHECK(!lent.is_ready());
+  received.reset();
+  CHECK(static_cast<float *>(lent.export_to_dlpack()->dl_tensor.data)[0] == 7.0f);
   { Link closed = std::move(near); }
   CHECK(!far.receive(LONG));
   std::optional<Ticket> ticket(x.ticket());
@@ -489,6 +500,15 @@ static void links_and_tickets_carry_tensors() {
   once.wait(LONG);
   std::vector<std::uint8_t> bytes = ticket->bytes();
   ticket.reset();
+  ticket = x.ticket(true);
+  std::vector<std::uint8_t> lost = ticket->bytes();
+  ticket->revoke();
+  try {
+    engine.from_ticket(lost).wait(LONG);
+    CHECK(!"it was revoked");
+  } catch (const Error &error) {
+    CHECK(error.status() == ESTAFETTE_FAILED);
+  }
   TicketOptions elsewhere;
   elsewhere.copy = Copy::always;
   x.ticket(elsewhere);

@@ -55,7 +55,8 @@ class OperationError(EstafetteError):
     """What it said."""
 
     def __init__(self, operation: str, id: int, message: str, text: str | None = None) -> None:
-        super().__init__(operation, id, message, text)
+        # `PeerDiedOperationError` has another class behind this one.
+        Exception.__init__(self, operation, id, message, text)
         self.operation = operation
         self.id = id
         self.message = message
@@ -78,8 +79,8 @@ class DeviceError(EstafetteError):
 
 
 class PeerDiedError(DeviceError):
-    """Another process has died: what it had promised will not come. Where an operation has failed for that, this
-    is the ``__cause__``.
+    """Another process has died: what it had promised will not come. An operation that has failed for that raises
+    `PeerDiedOperationError`, which is one of these too.
     """
 
     process: int | None
@@ -91,6 +92,19 @@ class PeerDiedError(DeviceError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class PeerDiedOperationError(OperationError, PeerDiedError):
+    """An operation has failed since another process has died, as that of a promise from there. ``__cause__`` is the
+    death, or what the operation's function made of it.
+    """
+
+    def __init__(
+        self, operation: str, id: int, message: str, text: str | None = None, process: int | None = None
+    ) -> None:
+        OperationError.__init__(self, operation, id, message, text)
+        self.args = (*self.args, process)
+        self.process = process
 
 
 class NotSharedError(EstafetteError):

@@ -107,9 +107,13 @@ def _values(_actor: Any, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]
     return _transport().values(obj_id)
 
 
-def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str], check: Callable[[str, list[Tensor]], None]) -> list[Tensor]:
+# After this an actor that could not be connected to for NIXL is tried again.
+_UNREACHABLE_FOR = 60.0
+
+
+def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, float], check: Callable[[str, list[Tensor]], None]) -> list[Tensor]:
     """The tensors of an object on another machine: promises, by NIXL, or else copies by way of Ray's object store, once they are ready. Actors
-    that cannot be connected to for NIXL are noted in `unreachable`. `check` raises once Ray has given the object up."""
+    that cannot be connected to for NIXL are noted in `unreachable`, with the time of the next try. `check` raises once Ray has given the object up."""
     if metadata.source is None:
         raise NotSharedError(
             f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no way"
@@ -119,7 +123,7 @@ def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str], che
     # wait for ever. Nothing waits on the second one.
     ask = metadata.source.__ray_call__.options(concurrency_group="_ray_system_error")
     source, why = str(metadata.source), ""
-    if source not in unreachable:
+    if time.monotonic() >= unreachable.get(source, 0.0):
         tickets = ray.get(ask.remote(_reaching, obj_id))
         if isinstance(tickets, str):
             why = tickets
@@ -127,6 +131,7 @@ def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str], che
             tensors = _from_tickets(default_engine(), tickets, _NETWORK_ANSWER_MAX)
             # Where that actor has not been reached, all of them have failed by now. Or the versions have.
             if not all(tensor.done() and tensor.exception() for tensor in tensors):
+                unreachable.pop(source, None)
                 return tensors
             why = "".join(str(tensor.exception()) for tensor in tensors[:1])
     pause = 0.001
@@ -136,7 +141,7 @@ def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: set[str], che
         pause = min(2 * pause, 0.1)
     # A version that has failed says nothing about the way here.
     if why and not any("failure" in header for header, _frames in values):
-        unreachable.add(source)
+        unreachable[source] = time.monotonic() + _UNREACHABLE_FOR
         _LOG.warning("tensors of %s come by way of Ray's object store, once they are ready: %s", source, why)
     return [unpacked(*value) for value in values]
 
@@ -159,7 +164,7 @@ class _Transport(TensorTransportManager):
         # How many receives of each object Ray has given up that have not ended. They may not have begun: others are before them.
         self._aborted: collections.Counter[str] = collections.Counter()
         # Used by the thread of Ray that takes objects, or that which calls `ray.get`.
-        self._unreachable: set[str] = set()
+        self._unreachable: dict[str, float] = {}
 
     def tensor_transport_backend(self) -> str:
         return NAME
@@ -286,8 +291,8 @@ def register() -> None:
     processes, see ``shared`` of `Engine`, is copied once it is ready.
 
     An actor on another machine gets promises too, of copies that NIXL makes, if both have the package ``nixl-cu12`` and one connects to
-    the other. Otherwise, as the log says once for each actor, it gets a copy once the value is ready, by way of Ray's object store.
-    Until then it takes no other object.
+    the other. Otherwise, as the log says, it gets a copy once the value is ready, by way of Ray's object store. Until then it takes no
+    other object. A minute later it tries to connect again.
 
     An actor that gets back what it has made gets the version that it returned, as the others do.
     """

@@ -257,7 +257,7 @@ pub struct SharedPending {
 }
 
 impl SharedPending {
-    fn is_told(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.completion.lock().is_none()
     }
 

@@ -10,6 +10,7 @@
 //! | `tcp` | TCP sockets of one process |
 
 mod available;
+mod close_on_fork;
 mod futex;
 mod memory;
 mod poll;
@@ -20,12 +21,13 @@ mod tcp;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+pub use self::close_on_fork::CloseOnFork;
 pub use self::futex::{RobustList, owner_died, wait_for_any, wake_all};
 pub use self::memory::Memory;
 pub use self::poll::{Poll, Waker};
 pub use self::socket::Socket;
 #[cfg(feature = "nixl")]
-pub use self::tcp::{CloseOnFork, connect, keep_trying};
+pub use self::tcp::{connect, keep_trying};
 
 /// Something of the kernel's. It is closed on drop, and in programs that this process becomes.
 pub type Descriptor = OwnedFd;

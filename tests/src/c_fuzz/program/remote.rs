@@ -68,6 +68,15 @@ impl Program {
                 let got = estafette_zeros_shared(self.engine, shape.as_ptr(), ndim, dtype, &raw mut out);
                 expect(got, status::ESTAFETTE_OK, "zeros in shared memory");
                 self.tensors.push(out);
+                let got = estafette_zeros_shared_for_writing(
+                    self.engine,
+                    shape.as_ptr(),
+                    ndim,
+                    dtype,
+                    &raw mut out,
+                );
+                expect(got, status::ESTAFETTE_OK, "zeros in memory that is shared for writing");
+                expect(estafette_tensor_release(out), status::ESTAFETTE_OK, "release it");
             }
         }
         Some(())
@@ -113,7 +122,7 @@ impl Program {
         }
         let how = bytes.below(4);
         let timeout_ns = SHORT_NS * (how % 2) as u64;
-        let mut options = estafette_send_options { size: 8, copy: 2 };
+        let mut options = estafette_send_options { size: 8, copy: 2, access: 3 };
         let strange = ptr::without_provenance(usize::from(bytes.byte()) << 33);
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
@@ -121,6 +130,10 @@ impl Program {
             let got = send(pair.near, tensor, &raw const options);
             expect(got, status::ESTAFETTE_INVALID, "a copy of another kind");
             options.copy = how as i32 / 2;
+            options.size = 12;
+            let got = send(pair.near, tensor, &raw const options);
+            expect(got, status::ESTAFETTE_INVALID, "an access of another kind");
+            options.access = 0;
             let got = send(pair.near, tensor, &raw const options);
             allowed(got, &SHOWN, "send");
             pair.in_flight += usize::from(got == status::ESTAFETTE_OK);
@@ -269,6 +282,7 @@ impl Program {
         let ticket = take(&mut self.remote.tickets, bytes)?;
         expect(estafette_ticket_revoke(ticket), status::ESTAFETTE_OK, "revoke");
         expect(estafette_ticket_revoke(ticket), status::ESTAFETTE_INVALID, "revoke twice");
+        expect(estafette_ticket_release(ticket), status::ESTAFETTE_INVALID, "release what was revoked");
         expect(estafette_ticket_revoke(ptr::null_mut()), status::ESTAFETTE_OK, "revoke nothing");
         // SAFETY: a text, or nothing.
         unsafe {
@@ -285,7 +299,7 @@ impl Program {
             expect(estafette_tensor_release(tensor), status::ESTAFETTE_OK, "release at the end");
         }
         for ticket in tickets {
-            expect(estafette_ticket_revoke(ticket), status::ESTAFETTE_OK, "revoke at the end");
+            expect(estafette_ticket_release(ticket), status::ESTAFETTE_OK, "release at the end");
         }
         if let Some(Pair { near, far, .. }) = pair {
             let near = if closed.is_some() { ptr::null_mut() } else { near };
