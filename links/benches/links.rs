@@ -27,7 +27,7 @@ const WINDOW: usize = 64;
 /// Items of a stream that are timed together.
 const BATCH: usize = 256;
 const KILLS: usize = 7;
-/// Kills for the percentile of how soon a waiter is told. What takes long is the memory of the processes, so most are small.
+/// Kills for the percentile of how soon a waiter learns of a death. What takes long is the memory of the processes, so most are small.
 const SMALL_KILLS: usize = 200;
 const IN_FLIGHT: usize = 10_000;
 /// In this time a process that waits has gone to sleep.
