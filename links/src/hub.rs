@@ -461,11 +461,10 @@ impl Hub {
             if !may_be_process(&end, process).map_err(meeting)? {
                 return Err(refused("came without its end"));
             }
-            let peer =
-                Memory::open_for_children(&theirs, BYTES).map_err(|error| match is_shortage(&error) {
-                    true => meeting(error),
-                    false => refused(&format!("has no board: {error}")),
-                })?;
+            let peer = Memory::open(&theirs, BYTES, false).map_err(|error| match is_shortage(&error) {
+                true => meeting(error),
+                false => refused(&format!("has no board: {error}")),
+            })?;
             populate(&peer);
             Ok((peer, Channel { socket, end, process }))
         };

@@ -41,7 +41,6 @@ without_values! {
         fn create(&str, usize) -> (Self, Descriptor);
         fn create_writable(&str, usize) -> (Self, Descriptor);
         fn open(&Descriptor, usize, bool) -> Self;
-        fn open_for_children(&Descriptor, usize) -> Self;
         method populate(Range<usize>);
         method start() -> NonNull<u8>;
         method bytes() -> usize;

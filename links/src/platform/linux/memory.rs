@@ -26,10 +26,9 @@ const FIXED_SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 pub struct Memory {
     start: NonNull<u8>,
     bytes: usize,
+    /// A forked child does not have its parent's writable mappings.
     generation: Generation,
     is_writable: bool,
-    /// Forked children have the mapping.
-    is_inherited: bool,
 }
 
 // SAFETY: the mapping belongs to no thread.
@@ -58,7 +57,7 @@ impl Memory {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
         }
         allocate(&descriptor, length)?;
-        let memory = Self::map(&descriptor, bytes, true, false)?;
+        let memory = Self::map(&descriptor, bytes, true)?;
         // From now on no process can map sealed memory for writing; the mapping above stays writable.
         let seals = FIXED_SIZE | seal | libc::F_SEAL_SEAL;
         // SAFETY: takes integers.
@@ -69,20 +68,6 @@ impl Memory {
     /// Maps memory of another process, for reading or for writing. It must be sealed against a change of its size, have `bytes` bytes, and
     /// pages behind all of them: else its readers would have to make those.
     pub fn open(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
-        Self::checked(descriptor, bytes, is_writable, false)
-    }
-
-    /// As [`open`](Self::open), for reading, and forked children have the mapping too.
-    pub fn open_for_children(descriptor: &OwnedFd, bytes: usize) -> io::Result<Self> {
-        Self::checked(descriptor, bytes, false, true)
-    }
-
-    fn checked(
-        descriptor: &OwnedFd,
-        bytes: usize,
-        is_writable: bool,
-        is_inherited: bool,
-    ) -> io::Result<Self> {
         let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         // SAFETY: takes integers. Only memory that can be sealed has seals.
         let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
@@ -100,10 +85,10 @@ impl Memory {
         if (status.st_blocks as usize) < bytes.div_ceil(512) {
             return invalid("the memory is not all there");
         }
-        Self::map(descriptor, bytes, is_writable, is_inherited)
+        Self::map(descriptor, bytes, is_writable)
     }
 
-    fn map(descriptor: &OwnedFd, bytes: usize, is_writable: bool, is_inherited: bool) -> io::Result<Self> {
+    fn map(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
         let descriptor = descriptor.as_raw_fd();
         // SAFETY: a new mapping, at a place that the kernel chooses.
         let start =
@@ -112,17 +97,15 @@ impl Memory {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let memory = Self { start, bytes, generation: Generation::current(), is_writable, is_inherited };
-        let mapping = start.as_ptr().cast();
-        if !is_inherited {
+        let memory = Self { start, bytes, generation: Generation::current(), is_writable };
+        if is_writable {
+            let (mapping, protection) = (start.as_ptr().cast(), libc::PROT_READ | libc::PROT_WRITE);
             // Else a forked child could write what others take for words of its parent, and would keep memory that all others have let go
             // of. Another thread may fork between any two of these calls.
             // SAFETY: the mapping was just made with this length.
             check(unsafe { libc::madvise(mapping, bytes, libc::MADV_DONTFORK) })?;
-        }
-        if is_writable {
             // SAFETY: as above.
-            check(unsafe { libc::mprotect(mapping, bytes, libc::PROT_READ | libc::PROT_WRITE) })?;
+            check(unsafe { libc::mprotect(mapping, bytes, protection) })?;
         }
         Ok(memory)
     }
@@ -179,7 +162,7 @@ fn allocate(descriptor: &OwnedFd, length: libc::off_t) -> io::Result<()> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if !self.is_inherited && !self.generation.is_current() {
+        if self.is_writable && !self.generation.is_current() {
             // By now the child may have something else there.
             return count_leak();
         }
