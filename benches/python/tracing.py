@@ -1,6 +1,6 @@
-"""What recording costs a program in Python: the relay of `examples/python/relay.py`, with and without.
+"""What tracing costs a program in Python: the relay of `examples/python/relay.py`, with and without.
 
-Pairs of runs in one process, one with a recording and one without, in an order that is drawn; the ratio of each pair, their
+Pairs of runs in one process, one with a trace and one without, in an order that is drawn; the ratio of each pair, their
 median, and an interval in which the median lies with 95 % (the bootstrap's, with 2,000 draws). Only the time of the relay
 itself counts: libraries are compiled and imported before, and the file is written afterwards.
 
@@ -142,8 +142,8 @@ def one_process(what, way):
 
 def seconds(run, path, tool=est.record, clock=time.perf_counter):
     """How long `run` takes, recorded to the file `path` unless there is none."""
-    recording = tool(path) if path else contextlib.nullcontext()
-    with recording:
+    trace = tool(path) if path else contextlib.nullcontext()
+    with trace:
         began = clock()
         run()
         return clock() - began

@@ -260,12 +260,12 @@ def everything():
     return collected
 
 
-def recorded(trace):
-    recording = est.record(trace)
-    recording.start()
+def recorded(path):
+    trace = est.record(path)
+    trace.start()
     collected = everything()
     with may_fail("write the trace"):
-        recording.stop()
+        trace.stop()
     return collected
 
 

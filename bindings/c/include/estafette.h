@@ -225,8 +225,8 @@ typedef struct estafette_tensor estafette_tensor;
 typedef struct estafette_ticket estafette_ticket;
 
 /**
- * Notes where the time goes in all engines of the process. Several may be made at once. For programs that are not to be changed, the
- * environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
+ * A trace notes where the time goes in all engines of the process. Several traces may be made at once. For programs that are not to be
+ * changed, the environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
  */
 typedef struct estafette_trace estafette_trace;
 

@@ -13,8 +13,8 @@ use crate::options::{self, Options};
 use crate::places::Kind;
 use crate::status::estafette_status;
 
-/// Notes where the time goes in all engines of the process. Several may be made at once. For programs that are not to be changed, the
-/// environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
+/// A trace notes where the time goes in all engines of the process. Several traces may be made at once. For programs that are not to be
+/// changed, the environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
 #[derive(Debug)]
 pub enum estafette_trace {}
 

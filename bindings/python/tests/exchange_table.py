@@ -60,7 +60,7 @@ class Functions:
     def make(self, address):
         out = c_void_p()
         assert self._function(TO_OBJECT, "to_object")(address, ctypes.byref(out)) == 0
-        # The reference is ours: one more is counted for the object, and that one released.
+        # The reference is ours: one more is counted for the object, and that one is released here.
         obj = ctypes.cast(out, py_object).value
         ctypes.pythonapi.Py_DecRef(py_object(obj))
         return obj

@@ -17,7 +17,7 @@ MARKERS = [f"marker {number}" for number in range(20)]
 
 def run_markers(folder, annotation):
     """Runs operations whose functions are annotated for the other profiler, under their own names, and records them."""
-    with est.record(folder / "run.pftrace") as recording, est.Engine(workers=0) as eng:
+    with est.record(folder / "run.pftrace") as trace, est.Engine(workers=0) as eng:
         for name in MARKERS:
 
             def body(name=name):
@@ -25,7 +25,7 @@ def run_markers(folder, annotation):
                     sum(range(1000))
 
             eng.submit(body, name=name).wait()
-    return recording.path
+    return trace.path
 
 
 def spans(path):
@@ -52,17 +52,17 @@ def assert_one_clock(found):
 
 def test_markers_of_torch_and_ours_are_at_the_same_time(torch, tmp_path):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        recording = run_markers(tmp_path, torch.profiler.record_function)
+        trace = run_markers(tmp_path, torch.profiler.record_function)
     profile.export_chrome_trace(str(tmp_path / "torch.json"))
-    est.merge_traces(recording, tmp_path / "torch.json", to=tmp_path / "merged.json.gz")
+    est.merge_traces(trace, tmp_path / "torch.json", to=tmp_path / "merged.json.gz")
     assert_one_clock(spans(tmp_path / "merged.json.gz"))
 
 
 def test_markers_of_jax_and_ours_are_at_the_same_time(jax, tmp_path):
     jax.devices()
     with jax.profiler.trace(str(tmp_path / "jax")):
-        recording = run_markers(tmp_path, jax.profiler.TraceAnnotation)
-    command = [sys.executable, "-m", "estafette", "merge", recording, tmp_path / "jax", "-o", tmp_path / "merged.json"]
+        trace = run_markers(tmp_path, jax.profiler.TraceAnnotation)
+    command = [sys.executable, "-m", "estafette", "merge", trace, tmp_path / "jax", "-o", tmp_path / "merged.json"]
     subprocess.run(command, check=True)
     assert_one_clock(spans(tmp_path / "merged.json"))
 

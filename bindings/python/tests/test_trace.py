@@ -63,11 +63,11 @@ def first_line(path):
 
 
 def test_paths_may_be_bytes_as_those_of_open(np, path):
-    with est.record(os.fsencode(path)) as recording:
-        recording.snapshot(os.fsencode(path) + b".%p")
+    with est.record(os.fsencode(path)) as trace:
+        trace.snapshot(os.fsencode(path) + b".%p")
     page = os.fsencode(path) + b".html"
     report = est.report(os.fsencode(path), html=page)
-    assert report.path == recording.path == str(path) and os.path.exists(page)
+    assert report.path == trace.path == str(path) and os.path.exists(page)
     assert os.path.exists(f"{path}.{os.getpid()}")
     merged = os.fsencode(path) + b".json"
     est.merge_traces(os.fsencode(path), to=merged)
@@ -177,13 +177,13 @@ class TestPlantedStalls:
 class TestProgramsWithFaults:
     """Faults as they happen in programs: the report says what to change, and where."""
 
-    def advice(self, recording):
-        report = recording.report()
+    def advice(self, trace):
+        report = trace.report()
         return report.headline, [row["change"] for row in report.data["advice"]]
 
     @planted
     def test_a_look_at_the_result_in_each_step(self, np, path):
-        with est.Engine(workers=2) as eng, est.record(path) as recording:
+        with est.Engine(workers=2) as eng, est.record(path) as trace:
             loss = eng.zeros((1,), "float32")
             batches = [eng.zeros((4,), "float32") for _ in range(2)]
             for step in range(6):
@@ -192,7 +192,7 @@ class TestProgramsWithFaults:
                 eng.submit(lambda x, y: time.sleep(LONG / 4), reads=[batch], writes=[loss], using=np.from_dlpack, name="train")
                 assert float(np.from_dlpack(loss)[0]) == 0
             eng.wait_all()
-        _, advice = self.advice(recording)
+        _, advice = self.advice(trace)
         assert any(change.startswith("continue without waiting at test_trace.py:") for change in advice), advice
 
     @planted
@@ -200,13 +200,13 @@ class TestProgramsWithFaults:
         with est.Engine(workers=2) as eng:
             scratch, left, right = (eng.zeros((4,), "float32") for _ in range(3))
             scratch.call_in_report("scratch")
-            with est.record(path) as recording:
+            with est.record(path) as trace:
                 for name, own in [("blur", left), ("edges", right)] * 3:
                     eng.submit(lambda x, y: time.sleep(LONG / 4), writes=[scratch, own], using=np.from_dlpack, name=name)
                 eng.wait_all()
-        _, advice = self.advice(recording)
+        _, advice = self.advice(trace)
         # Which of the waits is the longest by a hair is a matter of chance.
-        assert any("on `scratch`, write after write" in row["sentence"] for row in recording.report().data["worst"])
+        assert any("on `scratch`, write after write" in row["sentence"] for row in trace.report().data["worst"])
         assert any(change.startswith("use two of `scratch` in turn") for change in advice), advice
 
     @planted
@@ -220,7 +220,7 @@ class TestProgramsWithFaults:
             resume.wait()
             kept.clear()
 
-        with est.record(path) as recording:
+        with est.record(path) as trace:
             consumer = threading.Thread(target=consume)
             consumer.start()
             held.wait()
@@ -229,17 +229,17 @@ class TestProgramsWithFaults:
             resume.set()
             op.wait()
             consumer.join()
-        headline, advice = self.advice(recording)
+        headline, advice = self.advice(trace)
         assert "leased (a lease taken by" in headline and "test_trace.py:" in headline
         assert any(change.startswith("release sooner: a lease taken by") for change in advice), advice
 
     @planted
     def test_a_program_that_does_the_work_itself(self, eng, path):
-        with est.record(path) as recording:
+        with est.record(path) as trace:
             for _ in range(3):
                 time.sleep(LONG)
                 eng.submit(lambda: None, name="train").wait()
-        headline, advice = self.advice(recording)
+        headline, advice = self.advice(trace)
         assert headline.startswith("The program itself took ") and "while nothing was under way" in headline
         assert advice[0].startswith("submit earlier: nothing was under way")
 
@@ -248,11 +248,11 @@ class TestTheFile:
     def test_leases_have_the_line_that_took_them_and_flags_are_put_back(self, eng, np, path):
         before = est.record_call_sites(False)
         t = eng.zeros((4,), "float32")
-        with est.record(path) as recording:
+        with est.record(path) as trace:
             assert np.from_dlpack(t).sum() == 0
             t.wait()
         assert est.record_call_sites(before) is False
-        report = recording.report(width=80)
+        report = trace.report(width=80)
         assert report.data["totals"]["leases"] == 1
         assert all(len(line) <= 80 for line in report.text.splitlines())
         assert str(report) == report.text
@@ -267,12 +267,12 @@ class TestTheFile:
 
     def test_a_lease_is_of_the_library_that_its_block_was_given(self, eng, np, path):
         t = eng.zeros((4,), "float32")
-        with est.record(path) as recording:
+        with est.record(path) as trace:
             with t.read(np.from_dlpack):
                 op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack, name="fill")
                 time.sleep(0.02)
             op.wait()
-        line = recording.report().headline
+        line = trace.report().headline
         assert "`fill` waited" in line and "a lease taken by numpy at test_trace.py:" in line
 
     def test_several_traces_at_once(self, eng, np, path, tmp_path):
@@ -290,7 +290,7 @@ class TestTheFile:
         del kept
         inner.stop()
         assert est.record_call_sites(before) is False
-        names = [{row["name"] for row in recording.report().data["operations"]} for recording in (outer, inner)]
+        names = [{row["name"] for row in trace.report().data["operations"]} for trace in (outer, inner)]
         assert {"`one`", "`both`"} <= names[0] and "`one`" not in names[1] and "`both`" in names[1]
         with pytest.raises(RuntimeError, match="not being recorded"):
             outer.stop()
@@ -298,13 +298,13 @@ class TestTheFile:
     def test_snapshots_and_the_end_alone(self, eng, path, tmp_path):
         # A library of another test may have taken the usual ones.
         asks = signal.SIGRTMAX - 1
-        with est.record(path, last=0.2, signal=asks) as recording:
+        with est.record(path, last=0.2, signal=asks) as trace:
             began = -math.inf
             # Else the operation may be older than what is kept.
             while time.monotonic() - began > 0.2:
                 began = time.monotonic()
                 eng.submit(lambda: None, name="early").wait()
-                written = recording.snapshot(tmp_path / "snapshot-%p")
+                written = trace.snapshot(tmp_path / "snapshot-%p")
             assert written == str(tmp_path / f"snapshot-{os.getpid()}")
             time.sleep(0.4)
             os.kill(os.getpid(), asks)
@@ -313,11 +313,11 @@ class TestTheFile:
             while not asked.exists():
                 eng.submit(lambda: None, name="late").wait()
             with pytest.raises(OSError, match="nowhere"):
-                recording.snapshot(tmp_path / "nowhere" / "x")
+                trace.snapshot(tmp_path / "nowhere" / "x")
         assert "`early`" in [row["name"] for row in est.report(written).data["operations"]]
         assert "`early`" not in [row["name"] for row in est.report(asked).data["operations"]]
         with pytest.raises(RuntimeError, match="not being recorded"):
-            recording.snapshot(path)
+            trace.snapshot(path)
         for options in ({"last": 0.0}, {"last": -1.0}, {"signal": signal.SIGSEGV}, {"signal": signal.SIGINT}):
             with pytest.raises((ValueError, OSError)):
                 est.record(path, **options).start()
@@ -467,16 +467,16 @@ class TestPrograms:
             """
             import os
             import estafette as est
-            recording = est.record(os.environ["TRACE"])
-            recording.start()
+            trace = est.record(os.environ["TRACE"])
+            trace.start()
             eng = est.Engine(workers=1)
             eng.submit(lambda: None, name="step").wait()
             child = os.fork()
             if child == 0:
-                recording.stop()
+                trace.stop()
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
-            recording.stop()
+            trace.stop()
             """,
             env={"TRACE": str(path)},
         )
@@ -505,10 +505,10 @@ class TestPrograms:
         assert len(list(tmp_path.iterdir())) == 3, "nothing unfinished is left"
 
     def test_a_path_may_have_the_number_of_the_process_in_it(self, eng, tmp_path):
-        with est.record(tmp_path / "100%%-%p.pftrace") as recording:
+        with est.record(tmp_path / "100%%-%p.pftrace") as trace:
             eng.submit(lambda: None, name="step").wait()
-        assert recording.path == str(tmp_path / f"100%-{os.getpid()}.pftrace")
-        assert recording.report().data["totals"]["operations"] == 1
+        assert trace.path == str(tmp_path / f"100%-{os.getpid()}.pftrace")
+        assert trace.report().data["totals"]["operations"] == 1
 
 
 class TestEndsThatAreNone:
@@ -517,8 +517,8 @@ class TestEndsThatAreNone:
     PROGRAM = """
         import os, signal, sys, time
         import estafette as est
-        recording = est.record(sys.argv[1])
-        recording.start()
+        trace = est.record(sys.argv[1])
+        trace.start()
         eng = est.Engine(workers=1)
         x = eng.zeros((4,), "float32")
         x.call_in_report("batch")
@@ -530,7 +530,7 @@ class TestEndsThatAreNone:
 
     @pytest.fixture
     def good(self, eng, path):
-        """An earlier recording at the path."""
+        """An earlier trace at the path."""
         with est.record(path):
             eng.submit(lambda: None, name="earlier").wait()
         return path.read_bytes()
@@ -581,7 +581,7 @@ class TestEndsThatAreNone:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
             try:
-                recording.stop()
+                trace.stop()
             except OSError as error:
                 print(error, error.__notes__, flush=True)
             """),
@@ -604,8 +604,8 @@ class TestEndsThatAreNone:
 
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-            recording = est.record({str(path)!r} + ".ring", last=0.1)
-            recording.start()
+            trace = est.record({str(path)!r} + ".ring", last=0.1)
+            trace.start()
             with est.Engine(workers=0) as eng:
 
                 def seconds(count):
@@ -621,7 +621,7 @@ class TestEndsThatAreNone:
                 # So many events take 8 MB.
                 assert resident() - before < 3 << 20, resident() - before
                 try:
-                    recording.stop()
+                    trace.stop()
                 except OSError:
                     pass
         """

@@ -169,14 +169,14 @@ fn a_job_of_the_thread_that_has_shared_a_lock_is_run() {
 }
 
 #[test]
-fn a_job_that_meets_the_end_of_the_last_turn_is_run() {
+fn a_job_that_meets_the_end_of_the_last_slot_is_run() {
     explore(Some(2), || {
         let record = Arc::new(Record::default());
         let pool = pool(1, Some(Arc::new(Lock)));
-        let turns = pool.shared.concurrency().expect("the pool has a lock");
+        let slots = pool.shared.concurrency().expect("the pool has a lock");
         // Another thread runs a job, and a lookout watches it: a push wakes no worker. The thread that pushes goes on, as its end would wake one.
-        turns.exceed();
-        assert!(turns.begin_watch());
+        slots.exceed();
+        assert!(slots.begin_watch());
         let other = thread::spawn({
             let pool = pool.clone();
             move || pool.shared.release_slot()

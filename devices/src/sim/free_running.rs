@@ -6,10 +6,10 @@
 //! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the doorbell,
 //!    notify.
 //! 2. *Run*: take the reference from the doorbell, sleeping until there is one; do what is due; while something
-//!    is due later, sleep until then or until the doorbell rings, and go on; when nothing is due any more, let go
-//!    of the device.
+//!    is due later, sleep until then or until the doorbell rings, and go on; when nothing is due any more,
+//!    release the device.
 //!
-//! The excluded race is a change while the thread lets go: it rings afterwards or the thread sees it, so the
+//! The excluded race is a change while the thread releases it: it rings afterwards or the thread sees it, so the
 //! thread either finds the reference on the doorbell or the work in the schedule. As long as work is left that
 //! can complete, the doorbell or the thread holds the device; so dropping the last handle lets that work end, and
 //! then the device's drop stops the thread.

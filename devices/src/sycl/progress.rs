@@ -71,7 +71,7 @@ impl Progress {
         look
     }
 
-    /// Lets go of what is done.
+    /// Releases what is done.
     pub(super) fn tidy(&self) {
         self.poll();
         let mut inner = self.inner.lock();

@@ -101,7 +101,7 @@ pub(crate) fn drive<T: 'static>(
         Poll::Pending => {
             // A runtime that refuses belongs to an engine that is gone; the dropped completion reports that.
             if let Err(error) = core.spawn_internal(async move { finish(task.await) }) {
-                tracing::debug!(%error, "a copy could not resume");
+                tracing::debug!(%error, "a copy could not continue");
             }
         }
     }

@@ -111,7 +111,7 @@ impl Engine {
         report
     }
 
-    /// Lets go of a handle that may be the last one of the program: what is in flight goes on as if it were, and `ended` is called once
+    /// Releases a handle that may be the last one of the program: what is in flight goes on as if it were, and `ended` is called once
     /// all of it has ended, with a handle until then and on the thread that finds that out.
     #[doc(hidden)]
     pub fn leave(self, ended: impl FnOnce(&Self) + Send + 'static) {

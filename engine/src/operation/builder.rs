@@ -72,7 +72,7 @@ pub struct Submission<'e> {
 pub trait Target<'v> {
     /// Notes a variable.
     fn access(&mut self, variable: &'v Variable, mode: Mode);
-    /// Keeps waiting threads from running the body; with `needs_lock`, which is the engine's shared lock, only where they have no turn.
+    /// Keeps waiting threads from running the body; with `needs_lock`, which is the engine's shared lock, only where they have no slot.
     fn set_worker_only(&mut self, needs_lock: bool);
     /// Whether a noted variable is of a process that this one was forked from.
     fn is_forked(&self) -> bool;

@@ -487,7 +487,7 @@ fn copied_after(
     Ok((ImportedMemory::of(copied(core, original, (&layout, data), DLDevice::CPU)?), None))
 }
 
-/// Lets go of a result that no tensor was promised for, once `ready` is done.
+/// Releases a result that no tensor was promised for, once `ready` is done.
 pub(crate) fn discard(produced: Produced, ready: Option<&Fence>) {
     match produced.0 {
         Source::Managed { managed, .. } => drop(kept(Storage::foreign(managed), ready)),

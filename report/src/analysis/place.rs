@@ -15,7 +15,7 @@ pub(crate) enum Row {
     Library(Option<LibraryId>),
 }
 
-/// A interval of time in a row. One without an end is a moment.
+/// An interval of time in a row. One without an end is a moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Placed {
     pub row: Row,
@@ -134,7 +134,7 @@ pub(crate) fn known(trace: &Trace, library: Option<LibraryId>) -> Option<Library
 }
 
 /// Puts intervals of time, which must come in order of their beginnings, into as few shelves as hold them side by side; gives
-/// the shelf of each. A interval may begin at the moment at which another ends.
+/// the shelf of each. An interval may begin at the moment at which another ends.
 ///
 /// Greedy interval partitioning: as many shelves as there are intervals at the same moment at most.
 pub(crate) fn shelves(intervals: impl Iterator<Item = (Nanos, Nanos)>) -> Vec<usize> {

@@ -8,7 +8,7 @@ use crate::model::{Blocker, Cause, Hazard, Nanos, OperationId, Stall};
 /// Pieces that are followed for one operation; what a longer chain adds stays with its direct blocker.
 const PIECES_MAX: usize = 16;
 
-/// A interval of an operation's waiting, and what was at the root of it.
+/// An interval of an operation's waiting, and what was at the root of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Root {
     /// The operation that waited.

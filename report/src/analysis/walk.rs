@@ -12,7 +12,7 @@ use crate::analysis::attribution::{is_own_time, queue_of};
 use crate::analysis::what_if::SAME_MOMENT_MAX;
 use crate::model::{Blocker, Cause, Nanos, Operation, OperationId, OperationKind, Stall, TrackId, TrackKind};
 
-/// A interval of the walk.
+/// An interval of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     /// Since when.
@@ -23,7 +23,7 @@ pub struct Step {
     pub what: What,
 }
 
-/// What a interval of the walk was spent on.
+/// What an interval of the walk was spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum What {
     /// An operation ran.

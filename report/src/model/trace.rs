@@ -327,11 +327,11 @@ pub struct Lease {
     pub site: Option<Site>,
     /// When it was held.
     pub opened: Nanos,
-    /// When its holder let go; `None` while it is held.
+    /// When its holder released it; `None` while it is held.
     pub closed: Option<Nanos>,
 }
 
-/// A interval of time in which one access of one operation waited, for one reason.
+/// An interval of time in which one access of one operation waited, for one reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stall {
     /// Who waited.

@@ -121,20 +121,20 @@ static void tell(void *context, estafette_status status, const char *message) {
   pthread_mutex_unlock(&told_lock);
 }
 
-static void give_back(DLManagedTensorVersioned *managed) {
+static void release_managed(DLManagedTensorVersioned *managed) {
   *(int *)managed->manager_ctx = 6;
   free(managed->dl_tensor.shape);
   free(managed->dl_tensor.data);
   free(managed);
 }
 
-static void give_back_and_tell(DLManagedTensorVersioned *managed) {
+static void release_and_notify(DLManagedTensorVersioned *managed) {
   pthread_mutex_lock(&told_lock);
-  give_back(managed);
+  release_managed(managed);
   pthread_mutex_unlock(&told_lock);
 }
 
-static estafette_tensor *foreign(estafette_engine *engine, void (*deleter)(DLManagedTensorVersioned *), int *given_back) {
+static estafette_tensor *foreign(estafette_engine *engine, void (*deleter)(DLManagedTensorVersioned *), int *released) {
   DLManagedTensorVersioned *managed = calloc(1, sizeof *managed);
   managed->version.major = 1;
   managed->dl_tensor.data = calloc(4, sizeof(float));
@@ -145,7 +145,7 @@ static estafette_tensor *foreign(estafette_engine *engine, void (*deleter)(DLMan
   DLDataType type = {kDLFloat, 32, 1};
   managed->dl_tensor.dtype = type;
   managed->deleter = deleter;
-  managed->manager_ctx = given_back;
+  managed->manager_ctx = released;
   estafette_tensor *tensor;
   OK(estafette_import(engine, managed, 0, &tensor));
   return tensor;
@@ -153,7 +153,7 @@ static estafette_tensor *foreign(estafette_engine *engine, void (*deleter)(DLMan
 
 static void callbacks_and_deleters_see_what_came_before_them(void) {
   estafette_engine *engine = engine_new(2);
-  estafette_tensor *tensor = foreign(engine, give_back_and_tell, &shared[13]);
+  estafette_tensor *tensor = foreign(engine, release_and_notify, &shared[13]);
   OK(estafette_submit(engine, "fill", fill, tensor, 0, 0, 0, &tensor, 1));
   static int context;
   context = 9;
@@ -164,7 +164,7 @@ static void callbacks_and_deleters_see_what_came_before_them(void) {
   /* A worker releases the operands of an operation just after it has reported the end, so a flush may come too early. */
   wait_until_told(&shared[13], 6);
   /* No operation uses this one, so a flush waits for its deleter. */
-  OK(estafette_tensor_release(foreign(engine, give_back, &shared[14])));
+  OK(estafette_tensor_release(foreign(engine, release_managed, &shared[14])));
   OK(estafette_flush_deleters(10 * SECOND));
   CHECK(shared[14] == 6);
   OK(estafette_engine_destroy(engine));

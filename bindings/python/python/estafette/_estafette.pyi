@@ -1052,7 +1052,7 @@ class View:
 
 @final
 class Operation:
-    """A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
+    """A submitted operation: can be awaited, waited for and cancelled. Releasing it changes nothing for the operation; a failure
     that nothing has looked at is reported then, or when the last tensor that it concerns goes.
     """
 

@@ -415,7 +415,7 @@ impl Drop for Unsent<'_> {
 /// What the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups", weakref)]
 pub struct Wakeups {
-    /// A weak reference, so that a loop that is released goes at once.
+    /// A weak reference, so that a loop that is released is collected at once.
     event_loop: Py<PyAny>,
     inbox: Arc<Inbox>,
     /// Touched with the Python lock only.

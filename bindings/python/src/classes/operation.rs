@@ -14,7 +14,7 @@ use crate::classes::handle::EngineHandle;
 use crate::error::{self, OrRaise};
 use crate::interpreter::guard;
 
-/// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
+/// A submitted operation: can be awaited, waited for and cancelled. Releasing it changes nothing for the operation; a failure
 /// that nothing has looked at is reported then, or when the last tensor that it concerns goes.
 #[pyclass(frozen, module = "estafette", name = "Operation", weakref)]
 pub struct PyOperation {

@@ -216,7 +216,7 @@ fn is_column_major(layout: &Layout) -> bool {
         })
 }
 
-/// Gives back what [`fill`] has lent. Letting go of a lease may set off much, but waits for nothing.
+/// Releases what [`fill`] has lent. The release of a lease may set off much, but waits for nothing.
 ///
 /// # Safety
 /// `view` was filled by [`fill`] and is released once.

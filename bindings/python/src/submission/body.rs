@@ -220,7 +220,7 @@ impl Repeated {
         visit.call(&parts.event_loop)
     }
 
-    /// Lets go of what it holds. It does nothing from then on.
+    /// Releases what the body holds. The body does nothing from then on.
     pub fn clear(&self) {
         let parts = self.body.try_lock().and_then(|mut body| body.parts.take());
         drop(parts);

@@ -65,8 +65,8 @@ impl Device for Slow {
 }
 
 /// ```text
-/// ward    ├─ asks ────────────┤            ├─ asks ─┤
-/// program      ├─ pause() waits ┤ records ─┤
+/// device quarantine ├─ asks ────────────┤            ├─ asks ─┤
+/// program                ├─ pause() waits ┤ records ─┤
 /// ```
 #[test]
 fn a_pause_that_meets_a_barrier_begins_when_that_was_asked_for() {

@@ -19,7 +19,7 @@ enum Place {
     Elsewhere,
     /// A good place.
     Good,
-    /// In a inline deleter: one that drops the next tensor in turn would make the stack as deep as the chain is long.
+    /// In an inline deleter: one that drops the next tensor in turn would make the stack as deep as the chain is long.
     InDeleter,
 }
 

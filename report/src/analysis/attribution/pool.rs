@@ -27,7 +27,7 @@ pub(super) struct Pool {
     numbers: HashMap<u64, usize>,
 }
 
-/// Why there was no worker in a interval of time.
+/// Why there was no worker in an interval of time.
 pub(super) type NoWorker = (Nanos, Nanos, Blocker);
 
 impl Pool {

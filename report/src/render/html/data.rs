@@ -208,7 +208,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// How far before its waiter the operation is that a interval of waiting came by.
+    /// How far before its waiter the operation is that an interval of waiting came by.
     fn before(&self, root: &Root, waiter: Option<usize>) -> Option<i64> {
         Some(waiter? as i64 - self.node(root.via?)? as i64)
     }

@@ -113,7 +113,7 @@ impl Program {
             estafette_string_free(ptr::null_mut());
         }
         assert!(!estafette_get_api().is_null() && estafette_get_api() == estafette_get_api(), "one table");
-        recordings_that_cannot_be();
+        traces_that_cannot_be();
         let mut has_run = -1;
         // SAFETY: as the interface wants it.
         let got = unsafe { estafette_run_ready(self.engine, &raw mut has_run) };
@@ -188,8 +188,8 @@ impl Program {
     }
 }
 
-/// A recording writes files, which a program that runs many thousand times leaves to others.
-fn recordings_that_cannot_be() {
+/// A trace writes files, which a program that runs many thousand times leaves to others.
+fn traces_that_cannot_be() {
     let mut out = ptr::null_mut();
     let strange = ptr::without_provenance_mut(0xdead_beef);
     // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
@@ -204,8 +204,8 @@ fn recordings_that_cannot_be() {
             estafette_trace_end(strange),
         ]
     };
-    refused.into_iter().for_each(|got| expect(got, status::ESTAFETTE_INVALID, "no recording"));
-    assert!(out.is_null(), "a handle of no recording");
+    refused.into_iter().for_each(|got| expect(got, status::ESTAFETTE_INVALID, "no trace"));
+    assert!(out.is_null(), "a handle of no trace");
 }
 
 impl Registration {

@@ -137,7 +137,7 @@ class Timeline {
     this.show(this.view.from + step, this.view.to + step);
   }
 
-  // Makes a interval of time and a row visible, with some of what is around.
+  // Makes an interval of time and a row visible, with some of what is around.
   reveal(from, to, kind, item) {
     const { view } = this;
     const visible = from >= view.from && to <= view.to;
