@@ -24,8 +24,6 @@ const SHUTTING_DOWN: &str = "the Python interpreter is shutting down";
 /// An exception raised by the Python function of an operation.
 pub struct Raised {
     text: String,
-    /// The same for other processes, if the exception is a `PeerDiedError`.
-    death: Option<DeviceError>,
     kept: Arc<Kept>,
 }
 
@@ -91,18 +89,7 @@ impl Raised {
         if is_first && let Err(error) = py.import("estafette._failures") {
             error.write_unraisable(py, None);
         }
-        Self { death: death(kept.value.bind(py), &text), text, kept }
-    }
-}
-
-fn death(error: &Bound<'_, PyBaseException>, text: &str) -> Option<DeviceError> {
-    if !error.is_instance(&class(error.py(), "PeerDiedError").ok()?).ok()? {
-        return None;
-    }
-    let death = DeviceError::new(DeviceErrorKind::PeerDied, text);
-    match error.getattr("process").ok().and_then(|process| process.extract().ok()) {
-        Some(process) => Some(death.with_process(process)),
-        None => Some(death),
+        Self { text, kept }
     }
 }
 
@@ -134,11 +121,7 @@ impl fmt::Debug for Raised {
     }
 }
 
-impl std::error::Error for Raised {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.death.as_ref().map(|death| death as _)
-    }
-}
+impl std::error::Error for Raised {}
 
 /// The class of that name in `estafette._errors`.
 pub fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {

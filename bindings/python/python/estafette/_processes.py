@@ -70,9 +70,10 @@ def machine() -> str:
 
 
 def failed_by_death(error: BaseException | None) -> bool:
-    """Whether a failure is the death of another process, or that of an operation by it. What a function makes of a death, such as a
-    `ValueError`, is its own failure."""
-    return isinstance(error, PeerDiedError)
+    """Whether a failure has the death of another process as its cause."""
+    while error is not None and not isinstance(error, PeerDiedError):
+        error = error.__cause__
+    return error is not None
 
 
 def failed(error: EstafetteError) -> Tensor:
@@ -91,8 +92,7 @@ def packed(tensor: Tensor, crossing: type[EstafetteError] = EstafetteError) -> t
     except WouldDeadlockError:
         raise
     except crossing as error:
-        process = error.process if isinstance(error, PeerDiedError) else None
-        return {"failure": str(error), "died": failed_by_death(error), "process": process}, []
+        return {"failure": str(error), "died": failed_by_death(error)}, []
     return {"shape": tensor.shape, "dtype": str(tensor.dtype)}, [frame]
 
 
@@ -101,8 +101,7 @@ def unpacked(header: dict[str, Any], frames: list[bytes]) -> Tensor:
     import numpy as np
 
     if "failure" in header:
-        text = header["failure"]
-        return failed(PeerDiedError(text, header["process"]) if header["died"] else EstafetteError(text))
+        return failed((PeerDiedError if header["died"] else EstafetteError)(header["failure"]))
     tensor = default_engine().empty(header["shape"], header["dtype"])
     with tensor.write() as view:
         np.asarray(view)[...] = np.frombuffer(b"".join(frames), tensor.__numpy_dtype__).reshape(tensor.shape)

@@ -469,15 +469,12 @@ impl PyTicket {
 
     /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay. A ticket for one
     /// use that was not used gives its version free by that.
-    fn revoke(&self, py: Python<'_>) -> PyResult<()> {
-        let ticket = match self.held.lock().take().map(ProcessBound::into_inner) {
-            Some(Ok(ticket)) => ticket,
-            // A forked child's is its parent's.
-            Some(Err(_)) => return Ok(()),
-            None => Ticket::from_bytes(&self.bytes).or_raise(py)?,
-        };
-        guard::detach(py, || ticket.revoke());
-        Ok(())
+    fn revoke(&self, py: Python<'_>) {
+        let held = self.held.lock().take();
+        // A forked child's is its parent's.
+        if let Some(Ok(ticket)) = held.map(ProcessBound::into_inner) {
+            guard::detach(py, || ticket.revoke());
+        }
     }
 
     /// The same name, which processes on other machines can use as well; it keeps nothing.
