@@ -29,6 +29,7 @@
 //! | `export` | what this process shows of a tensor, and the copies for that |
 //! | `network` | tickets that reach other machines, by NIXL |
 //! | `note` | what engines write beside a promise |
+//! | `stream` | a link as a stream of the tensors that it receives |
 //! | `ticket` | bytes that name a version of a tensor |
 
 mod blocking;

@@ -374,7 +374,7 @@ impl Shared {
         self.watched.lock().push(event);
     }
 
-    /// Lets go of an event that has settled. The link thread may be done with the link, and the event keeps the link.
+    /// Releases an event that has settled. The link thread may be done with the link, and the event keeps the link.
     pub(crate) fn unwatch(&self, event: &PeerEvent) {
         let gone = |watched: &mut Arc<PeerEvent>| std::ptr::eq(&raw const **watched, event);
         let gone: Vec<_> = self.watched.lock().extract_if(.., gone).collect();

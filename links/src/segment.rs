@@ -18,8 +18,8 @@ statics! {
     static NEXT: AtomicU64 = AtomicU64::new(0);
 }
 
-/// Memory that this process writes and its peers read, without a name: it ends with the last process that has it. When this process lets go
-/// of it, its peers do. A forked child does not have it.
+/// Memory that this process writes and its peers read, without a name: it ends with the last process that has it. When this process
+/// releases it, its peers do, too. A forked child does not have it.
 #[derive(Debug)]
 pub struct Segment {
     memory: Memory,
@@ -50,7 +50,7 @@ impl Segment {
 
     fn of(
         bytes: usize,
-        create: fn(&str, usize) -> io::Result<(Memory, Descriptor)>,
+        create: fn(&str, usize) -> io::Result<(Memory, CloseOnFork<Descriptor>)>,
         is_writable: bool,
     ) -> Result<Self, LinkError> {
         if bytes == 0 {
@@ -58,7 +58,6 @@ impl Segment {
         }
         let (memory, descriptor) =
             create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
-        let descriptor = CloseOnFork::new(descriptor);
         memory.populate(0..bytes);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { memory, descriptor, number, is_writable, links: Mutex::default() })
@@ -102,8 +101,8 @@ impl Drop for Segment {
     }
 }
 
-/// A segment of a peer, mapped read-only, so that a write to it is a fault, unless the peer has shown it for writing. A forked child does not
-/// have it.
+/// A segment of a peer, mapped read-only, so that a write to it is a fault, unless the peer has shown it for writing. A forked child has it
+/// if it is mapped read-only.
 #[derive(Debug)]
 pub struct PeerSegment {
     pub(crate) memory: Memory,
@@ -205,33 +204,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forked_child_keeps_no_shared_memory_and_closes_nothing_in_its_place() {
+    fn a_forked_child_keeps_only_what_is_mapped_for_reading_and_closes_nothing_in_its_place() {
         let segment = Segment::new(4096).expect("memory");
         let (_memory, theirs) = Memory::create("a segment of a peer", 4096).expect("memory");
+        let theirs = theirs.try_clone().expect("a descriptor");
         let memory = Memory::open(&theirs, 4096, false).expect("a mapping");
         let seen = PeerSegment { memory, is_writable: false };
+        let (_memory, for_writing) = Memory::create_writable("another one", 4096).expect("memory");
+        let memory = Memory::open(&for_writing, 4096, true).expect("a mapping");
+        let written = PeerSegment { memory, is_writable: true };
         let number = segment.descriptor.as_raw_fd();
         let is_mapped = |start: NonNull<u8>| {
             let mut page = 0;
             // SAFETY: one page, whose state is one byte.
             unsafe { libc::mincore(start.as_ptr().cast(), 4096, &raw mut page) == 0 }
         };
-        assert!(is_mapped(segment.start()) && is_mapped(seen.start()));
+        assert!(is_mapped(segment.start()) && is_mapped(seen.start()) && is_mapped(written.start()));
         assert!(in_forked_child(|| {
             // SAFETY: takes integers.
             let is_open = || unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-            let is_kept = is_open() || is_mapped(segment.start()) || is_mapped(seen.start());
+            let is_kept = is_open() || is_mapped(segment.start()) || is_mapped(written.start());
+            let is_read = is_mapped(seen.start());
             // SAFETY: takes integers. The lowest free number from this one on is this one.
             let other = unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_DUPFD, number) };
             // SAFETY: the child's copies; it gives each up once.
-            drop(unsafe { (std::ptr::read(&segment), std::ptr::read(&seen)) });
-            !is_kept && other == number && is_open()
+            drop(unsafe { (std::ptr::read(&segment), std::ptr::read(&seen), std::ptr::read(&written)) });
+            !is_kept && is_read && !is_mapped(seen.start()) && other == number && is_open()
         }));
     }
 
     #[test]
     fn memory_of_a_device_that_was_not_opened_is_tried_again_and_opened_once() {
         let (_memory, descriptor) = Memory::create("a segment", 4096).expect("memory");
+        let descriptor = descriptor.try_clone().expect("a descriptor");
         let segment = PeerDeviceSegment::new(descriptor, 4096, Identity::default());
         let refuse = |_: &_, _: &_, _| Err::<u8, _>(DeviceError::new(DeviceErrorKind::OutOfMemory, "short"));
         assert_eq!(segment.open(refuse).expect_err("refused").message(), "short");

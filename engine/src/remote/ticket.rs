@@ -71,8 +71,8 @@ struct Ticketed {
 
 /// Names a version of a tensor for other processes of the same user and machine: [`Tensor::ticket`], [`Engine::from_ticket`].
 ///
-/// The version is under a read lease until the ticket is dropped or [revoked](Self::revoke) and everything that was made with it is gone. A ticket that was made from
-/// bytes holds nothing.
+/// The version is under a read lease until the ticket is dropped or [revoked](Self::revoke) and everything that was made with it is gone.
+/// A ticket that was made from bytes holds nothing.
 #[derive(Debug)]
 pub struct Ticket {
     address: Address,

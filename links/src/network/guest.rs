@@ -154,14 +154,14 @@ impl Guest {
                 (self.ask)(*secret.as_array()?, Reply { network, guest: self.token, number, is_sent: false });
                 self.wire.as_mut()?.send(Kind::Kept, &[&number.to_le_bytes()]);
             }
-            (Kind::Return, Some(_)) => self.give_back(number(body)?.0, ends),
+            (Kind::Return, Some(_)) => self.release(number(body)?.0, ends),
             (Kind::Beat, Some(_)) => {}
             _ => return None,
         }
         Some(())
     }
 
-    fn give_back(&mut self, number: u64, ends: &mut Ends) {
+    fn release(&mut self, number: u64, ends: &mut Ends) {
         if let Some(loan) = self.lent.remove(&number) {
             (loan.remark)(&self.name(), None);
             ends.push(Box::new(move || drop(loan.keeper)));
@@ -217,7 +217,7 @@ impl Guest {
         // The consumer learns of a failure of its own transfer.
         let notes = notes.unwrap_or_default();
         for (number, _) in notes.iter().filter_map(|note| number(note)) {
-            self.give_back(number, ends);
+            self.release(number, ends);
         }
         !notes.is_empty()
     }

@@ -189,7 +189,7 @@ impl Agent {
         unused.fold((0, 0), |(count, bytes), known| (count + 1, bytes + known.segment.bytes()))
     }
 
-    /// Lets go of segments that nothing else has. Not for memory that a peer was shown: it would not learn of it.
+    /// Releases segments that nothing else has. Not for memory that a peer was shown: it would not learn of it.
     ///
     /// # Safety
     /// No transfer into them is pending, or was given up.
@@ -294,7 +294,7 @@ impl Agent {
         }
     }
 
-    /// Lets go of a transfer. One that was pending may still write.
+    /// Releases a transfer. One that was pending may still write.
     pub(crate) fn end(&self, transfer: Transfer) {
         // SAFETY: a transfer of this agent, which is used no more.
         unsafe {

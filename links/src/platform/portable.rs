@@ -38,8 +38,8 @@ macro_rules! without_values {
 
 without_values! {
     Memory {
-        fn create(&str, usize) -> (Self, Descriptor);
-        fn create_writable(&str, usize) -> (Self, Descriptor);
+        fn create(&str, usize) -> (Self, CloseOnFork<Descriptor>);
+        fn create_writable(&str, usize) -> (Self, CloseOnFork<Descriptor>);
         fn open(&Descriptor, usize, bool) -> Self;
         method populate(Range<usize>);
         method start() -> NonNull<u8>;

@@ -48,8 +48,8 @@ impl Things {
         segment.words().iter().for_each(|word| word.store(7, Ordering::Relaxed));
         let open = |path| OwnedFd::from(std::fs::File::open(path).expect("a file of the system's"));
         let all = vec![
-            its_descriptor,
-            shared,
+            its_descriptor.try_clone().expect("a descriptor"),
+            shared.try_clone().expect("a descriptor"),
             own_process().expect("a descriptor"),
             unsealed_memory(8192),
             unsealed_memory(BYTES),
@@ -84,7 +84,7 @@ fn attack(address: &Address, seed: u64) {
             }
             1 => socket.send(&GREETING, &things.some(&mut random)),
             // A board of its own, and an end of something else, or the other way round.
-            2 => socket.send(&GREETING, &[&board, things.some(&mut random).first().unwrap_or(&&board)]),
+            2 => socket.send(&GREETING, &[&board, things.some(&mut random).first().unwrap_or(&&*board)]),
             _ => socket.send(&GREETING, &[&board, &end]),
         };
         let _ = greets;

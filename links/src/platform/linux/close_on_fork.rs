@@ -1,5 +1,5 @@
 //! Descriptors of one process, which a forked child closes at once. With a copy of a socket a connection would outlast the process, and its
-//! peer would not learn of its end. With a copy of shared memory the child would keep memory that all others have let go of.
+//! peer would not learn of its end. With a copy of shared memory the child would keep memory that all others have released.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;

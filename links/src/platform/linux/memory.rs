@@ -10,7 +10,7 @@ use estafette_sync::process::{Generation, count_leak};
 use estafette_sync::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::available::available;
-use super::{check, new_descriptor};
+use super::{CloseOnFork, check, new_descriptor};
 
 /// What the machine may not have. To ask that of the system costs a hundredth of what it takes to make as much memory.
 const LARGE: usize = 16 << 20;
@@ -38,20 +38,22 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     /// New memory that this process alone can write, all zero, backed by pages at once. The descriptor is for peers.
-    pub fn create(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
+    pub fn create(name: &str, bytes: usize) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
         Self::sealed(name, bytes, libc::F_SEAL_FUTURE_WRITE)
     }
 
     /// As [`create`](Self::create), for memory that peers can write as well.
-    pub fn create_writable(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
+    pub fn create_writable(name: &str, bytes: usize) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
         Self::sealed(name, bytes, 0)
     }
 
-    fn sealed(name: &str, bytes: usize, seal: i32) -> io::Result<(Self, OwnedFd)> {
+    fn sealed(name: &str, bytes: usize, seal: i32) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
         let name = CString::new(name)?;
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name ends with a zero byte, and is copied; the descriptor is new.
         let descriptor = unsafe { new_descriptor(libc::memfd_create(name.as_ptr(), flags)) }?;
+        // Before the pages are there, which may take seconds.
+        let descriptor = CloseOnFork::new(descriptor);
         let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         if bytes >= LARGE && available().is_some_and(|available| bytes as u64 > available) {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
@@ -100,8 +102,8 @@ impl Memory {
         let memory = Self { start, bytes, generation: Generation::current(), is_writable };
         if is_writable {
             let (mapping, protection) = (start.as_ptr().cast(), libc::PROT_READ | libc::PROT_WRITE);
-            // Else a forked child could write what others take for words of its parent, and would keep memory that all others have let go
-            // of. Another thread may fork between any two of these calls.
+            // Else a forked child could write what others take for words of its parent, and would keep memory that all others have
+            // released. Another thread may fork between any two of these calls.
             // SAFETY: the mapping was just made with this length.
             check(unsafe { libc::madvise(mapping, bytes, libc::MADV_DONTFORK) })?;
             // SAFETY: as above.

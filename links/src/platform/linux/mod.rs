@@ -3,11 +3,12 @@
 //! | part | what it has |
 //! |---|---|
 //! | `available` | how much memory there is |
+//! | `close_on_fork` | descriptors of one process, which forked children close |
 //! | `futex` | robust futexes |
 //! | `memory` | sealed shared memory |
 //! | `poll` | waiting for descriptors |
 //! | `socket` | unix sockets that keep messages apart (`SOCK_SEQPACKET`) |
-//! | `tcp` | TCP sockets of one process |
+//! | `tcp` | TCP sockets |
 
 mod available;
 mod close_on_fork;

@@ -1,4 +1,4 @@
-//! TCP sockets of one process.
+//! TCP sockets.
 
 use std::io;
 use std::mem::size_of_val;
