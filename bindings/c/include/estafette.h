@@ -568,9 +568,9 @@ typedef struct estafette_send_options {
   int32_t copy;
   /**
    * One of `estafette_access`. `ESTAFETTE_READ`: the other process reads the version. `ESTAFETTE_WRITE`: it alone uses the tensor, which
-   * is of `estafette_zeros_shared_for_writing`, until it has let go of it, and what it has written is the next version. That version has failed if the
-   * process could not take the tensor, has failed to write it, has closed the link before it received it, or has died meanwhile. A later
-   * write of the whole makes the tensor usable again. `copy` is 0 then.
+   * is of `estafette_zeros_shared_for_writing`, until it has released it, and what it has written is the next version. That version has failed
+   * if the process could not take the tensor, has failed to write it, has closed the link before it received it, or has died meanwhile. A
+   * later write of the whole makes the tensor usable again. `copy` is 0 or -1 then.
    */
   int32_t access;
 } estafette_send_options;
@@ -1619,16 +1619,18 @@ estafette_status estafette_link_process(const struct estafette_link *link,
 
 /**
  * Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until
- * the other process has released it, has closed the link, or has died. `options` may be NULL for the defaults. Waits, for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does
- * not wait), only while the link is full: the other process then has 16,384 tensors of this one, or has not received hundreds. The
- * tensor stays the caller's. The calling thread runs no operation meanwhile.
+ * the other process has released it, has closed the link, or has died. With `ESTAFETTE_WRITE` the other process writes the next version
+ * instead, and operations on the tensor that are submitted later wait for that. `options` may be NULL for the defaults. Waits, for at most
+ * `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does not wait), only while the link is full: the other process then has 16,384 tensors
+ * of this one, or has not received hundreds. The tensor stays the caller's. The calling thread runs no operation meanwhile.
  *
  * Memory that is not shared, see `shared` in `estafette_engine_options` and `estafette_zeros_shared`, is copied once the version is ready, and
  * later writes wait for the copy alone.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_NOT_SHARED` for memory that other
- * processes cannot be shown, if a copy was refused; `ESTAFETTE_PEER_DIED`; `ESTAFETTE_CANCELLED` once the other process has closed the
- * link; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or a link that is closed meanwhile; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
+ * processes cannot be shown, if a copy was refused, and with `ESTAFETTE_WRITE` for what is not of `estafette_zeros_shared_for_writing`;
+ * `ESTAFETTE_PEER_DIED`; `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL, a handle that is
+ * not in use, a wrong option, or a link that is closed meanwhile; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
  * callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns `ESTAFETTE_OK`. May be called by any thread.
  *
  * What the caller promises:

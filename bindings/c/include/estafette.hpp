@@ -519,7 +519,7 @@ class Link {
     send(tensor, timeout_ns, copy, ESTAFETTE_READ);
   }
 
-  /// Lends a tensor of `Engine::zeros_shared_for_writing` to the other process, which alone uses it until it has let go of it. What it has
+  /// Lends a tensor of `Engine::zeros_shared_for_writing` to the other process, which alone uses it until it has released it. What it has
   /// written is the next version.
   void lend(const Tensor &tensor, std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
     send(tensor, timeout_ns, Copy::if_needed, ESTAFETTE_WRITE);

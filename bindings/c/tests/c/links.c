@@ -544,6 +544,7 @@ static void what_another_process_writes_is_the_next_version(void) {
   OK(estafette_link_send(of.link, x, &options, LIMIT));
   options = (estafette_send_options){sizeof options, 0, ESTAFETTE_WRITE};
   OK(estafette_link_send(of.link, x, &options, LIMIT));
+  options.copy = -1;
   OK(estafette_link_send(of.link, y, &options, LIMIT));
   hear(of.link);
   EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, SECOND / 50));
