@@ -601,7 +601,7 @@ def test_each_abort_ends_one_receive_however_that_ends(monkeypatch):
     assert not transport._aborted
 
 
-def test_an_actor_that_nixl_has_not_reached_is_tried_again_after_a_minute(monkeypatch):
+def test_an_actor_that_nixl_has_not_reached_is_tried_again_after_pauses_that_double(monkeypatch):
     class Actor:
         """Calls of `_reaching` and `_values` that run nowhere."""
 
@@ -618,11 +618,15 @@ def test_an_actor_that_nixl_has_not_reached_is_tried_again_after_a_minute(monkey
     metadata = estafette.ray._Metadata(tensor_meta=[], tensor_device="cpu", node="elsewhere", source=Actor())
     unreachable = {}
     tries = []
-    for now[0] in (1000.0, 1059.0, 1061.0, 1062.0):
+    for now[0] in (1000.0, 1059.0, 1061.0, 1062.0, 1180.0, 1182.0, 99_999.0):
         [tensor] = estafette.ray._from_elsewhere("object", metadata, unreachable, lambda *_: None)
         assert tensor.result(60).shape == (1,)
         tries.append(asked.count(estafette.ray._reaching))
-    assert tries == [1, 1, 2, 2]
+    assert tries == [1, 1, 2, 2, 2, 3, 4]
+    for _ in range(9):
+        now[0] += 3601.0
+        estafette.ray._from_elsewhere("object", metadata, unreachable, lambda *_: None)
+    assert asked.count(estafette.ray._reaching) == 13
 
 
 @by_nixl

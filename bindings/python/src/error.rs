@@ -24,6 +24,8 @@ const SHUTTING_DOWN: &str = "the Python interpreter is shutting down";
 /// An exception raised by the Python function of an operation.
 pub struct Raised {
     text: String,
+    /// The same for other processes, if the exception is a `PeerDiedError`.
+    death: Option<DeviceError>,
     kept: Arc<Kept>,
 }
 
@@ -89,7 +91,19 @@ impl Raised {
         if is_first && let Err(error) = py.import("estafette._failures") {
             error.write_unraisable(py, None);
         }
-        Self { text, kept }
+        Self { death: death(kept.value.bind(py), &text), text, kept }
+    }
+}
+
+fn death(error: &Bound<'_, PyBaseException>, text: &str) -> Option<DeviceError> {
+    let class = class(error.py(), "PeerDiedError").ok()?;
+    if !error.is_instance(&class).ok()? {
+        return None;
+    }
+    let death = DeviceError::new(DeviceErrorKind::PeerDied, text);
+    match error.getattr("process").ok().and_then(|process| process.extract().ok()) {
+        Some(process) => Some(death.with_process(process)),
+        None => Some(death),
     }
 }
 
@@ -121,7 +135,11 @@ impl fmt::Debug for Raised {
     }
 }
 
-impl std::error::Error for Raised {}
+impl std::error::Error for Raised {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.death.as_ref().map(|death| death as _)
+    }
+}
 
 /// The class of that name in `estafette._errors`.
 pub fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {

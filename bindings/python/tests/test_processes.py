@@ -323,6 +323,40 @@ def test_a_death_is_known_to_a_third_process_that_waits_for_what_depended_on_it(
     assert reader.ended_well()
 
 
+def test_a_death_that_a_function_raises_again_is_one_in_the_next_process(eng, other):
+    reader = other(
+        eng,
+        """
+        for _ in range(3):
+            error = link.receive(60).exception(60)
+            print(isinstance(error, est.PeerDiedError), error, flush=True)
+        """,
+    )
+
+    def fails(error):
+        raise error
+
+    died = est.PeerDiedError("process 7 died", 7)
+    first = eng.call(fails, died)
+    for promise in (first, eng.call(fails, first.exception(60)), eng.call(fails, ValueError("process 7 died"))):
+        reader.link.send(promise)
+    answers = [reader.read() for _ in range(3)]
+    assert [answer.split()[0] for answer in answers] == ["True", "True", "False"]
+    assert all("process 7 died" in answer for answer in answers)
+    assert first.exception(60).process == 7
+    assert reader.ended_well()
+
+
+def test_a_death_that_crosses_as_a_copy_keeps_its_process(eng):
+    from estafette._processes import packed, unpacked
+
+    def fails():
+        raise est.PeerDiedError("process 7 died", 7)
+
+    error = unpacked(*packed(eng.call(fails))).exception(60)
+    assert isinstance(error, est.PeerDiedError) and error.process == 7
+
+
 def test_the_promise_of_several_results_that_is_sent_before_they_are_known_fails_there(eng, np, gate):
     several = eng.call(lambda: (gate(), (np.ones(2), 3.5))[1], name="stats")
     with several.ticket() as ticket:

@@ -135,6 +135,17 @@ def test_a_ticket_for_one_use_that_nothing_has_used_can_be_revoked(np):
             again.wait(60)
 
 
+def test_a_ticket_for_one_use_is_revoked_by_its_bytes(np):
+    with est.Engine(workers=1, lease_timeout=0.05) as eng:
+        x = eng.zeros(4, "float64", shared=True)
+        ticket = bytes(x.ticket(once=True))
+        write = eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack)
+        with pytest.raises(est.LeaseHeldError):
+            write.wait()
+        est.Ticket(ticket).revoke()
+        write.wait(60)
+
+
 def test_a_ticket_for_one_use_is_used_once(eng, np):
     x = eng.zeros(4, "float64", shared=True)
     ticket = bytes(x.ticket(once=True))

@@ -11,7 +11,7 @@ import pytest
 import estafette as est
 from conftest import until
 from estafette._estafette import _from_tickets
-from test_processes import fill, other, peer_died, pytestmark  # noqa: F401
+from test_processes import fill, other, pytestmark  # noqa: F401
 
 
 def test_a_ticket_goes_through_anything_and_is_a_promise_at_the_other_end(eng, np, gate, other):
@@ -100,9 +100,9 @@ def test_the_tickets_of_a_dead_process_fail(eng, other):
     peer.process.wait(60)
 
     def died():
-        with pytest.raises(est.OperationError) as caught:
+        with pytest.raises(est.PeerDiedError) as caught:
             eng.from_ticket(ticket).wait(60)
-        return peer_died(caught.value).process == peer.process.pid
+        return caught.value.process == peer.process.pid
 
     until(died)
     assert bytes(x) == bytes(24)
@@ -113,9 +113,9 @@ def test_a_ticket_of_a_process_that_has_ended_in_good_order_says_so(eng, other):
     ticket = peer.read()
     assert peer.ended_well()
     x = eng.from_ticket(bytes.fromhex(ticket))
-    with pytest.raises(est.OperationError, match="died or ended before the tensor was taken") as caught:
+    with pytest.raises(est.PeerDiedError, match="died or ended before the tensor was taken") as caught:
         x.wait(60)
-    assert peer_died(caught.value).process == peer.process.pid
+    assert caught.value.process == peer.process.pid
 
 
 def test_a_process_that_stands_still_answers_later(eng, other):
@@ -155,7 +155,7 @@ def test_a_process_that_hangs_up_and_has_no_door_any_more_has_died(eng):
         owner = threading.Thread(target=dies)
         owner.start()
         x = eng.from_ticket(address.encode() + (4711).to_bytes(4, "little") + bytes(16))
-        with pytest.raises(est.OperationError) as caught:
+        with pytest.raises(est.PeerDiedError) as caught:
             x.wait(60)
         owner.join()
-    assert peer_died(caught.value).process == 4711
+    assert caught.value.process == 4711

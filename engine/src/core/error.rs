@@ -285,9 +285,11 @@ impl OperationError {
         }
     }
 
-    /// Whether another process has died that was to make the data.
+    /// Whether another process has died that was to make the data, by whatever functions the error has come.
     fn is_of_a_death(&self) -> bool {
-        self.device_error().is_some_and(|error| error.kind() == DeviceErrorKind::PeerDied)
+        let mut sources = std::iter::successors(std::error::Error::source(self), |&error| error.source());
+        let error: Option<&DeviceError> = sources.find_map(|error| error.downcast_ref());
+        error.is_some_and(|error| error.kind() == DeviceErrorKind::PeerDied)
     }
 
     pub(crate) fn heard(&self) -> &Arc<Heard> {
@@ -397,7 +399,9 @@ pub(crate) fn device_error(error: Error) -> DeviceError {
 
 #[cfg(test)]
 mod tests {
-    use super::BodyError;
+    use estafette_devices::{DeviceError, DeviceErrorKind};
+
+    use super::{BodyError, Error, device_error};
     use crate::Engine;
 
     #[derive(Debug, thiserror::Error)]
@@ -411,6 +415,27 @@ mod tests {
     #[derive(Debug, thiserror::Error)]
     #[error("says it all: {0}")]
     struct Whole(#[source] Outer);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("a function of its own")]
+    struct Own(#[source] Error);
+
+    #[test]
+    fn a_death_that_passes_through_a_function_stays_one_for_the_next_process() {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        let death = DeviceError::new(DeviceErrorKind::PeerDied, "process 7 died");
+        let fails = |error: BodyError| {
+            let op = engine.op("any").run(move |[], []| Err(error)).unwrap();
+            op.wait().unwrap_err()
+        };
+        let once = fails(Box::new(death));
+        let twice = fails(Box::new(once.clone()));
+        let third = fails(Box::new(Own(twice.clone())));
+        for error in [once, twice, third] {
+            assert_eq!(device_error(error).kind(), DeviceErrorKind::PeerDied);
+        }
+        assert_eq!(device_error(fails("plain".into())).kind(), DeviceErrorKind::Other);
+    }
 
     fn fails_with(error: fn() -> BodyError) -> String {
         let engine = Engine::builder().workers(1).build().unwrap();

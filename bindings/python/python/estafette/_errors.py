@@ -96,7 +96,8 @@ class PeerDiedError(DeviceError):
 
 class PeerDiedOperationError(OperationError, PeerDiedError):
     """An operation has failed since another process has died, as that of a promise from there. ``__cause__`` is the
-    death, or what the operation's function made of it.
+    death, also one that the operation's function raised. An exception of another type that the function made of it is an
+    `OperationError` only.
     """
 
     def __init__(

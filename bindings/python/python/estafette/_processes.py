@@ -70,10 +70,9 @@ def machine() -> str:
 
 
 def failed_by_death(error: BaseException | None) -> bool:
-    """Whether a failure has the death of another process as its cause."""
-    while error is not None and not isinstance(error, PeerDiedError):
-        error = error.__cause__
-    return error is not None
+    """Whether a failure is the death of another process, or that of an operation by it. What a function makes of a death, such as a
+    `ValueError`, is its own failure."""
+    return isinstance(error, PeerDiedError)
 
 
 def failed(error: EstafetteError) -> Tensor:
@@ -92,7 +91,8 @@ def packed(tensor: Tensor, crossing: type[EstafetteError] = EstafetteError) -> t
     except WouldDeadlockError:
         raise
     except crossing as error:
-        return {"failure": str(error), "died": failed_by_death(error)}, []
+        process = error.process if isinstance(error, PeerDiedError) else None
+        return {"failure": str(error), "died": failed_by_death(error), "process": process}, []
     return {"shape": tensor.shape, "dtype": str(tensor.dtype)}, [frame]
 
 
@@ -101,7 +101,8 @@ def unpacked(header: dict[str, Any], frames: list[bytes]) -> Tensor:
     import numpy as np
 
     if "failure" in header:
-        return failed((PeerDiedError if header["died"] else EstafetteError)(header["failure"]))
+        text = header["failure"]
+        return failed(PeerDiedError(text, header["process"]) if header["died"] else EstafetteError(text))
     tensor = default_engine().empty(header["shape"], header["dtype"])
     with tensor.write() as view:
         np.asarray(view)[...] = np.frombuffer(b"".join(frames), tensor.__numpy_dtype__).reshape(tensor.shape)

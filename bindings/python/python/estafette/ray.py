@@ -107,13 +107,23 @@ def _values(_actor: Any, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]
     return _transport().values(obj_id)
 
 
-# After this an actor that could not be connected to for NIXL is tried again.
+# After this an actor that could not be connected to for NIXL is tried again. A try stands in the way of other objects for seconds, so the
+# pause doubles with each one that fails.
 _UNREACHABLE_FOR = 60.0
+_UNREACHABLE_FOR_MAX = 3600.0
 
 
-def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, float], check: Callable[[str, list[Tensor]], None]) -> list[Tensor]:
+@dataclasses.dataclass
+class _Unreachable:
+    """An actor that could not be connected to for NIXL: when it is tried again, and the pause before that."""
+
+    until: float
+    pause: float
+
+
+def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, _Unreachable], check: Callable[[str, list[Tensor]], None]) -> list[Tensor]:
     """The tensors of an object on another machine: promises, by NIXL, or else copies by way of Ray's object store, once they are ready. Actors
-    that cannot be connected to for NIXL are noted in `unreachable`, with the time of the next try. `check` raises once Ray has given the object up."""
+    that cannot be connected to for NIXL are noted in `unreachable`. `check` raises once Ray has given the object up."""
     if metadata.source is None:
         raise NotSharedError(
             f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no way"
@@ -123,7 +133,8 @@ def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, flo
     # wait for ever. Nothing waits on the second one.
     ask = metadata.source.__ray_call__.options(concurrency_group="_ray_system_error")
     source, why = str(metadata.source), ""
-    if time.monotonic() >= unreachable.get(source, 0.0):
+    known = unreachable.get(source)
+    if known is None or time.monotonic() >= known.until:
         tickets = ray.get(ask.remote(_reaching, obj_id))
         if isinstance(tickets, str):
             why = tickets
@@ -141,7 +152,8 @@ def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, flo
         pause = min(2 * pause, 0.1)
     # A version that has failed says nothing about the way here.
     if why and not any("failure" in header for header, _frames in values):
-        unreachable[source] = time.monotonic() + _UNREACHABLE_FOR
+        known_for = _UNREACHABLE_FOR if known is None else min(2 * known.pause, _UNREACHABLE_FOR_MAX)
+        unreachable[source] = _Unreachable(time.monotonic() + known_for, known_for)
         _LOG.warning("tensors of %s come by way of Ray's object store, once they are ready: %s", source, why)
     return [unpacked(*value) for value in values]
 
@@ -164,7 +176,7 @@ class _Transport(TensorTransportManager):
         # How many receives of each object Ray has given up that have not ended. They may not have begun: others are before them.
         self._aborted: collections.Counter[str] = collections.Counter()
         # Used by the thread of Ray that takes objects, or that which calls `ray.get`.
-        self._unreachable: dict[str, float] = {}
+        self._unreachable: dict[str, _Unreachable] = {}
 
     def tensor_transport_backend(self) -> str:
         return NAME
@@ -292,7 +304,7 @@ def register() -> None:
 
     An actor on another machine gets promises too, of copies that NIXL makes, if both have the package ``nixl-cu12`` and one connects to
     the other. Otherwise, as the log says, it gets a copy once the value is ready, by way of Ray's object store. Until then it takes no
-    other object. A minute later it tries to connect again.
+    other object. A minute later it tries to connect again, and after each try that fails it waits twice as long, up to an hour.
 
     An actor that gets back what it has made gets the version that it returned, as the others do.
     """

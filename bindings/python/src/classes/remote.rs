@@ -470,11 +470,14 @@ impl PyTicket {
     /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay. A ticket for one
     /// use that was not used gives its version free by that.
     fn revoke(&self, py: Python<'_>) {
-        let held = self.held.lock().take();
-        // A forked child's is its parent's.
-        if let Some(Ok(ticket)) = held.map(ProcessBound::into_inner) {
-            guard::detach(py, || ticket.revoke());
-        }
+        let ticket = match self.held.lock().take().map(ProcessBound::into_inner) {
+            Some(Ok(ticket)) => ticket,
+            // A forked child's is its parent's.
+            Some(Err(_)) => return,
+            // Made from bytes, which are those of a ticket.
+            None => Ticket::from_bytes(&self.bytes).expect("a ticket"),
+        };
+        guard::detach(py, || ticket.revoke());
     }
 
     /// The same name, which processes on other machines can use as well; it keeps nothing.
