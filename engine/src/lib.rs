@@ -72,7 +72,14 @@
 //!
 //! The names that most programs use stand here. The others stand in the module of their subject:
 //! [`operation`], [`program`], [`lease`], [`tensor`], [`wait`], [`mod@engine`], [`exchange`], [`operators`],
-//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`.
+//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`. Four modules have no names of their own:
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `adapters` | arrays and streams of other crates, each behind a feature |
+//! | `copy` | copies of tensors, as operations |
+//! | `core` | what the handles of one engine share |
+//! | `export` | memory for other libraries |
 //!
 //! [`Engine::import`] adopts memory of other libraries, and [`Tensor::export`] hands memory out, both as
 //! DLPack structs. An export is a *lease*: engine writes wait until the consumer returns the lease.

@@ -18,6 +18,7 @@
 //! | [`program`] | operations that are recorded once and run many times |
 //! | `graph.rs`, `graph_ref.rs`, `registry.rs` | the graph, what keeps it alive, the list of its variables |
 //! | `biased_lock.rs`, `reentry.rs` | one thread without locked instructions; closures that use the graph are refused |
+//! | `addresses.rs`, `id.rs` | maps and sets of addresses; names of operations and variables |
 //!
 //! ```
 //! use estafette_graph::{Graph, Mode};

@@ -15,6 +15,7 @@
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
 //! | [`process`] | what a forked child must not use, wait for or drop, and what it has of its own |
 //! | [`platform`] | what is Linux or x86-64 only, and its portable forms |
+//! | `mutex`, `local_key` | the mutex without poison; methods of `std`'s thread-locals for those of a model checker |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
 //! | `exhaustive` | under loom: thread-locals and statics as engines use them |
 //! | `simulated` | under shuttle: a clock that tests move, timeouts that end by it, a scheduler with a seed |

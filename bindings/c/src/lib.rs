@@ -3,6 +3,18 @@
 //! Everything here checks its arguments, calls the engine, and turns errors into a status and a text of the calling thread. No
 //! scheduling happens here.
 //!
+//! | part | what it has |
+//! |---|---|
+//! | `api` | all functions as a table |
+//! | `engine`, `status`, `version`, `log`, `last_error` | engines; what calls return; events for people; the text of the latest error |
+//! | `tensor`, `describe`, `lease`, `export`, `dlpack` | tensors, leases and memory for other libraries |
+//! | `fence`, `fenced` | fences of both sides, alone and with tensors |
+//! | `submit`, `op`, `helping`, `names` | operations: submission, end, cancellation, names |
+//! | `operators`, `program` | functions with a name; recorded operations |
+//! | `contexts`, `remote`, `trace` | the device table; tensors of other processes; traces |
+//! | `entry`, `context`, `options` | how a function begins: panics, checks, contexts, structs of options |
+//! | `handles`, `places`, `slots` | what a handle stands for, and for how long |
+//!
 //! # Handles
 //! | handle | what it is | checked how |
 //! |---|---|---|

@@ -9,6 +9,13 @@
 //! So a [`ManagedTensor`] calls the deleter when dropped, wherever that is, and the reaper
 //! makes sure that it is a good place. A deleter must not unwind: a C++ exception or Rust panic that leaves
 //! it aborts the process, as in any `extern "C"` call.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `export` | makes a managed tensor for a consumer |
+//! | [`fenced`] | structs with a fence of the producer and fences of the consumer |
+//! | [`table`] | the C exchange table |
+//! | `unowned` | structs of memory that the reader does not own |
 
 mod export;
 pub mod fenced;

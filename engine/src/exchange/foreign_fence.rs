@@ -9,6 +9,12 @@
 //! `wait`, which the engine never calls. What a foreign fence calls (the callback of a subscription) only takes notes and
 //! wakes the reactor, whatever lock the caller holds: subscribers run on the reactor's thread, and the fence itself is released
 //! on the reaper's.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `export` | our fence as a struct for other schedulers |
+//! | `import` | their fence as ours |
+//! | `overdue` | the thread that queries fences whose subscriptions are not called for long |
 
 use std::ffi::{c_char, c_void};
 

@@ -40,6 +40,14 @@
 //!
 //! The lock of the queue comes before that of a thread's `DeleterThread`. A thread is overtaken under both, while it is in a
 //! deleter, and sees that at its next step, before it takes anything.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `inline` | deleters that need not go to the thread |
+//! | `queue` | what is ready, and counts of what is not |
+//! | `releasing` | threads that still hold the operands of an operation that has ended |
+//! | `slow` | memory whose release takes long, for diagnoses |
+//! | `thread`, `thread_state` | the threads; what one of them has taken and is doing |
 
 mod inline;
 mod queue;

@@ -60,7 +60,7 @@ impl Engine {
         let late = Arc::new(Mutex::new(Some(managed)));
         let body = Arc::clone(&late);
         let produced = self.gate(options.ready).and_then(|gate| {
-            self.op("described late")
+            self.op("described after export")
                 .beyond_limit()?
                 .reads([&gate])
                 .produce(move |_| Ok(adopt(body.lock().take().expect("a body runs once"))))

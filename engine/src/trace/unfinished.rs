@@ -20,6 +20,11 @@
 //! now and then.
 //!
 //! The same thread writes snapshots that a signal or a watchdog asks for.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `read` | reads such a file |
+//! | `requests` | snapshots that signals and watchdogs ask for |
 
 mod read;
 mod requests;

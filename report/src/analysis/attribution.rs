@@ -15,6 +15,13 @@
 //!
 //! Each division goes on where the one before ended and never turns back (`tiling`), so the intervals of an access tile the
 //! time that it waited whatever the trace says: without gap, without overlap.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `order` | the queues of all variables |
+//! | `pool` | when all workers were busy |
+//! | `counters` | quantities over time |
+//! | `tiling` | intervals without gap and overlap |
 
 mod counters;
 mod order;

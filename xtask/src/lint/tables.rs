@@ -1,11 +1,12 @@
-//! A folder opens with a table of its parts: `mod.rs` names each module that it declares, and so does the `main.rs` of a test binary.
+//! A file that declares several modules opens with a table of its parts, which names each of them, and no module that is not there.
 
 use std::path::Path;
 
 use super::source;
 
-/// Folders whose modules are listed.
-const FOLDERS: [&str; 8] = [
+/// Folders whose files have tables.
+const FOLDERS: [&str; 9] = [
+    "bindings/c/src",
     "bindings/python/src",
     "devices/src",
     "engine/src",
@@ -16,26 +17,27 @@ const FOLDERS: [&str; 8] = [
     "tests/tests",
 ];
 
-/// Other files with a table of parts.
-const FILES: [&str; 3] = ["bindings/python/src/lib.rs", "devices/src/lib.rs", "engine/src/remote.rs"];
+/// How a table of parts begins.
+const HEADINGS: [&str; 3] = ["| part |", "| module |", "| file |"];
 
-/// Prints how many modules there are, and returns those that no table names.
+/// Prints how many modules there are, and returns those that no table names, and names in tables that are no module.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
-    let mut files: Vec<_> = FILES.iter().map(|file| root.join(file)).collect();
-    for folder in FOLDERS {
-        let heads = source::files(&root.join(folder), "rs")?;
-        files.extend(heads.into_iter().filter(|file| file.ends_with("mod.rs") || file.ends_with("main.rs")));
-    }
     let (mut known, mut wrong) = (0, Vec::new());
-    for file in files {
-        let text = source::read(&file)?;
-        let modules = modules(&text);
-        // One module needs no table.
-        for module in modules.iter().filter(|_| modules.len() > 1) {
-            match is_named(&text, module) {
-                true => known += 1,
-                false => wrong.push(format!("{}: the table of parts lacks `{module}`", file.display())),
+    for folder in FOLDERS {
+        for file in source::files(&root.join(folder), "rs")? {
+            let text = source::read(&file)?;
+            let modules = modules(&text);
+            // One module needs no table, and neither do tests.
+            if modules.len() < 2 || file.ends_with("tests.rs") {
+                continue;
             }
+            let (named, lacking): (Vec<&str>, Vec<&str>) =
+                modules.iter().copied().partition(|module| is_named(&text, module));
+            known += named.len();
+            let path = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+            wrong.extend(lacking.iter().map(|module| format!("{path}: the table of parts lacks `{module}`")));
+            let strange = parts(&text).into_iter().filter(|part| !is_declared(&text, part));
+            wrong.extend(strange.map(|part| format!("{path}: `{part}` of the table of parts is no module")));
         }
     }
     println!("tables: {known} modules in the tables of their folders");
@@ -46,12 +48,28 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
 fn modules(text: &str) -> Vec<&str> {
     let lines: Vec<&str> = text.lines().collect();
     let declared = lines.iter().enumerate().filter_map(|(at, line)| {
-        let name = line.strip_suffix(';')?.rsplit_once("mod ").filter(|(before, _)| is_visibility(before))?.1;
+        let name = declared(line)?;
         let attributes = lines[..at].iter().rev().take_while(|line| line.starts_with("#["));
         let is_other = |line: &&str| line.contains("(test") || line.contains("path =");
         (!attributes.clone().any(is_other)).then_some(name)
     });
     declared.collect()
+}
+
+/// The module that a line at the outermost level declares in a file of its own, perhaps with a comment behind.
+fn declared(line: &str) -> Option<&str> {
+    let code = line.split("//").next()?.trim_end();
+    Some(code.strip_suffix(';')?.rsplit_once("mod ").filter(|(before, _)| is_visibility(before))?.1)
+}
+
+/// Whether `text` declares the module, or takes it from elsewhere by `use`. A name with capital letters is a type, and any is fine.
+fn is_declared(text: &str, module: &str) -> bool {
+    let has = |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == module);
+    let declares = |line: &&str| {
+        let is_item = !line.starts_with([' ', '/']) && (line.contains("mod ") || line.contains("use "));
+        is_item || line.starts_with("macro_rules!")
+    };
+    module.chars().any(char::is_uppercase) || text.lines().filter(declares).any(has)
 }
 
 fn is_visibility(text: &str) -> bool {
@@ -60,21 +78,53 @@ fn is_visibility(text: &str) -> bool {
 
 /// Whether the comment at the beginning of `text` has the module in backticks, perhaps with the extension of its file.
 fn is_named(text: &str, module: &str) -> bool {
-    let head = text.lines().take_while(|line| line.starts_with("//!"));
-    head.flat_map(|line| line.split('`').skip(1).step_by(2))
-        .any(|name| name.trim_end_matches(".rs") == module)
+    head(text).flat_map(names).any(|name| name == module)
+}
+
+/// The names in the first column of the table of parts.
+fn parts(text: &str) -> Vec<&str> {
+    let rows = head(text)
+        .map(|line| line.trim_start_matches("//!").trim())
+        .skip_while(|line| !HEADINGS.iter().any(|heading| line.starts_with(heading)));
+    let cells = rows.take_while(|line| line.starts_with('|')).filter_map(|line| line.split('|').nth(1));
+    cells.flat_map(names).collect()
+}
+
+fn head(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().take_while(|line| line.starts_with("//!"))
+}
+
+/// What stands in backticks, as the name of a module: without the extension of its file, the stroke of its folder, and the kind of a link.
+fn names(line: &str) -> impl Iterator<Item = &str> {
+    let names = line.split('`').skip(1).step_by(2);
+    names.map(|name| name.trim_end_matches(".rs").trim_end_matches('/').trim_start_matches("mod@"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const TEXT: &str = "//! One `x`.\n//!\n//! | part | idea |\n//! |---|---|\n//! | `a`, [`mod@b`] | `one` |\n//! | `c.rs`, `d/`, `gone` | two |\n//!\n\
+                        //! | other |\n//! | `y` |\n\nmod a;\npub mod b; // A comment.\n#[cfg(x)]\npub(crate) mod c;\nmod d;\nmod e;\n\
+                        #[cfg(test)]\nmod f;\n#[path = \"g.rs\"]\nmod g;\nmod h {}\n    mod i;\n// mod j;\n";
+
+    #[test]
+    fn modules_are_those_with_files_of_their_own() {
+        assert_eq!(modules(TEXT), ["a", "b", "c", "d", "e"]);
+    }
+
     #[test]
     fn a_module_that_the_table_lacks_is_found() {
-        let text = "//! | `a` | one |\n//! | [`b`] |\n//! `c.rs`\n\nmod a;\npub mod b;\n#[cfg(x)]\npub(crate) mod c;\nmod d;\n\
-                    #[cfg(test)]\nmod e;\n#[path = \"f.rs\"]\nmod f;\nmod g {}\n";
-        let found = modules(text);
-        assert_eq!(found, ["a", "b", "c", "d"]);
-        assert_eq!(found.into_iter().filter(|module| !is_named(text, module)).collect::<Vec<_>>(), ["d"]);
+        let lacking = modules(TEXT).into_iter().filter(|module| !is_named(TEXT, module));
+        assert_eq!(lacking.collect::<Vec<_>>(), ["e"]);
+    }
+
+    #[test]
+    fn a_name_in_the_table_that_is_no_module_is_found() {
+        assert_eq!(parts(TEXT), ["a", "b", "c", "d", "gone"]);
+        let strange = parts(TEXT).into_iter().filter(|part| !is_declared(TEXT, part));
+        assert_eq!(strange.collect::<Vec<_>>(), ["gone"]);
+        assert!(is_declared("pub use std::{hint, time};", "time") && !is_declared("fn time() {}", "time"));
+        assert!(is_declared(TEXT, "h") && is_declared(TEXT, "g") && is_declared(TEXT, "Type"));
     }
 }
