@@ -3,7 +3,7 @@
 //! Any bytes are a program: each call takes what it needs from them and finds zeros at the end. Calls are
 //! valid ones and invalid ones (NULL, handles that are over, numbers that mean nothing, structs that are cut
 //! short). The model knows what each may return, and counts everything that was given away. At the end
-//! everything is let go, and must have come back exactly once.
+//! everything is released, and must have come back exactly once.
 
 mod bytes;
 mod foreign_fence;

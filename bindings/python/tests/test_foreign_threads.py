@@ -163,7 +163,7 @@ print("end")
         "op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack)",
         "eng.shutdown()",
     ],
-    ids=["open", "let go", "a writer waits", "shut down"],
+    ids=["open", "released", "a writer waits", "shut down"],
 )
 def test_after_the_interpreter_has_ended(np, tensor, more):
     # The writer cannot run, as the views are never returned.

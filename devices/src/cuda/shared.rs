@@ -3,8 +3,8 @@
 //! # Decisions
 //! - *Memory comes from `cuMemCreate`, and crosses as a file descriptor.* "The memory allocation will be freed when all outstanding mappings
 //!   to the memory are unmapped and when all outstanding references to the handle (including its shareable counterparts) are also
-//!   released" (CUDA Driver API, `cuMemRelease`): so the death of the owner takes nothing from those who have it, and the owner may let go
-//!   of it first. After `cuIpcGetMemHandle` and `cuMemPoolExportPointer` it may not: freeing memory that another process has open is
+//!   released" (CUDA Driver API, `cuMemRelease`): so the death of the owner takes nothing from those who have it, and the owner may release
+//!   it first. After `cuIpcGetMemHandle` and `cuMemPoolExportPointer` it may not: freeing memory that another process has open is
 //!   undefined (`cuIpcOpenMemHandle`, `cuMemPoolImportPointer`), and an owner that dies frees everything.
 //! - *Other processes map it for reading* (`CU_MEM_ACCESS_FLAGS_PROT_READ`), so the device stops whatever writes there. Where the driver
 //!   refuses that, they map it for reading and writing.

@@ -79,7 +79,7 @@ impl World {
         self.run(self.graph.op(uses.to_vec(), accesses).submit_unreferenced());
     }
 
-    /// Runs what is granted and whatever that lets go.
+    /// Runs what is granted, and what that releases.
     fn run(&self, granted: Option<Granted<usize, Uses>>) {
         let mut ready: Vec<_> = granted.into_iter().collect();
         while let Some(granted) = ready.pop() {
@@ -110,7 +110,7 @@ impl World {
         request
     }
 
-    /// Withdraws the request, and runs what that lets go; false where it was too late.
+    /// Withdraws the request, and runs what that releases; false where it was too late.
     fn withdraw(&self, request: &OpRef<usize, Uses>) -> bool {
         let mut ready = Vec::new();
         let withdrawn = request.withdraw(|granted| ready.push(granted));

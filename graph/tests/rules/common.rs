@@ -137,7 +137,7 @@ impl Driver {
         accesses
     }
 
-    /// Completes an operation and names those it let go, in the order of `ready`.
+    /// Completes an operation and names those that it releases, in the order of `ready`.
     pub fn complete(&mut self, name: &str) -> Vec<String> {
         let granted = self.waiting.remove(name).expect("the operation is granted");
         let mut names = Vec::new();

@@ -95,7 +95,7 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lets go of the stream, and notes when.
+/// Releases the stream, and notes when.
 fn release(flag: Flag) -> Instant {
     let begin = Instant::now();
     flag.set(1);

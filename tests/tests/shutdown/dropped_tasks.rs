@@ -31,7 +31,7 @@ impl Counts {
 
     /// Waits until `kept` tasks are left: another thread may be about to wake one.
     fn settle_at(&self, kept: usize) {
-        until("tasks are let go", || self.kept() == kept);
+        until("tasks are released", || self.kept() == kept);
     }
 }
 

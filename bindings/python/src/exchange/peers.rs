@@ -40,7 +40,7 @@ pub enum Omitted {
 /// Whether the streams that a consumer names by bare handles outlive the exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streams {
-    /// Nothing is known: a handle may be another stream's when the consumer has let go.
+    /// Nothing is known: a handle may be another stream's when the consumer has released the tensor.
     Unknown,
     /// They live as long as the process.
     Last,

@@ -39,7 +39,7 @@ impl Device for Slow {
 
     fn barrier(&self) -> Result<Fence, DeviceError> {
         self.asked.send(()).expect("the test listens");
-        self.go.lock().recv().expect("the test lets go");
+        self.go.lock().recv().expect("the test releases it");
         let left = self.refusals.load(Ordering::Relaxed);
         if left > 0 {
             self.refusals.store(left - 1, Ordering::Relaxed);
@@ -85,7 +85,7 @@ fn a_pause_that_meets_a_barrier_begins_when_that_was_asked_for() {
     let program = std::thread::spawn(move || {
         let pause = pause();
         begun.send(()).expect("the test listens");
-        may_end.recv().expect("the test lets go");
+        may_end.recv().expect("the test releases it");
         drop(pause);
     });
     assert!(has_begun.recv_timeout(Duration::from_millis(30)).is_err(), "a barrier is being asked for");

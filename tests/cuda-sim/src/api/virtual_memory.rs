@@ -65,7 +65,7 @@ impl State {
         self.virtual_memory.blocks.get_mut(&handle).filter(|block| block.handles > 0).ok_or(INVALID_VALUE)
     }
 
-    /// Lets go of a block that nothing refers to any more.
+    /// Releases a block that nothing refers to any more.
     fn look_after(&mut self, handle: u64) {
         let blocks = &mut self.virtual_memory.blocks;
         if blocks.get(&handle).is_some_and(|block| block.handles + block.mappings == 0)
