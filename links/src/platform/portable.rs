@@ -129,6 +129,7 @@ pub unsafe fn free(_memory: *mut std::ffi::c_void) {}
 #[derive(Debug)]
 pub struct CloseOnFork<T>(T);
 
+#[cfg(feature = "nixl")]
 impl<T> CloseOnFork<T> {
     pub fn new(value: T) -> Self {
         Self(value)
