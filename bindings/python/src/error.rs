@@ -96,7 +96,8 @@ impl Raised {
 }
 
 fn death(error: &Bound<'_, PyBaseException>, text: &str) -> Option<DeviceError> {
-    if !error.is_instance(&class(error.py(), "PeerDiedError").ok()?).ok()? {
+    let class = class(error.py(), "PeerDiedError").ok()?;
+    if !error.is_instance(&class).ok()? {
         return None;
     }
     let death = DeviceError::new(DeviceErrorKind::PeerDied, text);
