@@ -37,8 +37,8 @@ pub trait Job: Send + 'static + Sized {
 
 /// A lock that jobs of a pool share, such as that of a language's interpreter.
 pub trait SharedLock: fmt::Debug + Send + Sync {
-    /// Takes the lock and calls `next` at least once, and again as long as that returns true. Each call runs a job. Between two calls the lock
-    /// may be released for threads that wait for it.
+    /// Takes the lock and calls `next` at least once, and again as long as that returns true. Each call runs a job. Before a call the lock
+    /// may be released for threads that wait for it. After the last one it is not taken again: a job that needs no lock may be in hand.
     fn lock_while(&self, next: &mut dyn FnMut() -> bool);
 }
 

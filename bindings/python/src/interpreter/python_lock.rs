@@ -28,7 +28,8 @@ pub struct PythonLock;
 
 impl SharedLock for PythonLock {
     fn lock_while(&self, next: &mut dyn FnMut() -> bool) {
-        let had_lock = fastcall::has_lock();
+        // An interpreter on its way out must not be asked.
+        let had_lock = !guard::is_closed() && fastcall::has_lock();
         let held = guard::attach(|py| {
             if !had_lock {
                 restart_clock();
