@@ -456,7 +456,9 @@ fn a_door_that_the_kernel_does_not_watch_leaves_nothing() {
     let hub = Hub::get().expect("it is there");
     let (_memory, file) = Memory::create("estafette-test", 4096).expect("memory");
     // `epoll` takes no files.
-    let error = hub.add_door(Socket::of(file.try_clone().expect("a descriptor")), Arc::default()).expect_err("it is no socket");
+    let error = hub
+        .add_door(Socket::of(file.try_clone().expect("a descriptor")), Arc::default())
+        .expect_err("it is no socket");
     assert!(error.to_string().starts_with("waiting at a door: "), "{error}");
     // Links of other tests may be closed later.
     until("only the other door is there", || format!("{hub:?}") == "Hub { entries: 1, .. }");

@@ -4,8 +4,10 @@ import asyncio
 import collections
 import dataclasses
 import functools
+import inspect
 import sys
 import time
+import weakref
 
 import pytest
 
@@ -207,13 +209,19 @@ class TestArguments:
         def named(x, name, copy=True):
             return x + len(name)
 
+        @functools.wraps(named)
+        def passes_on(*args, **kwargs):
+            return named(*args, **kwargs)
+
         for function, option in [
-            (np.array, {"copy": True}),
             (named, {"name": "ab"}),
             (named, {"copy": True}),
             (lambda x, *, using: x, {"using": np.from_dlpack}),
             (Step().method, {"priority": 1}),
             (Step(), {"outputs": 2}),
+            (passes_on, {"name": "ab"}),
+            (np.ones, {"like": np.ones(3)}),
+            (lambda x, like=None: x, {"like": ((3,), "float64")}),
             (functools.partial(named, name="ab"), {"copy": True}),
         ]:
             (name,) = option
@@ -242,6 +250,37 @@ class TestArguments:
         copied = eng.call(functools.partial(np.array, copy=True), ones, dtype="int8")
         copied.wait()
         assert copied.dtype == "int8"
+        # NumPy's own `like` is an array of a library.
+        assert value(np, eng.call(np.ones, 3, like=((3,), "float64"))) == [1.0] * 3
+
+    def test_a_signature_that_cannot_be_had_leaves_options_to_the_call(self, eng, np, ones):
+        class Broken:
+            @property
+            def __signature__(self):
+                raise NameError("an annotation")
+
+            def __call__(self, x):
+                return x + 1
+
+        assert value(np, eng.call(Broken(), ones, name="a", using=np.from_dlpack)) == [2.0] * 3
+        assert value(np, eng.wrap(Broken(), name="a", using=np.from_dlpack)(ones)) == [2.0] * 3
+
+    def test_a_signature_is_looked_at_once_for_each_function(self, eng, np, ones, monkeypatch):
+        looked_at = []
+        signature = inspect.signature
+        monkeypatch.setattr(inspect, "signature", lambda function: (looked_at.append(function), signature(function))[1])
+        function = functools.wraps(np.add)(lambda *args, **kwargs: np.add(*args, **kwargs))
+        for called in (np.add, np.sum, function):
+            for _ in range(3):
+                eng.call(called, ones, *([1] if called is not np.sum else []), name="a", using=np.from_dlpack).wait()
+        # Another test may have had NumPy's looked at.
+        assert looked_at.count(np.add) <= 1 and looked_at.count(np.sum) <= 1 and looked_at.count(function) == 1
+        eng.wrap(np.multiply)
+        assert np.multiply not in looked_at
+        freed = weakref.ref(function)
+        looked_at.clear()
+        del function, called
+        assert freed() is None
 
     def test_an_asynchronous_function_gets_arguments_too(self, np):
         async def main():

@@ -237,6 +237,25 @@ def test_an_event_loop_has_its_turn_beside_many_functions(np, monkeypatch, kind,
     raise AssertionError(f"the loop stood still for {gap:.3f} s")
 
 
+@pytest.mark.parametrize("interval, kind, count", [(0.005, "empty", 40_000), (0.02, "C", 10_000)])
+def test_functions_in_c_leave_the_lock_to_a_thread_within_some_switch_intervals(monkeypatch, interval, kind, count):
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benches/python")
+    event_loop = importlib.import_module("event_loop")
+    monkeypatch.setattr(event_loop, "COUNT", count)
+    body = {"empty": int, **event_loop.BODIES}[kind]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(interval)
+    try:
+        for _ in range(5):
+            # On a busy machine the loop waits for longer than its two and a half intervals.
+            gaps = event_loop.gaps(lambda: event_loop.by_engine(body, event_loop.ready_at_once, workers=1, in_flight_limit=2 * count))
+            if max(gaps) < 4 * interval + 0.03:
+                return
+    finally:
+        sys.setswitchinterval(before)
+    raise AssertionError(f"the loop stood still for {max(gaps):.3f} s of {sum(gaps):.3f} s")
+
+
 @pytest.mark.skipif(
     not sysconfig.get_config_var("Py_GIL_DISABLED"),
     reason="no free-threaded Python: what the package does without the interpreter's lock has run nowhere",

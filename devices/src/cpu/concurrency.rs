@@ -8,16 +8,16 @@
 //! until the difference is larger than its standard error. Only windows in which no thread ran out of jobs count.
 //!
 //! Jobs that take long often release the lock, and lose little by switches between threads where they do not. So a trial of all workers
-//! begins at once where jobs become long. Their throughput is the number of threads by the mean time of a job, which is known after few jobs,
-//! and where threads run out of jobs. Jobs that take very long are too few to be compared: every worker has a slot. A job also takes
+//! begins at once where jobs become long. Their throughput is the number of threads that ran jobs by the mean time of a job, which is known
+//! after few jobs, and where threads run out of jobs. Jobs that take very long are too few to be compared: every worker has a slot. A job also takes
 //! long where it waits for the lock while another thread submits jobs; that time does not count.
 //!
 //! Jobs that are short spend much of their time on code that is not in the caches. They run breadth first, so that jobs which call the
 //! same function follow each other. Jobs that take longer work on larger data, and run depth first, while their input is in the caches.
 //!
 //! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE_NS`], or for twice the usual time
-//! of a job, while one waits, unless another thread submits jobs meanwhile, and so has the lock. One idle worker, the *lookout*, sleeps for that long and more at a time as
-//! long as jobs wait and others run.
+//! of a job, while one waits, unless another thread submits jobs meanwhile, and so has the lock. One idle worker, the *lookout*, sleeps for
+//! that long and more at a time as long as jobs wait and others run.
 
 use std::ops::Range;
 
@@ -83,6 +83,8 @@ pub(super) struct Concurrency {
     /// Jobs that were pushed, ever.
     pushes: AtomicU64,
     starved: AtomicBool,
+    /// Of this window: the most threads that ran jobs at the end of one.
+    ran: AtomicUsize,
     /// Whether the jobs of the last window were of such a length.
     breadth_first: AtomicBool,
     ends: AtomicU64,
@@ -173,6 +175,7 @@ impl Concurrency {
             busy: AtomicU64::new(0),
             pushes: AtomicU64::new(0),
             starved: AtomicBool::new(false),
+            ran: AtomicUsize::new(0),
             breadth_first: AtomicBool::new(false),
             ends: AtomicU64::new(WINDOW_NS),
             control: Mutex::new(control),
@@ -282,6 +285,10 @@ impl Concurrency {
         let now = self.now();
         self.jobs.fetch_add(1, Ordering::Relaxed);
         self.busy.fetch_add(now.saturating_sub(start), Ordering::Relaxed);
+        let running = self.running.load(Ordering::Relaxed);
+        if running > self.ran.load(Ordering::Relaxed) {
+            self.ran.fetch_max(running, Ordering::Relaxed);
+        }
         if now < self.ends.load(Ordering::Relaxed) {
             return false;
         }
@@ -304,10 +311,11 @@ impl Concurrency {
         control.pushes = pushes;
         let busy = self.busy.swap(0, Ordering::Relaxed).saturating_sub(waited);
         let starved = self.starved.swap(false, Ordering::Relaxed);
+        let ran = self.ran.swap(0, Ordering::Relaxed).max(1);
         let usual = busy / jobs.max(1);
         self.overdue.store((2 * usual).clamp(OVERDUE_NS, VERY_LONG_NS), Ordering::Relaxed);
         self.breadth_first.store(BREADTH_FIRST_NS.contains(&usual), Ordering::Relaxed);
-        let limit = control.limit_after(now, (jobs, length), busy, starved, (limit, self.workers));
+        let limit = control.limit_after(now, (jobs, length), busy, starved, (limit, ran, self.workers));
         control.window_began = now;
         self.ends.store(now + WINDOW_NS, Ordering::Relaxed);
         self.limit.swap(limit, Ordering::SeqCst) < limit
@@ -323,14 +331,14 @@ impl Concurrency {
 }
 
 impl Control {
-    /// The limit for the next window, after one of so many jobs and nanoseconds, with this limit.
+    /// The limit for the next window, after one of so many jobs and nanoseconds, with this limit and so many threads that ran jobs.
     fn limit_after(
         &mut self,
         now: u64,
         window: (u64, u64),
         busy: u64,
         starved: bool,
-        (limit, workers): (usize, usize),
+        (limit, ran, workers): (usize, usize, usize),
     ) -> usize {
         let (jobs, length) = window;
         if busy > jobs * VERY_LONG_NS * limit as u64 {
@@ -342,6 +350,8 @@ impl Control {
             && let Some(before) = self.before_long.take()
         {
             self.choose(before, Throughput::default());
+            // What the trials of long jobs have shown says nothing of short ones.
+            (self.next_trial, self.pause) = (now, PAUSE_NS.0);
             return before;
         }
         if self.before_long.is_none() && busy > jobs * LONG_NS * limit as u64 {
@@ -360,8 +370,8 @@ impl Control {
         }
         let mut rate = jobs as f64 / length as f64;
         if is_long {
-            // More threads than the limit may have run jobs.
-            rate = rate.max((jobs * limit as u64) as f64 / busy.max(1) as f64);
+            // As many threads as ran jobs: with fewer ready jobs than slots, each of them takes no longer than beside so many others.
+            rate = rate.max((jobs * ran as u64) as f64 / busy.max(1) as f64);
         }
         let Some(trial) = &mut self.trial else {
             self.with_chosen.add(rate);
@@ -424,7 +434,8 @@ mod tests {
         let mut limit = 1;
         for now in (WINDOW_NS..end).step_by(WINDOW_NS as usize) {
             let jobs = rate(limit);
-            limit = control.limit_after(now, (jobs, WINDOW_NS), jobs * job_ns, false, (limit, workers));
+            limit =
+                control.limit_after(now, (jobs, WINDOW_NS), jobs * job_ns, false, (limit, limit, workers));
             assert!((1..=workers).contains(&limit));
         }
         control.chosen
@@ -448,16 +459,28 @@ mod tests {
     /// Runs so many long jobs, where a limit gives each this mean time, and gives the last limit outside of trials and the share of jobs that
     /// ran with all workers.
     fn runs_long_jobs(workers: usize, count: u64, job_ns: impl Fn(usize) -> u64) -> (usize, f64) {
+        runs_few_long_jobs(workers, workers, count, job_ns)
+    }
+
+    /// As [`runs_long_jobs`], with so many jobs ready at a time.
+    fn runs_few_long_jobs(
+        workers: usize,
+        ready: usize,
+        count: u64,
+        job_ns: impl Fn(usize) -> u64,
+    ) -> (usize, f64) {
         let mut control = Concurrency::new(workers).control.into_inner();
         let (mut limit, mut now, mut ran, mut with_all) = (1, 0, 0, 0);
         while ran < count {
             let (jobs_max, length_max) = control.window_size();
-            let gap = job_ns(limit) / limit as u64;
+            let threads = limit.min(ready);
+            let gap = job_ns(threads) / threads as u64;
             let jobs = jobs_max.min((length_max / gap).max(1));
             (now, ran) = (now + jobs * gap, ran + jobs);
             with_all += if limit == workers { jobs } else { 0 };
-            let busy = jobs * job_ns(limit);
-            limit = control.limit_after(now, (jobs, jobs * gap), busy, false, (limit, workers));
+            let busy = jobs * job_ns(threads);
+            let starved = threads < limit;
+            limit = control.limit_after(now, (jobs, jobs * gap), busy, starved, (limit, threads, workers));
             assert!((1..=workers).contains(&limit));
         }
         (control.chosen, with_all as f64 / count as f64)
@@ -474,6 +497,45 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn long_jobs_that_keep_the_lock_stay_on_one_thread_where_few_are_ready() {
+        for ready in [2, 4, 8] {
+            let (chosen, with_all) =
+                runs_few_long_jobs(16, ready, 2_000, |threads| 2_000_000 * threads as u64);
+            assert!(chosen == 1 && with_all < 0.2, "{ready} ready: {chosen}, {with_all}");
+            // Those that release it gain by each thread that has a job.
+            let (chosen, _) = runs_few_long_jobs(16, ready, 2_000, |_| 2_000_000);
+            assert!(chosen >= ready, "{ready} ready: {chosen}");
+        }
+    }
+
+    #[test]
+    fn a_window_counts_the_threads_that_ran_jobs() {
+        let concurrency = Concurrency::new(16);
+        assert!(concurrency.enter());
+        for _ in 0..3 {
+            concurrency.exceed();
+        }
+        concurrency.ends.store(u64::MAX, Ordering::Relaxed);
+        assert!(!concurrency.ends(0));
+        (0..3).for_each(|_| assert!(concurrency.leave_if_exceeded()));
+        assert!(!concurrency.ends(0));
+        assert_eq!(concurrency.ran.load(Ordering::Relaxed), 4);
+    }
+
+    #[test]
+    fn short_jobs_have_trials_soon_after_long_ones() {
+        let mut control = Concurrency::new(2).control.into_inner();
+        (control.before_long, control.pause, control.next_trial) = (Some(1), PAUSE_NS.1, PAUSE_NS.1);
+        let mut limit = 1;
+        let window = |now| {
+            limit = control.limit_after(now, (1_000, WINDOW_NS), 1_000 * 4_000, false, (limit, limit, 2));
+            limit
+        };
+        let limits: Vec<_> = (1..16).map(|window| window * WINDOW_NS).map(window).collect();
+        assert!(limits.contains(&2), "{limits:?}");
     }
 
     #[test]
@@ -495,7 +557,7 @@ mod tests {
     #[test]
     fn long_jobs_get_every_worker_at_once() {
         let mut control = Concurrency::new(8).control.into_inner();
-        assert_eq!(control.limit_after(WINDOW_NS, (2, WINDOW_NS), 2 * 2 * LONG_NS, false, (1, 8)), 8);
+        assert_eq!(control.limit_after(WINDOW_NS, (2, WINDOW_NS), 2 * 2 * LONG_NS, false, (1, 1, 8)), 8);
     }
 
     /// The limits of windows in which each of `lengths`, in nanoseconds, was the mean time of 16 jobs, in turn.
@@ -504,14 +566,14 @@ mod tests {
         let mut limit = from;
         let window = |at: usize| (at as u64 + 1) * WINDOW_NS;
         let after = |(at, length): (usize, &u64)| {
-            limit = control.limit_after(window(at), (16, WINDOW_NS), 16 * length, false, (limit, 2));
+            limit = control.limit_after(window(at), (16, WINDOW_NS), 16 * length, false, (limit, limit, 2));
             limit
         };
         lengths.iter().enumerate().map(after).collect()
     }
 
     #[test]
-    fn one_window_of_long_jobs_gives_every_worker_a_turn_only_for_the_next() {
+    fn one_window_of_long_jobs_gives_every_worker_a_slot_only_for_the_next() {
         assert_eq!(limits_after(&[200_000, 2 * LONG_NS, 200_000, 200_000], 1), [1, 2, 1, 1]);
     }
 
@@ -524,8 +586,13 @@ mod tests {
         let mut limit = 2;
         for window in 1..50 {
             let (jobs, length) = if limit == 2 { (16, LONG_NS + 3_000) } else { (20, 200_000) };
-            limit =
-                control.limit_after(window * WINDOW_NS, (jobs, WINDOW_NS), jobs * length, false, (limit, 2));
+            limit = control.limit_after(
+                window * WINDOW_NS,
+                (jobs, WINDOW_NS),
+                jobs * length,
+                false,
+                (limit, limit, 2),
+            );
         }
         assert_eq!(control.chosen, 1);
     }
@@ -556,8 +623,8 @@ mod tests {
         let concurrency = Concurrency::new(2);
         let mut control = concurrency.control.lock();
         for now in (0..SECOND).step_by(WINDOW_NS as usize) {
-            assert_eq!(control.limit_after(now, (1_000, WINDOW_NS), 0, true, (1, 2)), 1);
-            assert_eq!(control.limit_after(now, (JOBS_MIN - 1, WINDOW_NS), 0, false, (1, 2)), 1);
+            assert_eq!(control.limit_after(now, (1_000, WINDOW_NS), 0, true, (1, 1, 2)), 1);
+            assert_eq!(control.limit_after(now, (JOBS_MIN - 1, WINDOW_NS), 0, false, (1, 1, 2)), 1);
         }
     }
 
@@ -569,7 +636,13 @@ mod tests {
         for window in 1..SECOND / WINDOW_NS {
             let limit = limits[limits.len() - 1];
             let jobs = 1_000 / limit as u64;
-            limits.push(control.limit_after(window * WINDOW_NS, (jobs, WINDOW_NS), 0, false, (limit, 2)));
+            limits.push(control.limit_after(
+                window * WINDOW_NS,
+                (jobs, WINDOW_NS),
+                0,
+                false,
+                (limit, limit, 2),
+            ));
         }
         let trials = limits.chunk_by(|a, b| a == b).filter(|chunk| chunk[0] == 2);
         assert!(trials.clone().count() > 1 && trials.clone().all(|chunk| chunk.len() == 1), "{limits:?}");
@@ -590,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_kept_within_the_limit_unless_it_is_exceeded() {
+    fn slots_are_kept_within_the_limit_unless_it_is_exceeded() {
         let concurrency = Concurrency::new(2);
         assert!(concurrency.enter() && !concurrency.enter());
         concurrency.exceed();

@@ -37,8 +37,8 @@ pub trait Job: Send + 'static + Sized {
 
 /// A lock that jobs of a pool share, such as that of a language's interpreter.
 pub trait SharedLock: fmt::Debug + Send + Sync {
-    /// Takes the lock and calls `next` at least once, and again as long as that returns true. Each call runs a job. Between two calls the lock
-    /// may be released for threads that wait for it.
+    /// Takes the lock and calls `next` at least once, and again as long as that returns true. Each call runs a job. Before a call the lock
+    /// may be released for threads that wait for it. After the last one it is not taken again: a job that needs no lock may be in hand.
     fn lock_while(&self, next: &mut dyn FnMut() -> bool);
 }
 
@@ -312,7 +312,11 @@ impl<J: Job> Pool<J> {
         if SLOT.get() == self.shared.address() {
             SLOT.set(0);
             self.shared.release_slot();
-            return BlockingGuard { shared: Some(self.shared.clone()), is_turn: true, not_send: PhantomData };
+            return BlockingGuard {
+                shared: Some(self.shared.clone()),
+                had_slot: true,
+                not_send: PhantomData,
+            };
         }
         let covered = workers::with_context(&self.shared, |context| {
             let depth = context.blocking_depth.get();
@@ -330,7 +334,7 @@ impl<J: Job> Pool<J> {
             tracing::warn!(%error, "cannot start a spare worker; a blocked one is not covered");
         }
         let shared = covered.is_some().then(|| self.shared.clone());
-        BlockingGuard { shared, is_turn: false, not_send: PhantomData }
+        BlockingGuard { shared, had_slot: false, not_send: PhantomData }
     }
 
     /// Whether all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further
@@ -465,14 +469,14 @@ pub struct BlockingGuard<J: Job> {
     /// `None` when the thread runs no job.
     shared: Option<Arc<Shared<J>>>,
     /// True if the thread is no worker and had a slot.
-    is_turn: bool,
+    had_slot: bool,
     not_send: PhantomData<*const ()>,
 }
 
 impl<J: Job> Drop for BlockingGuard<J> {
     fn drop(&mut self) {
         let Some(shared) = self.shared.take() else { return };
-        if self.is_turn {
+        if self.had_slot {
             shared.concurrency().into_iter().for_each(Concurrency::exceed);
             return SLOT.set(shared.address());
         }

@@ -211,12 +211,12 @@ impl<J: Job> Context<J> {
     }
 
     fn take(&self) -> Option<J> {
-        let Some(concurrency) = self.shared.concurrency() else { return self.take_with_turn() };
+        let Some(concurrency) = self.shared.concurrency() else { return self.take_with_slot() };
         if !self.has_slot.get() && !concurrency.enter() {
             return None;
         }
         self.has_slot.set(true);
-        let job = self.take_with_turn();
+        let job = self.take_with_slot();
         if job.is_none() {
             concurrency.starves();
             self.has_slot.set(false);
@@ -226,7 +226,7 @@ impl<J: Job> Context<J> {
         job
     }
 
-    fn take_with_turn(&self) -> Option<J> {
+    fn take_with_slot(&self) -> Option<J> {
         let concurrency = self.shared.concurrency();
         let breadth_first = concurrency.is_some_and(|concurrency| concurrency.is_breadth_first());
         self.shared.queues.take(self.index, &self.deque, self.ticks.get(), breadth_first)

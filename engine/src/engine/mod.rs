@@ -331,9 +331,9 @@ impl Engine {
     /// [body that needs it](crate::operation::OpBuilder::needs_lock) after the other without giving it up in between. Two threads that
     /// take the lock from each other may get less done than one, so the engine finds out how many of its workers run operations at once
     /// with the best throughput, from one upwards, and lets the others sleep. A ready operation may start beside others that
-    /// have started none for a millisecond, or for twice the usual time of an operation if that is longer, up to 50 ms. That is found out within
-    /// eight more, or once no other thread submits without a pause. So operations may wait for each other. Only the first call counts. Without one, every worker runs
-    /// operations.
+    /// have started none for a millisecond, or for twice the usual time of an operation if that is longer, up to 50 ms. That is
+    /// found out within eight more, or once no other thread submits without a pause. So operations may wait for each other. Only
+    /// the first call counts. Without one, every worker runs operations.
     #[doc(hidden)]
     pub fn share_lock(&self, lock: Arc<dyn SharedLock>) {
         self.core().pool.share_lock(lock);

@@ -41,13 +41,10 @@ enum Owner {
     StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
     Vec(RawVec),
-    /// Memory of another library without a struct.
-    Host {
-        data: *mut u8,
-        _owner: Box<dyn Any + Send>,
-    },
+    /// Memory without a struct: of another library, whose owner is [quick to drop](Storage::host), or of a value of Rust.
     Any {
         data: *mut u8,
+        is_inline: bool,
         _owner: Box<dyn Any + Send>,
     },
 }
@@ -126,13 +123,13 @@ impl Storage {
 
     /// Memory at `data` that `owner` keeps valid, for example an `Arc` of an array from another crate.
     pub(crate) fn owned(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
-        Self::new(Owner::Any { data, _owner: owner })
+        Self::new(Owner::Any { data, is_inline: false, _owner: owner })
     }
 
     /// Host memory of another library at `data`, without a struct. Dropping `owner` gives the memory back, and is as a deleter
     /// [known to be quick](ManagedTensor::with_inline_deleter).
     pub(crate) fn host(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
-        Self::new(Owner::Host { data, _owner: owner })
+        Self::new(Owner::Any { data, is_inline: true, _owner: owner })
     }
 
     /// The first element's address, or the handle of the memory on devices without addresses. May be NULL
@@ -148,7 +145,7 @@ impl Storage {
             Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
-            Owner::Host { data, .. } | Owner::Any { data, .. } => *data,
+            Owner::Any { data, .. } => *data,
         }
     }
 
@@ -177,8 +174,7 @@ impl Storage {
     /// be freed anywhere.
     pub(crate) fn runs_foreign_code(&self) -> bool {
         match &self.owner {
-            Owner::Foreign(_) | Owner::Fenced(_) | Owner::StreamOrdered(_) => true,
-            Owner::Host { .. } | Owner::Any { .. } => true,
+            Owner::Foreign(_) | Owner::Fenced(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
             #[cfg(feature = "links")]
@@ -189,14 +185,14 @@ impl Storage {
     /// Whether the code that we do not know is known after all to be quick, and to need no lock but the Python one.
     pub(crate) fn has_inline_deleter(&self) -> bool {
         match &self.owner {
-            Owner::Host { .. } => true,
+            Owner::Any { is_inline, .. } => *is_inline,
             _ => self.as_foreign().is_some_and(ManagedTensor::has_inline_deleter),
         }
     }
 
     /// Whether it is memory of another library.
     pub(super) fn is_foreign(&self) -> bool {
-        matches!(self.owner, Owner::Host { .. }) || self.as_foreign().is_some()
+        matches!(self.owner, Owner::Any { is_inline: true, .. }) || self.as_foreign().is_some()
     }
 
     fn new(owner: Owner) -> Self {
@@ -218,7 +214,7 @@ impl fmt::Debug for Storage {
             }
             Owner::Device(allocation) => f.debug_tuple("Device").field(allocation).finish(),
             Owner::Vec(vec) => write!(f, "Vec({:p})", vec.data),
-            Owner::Host { data, .. } => write!(f, "Host({data:p})"),
+            Owner::Any { data, is_inline: true, .. } => write!(f, "Host({data:p})"),
             Owner::Any { data, .. } => write!(f, "Owned({data:p})"),
         }
     }

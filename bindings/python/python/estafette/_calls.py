@@ -46,11 +46,7 @@ def refuse_ambiguous(function, args, options):
     if isinstance(function, Call):
         # The caller has separated options and arguments.
         return
-    try:
-        open_names = _open_parameters(function, args)
-    except (TypeError, ValueError):
-        # Some functions written in C have no signature, and arguments may not fit.
-        return
+    open_names = parameter_names(function, args)
     for name in options:
         if name in open_names:
             raise TypeError(
@@ -59,10 +55,14 @@ def refuse_ambiguous(function, args, options):
             )
 
 
-def _open_parameters(function, args=()):
-    """The names of parameters that a keyword argument may still be given for."""
-    signature = inspect.signature(function)
-    given = {*signature.bind_partial(*args).arguments, *getattr(function, "keywords", ())}
+def parameter_names(function, args=()):
+    """The names of parameters that a keyword argument may still be given for; none where they cannot be known."""
+    try:
+        signature = inspect.signature(function)
+        given = {*signature.bind_partial(*args).arguments, *getattr(function, "keywords", ())}
+    except Exception:
+        # Some functions written in C have no signature, arguments may not fit, and a `__signature__` or an annotation may raise anything.
+        return set()
     named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     return {name for name, parameter in signature.parameters.items() if parameter.kind in named} - given
 
@@ -299,10 +299,7 @@ def _described(value):
 def wrap(engine, function, options):
     """The function that submits calls of `function`."""
     _check(function, options, "`wrap`", engine.call)
-    try:
-        is_ambiguous = not _open_parameters(function).isdisjoint(options)
-    except (TypeError, ValueError):
-        is_ambiguous = False
+    is_ambiguous = bool(options) and not parameter_names(function).isdisjoint(options)
 
     @functools.wraps(function)
     def submitted(*args, **kwargs):

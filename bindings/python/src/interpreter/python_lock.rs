@@ -1,9 +1,10 @@
 //! The Python lock as a lock that bodies share: a worker keeps it from one body to the next.
 //!
-//! Python code gives the lock away once another thread has asked for it and the switch interval has passed. A body in C, such as a function
-//! of NumPy on a small array, runs no Python code, and never looks. So a thread that has run bodies for [`SWITCH_INTERVAL`] releases the
-//! lock between two of them. If a thread has asked for the lock by then, CPython gives it to that thread. An event loop thus waits for two
-//! intervals and one body at most per thread that runs bodies.
+//! Python code gives the lock away once another thread has asked for it, which that thread does when it has waited for a switch interval. A
+//! body in C, such as a function of NumPy on a small array, runs no Python code, and never looks. So a thread that runs bodies releases the
+//! lock between two of them, and CPython gives it to a thread that has asked. One that has not asked yet is likely to find the lock taken
+//! again, and waits for a whole interval from then on. So releases are one and a half intervals apart: it has asked by the next one. An event
+//! loop thus waits for two and a half intervals and two bodies at most per thread that runs bodies.
 
 use std::cell::Cell;
 
@@ -11,15 +12,15 @@ use estafette::engine::SharedLock;
 use estafette_sync::time::{Duration, Instant};
 use pyo3::prelude::*;
 
-use crate::interpreter::guard;
+use crate::interpreter::once::imported;
+use crate::interpreter::{fastcall, guard};
 
-/// The default of `sys.setswitchinterval`.
-const SWITCH_INTERVAL: Duration = Duration::from_millis(5);
+/// How often a thread asks for the interval, which a program may change.
+const LOOK: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// When this thread last released the lock between two bodies. A thread without workers keeps the lock from one
-    /// [`hold`](SharedLock::hold) to the next, as its caller in Python has it.
-    static RELEASED: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// A thread without workers keeps the lock from one [`hold`](SharedLock::lock_while) to the next, as its caller in Python has it.
+    static CLOCK: Cell<Option<Clock>> = const { Cell::new(None) };
 }
 
 #[derive(Debug)]
@@ -27,14 +28,17 @@ pub struct PythonLock;
 
 impl SharedLock for PythonLock {
     fn lock_while(&self, next: &mut dyn FnMut() -> bool) {
+        // An interpreter on its way out must not be asked.
+        let had_lock = !guard::is_closed() && fastcall::has_lock();
         let held = guard::attach(|py| {
+            if !had_lock {
+                restart_clock();
+            }
             loop {
-                let has_next = next();
-                if guard::is_closed() {
-                    break;
-                }
+                // The job in hand needs the lock. After the last call of `next` it may be one that does not, for which a thread with the lock
+                // may be waiting.
                 release_if_due(py);
-                if !has_next {
+                if !next() || guard::is_closed() {
                     break;
                 }
             }
@@ -46,11 +50,43 @@ impl SharedLock for PythonLock {
     }
 }
 
-/// Lets a thread that waits for the lock have it, at most once in a switch interval.
+/// When a thread releases the lock.
+#[derive(Clone, Copy)]
+struct Clock {
+    /// When it last released the lock between two bodies, or got it.
+    began: Instant,
+    /// The time from one release to the next.
+    period: Duration,
+    looked: Instant,
+}
+
+/// The calling thread has just got the lock.
+fn restart_clock() {
+    if let Some(clock) = CLOCK.get() {
+        CLOCK.set(Some(Clock { began: Instant::now(), ..clock }));
+    }
+}
+
+/// Lets a thread that waits for the lock have it, at most once in one and a half switch intervals.
 fn release_if_due(py: Python<'_>) {
     let now = Instant::now();
-    if RELEASED.get().is_none_or(|released| now - released >= SWITCH_INTERVAL) {
+    let clock = CLOCK.get().map_or_else(
+        || Clock { began: now, period: period(py), looked: now },
+        |clock| {
+            let is_new = now.saturating_duration_since(clock.looked) < LOOK;
+            if is_new { clock } else { Clock { period: period(py), looked: now, ..clock } }
+        },
+    );
+    let is_due = now.saturating_duration_since(clock.began) >= clock.period;
+    if is_due {
         py.detach(|| ());
-        RELEASED.set(Some(Instant::now()));
     }
+    CLOCK.set(Some(Clock { began: if is_due { Instant::now() } else { clock.began }, ..clock }));
+}
+
+fn period(py: Python<'_>) -> Duration {
+    let interval = || imported!(py, "sys", "getswitchinterval")?.call0()?.extract();
+    // Its default.
+    let seconds = interval().unwrap_or(0.005_f64);
+    Duration::try_from_secs_f64(1.5 * seconds).unwrap_or(Duration::MAX)
 }

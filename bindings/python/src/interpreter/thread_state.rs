@@ -66,8 +66,8 @@ pub fn keep() {
         return;
     }
     let lock = StatesLock::take();
-    // SAFETY: the guard is open, so the interpreter is there. The state made here is given back in `drop`; the lock is let
-    // go of at once, as after any `PyEval_SaveThread`.
+    // SAFETY: the guard is open, so the interpreter is there. The state made here is given back in `drop`; the lock is
+    // released at once, as after any `PyEval_SaveThread`.
     unsafe {
         ffi::PyGILState_Ensure();
         ffi::PyEval_SaveThread();

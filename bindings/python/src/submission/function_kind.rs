@@ -1,17 +1,22 @@
 //! What kind of function a body is, and results that no operation may have.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyType, PyWeakrefMethods, PyWeakrefReference};
 
+use crate::error::import_module;
 use crate::interpreter::fastcall;
 use crate::interpreter::once::{imported, intern};
 use crate::submission::submission_args::name_of;
 
-/// `CO_GENERATOR` of CPython's `Include/cpython/code.h`.
+/// `CO_VARKEYWORDS` of CPython's `Include/cpython/code.h`.
+const KEYWORDS: u32 = 0x8;
+/// `CO_GENERATOR`.
 const GENERATOR: u32 = 0x20;
 /// `CO_COROUTINE`.
 const COROUTINE: u32 = 0x80;
@@ -41,16 +46,23 @@ pub struct Known<'py> {
     module: Option<Bound<'py, PyAny>>,
     /// Of a function of Python.
     name: Option<Arc<String>>,
-    /// Whether it may have a parameter with the name of each of [`OPTIONS`].
-    pub has_parameter: [bool; OPTIONS.len()],
+    /// Of a function of Python.
+    parameters: Option<Parameters>,
 }
 
 /// The options of `call`.
 pub const OPTIONS: [&str; 8] = ["using", "alias_of", "like", "copy", "outputs", "name", "on", "priority"];
-/// Of functions that are not written in Python, to know takes as long as some calls. Nearly all calls that have an option have `using` alone.
-const ALL_BUT_USING: [bool; OPTIONS.len()] = [false, true, true, true, true, true, true, true];
 
-/// Functions of Python that are remembered. A program submits few in a loop; a new one takes the slot of an old one.
+/// What the code of a function says of its parameters.
+#[derive(Clone, Copy)]
+struct Parameters {
+    /// Whether one has the name of each of [`OPTIONS`].
+    named: [bool; OPTIONS.len()],
+    /// Whether there is one as `**kwargs`.
+    has_keywords: bool,
+}
+
+/// Functions that are remembered, of each kind. A program submits few in a loop; a new one takes the slot of an old one.
 const FUNCTIONS: usize = 64;
 
 /// What such a function is, by what it is made of.
@@ -60,11 +72,19 @@ struct Remembered {
     qualname: Py<PyAny>,
     kind: FunctionKind,
     name: Arc<String>,
-    has_parameter: [bool; OPTIONS.len()],
+    parameters: Parameters,
+}
+
+/// Which of [`OPTIONS`] are names of parameters of a function that is not written in Python, by its signature.
+struct Inspected {
+    /// A weak reference to the function, or the function itself: those of classes in C that allow none are few and small, as NumPy's.
+    function: Py<PyAny>,
+    named: [bool; OPTIONS.len()],
 }
 
 estafette_sync::per_process! {
     static REMEMBERED: Mutex<[Option<Remembered>; FUNCTIONS]> = Mutex::new([const { None }; FUNCTIONS]);
+    static INSPECTED: Mutex<[Option<Inspected>; FUNCTIONS]> = Mutex::new([const { None }; FUNCTIONS]);
 }
 
 impl<'py> Known<'py> {
@@ -77,7 +97,7 @@ impl<'py> Known<'py> {
                 innermost,
                 module: None,
                 name: None,
-                has_parameter: ALL_BUT_USING,
+                parameters: None,
             });
         }
         // SAFETY: of that type.
@@ -88,21 +108,52 @@ impl<'py> Known<'py> {
         let known = REMEMBERED.lock()[slot]
             .as_ref()
             .filter(|known| known.code.is(&code) && known.qualname.is(&qualname))
-            .map(|known| (known.kind, Arc::clone(&known.name), known.has_parameter));
-        let (kind, name, has_parameter) = match known {
+            .map(|known| (known.kind, Arc::clone(&known.name), known.parameters));
+        let (kind, name, parameters) = match known {
             Some(known) => known,
             None => {
                 let (kind, name) = (FunctionKind::of_innermost(function)?, Arc::new(name_of(function)?));
-                let has_parameter = parameters_of(&code)?;
+                let parameters = Parameters::of(&code)?;
                 let (code, qualname) = (code.unbind(), qualname.unbind());
-                let known = Remembered { code, qualname, kind, name: Arc::clone(&name), has_parameter };
+                let known = Remembered { code, qualname, kind, name: Arc::clone(&name), parameters };
                 let old = REMEMBERED.lock()[slot].replace(known);
                 drop(old);
-                (kind, name, has_parameter)
+                (kind, name, parameters)
             }
         };
         let (innermost, module, name) = (function.clone(), Some(module), Some(name));
-        Ok(Self { kind, innermost, module, name, has_parameter })
+        Ok(Self { kind, innermost, module, name, parameters: Some(parameters) })
+    }
+
+    /// Whether it is a function written in Python.
+    pub fn is_python(&self) -> bool {
+        self.parameters.is_some()
+    }
+
+    /// Which of [`OPTIONS`] may be names of parameters.
+    pub fn named_parameters(&self) -> PyResult<[bool; OPTIONS.len()]> {
+        let (function, py) = (&self.innermost, self.innermost.py());
+        if function.get_type().is(imported!(py, "types", "MethodType")?) {
+            return Known::of(&function.getattr(intern!(py, "__func__"))?)?.named_parameters();
+        }
+        match self.parameters {
+            // What `functools.wraps` has made passes its keyword arguments on.
+            Some(Parameters { has_keywords: true, .. })
+                if fastcall::attribute(function, intern!(py, "__wrapped__"))?.is_some() =>
+            {
+                inspected(function)
+            }
+            Some(parameters) => Ok(parameters.named),
+            None => inspected(function),
+        }
+    }
+
+    /// Whether a function has `like` for another library's arrays in the place of its own, and `value` is none. NumPy's functions that make
+    /// arrays do.
+    pub fn cannot_take_like(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
+        let module: Option<String> = self.module()?.and_then(|module| module.extract().ok());
+        let is_numpy = module.is_some_and(|module| module.split('.').next() == Some("numpy"));
+        Ok(is_numpy && !value.hasattr(intern!(value.py(), "__array_function__"))?)
     }
 
     /// The module of the [innermost] function.
@@ -159,14 +210,56 @@ fn is_python(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(function.get_type_ptr().cast() == imported!(function.py(), "types", "FunctionType")?.as_ptr())
 }
 
-/// Which of [`OPTIONS`] are names of parameters of a function with that code.
-fn parameters_of(code: &Bound<'_, PyAny>) -> PyResult<[bool; OPTIONS.len()]> {
-    let py = code.py();
-    let counts = [intern!(py, "co_argcount"), intern!(py, "co_kwonlyargcount")];
-    let [by_place, by_name] = counts.map(|count| code.getattr(count)?.extract::<usize>());
-    let variables: Vec<String> = code.getattr(intern!(py, "co_varnames"))?.extract()?;
-    let parameters = &variables[..by_place? + by_name?];
-    Ok(OPTIONS.map(|option| parameters.iter().any(|parameter| parameter == option)))
+impl Parameters {
+    /// Of a function with that code.
+    fn of(code: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = code.py();
+        let counts = [intern!(py, "co_argcount"), intern!(py, "co_kwonlyargcount")];
+        let [by_place, by_name] = counts.map(|count| code.getattr(count)?.extract::<usize>());
+        let variables: Vec<String> = code.getattr(intern!(py, "co_varnames"))?.extract()?;
+        let flags: u32 = code.getattr(intern!(py, "co_flags"))?.extract()?;
+        let parameters = &variables[..by_place? + by_name?];
+        let named = OPTIONS.map(|option| parameters.iter().any(|parameter| parameter == option));
+        Ok(Self { named, has_keywords: flags & KEYWORDS != 0 })
+    }
+}
+
+/// Which of [`OPTIONS`] may be names of parameters, by the signature, which takes longer than some calls.
+fn inspected(function: &Bound<'_, PyAny>) -> PyResult<[bool; OPTIONS.len()]> {
+    let py = function.py();
+    // Objects are some ten bytes long.
+    let slot = (function.as_ptr() as usize >> 4) % FUNCTIONS;
+    let known = INSPECTED.lock()[slot].as_ref().map(|known| (known.function.clone_ref(py), known.named));
+    if let Some((kept, named)) = known {
+        let kept = kept.into_bound(py);
+        let is_same = match kept.cast::<PyWeakrefReference>() {
+            Ok(weak) => weak.upgrade().is_some_and(|kept| kept.is(function)),
+            Err(_) => kept.is(function),
+        };
+        if is_same {
+            return Ok(named);
+        }
+    }
+    let names: HashSet<String> =
+        import_module(py, "estafette._calls")?.call_method1("parameter_names", (function,))?.extract()?;
+    let named = OPTIONS.map(|option| names.contains(option));
+    let kept = match PyWeakrefReference::new(function) {
+        Ok(weak) => Some(weak.into_any().unbind()),
+        // An object of a class of the program, and what a method is bound to, may have much memory.
+        Err(_) if is_of_heap_class(function) || function.hasattr(intern!(py, "__self__"))? => None,
+        Err(_) => Some(function.clone().unbind()),
+    };
+    if let Some(function) = kept {
+        let old = INSPECTED.lock()[slot].replace(Inspected { function, named });
+        drop(old);
+    }
+    Ok(named)
+}
+
+/// Whether its class was made while the program ran, as those written in Python are.
+fn is_of_heap_class(object: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the class of a live object.
+    unsafe { ffi::PyType_HasFeature(object.get_type_ptr(), ffi::Py_TPFLAGS_HEAPTYPE) != 0 }
 }
 
 /// The function within `functools.partial`, or `function` itself.

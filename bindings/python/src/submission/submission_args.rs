@@ -207,9 +207,17 @@ pub fn of_call(
         on.is_some(),
         priority != 0,
     ];
-    if given.contains(&true) {
-        let clashes = (0..OPTIONS.len()).filter(|&at| given[at] && known.has_parameter[at]);
-        let clashes: Vec<&str> = clashes.map(|at| OPTIONS[at]).collect();
+    // To know what a function in C takes may take longer than the call. Nearly all calls that have an option have `using` alone.
+    if given[1..].contains(&true) || (using.is_some() && known.is_python()) {
+        let named = known.named_parameters()?;
+        let mut clashes: Vec<&str> =
+            (0..OPTIONS.len()).filter(|&at| given[at] && named[at]).map(|at| OPTIONS[at]).collect();
+        if let Some(like) = result.like
+            && clashes.contains(&"like")
+            && known.cannot_take_like(like)?
+        {
+            clashes.retain(|&name| name != "like");
+        }
         if !clashes.is_empty() {
             import_module(py, "estafette._calls")?
                 .call_method1("refuse_ambiguous", (function, args, clashes))?;

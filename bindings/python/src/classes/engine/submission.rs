@@ -126,11 +126,12 @@ impl PyEngine {
     ///
     /// Tensors may be anywhere among the arguments, in lists, tuples, dicts and dataclasses too: the function gets an
     /// array in place of each, which `using` makes, for example ``np.from_dlpack``. Everything else is passed on as it is. A
-    /// keyword argument of the function that has the name of an option here raises `TypeError`: it is given by `functools.partial`, or to what `wrap` makes. What the function
-    /// returns (anything that speaks DLPack) becomes the promise's memory, without a copy. A result that overlaps memory already known is copied, unless `alias_of` names the tensors
-    /// that it is a view of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
-    /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
-    /// once. An ``async def`` function runs as a task on the event loop of the submitter.
+    /// keyword argument of the function that has the name of an option here raises `TypeError`: it is given by `functools.partial`,
+    /// or to what `wrap` makes. (For NumPy's functions with a `like`, ``(shape, dtype)`` is the option.) What the function returns
+    /// (anything that speaks DLPack) becomes the promise's memory, without a copy. A result that overlaps memory already known is
+    /// copied, unless `alias_of` names the tensors that it is a view of; with ``copy=False`` that is a failure instead, and
+    /// ``copy=True`` always copies. `like`, a ``(shape, dtype)`` pair or something with these two attributes, declares shape and
+    /// dtype, so that they are known at once. An ``async def`` function runs as a task on the event loop of the submitter.
     ///
     /// The function may return several arrays, in tuples, lists, dicts and dataclasses, a number, text, or nothing: the promise is
     /// unpacked as what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
