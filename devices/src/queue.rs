@@ -62,9 +62,14 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// Undoes a [`make_current`](Queue::make_current) that returned `true`, on the same thread.
     fn restore_current(&self) {}
 
-    /// The native handle (`CUstream`, pointer to a `sycl::queue`), or 0.
+    /// The native handle (`CUstream`, pointer to a `sycl::queue`), or 0. The call may wait for a driver.
     fn native(&self) -> usize {
         0
+    }
+
+    /// The same, to compare: the caller enqueues nothing. A queue whose [`native`](Queue::native) calls a driver may know it without.
+    fn handle(&self) -> usize {
+        self.native()
     }
 
     /// Whether this handle stays valid for as long as it is kept. The raw handle of a foreign stream does

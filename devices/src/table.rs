@@ -46,6 +46,8 @@ struct Backend {
     all: fn() -> Vec<Entry>,
     /// The number of a device that the process uses already, of kinds that share memory with the host.
     used: Option<fn() -> Option<i32>>,
+    /// The numbers of all devices that the process uses already.
+    all_used: fn() -> Vec<i32>,
     /// The number of the device that its runtime calls so, of kinds whose memory crosses processes.
     identified: Option<fn([u8; 16]) -> Option<i32>>,
     /// How contexts are registered, of a kind in [`KINDS`].
@@ -69,6 +71,7 @@ const BACKENDS: &[Backend] = &[
         find: |id| Ok(CudaRuntime::get().map_err(invalid)?.open(id.device_id)?.map(entry)),
         all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::usable).map(entry).collect(),
         used: Some(|| CudaRuntime::get().ok()?.used()),
+        all_used: || CudaRuntime::get().map_or_else(|_| Vec::new(), CudaRuntime::all_used),
         identified: Some(|uuid| CudaRuntime::get().ok()?.identified(uuid)),
         contexts: None,
     },
@@ -78,6 +81,7 @@ const BACKENDS: &[Backend] = &[
         find: |id| Ok(sycl()?.devices().iter().find(|device| device.id() == id).map(entry)),
         all: || SyclRuntime::get().into_iter().flat_map(SyclRuntime::devices).map(entry).collect(),
         used: None,
+        all_used: Vec::new,
         identified: None,
         contexts: Some(Contexts {
             // SAFETY: each caller vouches for the context.
@@ -222,6 +226,22 @@ pub fn owner(id: DLDevice) -> DLDevice {
     let backend = BACKENDS.iter().find(|backend| backend.kind == owner.device_type);
     let used = backend.and_then(|backend| backend.used).and_then(|used| used());
     used.map_or(owner, |number| DLDevice::new(owner.device_type, number))
+}
+
+/// The devices that may use memory of `id`: `id` itself, or, of memory that a runtime shares with the host, all devices of the
+/// runtime that the process uses already, its [owner] at least.
+pub fn users(id: DLDevice) -> Vec<DLDevice> {
+    let owner = owner(id);
+    if owner == id {
+        return vec![id];
+    }
+    let backend = BACKENDS.iter().find(|backend| backend.kind == owner.device_type);
+    let all = backend.map_or_else(Vec::new, |backend| (backend.all_used)());
+    let others = all.into_iter().filter(|number| *number != owner.device_id);
+    std::iter::once(owner.device_id)
+        .chain(others)
+        .map(|number| DLDevice::new(owner.device_type, number))
+        .collect()
 }
 
 /// The device that other processes know by `identity`.

@@ -97,8 +97,8 @@ impl CudaQueue {
         // What captures does not wait for what is allocated meanwhile.
         let mut streams = iter::once(&stream).chain(&joined[..taking_part]);
         let pending = memory::pending();
-        let awaited =
-            streams.try_for_each(|stream| pending.iter().try_for_each(|event| stream.await_memory(event)));
+        let awaited = streams
+            .try_for_each(|stream| pending.iter().try_for_each(|event| stream.await_memory(event).map(drop)));
         enqueued.unwrap_or_else(|panic| resume_unwind(panic)).and(ended).and(awaited)?;
         let mut executable: CUgraphExec = ptr::null_mut();
         context.make_current_relaxed().and_then(|_current| {

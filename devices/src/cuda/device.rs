@@ -156,7 +156,8 @@ impl CudaDevice {
     /// # Errors
     /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.
     pub fn allocate_pinned(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        allocate(&self.context, self.pool.as_ref(), Kind::Pinned, bytes, align)
+        // The pool of the device has no memory of the host.
+        allocate(&self.context, None, Kind::Pinned, bytes, align)
     }
 
     /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freed as pinned

@@ -404,15 +404,24 @@ impl CudaRuntime {
     /// The number of a device that the process uses already: one that is open here, the calling thread's
     /// [current](Self::current) one, or one that another library has opened. Opens no device.
     pub fn used(&self) -> Option<i32> {
-        let is_used = |ordinal: &i32| {
-            let (mut flags, mut active) = (0, 0);
-            // SAFETY: writes two numbers. A device's handle is its number.
-            let code = unsafe { (self.api.primary_state)(*ordinal, &raw mut flags, &raw mut active) };
-            code == 0 && active != 0
-        };
         let _call = exit::call().ok()?;
         let open = || self.opened().next().map(|device| device.ordinal());
-        open().or_else(|| self.device_of_current()).or_else(|| (0..self.count() as i32).find(is_used))
+        open()
+            .or_else(|| self.device_of_current())
+            .or_else(|| (0..self.count() as i32).find(|ordinal| self.is_used(*ordinal)))
+    }
+
+    /// The numbers of all devices that the process [uses](Self::used).
+    pub(crate) fn all_used(&self) -> Vec<i32> {
+        let Ok(_call) = exit::call() else { return Vec::new() };
+        (0..self.count() as i32).filter(|ordinal| self.is_used(*ordinal)).collect()
+    }
+
+    fn is_used(&self, ordinal: i32) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: writes two numbers. A device's handle is its number.
+        let code = unsafe { (self.api.primary_state)(ordinal, &raw mut flags, &raw mut active) };
+        code == 0 && active != 0
     }
 
     /// The number of the device that `stream` is of. A default stream is of the device whose context is

@@ -22,7 +22,7 @@ const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`: the default stream of whichever thread says so.
 pub(super) const PER_THREAD: usize = 2;
 /// `CU_EVENT_WAIT_EXTERNAL`: in a capture, wait at every launch for what the event was last recorded for.
-pub(super) const WAIT_EXTERNAL: u32 = 1;
+const WAIT_EXTERNAL: u32 = 1;
 
 /// A foreign stream, for as long as the call that gave it.
 pub(super) struct Foreign {

@@ -4,8 +4,8 @@
 //! Freeing with `cuMemFree` waits for the whole device, and other calls into the driver wait for that one. So
 //! - *device memory* comes from a pool, in the order of a stream that carries nothing else. That stream shares
 //!   a hardware connection with others, so it may lag behind them for any time. Then all queues wait on the
-//!   device for what it has handed out ([`PENDING`]); the host does not. Without pools device memory is
-//!   `cuMemAlloc`, and freeing waits: a lost feature of old drivers.
+//!   device for what it has handed out ([`PENDING`]); the host does not, unless another library captures a graph on
+//!   one of them. Without pools device memory is `cuMemAlloc`, and freeing waits: a lost feature of old drivers.
 //! - *pinned and managed memory* is kept when it is released, and handed out again ([`Kept`]).
 
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ pub(super) const ALIGN: usize = 256;
 const KEEPS: usize = 256 << 20;
 /// Larger pinned or managed allocations are freed when they are released.
 const KEPT_MAX: usize = 64 << 20;
-/// How long an allocation for which there is no room waits for the stream of the pool.
+/// How long an allocation waits for the stream of the pool: where there is no room, and where a queue cannot wait.
 const LAGGING: Duration = Duration::from_secs(1);
 /// The smallest size in which pinned and managed memory is kept.
 const KEPT_MIN: usize = 4_096;
@@ -105,40 +105,54 @@ impl Pool {
         let api = context.api;
         let allocate = api.pool_allocate.expect("a pool is made where there is this function");
         let mut memory: CUdeviceptr = 0;
-        let _turn = self.turn.lock();
         let _current = context.make_current_relaxed()?;
+        let mut turn = self.turn.lock();
         // SAFETY: writes one address; pool and stream are live.
         let mut ask = || unsafe { allocate(&raw mut memory, bytes, self.raw.get(), self.stream.get()) };
         let mut code = ask();
-        if code == OUT_OF_MEMORY && self.trim(context) {
-            code = ask();
+        if code == OUT_OF_MEMORY {
+            // Other threads allocate while this one waits.
+            drop(turn);
+            let has_trimmed = self.trim(context);
+            turn = self.turn.lock();
+            if has_trimmed {
+                code = ask();
+            }
         }
         context.check(code, &cannot_allocate(bytes, context.id))?;
         // SAFETY: a live stream.
         let ordered = match unsafe { (api.stream_query)(self.stream.get()) } {
             NOT_READY => self.order_queues(context),
-            code => context.check(code, "the stream of the pool failed"),
+            code => context.check(code, "the stream of the pool failed").map(|()| None),
         };
-        if ordered.is_err() {
-            // SAFETY: nothing uses what was allocated just now.
-            let _ = unsafe { self.free(context, memory) };
+        drop(turn);
+        match ordered {
+            Ok(event) => event.iter().for_each(|event| await_on_host(event)),
+            Err(error) => {
+                // SAFETY: nothing uses what was allocated just now.
+                let _ = unsafe { self.free(context, memory) };
+                return Err(error);
+            }
         }
-        ordered.map(|()| memory)
+        Ok(memory)
     }
 
-    /// Makes all queues come after what was handed out so far.
-    fn order_queues(&self, context: &Arc<Context>) -> Result<(), DeviceError> {
+    /// Makes all queues come after what was handed out so far. Returns the event of that, for the host, where a queue cannot wait.
+    fn order_queues(&self, context: &Arc<Context>) -> Result<Option<Arc<Event>>, DeviceError> {
         // SAFETY: a live stream of the context.
         let event = unsafe { Event::record(context, self.stream.get()) }?;
         // First, so that a stream that is made meanwhile finds it.
         PENDING.lock().push(Arc::clone(&event));
-        let Ok(runtime) = CudaRuntime::get() else { return Ok(()) };
+        let Ok(runtime) = CudaRuntime::get() else { return Ok(None) };
         let streams = runtime.opened().flat_map(|device| device.context().live_streams());
+        let mut all_wait = true;
         for stream in streams {
             // A stream that has failed uses no memory any more.
-            stream.await_memory(&event).or_else(|error| stream.intact().map_or(Ok(()), |()| Err(error)))?;
+            all_wait &= stream
+                .await_memory(&event)
+                .or_else(|error| stream.intact().map_or(Ok(true), |()| Err(error)))?;
         }
-        Ok(())
+        Ok((!all_wait).then_some(event))
     }
 
     /// # Safety
@@ -155,13 +169,8 @@ impl Pool {
     /// pool's until the stream gets there, so the stream is waited for, if it does not take long. The context is current.
     fn trim(&self, context: &Context) -> bool {
         let Some(trim) = context.api.pool_trim else { return false };
-        let deadline = Instant::now() + LAGGING;
         // SAFETY: a live stream.
-        while unsafe { (context.api.stream_query)(self.stream.get()) } == NOT_READY
-            && Instant::now() < deadline
-        {
-            thread::sleep(LAGGING / 10_000);
-        }
+        sleep_while(|| unsafe { (context.api.stream_query)(self.stream.get()) } == NOT_READY);
         // SAFETY: a live pool.
         unsafe { trim(self.raw.get(), 0) == 0 }
     }
@@ -177,6 +186,18 @@ impl Pool {
             // SAFETY: one description. Where it does not work, copies go through the host.
             let _ = unsafe { share(self.raw.get(), &raw const access, 1) };
         }
+    }
+}
+
+/// Waits for memory that a queue cannot wait for, if it does not take long.
+pub(super) fn await_on_host(event: &Event) {
+    sleep_while(|| matches!(event.query(), Ok(false)));
+}
+
+fn sleep_while(is_pending: impl Fn() -> bool) {
+    let deadline = Instant::now() + LAGGING;
+    while is_pending() && Instant::now() < deadline {
+        thread::sleep(LAGGING / 10_000);
     }
 }
 
@@ -416,7 +437,7 @@ fn pointer_attribute(
 // the driver does.
 
 /// The other devices as one device sees them: whether it reaches their memory directly, known after the first
-/// copy between the two. By the driver's numbers.
+/// copy between the two, or the first operation with memory of the other. By the driver's numbers.
 pub(super) struct Peers {
     reached: Vec<OnceLock<bool>>,
 }

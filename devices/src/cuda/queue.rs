@@ -129,7 +129,12 @@ impl CudaQueue {
     /// Makes what is enqueued here next come after the allocations that the device may not have got to.
     pub(super) fn await_memory(&self) -> Result<(), DeviceError> {
         memory::pending().iter().try_for_each(|event| match &self.kind {
-            Kind::Own(stream) => stream.await_memory(event),
+            Kind::Own(stream) => {
+                if !stream.await_memory(event)? {
+                    memory::await_on_host(event);
+                }
+                Ok(())
+            }
             Kind::Foreign(foreign, _) => {
                 foreign.here()?;
                 // SAFETY: ours, and live.
@@ -358,6 +363,13 @@ impl Queue for CudaQueue {
     fn native(&self) -> usize {
         match &self.kind {
             Kind::Own(stream) => stream.touch().expose_provenance(),
+            Kind::Foreign(foreign, _) => foreign.raw().expose_provenance(),
+        }
+    }
+
+    fn handle(&self) -> usize {
+        match &self.kind {
+            Kind::Own(stream) => stream.raw().expose_provenance(),
             Kind::Foreign(foreign, _) => foreign.raw().expose_provenance(),
         }
     }

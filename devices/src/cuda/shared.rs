@@ -196,8 +196,8 @@ impl SharedMemory for Shared {
             return Err(DeviceError::invalid(message));
         }
         let extents = Arc::clone(&self.extents);
-        let (segment, offset) = extents.take(bytes, align, |bytes| {
-            with_room(&self.context, self.pool.as_ref(), || self.segment(bytes))
+        let (segment, offset) = with_room(&self.context, self.pool.as_ref(), || {
+            extents.take(bytes, align, |bytes| self.segment(bytes))
         })?;
         let start =
             NonNull::new(segment.memory().ptr().as_ptr().wrapping_add(offset)).expect("inside of a segment");

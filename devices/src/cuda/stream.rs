@@ -19,8 +19,8 @@
 //! another thread ([`super::health`]).
 
 use std::collections::VecDeque;
+use std::ptr;
 use std::sync::Arc;
-use std::{mem, ptr};
 
 use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureStatus};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,10 +33,10 @@ use crate::{DeviceError, Fence, FenceSet, QueueClock, QueueId};
 
 use super::context::Context;
 use super::depends::{beyond, context_of, is_of};
-use super::driver::{Handle, is_of_capture};
+use super::driver::Handle;
 use super::events::Event;
 use super::exit::{self, is_driver_gone};
-use super::foreign::{WAIT_EXTERNAL, capture_id, not_the_same_capture};
+use super::foreign::{capture_id, not_the_same_capture};
 use super::memory;
 use super::progress::TimelineValue;
 
@@ -101,7 +101,7 @@ impl Stream {
         }
         let stream = Arc::new(stream);
         context.adopt(&stream);
-        memory::pending().iter().try_for_each(|event| stream.await_memory(event))?;
+        memory::pending().iter().try_for_each(|event| stream.await_memory(event).map(drop))?;
         Ok(stream)
     }
 
@@ -280,24 +280,21 @@ impl Stream {
 
     /// Makes what is enqueued here next wait for an event behind allocations. Where that is recorded into a graph
     /// of this crate, each launch waits, and this stream does once the capture is over. No mark is needed before
-    /// it, since nothing here comes before an allocation.
-    pub(super) fn await_memory(&self, event: &Arc<Event>) -> Result<(), DeviceError> {
+    /// it, since nothing here comes before an allocation. Returns false where another library captures: the stream waits later, and
+    /// the graph never.
+    pub(super) fn await_memory(&self, event: &Arc<Event>) -> Result<bool, DeviceError> {
         let mut state = self.state();
         if state.capture {
-            return Ok(());
+            return Ok(true);
         }
         self.catch_up(&mut state)?;
         if !self.records(&state)? {
             // SAFETY: ours, and live.
-            return unsafe { wait(&self.context, self.raw(), event.raw(), 0) };
+            return unsafe { wait(&self.context, self.raw(), event.raw(), 0) }.map(|()| true);
         }
-        // Nothing here sees the launches of a foreign graph, nor the end of its capture.
+        // A node would break the capture where this branch of it has been joined already.
         state.missed.push(Arc::clone(event));
-        event.retire_from_pool();
-        // SAFETY: the event stays as it is for ever.
-        let awaited = unsafe { wait(&self.context, self.raw(), event.raw(), WAIT_EXTERNAL) };
-        // A capture that is lost already records nothing.
-        awaited.or_else(|error| if is_of_capture(&error) { Ok(()) } else { Err(error) })
+        Ok(false)
     }
 
     /// Waits for what a foreign capture has kept this stream from waiting for, once that capture is over.
@@ -305,9 +302,10 @@ impl Stream {
         if state.missed.is_empty() || self.records(state)? {
             return Ok(());
         }
-        for event in mem::take(&mut state.missed) {
+        while let Some(event) = state.missed.last() {
             // SAFETY: ours, and live.
             unsafe { wait(&self.context, self.raw(), event.raw(), 0) }?;
+            state.missed.pop();
         }
         Ok(())
     }

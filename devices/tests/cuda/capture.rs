@@ -1,13 +1,15 @@
 //! Captures of graphs: those of this library, and foreign ones, which nothing disturbs.
 
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 use estafette_devices::cuda::CudaQueue;
 use estafette_devices::{Allocation, Device, DeviceErrorKind, Fence, FenceState, Order, Queue, Reactor};
 
 use crate::harness::{
-    Bench, ForeignStream, PATIENCE, assert_ok, bench, block, fill, inside, order, record, settle,
+    Bench, ForeignStream, MOMENT, PATIENCE, assert_ok, bench, block, fill, inside, order, record, settle,
 };
 
 fn begin(stream: &ForeignStream, mode: CUstreamCaptureMode) {
@@ -306,54 +308,108 @@ fn memory_that_was_allocated_during_a_capture_is_waited_for_after_it() {
     bench.assert_nothing_wrong();
 }
 
-/// Another library captures on an own stream of the crate, and memory is allocated meanwhile: the graph fills the first piece.
-fn captured_by_another(bench: &Bench, queue: &CudaQueue) -> (CUgraphExec, [Allocation; 2]) {
-    let stream = ptr::with_exposed_provenance_mut(queue.native());
+/// Another library captures on an own stream of the crate, and on a second one that it has joined again when memory is allocated: the
+/// graph fills the first piece.
+fn captured_by_another(
+    bench: &Bench,
+    queue: &CudaQueue,
+    joined: &CudaQueue,
+    allocate: impl FnOnce() -> [Allocation; 2],
+) -> (CUgraphExec, [Allocation; 2]) {
+    let [stream, branch] =
+        [queue, joined].map(|queue| ptr::with_exposed_provenance_mut::<sys::CUstream_st>(queue.native()));
+    let mut event: sys::CUevent = ptr::null_mut();
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     let (mut graph, mut executable): (CUgraph, CUgraphExec) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the stream is live, and the capture is ended on this thread; writes handles.
     let memory = inside(&bench.device, || unsafe {
         assert_ok(sys::cuStreamBeginCapture_v2(stream, mode));
-        let memory = [(); 2].map(|()| bench.device.allocate(64, 64).expect("there is room"));
+        assert_ok(sys::cuEventCreate(&raw mut event, 2));
+        for (from, to) in [(stream, branch), (branch, stream)] {
+            assert_ok(sys::cuEventRecord(event, from));
+            assert_ok(sys::cuStreamWaitEvent(to, event, 0));
+        }
+        let memory = allocate();
         let at = memory[0].ptr().as_ptr().expose_provenance() as u64;
         assert_ok(sys::cuMemsetD8Async(at, 7, 64, stream));
         assert_ok(sys::cuStreamEndCapture(stream, &raw mut graph));
         assert_ok(sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
         assert_ok(sys::cuGraphDestroy(graph));
+        assert_ok(sys::cuEventDestroy_v2(event));
         memory
     });
     (executable, memory)
 }
 
-/// The crate sees neither the end of a foreign capture on one of its streams, nor the launches of its graph.
+/// The crate sees neither the end of a foreign capture on one of its streams, nor the launches of its graph, and must not add to it.
 #[test]
-fn memory_that_was_allocated_during_a_foreign_capture_is_waited_for() {
+fn memory_that_is_allocated_during_a_foreign_capture_is_waited_for_on_the_host() {
     let bench = bench();
     let Some(simulator) = bench.simulator("connections are the driver's own business") else { return };
-    let (busy, stranger) = (bench.queue(), bench.foreign_stream());
+    let [busy, queue, joined] = [(); 3].map(|()| bench.queue());
+    let stranger = bench.foreign_stream();
+    let blocked = block(&*busy);
+    simulator.connections(1);
+    let is_released = AtomicBool::new(false);
+    let (graph, memory) = captured_by_another(&bench, &queue, &joined, || {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(MOMENT);
+                is_released.store(true, Ordering::SeqCst);
+                blocked.release();
+            });
+            let memory = [(); 2].map(|()| bench.device.allocate(64, 64).expect("there is room"));
+            assert!(is_released.load(Ordering::SeqCst), "the memory was not there");
+            memory
+        })
+    });
+    fill(&queue, &memory[1], 8);
+    // SAFETY: the graph and the stream are live.
+    inside(&bench.device, || unsafe { assert_ok(sys::cuGraphLaunch(graph, stranger.raw)) });
+    // SAFETY: the stream lives to the end of the test.
+    let theirs = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    let fences = [record(&queue), theirs.record().expect("it works")];
+    fences.iter().for_each(|fence| settle(fence).expect("nothing failed"));
+    simulator.connections(0);
+    bench.assert_filled(&memory[0], 7);
+    bench.assert_filled(&memory[1], 8);
+    bench.assert_nothing_wrong();
+}
+
+/// The host waits for a while only. Then the stream waits once the capture is over, also where the driver refuses the first try.
+#[test]
+fn memory_that_is_late_for_a_foreign_capture_is_waited_for_after_it() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("connections are the driver's own business") else { return };
+    let busy = bench.queue();
     for is_handed in [false, true] {
-        let queue = bench.queue();
+        let (queue, joined) = (bench.queue(), bench.queue());
+        let room = [(); 2].map(|()| bench.memory(64));
         let blocked = block(&*busy);
         simulator.connections(1);
-        let (graph, memory) = captured_by_another(&bench, &queue);
+        let mut late = None;
+        captured_by_another(&bench, &queue, &joined, || {
+            late = Some(bench.device.allocate(64, 64).expect("there is room"));
+            room
+        });
+        let late = late.expect("it was allocated");
         if is_handed {
             let stream = ptr::with_exposed_provenance_mut(queue.native());
-            let at = memory[1].ptr().as_ptr().expose_provenance() as u64;
+            let at = late.ptr().as_ptr().expose_provenance() as u64;
             // SAFETY: the memory and the stream are live.
             inside(&bench.device, || unsafe { assert_ok(sys::cuMemsetD8Async(at, 8, 64, stream)) });
         } else {
-            fill(&queue, &memory[1], 8);
+            simulator.fail_call("cuStreamWaitEvent", 2);
+            // SAFETY: the memory is live.
+            assert!(unsafe { queue.fill(late.ptr().as_ptr(), 8, 64) }.is_err());
+            fill(&queue, &late, 8);
         }
-        // SAFETY: the graph and the stream are live.
-        inside(&bench.device, || unsafe { assert_ok(sys::cuGraphLaunch(graph, stranger.raw)) });
-        // SAFETY: the stream lives to the end of the test.
-        let theirs = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
-        let fences = [record(&queue), theirs.record().expect("it works")];
+        let fence = record(&queue);
+        assert!(!is_done(&fence));
         blocked.release();
-        fences.iter().for_each(|fence| settle(fence).expect("nothing failed"));
+        settle(&fence).expect("nothing failed");
         simulator.connections(0);
-        bench.assert_filled(&memory[0], 7);
-        bench.assert_filled(&memory[1], 8);
+        bench.assert_filled(&late, 8);
     }
     bench.assert_nothing_wrong();
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Instant;
 
 use cudarc::driver::sys;
 use estafette_devices::cuda::CudaDevice;
@@ -181,7 +182,7 @@ fn memory_that_a_pool_gets_back_late_makes_room_for_memory_of_other_kinds() {
     let managed: Allocate = |device| device.allocate_managed(BYTES, 64).expect("there is room");
     let shared: Allocate =
         |device| device.shared_memory().expect("there is some").allocate(BYTES, 64).expect("there is room");
-    for (number, allocate) in [(6, managed), (7, shared)] {
+    for (number, allocate, made) in [(6, managed, "cuMemAllocManaged"), (7, shared, "cuMemCreate")] {
         let device = apart(number);
         let queue = device.queue().expect("it works");
         // The next piece is no larger than what is there, and larger than what is left.
@@ -191,7 +192,13 @@ fn memory_that_a_pool_gets_back_late_makes_room_for_memory_of_other_kinds() {
         simulator.connections(1);
         drop(memory);
         let other = Arc::clone(&device);
+        let before = simulator.calls(made);
         let allocated = thread::spawn(move || allocate(&other));
+        let deadline = Instant::now() + PATIENCE;
+        while simulator.calls(made) == before {
+            assert!(Instant::now() < deadline, "there is no room yet");
+            thread::yield_now();
+        }
         thread::sleep(MOMENT);
         blocked.release();
         drop(allocated.join().expect("the pool has given it back"));

@@ -47,12 +47,17 @@ pub trait WaitHook: Send + Sync {
         true
     }
 
+    /// Whether the calling thread may sleep in a call that need not wait, such as an allocation: it runs no event loop.
+    fn may_sleep(&self) -> bool {
+        true
+    }
+
     /// Whether an operation that this thread has just run, in its wait or its submission, ends that.
     fn has_raised(&self) -> bool {
         false
     }
 
-    /// The wait or the submission ends for that.
+    /// The wait or the submission ends because of that operation.
     fn raises(&self) {}
 
     /// Whether the wait ends. `needs` gets operations that cannot end while this thread waits, and returns the place of one
@@ -295,6 +300,11 @@ impl Core {
         !self.has_large_stacks && self.on_wait.get().is_none_or(|hook| hook.may_run_bodies())
     }
 
+    /// Whether the calling thread may sleep in a call that need not wait.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.on_wait.get().is_none_or(|hook| hook.may_sleep())
+    }
+
     /// Fails when the wait hook ends the wait of the calling thread.
     pub(crate) fn check_interrupt(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> Result<(), Error> {
         match self.on_wait.get() {
@@ -402,19 +412,26 @@ impl CoreRef {
     /// closes a detached engine.
     #[inline(always)]
     pub(crate) fn notify_ended(&self) {
-        self.notify_permits();
+        self.notifier.notify();
         if self.idle.has_waiters() || self.detached.load(Ordering::Relaxed) {
             self.notify_if_idle();
         }
         if self.room.has_waiters() {
             self.notify_if_room();
         }
+        // Wakers are foreign code, which may take long.
+        self.notify_permit_futures();
     }
 
     /// Notifies the threads and futures that wait for permits.
     #[inline(always)]
     pub(crate) fn notify_permits(&self) {
         self.notifier.notify();
+        self.notify_permit_futures();
+    }
+
+    #[inline(always)]
+    fn notify_permit_futures(&self) {
         if self.permit_waiters.iter().any(PermitWaiters::has_waiters) {
             self.wake_permit_waiters();
         }

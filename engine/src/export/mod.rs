@@ -263,11 +263,7 @@ impl Scope {
     #[doc(hidden)]
     pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
         let access = self.access_of(tensor)?;
-        let queue = self.queue();
-        if let Some(queue) = &queue {
-            tensor.inner.let_reach(&**queue);
-        }
-        if queue.is_none()
+        if self.queue().is_none()
             && may_release_before_completion(&tensor.inner)
             && let Ok(mut inner) = self.lock()
         {
@@ -352,11 +348,10 @@ impl Scope {
         // Only the operation's own queue is ordered after the operation's inputs.
         let mut work = None;
         if let Some(own) = queue {
-            tensor.inner.let_reach(&*own);
             if options.copy {
                 work = Some(own.record()?);
             } else if let Some(other) =
-                options.consumer.queue().filter(|other| other.native() != own.native())
+                options.consumer.queue().filter(|other| other.handle() != own.handle())
             {
                 other.order_after(&own.record()?)?;
             }

@@ -23,7 +23,7 @@ impl ImportStream {
     /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when the device gives no queue.
     pub fn on(device: Arc<dyn Device>) -> Result<Self, Error> {
         let queue = PooledQueue::for_import(&device)?;
-        if queue.queue().native() == 0 {
+        if queue.queue().handle() == 0 {
             return Err(Error::invalid(format!("queues of {} have no handles", device.id())));
         }
         Ok(Self(queue))

@@ -16,7 +16,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use estafette_devices::{
-    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber,
+    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber, table,
 };
 use estafette_sync::panic::contain_panic;
 use estafette_sync::sync::Mutex;
@@ -118,10 +118,12 @@ pub(crate) enum EndsAfter {
 type Devices = SmallVec<[DLDevice; 1]>;
 
 impl EndsAfter {
-    /// Unknown work of the device that the memory of `tensor` is of.
+    /// Unknown work of the devices that may use the memory of `tensor`.
     pub(crate) fn unknown(tensor: &TensorInner) -> Self {
         Self::Unknown(
-            tensor.definition().map(|known| known.layout.device().queue_device()).into_iter().collect(),
+            tensor
+                .definition()
+                .map_or_else(|_| Devices::new(), |known| table::users(known.layout.device()).into()),
         )
     }
 
@@ -145,7 +147,7 @@ impl EndsAfter {
         known.unwrap_or_else(|| {
             let mut devices = self.devices();
             if devices.is_empty() {
-                devices.push(device.queue_device());
+                devices.extend(table::users(device));
             }
             let enter = |device| quarantine::enter(core.device(device), core.quarantine_timeout);
             devices.into_iter().map(enter).collect()
@@ -165,7 +167,7 @@ impl EndsAfter {
         let mut queues = self.into_queues();
         for (queue, keeper) in other.into_queues() {
             let is_it = |known: &Arc<dyn Queue>| {
-                known.native() == queue.native() && known.device() == queue.device() && queue.native() != 0
+                known.handle() == queue.handle() && known.device() == queue.device() && queue.handle() != 0
             };
             if queues.iter().any(|(known, _)| is_it(known)) {
                 unneeded.extend(keeper);

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use estafette_devices::{DLDevice, Fence, Queue};
+use estafette_devices::{DLDevice, Fence, Queue, table};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
@@ -69,7 +69,7 @@ impl ActiveTask {
     /// stream, so the fence is that of a quarantine.
     pub(crate) fn after_lending(&self, device: DLDevice) -> Option<Fence> {
         let core = self.core();
-        let device = core.device(device.queue_device())?;
+        let device = core.device(table::owner(device))?;
         device
             .may_release_before_completion()
             .then(|| quarantine::enter(Some(device), core.quarantine_timeout))

@@ -30,7 +30,7 @@ use crate::operation::import::{Copying, Produced, define, discard};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
 use crate::program::NodeRun;
-use crate::tensor::handle::Tensor;
+use crate::tensor::handle::{Tensor, let_reach};
 
 /// The right and the duty to report how an operation ended. May be sent to any thread. Dropping a completion
 /// that was not used fails the operation. In a forked child neither the report nor the drop does anything: the operation ends in the
@@ -106,11 +106,22 @@ impl Prepared {
         let id = op.op.get();
         let scope = Scope { inner: self.0, id };
         let queue = running.queue().cloned();
-        match scope.lock() {
-            Ok(mut inner) => inner.running = Some(running),
+        let user = queue.as_deref().map(Queue::device);
+        let is_of_peer = |tensor: &Tensor| user.is_some_and(|user| tensor.inner.is_of_peer(user));
+        let of_peers: SmallVec<[Tensor; 2]> = match scope.lock() {
+            Ok(mut inner) => {
+                inner.running = Some(running);
+                inner
+                    .operands
+                    .iter()
+                    .map(|(tensor, _)| tensor)
+                    .filter(|tensor| is_of_peer(tensor))
+                    .cloned()
+                    .collect()
+            }
             // Its drop would end the operation.
             Err(Forked) => return std::mem::forget(running),
-        }
+        };
         let fallback = scope.clone();
         let _current = match queue.as_deref().map(CurrentGuard::queue).transpose() {
             Ok(entered) => entered,
@@ -121,7 +132,13 @@ impl Prepared {
         let _current = context::enter(op);
         let starting = Starting { scope: fallback.address(), is_lost: false };
         let _starting = context::replace(&STARTING, starting);
-        match contain_panic(|| start(Completion { scope: Some(scope), id })) {
+        match contain_panic(|| {
+            if let Some(queue) = queue.as_deref() {
+                let_reach(queue, &of_peers);
+            }
+            drop(of_peers);
+            start(Completion { scope: Some(scope), id })
+        }) {
             Ok(()) if STARTING.get().is_lost => fallback.end(None, Err(ITS_PANIC.into())),
             Ok(()) => {}
             // The panic has dropped the completion, or the body had moved it elsewhere.

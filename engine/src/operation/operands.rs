@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use estafette_devices::Queue;
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
@@ -112,20 +111,18 @@ pub struct Grant<'a>(Place<'a>);
 #[derive(Clone, Copy)]
 enum Place<'a> {
     Host,
-    Queue(&'a dyn Queue, Option<&'a EarlierNodes<'a>>),
+    Queue(Option<&'a EarlierNodes<'a>>),
 }
 
 impl<'a> Grant<'a> {
     /// The grant of a body on the host, of an operation or a node, until the body returns.
     pub(crate) const OF_BODY: Self = Self(Place::Host);
     /// The grant of the body of an operation on a queue.
-    pub(crate) fn on_queue(queue: &'a dyn Queue) -> Self {
-        Self(Place::Queue(queue, None))
-    }
+    pub(crate) const ON_QUEUE: Self = Self(Place::Queue(None));
 
     /// The grant of the body of a node on a queue.
-    pub(crate) fn of_node(queue: &'a dyn Queue, earlier: &'a EarlierNodes<'a>) -> Self {
-        Self(Place::Queue(queue, Some(earlier)))
+    pub(crate) fn of_node(earlier: &'a EarlierNodes<'a>) -> Self {
+        Self(Place::Queue(Some(earlier)))
     }
 }
 
@@ -157,10 +154,7 @@ mod sealed {
 fn view<'a>(tensor: &'a Tensor, grant: &'a Grant<'_>) -> View<'a> {
     match grant.0 {
         Place::Host => View::new(tensor.inner.granted_definition()),
-        Place::Queue(queue, earlier_nodes) => {
-            tensor.inner.let_reach(queue);
-            View::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes })
-        }
+        Place::Queue(earlier_nodes) => View::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes }),
     }
 }
 
@@ -169,10 +163,7 @@ fn view<'a>(tensor: &'a Tensor, grant: &'a Grant<'_>) -> View<'a> {
 fn view_mut<'a>(tensor: &'a Tensor, grant: &'a Grant<'_>) -> ViewMut<'a> {
     match grant.0 {
         Place::Host => ViewMut::new(tensor.inner.granted_definition()),
-        Place::Queue(queue, earlier_nodes) => {
-            tensor.inner.let_reach(queue);
-            ViewMut::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes })
-        }
+        Place::Queue(earlier_nodes) => ViewMut::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes }),
     }
 }
 

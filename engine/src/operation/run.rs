@@ -124,8 +124,8 @@ fn run_at_once(granted: OpGranted) {
     if granted.payload().kind == Kind::NeedsLock {
         let core = granted.payload().core.clone();
         push(granted);
+        // The submission raises what a body has raised, since only the language with the lock submits such operations.
         while core.help_any() && !core.has_raised() {}
-        let _ = core.check_raised();
         return;
     }
     if !granted.payload().core.is_caller_running() {

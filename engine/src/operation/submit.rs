@@ -17,7 +17,7 @@ use crate::operation::completion::{Completion, Promised};
 use crate::operation::guards::WriteGuard;
 use crate::operation::operands::{Declared, Grant, Operands};
 use crate::operation::run::{self, Running};
-use crate::tensor::handle::Tensor;
+use crate::tensor::handle::{Tensor, let_reach};
 use crate::tensor::views::ViewMut;
 use crate::trace::hooks;
 
@@ -232,8 +232,12 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.check()?;
         self.submit_checked(&[], |reads, writes, updates| {
             Body::new(move |running: Running| {
-                let (queue, grant) = (queue.as_ref(), &Grant::on_queue(queue.as_ref()));
+                let (queue, grant) = (queue.as_ref(), &Grant::ON_QUEUE);
                 let (_releasing, next) = run_on(queue, running, || {
+                    let_reach(
+                        queue,
+                        [reads.tensors(), writes.tensors(), updates.tensors()].into_iter().flatten(),
+                    );
                     let views = reads.defined()?.views(grant);
                     body(queue, views, writes.views_mut(grant), updates.views_mut(grant))
                 });

@@ -274,7 +274,7 @@ impl Foreign {
 impl Kernel for Foreign {
     /// Without a stream to enqueue on, the function would work on the host.
     fn can_enqueue_on(&self, queue: &dyn Queue) -> bool {
-        queue.native() != 0
+        queue.handle() != 0
     }
 
     fn disown(&mut self) {

@@ -122,7 +122,7 @@ pub(super) fn call_on_device(
 ) -> Result<BodyResult, String> {
     contain_panic(|| {
         let _current = CurrentGuard::queue(queue)?;
-        body(queue, &Grant::of_node(queue, earlier))
+        body(queue, &Grant::of_node(earlier))
     })
 }
 

@@ -34,6 +34,8 @@ pub(super) struct SharedRun {
     pub(super) scope: Scope,
     /// Helpers that were invited and have not left.
     helpers: AtomicUsize,
+    /// Helpers that were invited and have not begun.
+    not_begun: AtomicUsize,
     helpers_max: usize,
     /// Fences that nodes have left, in programs with device nodes.
     pub(super) fences: Option<NodeFences>,
@@ -62,8 +64,8 @@ pub(super) fn start_shared(run: Run, done: usize, helpers_max: usize, core: &Cor
     let countdown = Some(run.plan.countdown(done));
     let core = core.clone();
     let fences = run.plan.issue.is_some().then(|| NodeFences::new(run.plan.len()));
-    let helpers = AtomicUsize::new(0);
-    let shared = Arc::new(SharedRun { run, countdown, core, scope, helpers, helpers_max, fences });
+    let (helpers, not_begun) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let shared = Arc::new(SharedRun { run, countdown, core, scope, helpers, not_begun, helpers_max, fences });
     let began = Instant::now();
     shared.invite();
     let (nodes, ended) = shared.work(StartWith::Any);
@@ -164,6 +166,7 @@ impl SharedRun {
         if joined.is_err() {
             return;
         }
+        self.not_begun.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::clone(self);
         let helper = self.helper().without_waiting().run(move |[], []| {
             shared.help();
@@ -171,6 +174,7 @@ impl SharedRun {
         });
         // At the in-flight limit, or after a shutdown, the run continues without help.
         if helper.is_err() {
+            self.not_begun.fetch_sub(1, Ordering::Relaxed);
             self.helpers.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -179,7 +183,7 @@ impl SharedRun {
     /// thread leaves that to workers, and these may be busy for long with other operations.
     fn dismiss_helpers(&self) {
         let is_left = |helper: &ReadyOp| helper.0.payload().helped_op() == Some(self.run.op);
-        while self.helpers.load(Ordering::Relaxed) > 0
+        while self.not_begun.load(Ordering::Relaxed) > 0
             && !self.core.pool.is_worker()
             && let Some(helper) = self.core.pool.take_matching(is_left)
         {
@@ -195,6 +199,7 @@ impl SharedRun {
 
     /// The body of a helper. A late helper finds no node.
     fn help(self: &Arc<Self>) {
+        self.not_begun.fetch_sub(1, Ordering::Relaxed);
         self.scope.enter(|| {
             self.invite();
             self.work(StartWith::Any);

@@ -29,7 +29,7 @@ use crate::operation::builder::OpBuilder;
 #[cfg(feature = "nixl")]
 use crate::operation::import;
 use crate::tensor::handle::{Definition, Tensor};
-use crate::tensor::memory::{ALIGN, host_can_use};
+use crate::tensor::memory::{ALIGN, host_can_use, retried};
 use crate::trace;
 use crate::wait::notify::{device_error, notify};
 
@@ -234,7 +234,7 @@ fn show(
     let layout = copy::row_major(layout, to)?;
     let bytes = layout.byte_len().max(1);
     let memory = match shared {
-        Some(shared) => shared.allocate(bytes, ALIGN)?,
+        Some(shared) => retried(core, || Ok(shared.allocate(bytes, ALIGN)?))?,
         None => HostDevice::with_memory(Arc::new(Arena)).allocate(bytes, ALIGN)?,
     };
     let storage = Arc::new(Storage::device(memory));

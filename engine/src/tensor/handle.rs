@@ -12,6 +12,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::{Kind, Name, OpTag, OpVar, Phase};
+use crate::core::program_lock::without_program_lock;
 use crate::core::var_state::VarState;
 use crate::core::var_state::{BROKEN_FENCES, FAILED, Queried, READ_FENCES, Replaced, WRITE_FENCES};
 #[cfg(feature = "links")]
@@ -296,6 +297,18 @@ fn unfinished_write(var: &OpVar) -> Error {
     Error::Conflict(format!("{first} {advice}"))
 }
 
+/// Sees to it that work on `queue` reaches those of `tensors` that are in the memory of another device of the same kind. An
+/// operation calls this before its body, which may use addresses alone. The driver may wait, so the interpreter's lock is released.
+pub(crate) fn let_reach<'a>(queue: &dyn Queue, tensors: impl IntoIterator<Item = &'a Tensor>) {
+    let user = queue.device();
+    for tensor in tensors.into_iter().filter(|tensor| tensor.inner.is_of_peer(user)) {
+        let device = tensor.inner.core.device(user);
+        if let Some((device, definition)) = device.zip(tensor.inner.definition.get()) {
+            without_program_lock(|| device.reach(definition.data));
+        }
+    }
+}
+
 /// The name of the operation that makes the tensor.
 #[doc(hidden)]
 pub fn producer(tensor: &Tensor) -> Option<&str> {
@@ -337,16 +350,12 @@ impl TensorInner {
         self.definition.get().ok_or_else(|| self.not_defined())
     }
 
-    /// Sees to it that work on `queue` reaches the memory, where that is another device's of the same kind.
-    pub(crate) fn let_reach(&self, queue: &dyn Queue) {
-        let Some(definition) = self.definition.get() else { return };
-        let (place, user) = (definition.layout.device(), queue.device());
-        if place != user
-            && place.device_type == user.device_type
-            && let Some(device) = self.core.device(user)
-        {
-            device.reach(definition.data);
-        }
+    /// Whether the memory is another device's than `user`, of the same kind.
+    pub(crate) fn is_of_peer(&self, user: DLDevice) -> bool {
+        self.definition.get().is_some_and(|definition| {
+            let place = definition.layout.device();
+            place != user && place.device_type == user.device_type
+        })
     }
 
     /// The data of a tensor that the graph says is there.

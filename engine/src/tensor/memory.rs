@@ -2,14 +2,15 @@
 
 #[cfg(feature = "links")]
 use std::sync::Arc;
-use std::time::Duration;
 
 use estafette_devices::{DLDevice, DeviceErrorKind, table};
 #[cfg(feature = "links")]
 use estafette_devices::{Device, host::HostDevice};
 #[cfg(feature = "links")]
 use estafette_links::{Arena, Segment};
+use estafette_sync::time::{Duration, Instant};
 
+use crate::core::context;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
 use crate::core::program_lock::without_program_lock;
@@ -68,7 +69,7 @@ impl Memory {
                     Error::NotShared(format!("memory of {device} cannot be shown to other processes").into())
                 })?;
                 let bytes = layout.byte_len().max(1);
-                retried(|| Ok(Storage::device(shared.allocate(bytes, ALIGN)?)))
+                retried(core, || Ok(Storage::device(shared.allocate(bytes, ALIGN)?)))
             }
             #[cfg(feature = "links")]
             Self::SharedForWriting => {
@@ -96,24 +97,40 @@ pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> 
 /// How long an allocation for which there is no room waits for memory that comes back.
 const RETURNING: Duration = Duration::from_secs(5);
 
-/// Allocates once more where there was no room, after memory that had fallen out of use by then has come back: it waits for
-/// its last device work.
-fn retried(allocate: impl Fn() -> Result<Storage, Error>) -> Result<Storage, Error> {
-    match allocate() {
-        Err(Error::Device(error))
-            if error.kind() == DeviceErrorKind::OutOfMemory && reaper().stats().pending > 0 =>
-        {
-            without_program_lock(|| reaper().flush(RETURNING));
-            allocate()
-        }
-        done => done,
+/// The time between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Allocates again where there was no room, while memory comes back that waits for its last device work. The thread of an event
+/// loop does not wait.
+pub(crate) fn retried<T>(core: &Core, allocate: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    let is_full = |done: &Result<T, Error>| match done {
+        Err(Error::Device(error)) => error.kind() == DeviceErrorKind::OutOfMemory,
+        _ => false,
+    };
+    let mut done = allocate();
+    if !is_full(&done) || reaper().stats().pending == 0 || !core.may_sleep() {
+        return done;
     }
+    without_program_lock(|| {
+        let _cover = core.cover();
+        let deadline = Instant::now() + RETURNING;
+        let mut waits = true;
+        while waits && is_full(&done) {
+            let next = Instant::now() + PAUSE;
+            let is_all_back = context::blocking(|| reaper().flush(PAUSE));
+            // A deleter cannot wait for the reaper, which returns at once.
+            waits = !is_all_back && (next..deadline).contains(&Instant::now());
+            core.check_interrupt(&|_| None)?;
+            done = allocate();
+        }
+        done
+    })
 }
 
 /// Memory for `layout` on its device. Unless the memory is `zeroed`, the caller overwrites it before any view
 /// shows it. May wait for memory that comes back.
 pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
-    retried(|| allocated(core, layout, zeroed))
+    retried(core, || allocated(core, layout, zeroed))
 }
 
 fn allocated(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {

@@ -13,6 +13,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::core::clock;
 use crate::core::coalesced;
+use crate::core::contained::Contained;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
@@ -44,6 +45,8 @@ pub(crate) fn wake_held_up() -> Option<Instant> {
     let now = Instant::now();
     let due: Vec<_> = HELD_UP.lock().extract_if(.., |(_, time)| *time <= now).collect();
     for (core, _) in due {
+        // The last reference drops what is the program's.
+        let core = Contained::new(core);
         // A thread that finds the mark has freed permits, or woken futures, before: the call behind it sees that.
         core.permits_are_watched.store(false, Ordering::Release);
         core.notify_permits();
@@ -72,10 +75,16 @@ impl CoreRef {
     }
 
     fn watch_permits(&self, time: Instant) {
+        let mut held_up = HELD_UP.lock();
         if !self.permits_are_watched.swap(true, Ordering::AcqRel) {
-            HELD_UP.lock().push((self.clone(), time));
-            inspect_by(time);
+            held_up.push((self.clone(), time));
+        } else if let Some((_, known)) = held_up.iter_mut().find(|(core, at)| core.same(self) && *at > time) {
+            *known = time;
+        } else {
+            return;
         }
+        drop(held_up);
+        inspect_by(time);
     }
 
     /// Acquires a permit where none was acquired in advance.

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, MutexGuard};
 
+use estafette::bindings::{Current, WaitHook};
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{DLDevice, Device, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export};
@@ -50,7 +51,11 @@ impl Bench {
     }
 
     fn fill(&self, x: &Tensor, value: u8) -> Op {
-        let op = self.engine.op("fill").writes([x]).on(&self.ours);
+        self.fill_on(&self.ours, x, value)
+    }
+
+    fn fill_on(&self, queue: &Arc<dyn Queue>, x: &Tensor, value: u8) -> Op {
+        let op = self.engine.op("fill").writes([x]).on(queue);
         op.run_on(move |queue, [], [mut x]| {
             let queue = CudaQueue::from_queue(queue).expect("a CUDA queue");
             let bytes = x.layout().byte_len();
@@ -62,9 +67,13 @@ impl Bench {
 
     /// A tensor that a blocked queue will fill with 5.
     fn pending(&self, bytes: usize) -> Tensor {
+        self.pending_on(&self.ours, bytes)
+    }
+
+    fn pending_on(&self, queue: &Arc<dyn Queue>, bytes: usize) -> Tensor {
         let x = self.memory(bytes);
-        self.simulator.block(self.ours.native());
-        self.fill(&x, 5).wait_issued();
+        self.simulator.block(queue.native());
+        self.fill_on(queue, &x, 5).wait_issued();
         x
     }
 
@@ -288,6 +297,77 @@ fn memory_that_is_on_its_way_back_is_waited_for_before_there_is_no_room() {
     let refused = bench.engine.empty(&[2 * LARGE as i64], DType::U8, bench.device.id());
     assert!(refused.unwrap_err().to_string().contains("cannot allocate"), "nothing more comes back");
     bench.simulator.capacity(4 << 30);
+    bench.silent();
+}
+
+/// The last of it may take any time.
+#[test]
+fn an_allocation_waits_for_as_much_memory_as_it_needs() {
+    let bench = bench();
+    until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
+    let other = bench.device.create_queue().unwrap();
+    let (late, early) = (bench.pending(LARGE), bench.pending_on(&other, LARGE));
+    bench.simulator.capacity(2 * LARGE as u64);
+    drop((late, early));
+    std::thread::scope(|scope| {
+        let again = scope.spawn(|| bench.engine.empty(&[LARGE as i64], DType::U8, bench.device.id()));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!again.is_finished(), "it waits for the device");
+        let begun = std::time::Instant::now();
+        bench.simulator.unblock(other.native());
+        again.join().unwrap().expect("one piece is back");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(3), "it does not wait for the other");
+    });
+    bench.unblock();
+    bench.simulator.capacity(4 << 30);
+    bench.silent();
+}
+
+/// Its thread runs an event loop.
+struct NeverSleeps;
+
+impl WaitHook for NeverSleeps {
+    fn concerns(&self) -> bool {
+        false
+    }
+
+    fn may_sleep(&self) -> bool {
+        false
+    }
+
+    fn ends(&self, _needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool {
+        false
+    }
+}
+
+#[test]
+fn an_allocation_on_the_thread_of_an_event_loop_waits_for_no_memory() {
+    let bench = bench();
+    until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
+    bench.engine.on_wait(NeverSleeps);
+    let x = bench.pending(LARGE);
+    bench.simulator.capacity(LARGE as u64);
+    drop(x);
+    let refused = bench.engine.empty(&[LARGE as i64], DType::U8, bench.device.id());
+    assert!(refused.unwrap_err().to_string().contains("cannot allocate"));
+    bench.unblock();
+    bench.simulator.capacity(4 << 30);
+    bench.silent();
+}
+
+/// A function that gets an address alone is not known to use a view.
+#[test]
+fn a_task_that_takes_addresses_reaches_the_memory_of_another_device() {
+    let bench = bench();
+    let other = CudaRuntime::get().unwrap().device(1).expect("the simulator has two");
+    let x = bench.memory(64);
+    let at = x.data_ptr().unwrap().expose_provenance();
+    let taken = bench.engine.op("addresses").reads([&x]).on(&other.default_queue());
+    let start = move |completion: Completion| {
+        let reaches = other.can_access(std::ptr::with_exposed_provenance(at));
+        completion.complete(if reaches { Ok(()) } else { Err("it cannot".into()) });
+    };
+    taken.run_external(start).unwrap().wait().unwrap();
     bench.silent();
 }
 

@@ -33,6 +33,7 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, exchange_error};
 use crate::exchange::export::{self, From, Request};
 use crate::exchange::protocols::Exports;
+use crate::interpreter::guard;
 use crate::kinds;
 use crate::submission::scope;
 
@@ -128,7 +129,7 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
 /// the engine has no device.
 fn work_stream(py: Python<'_>, device: DLDevice, default: usize) -> PyResult<usize> {
     let device = kinds::device_of(py, device)?;
-    Ok(device.map_or(default, |device| device.default_queue().native()))
+    Ok(guard::detach(py, || device.map_or(default, |device| device.default_queue().native())))
 }
 
 unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int {

@@ -69,6 +69,10 @@ impl WaitHook for Interrupts {
         !running_loop::ran_last()
     }
 
+    fn may_sleep(&self) -> bool {
+        guard::attach(|py| running_loop::get(py).is_ok_and(|running| running.is_none())) == Some(true)
+    }
+
     fn has_raised(&self) -> bool {
         RAISED.with_borrow(Option::is_some)
     }

@@ -83,7 +83,7 @@ pub fn prepare() {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // The thread ends. When the interpreter does too, the state is the interpreter's to clear.
+        // The thread ends. An interpreter that ends as well clears the state itself.
         guard::inside(|| {
             let lock = StatesLock::take();
             // SAFETY: the state made in `keep` is this thread's. The first release undoes this `Ensure` and keeps the lock;

@@ -142,7 +142,7 @@ fn consumer_on(
 ) -> PyResult<Consumer> {
     if let Some(device) = device_of(py, device)? {
         let ours = device.default_queue();
-        if ours.native() == handle {
+        if ours.handle() == handle {
             // Known to last, so it is looked at again when the lease ends.
             return Ok(Consumer::Queue(ours));
         }

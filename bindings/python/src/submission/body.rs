@@ -325,7 +325,12 @@ impl Parts {
         let _running = Running::note(self.function.bind(py), scope.id())?;
         // A node of a graph is given another queue than it was recorded with.
         let queue = if self.on.is_some() { scope.queue() } else { None };
-        let current = queue.as_ref().and_then(|queue| kinds::of(queue.device()).current_stream(&**queue));
+        let current = queue.as_ref().and_then(|queue| {
+            let current = kinds::of(queue.device()).current_stream(&**queue)?;
+            // The function may enqueue there.
+            guard::detach(py, || queue.native());
+            Some(current)
+        });
         let call = PlainCall {
             scope: Bound::new(py, OperationScope::new(scope))?.unbind(),
             function: self.function.clone_ref(py),

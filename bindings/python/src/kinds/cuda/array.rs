@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use estafette::devices::cuda::CudaRuntime;
-use estafette::devices::{DLDevice, DeviceType, FenceSet};
+use estafette::devices::{DLDevice, DeviceType, FenceSet, table};
 use estafette::exchange::ManagedTensor;
 use estafette::lease::Consumer;
 use estafette::{Access, Layout, Tensor};
@@ -131,9 +131,10 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
             "`__cuda_array_interface__` has no name for elements of type {dtype}"
         ))
     })?;
-    let device = DLDevice::new(DeviceType::CUDA, place.device_id);
+    // Memory that devices share is of one that the process uses.
+    let owner = guard::detach(py, || table::owner(place));
     let device =
-        kinds::device_of(py, device)?.ok_or_else(|| PyAttributeError::new_err("there is no CUDA driver"))?;
+        kinds::device_of(py, owner)?.ok_or_else(|| PyAttributeError::new_err("there is no CUDA driver"))?;
     let (access, queue) = match (operand, leased) {
         // What it comes after was left to the operation's queue; on the host it has been waited for.
         (Some((access, queue)), _) => (access, queue),
@@ -162,7 +163,7 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     let empty = layout.is_empty();
     let address = if empty { 0 } else { tensor.data_ptr().or_raise(py)?.expose_provenance() };
     dictionary.set_item("data", (address, access != Access::Write))?;
-    dictionary.set_item("stream", queue.map(|queue| queue.native()))?;
+    dictionary.set_item("stream", guard::detach(py, || queue.map(|queue| queue.native())))?;
     Ok(dictionary)
 }
 

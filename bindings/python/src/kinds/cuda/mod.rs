@@ -108,7 +108,7 @@ impl Kind for Cuda {
     }
 
     fn current_stream(&self, queue: &dyn Queue) -> Option<(usize, i32)> {
-        Some((queue.native(), queue.device().device_id))
+        Some((queue.handle(), queue.device().device_id))
     }
 
     fn import_array(
