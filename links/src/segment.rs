@@ -1,7 +1,6 @@
 //! Memory of one process that others read.
 
 use std::any::Any;
-use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
@@ -37,7 +36,7 @@ impl Segment {
     /// # Errors
     /// There is no memory, or no descriptor.
     pub fn new(bytes: usize) -> Result<Self, LinkError> {
-        Self::of(bytes, Memory::create, false)
+        Self::of(bytes, false)
     }
 
     /// A segment that peers can be shown for writing, too. A peer that was can write it at any time.
@@ -45,17 +44,14 @@ impl Segment {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn new_writable(bytes: usize) -> Result<Self, LinkError> {
-        Self::of(bytes, Memory::create_writable, true)
+        Self::of(bytes, true)
     }
 
-    fn of(
-        bytes: usize,
-        create: fn(&str, usize) -> io::Result<(Memory, CloseOnFork<Descriptor>)>,
-        is_writable: bool,
-    ) -> Result<Self, LinkError> {
+    fn of(bytes: usize, is_writable: bool) -> Result<Self, LinkError> {
         if bytes == 0 {
             return Err(LinkError::Invalid("a segment of no bytes".to_owned()));
         }
+        let create = if is_writable { Memory::create_writable } else { Memory::create };
         let (memory, descriptor) =
             create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
         memory.populate(0..bytes);
