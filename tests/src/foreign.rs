@@ -118,7 +118,7 @@ unsafe impl Sync for Block {}
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: made from a boxed slice of this length, and given back once.
+        // SAFETY: made from a boxed slice of this length, and released once.
         drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.data, self.len)) });
     }
 }

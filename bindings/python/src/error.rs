@@ -61,7 +61,7 @@ impl Raised {
         Box::new(raised)
     }
 
-    /// Takes over an exception that has other owners, as it is.
+    /// Adopts an exception that has other owners, as it is.
     pub fn foreign(py: Python<'_>, error: PyErr) -> BodyError {
         Box::new(Self::new(py, error))
     }

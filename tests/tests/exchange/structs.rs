@@ -1,4 +1,4 @@
-//! Structs of a foreign library come in, are worked on, go out, and are given back once.
+//! Structs of a foreign library come in, are worked on, go out, and are released once.
 
 use std::ptr;
 

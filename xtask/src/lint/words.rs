@@ -45,7 +45,7 @@ const RETIRED: &[&[&str]] = &[
 ];
 
 /// Lines with a retired word, or with a word that hides who acts outside of comments. The number may only fall.
-const TEXTS_MAX: usize = 210;
+const TEXTS_MAX: usize = 208;
 
 /// Files that name retired words: they say what became of them, are old, or are copies that a build makes.
 const ALLOWED: &[&str] = &[
