@@ -226,13 +226,14 @@ WAYS = [("ready_at_once", 0), ("ready_at_once", 1), ("ready_at_once", 2), ("one_
 @pytest.mark.parametrize("how, workers", WAYS)
 @pytest.mark.parametrize("kind", ["Python", "C", "NumPy"])
 def test_an_event_loop_has_its_turn_beside_many_functions(np, monkeypatch, kind, how, workers):
-    """2,000 functions take 0.2 seconds and more. On a busy machine the loop may wait for longer, beside a thread pool too."""
+    """2,000 functions take 0.2 seconds and more. On a busy machine the loop and the functions take longer, and the loop beside a thread pool too."""
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benches/python")
     event_loop = importlib.import_module("event_loop")
     body = event_loop.BODIES[kind]
     for _ in range(5):
-        gap = max(event_loop.gaps(lambda: event_loop.by_engine(body, getattr(event_loop, how), workers=workers)))
-        if gap < 0.05 or gap < 3 * max(event_loop.gaps(lambda: event_loop.by_thread_pool(body, workers))):
+        gaps = event_loop.gaps(lambda: event_loop.by_engine(body, getattr(event_loop, how), workers=workers))
+        gap = max(gaps)
+        if gap < max(0.05, sum(gaps) / 4) or gap < 3 * max(event_loop.gaps(lambda: event_loop.by_thread_pool(body, workers))):
             return
     raise AssertionError(f"the loop stood still for {gap:.3f} s")
 
@@ -249,7 +250,7 @@ def test_functions_in_c_leave_the_lock_to_a_thread_within_some_switch_intervals(
         for _ in range(5):
             # On a busy machine the loop waits for longer than its two and a half intervals.
             gaps = event_loop.gaps(lambda: event_loop.by_engine(body, event_loop.ready_at_once, workers=1, in_flight_limit=2 * count))
-            if max(gaps) < 4 * interval + 0.03:
+            if max(gaps) < max(4 * interval + 0.03, sum(gaps) / 4):
                 return
     finally:
         sys.setswitchinterval(before)

@@ -105,6 +105,8 @@ struct Control {
     trial: Option<Trial>,
     next_trial: u64,
     pause: u64,
+    /// While jobs are long: what `next_trial` and `pause` were before.
+    before_pause: (u64, u64),
 }
 
 /// Windows with another limit by turns with windows of the present one.
@@ -161,6 +163,7 @@ impl Concurrency {
             trial: None,
             next_trial: 0,
             pause: PAUSE_NS.0,
+            before_pause: (0, PAUSE_NS.0),
         };
         Self {
             workers,
@@ -331,6 +334,14 @@ impl Concurrency {
 }
 
 impl Control {
+    /// Keeps what is known of short jobs while jobs are long.
+    fn note_short(&mut self) {
+        if self.before_long.is_none() {
+            self.before_long = Some(self.chosen);
+            self.before_pause = (self.next_trial, self.pause);
+        }
+    }
+
     /// The limit for the next window, after one of so many jobs and nanoseconds, with this limit and so many threads that ran jobs.
     fn limit_after(
         &mut self,
@@ -342,7 +353,7 @@ impl Control {
     ) -> usize {
         let (jobs, length) = window;
         if busy > jobs * VERY_LONG_NS * limit as u64 {
-            self.before_long.get_or_insert(self.chosen);
+            self.note_short();
             self.choose(workers, Throughput::default());
             return workers;
         }
@@ -351,11 +362,11 @@ impl Control {
         {
             self.choose(before, Throughput::default());
             // What the trials of long jobs have shown says nothing of short ones.
-            (self.next_trial, self.pause) = (now, PAUSE_NS.0);
+            (self.next_trial, self.pause) = self.before_pause;
             return before;
         }
         if self.before_long.is_none() && busy > jobs * LONG_NS * limit as u64 {
-            self.before_long = Some(self.chosen);
+            self.note_short();
             self.choose(self.chosen, Throughput::default());
             self.trial = (self.chosen < workers).then(|| Trial::of(workers));
             return workers;

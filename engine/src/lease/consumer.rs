@@ -120,10 +120,9 @@ type Devices = SmallVec<[DLDevice; 1]>;
 impl EndsAfter {
     /// Unknown work of the devices that may use the memory of `tensor`.
     pub(crate) fn unknown(tensor: &TensorInner) -> Self {
+        let users = |device| without_program_lock(|| table::users(device)).into();
         Self::Unknown(
-            tensor
-                .definition()
-                .map_or_else(|_| Devices::new(), |known| table::users(known.layout.device()).into()),
+            tensor.definition().map_or_else(|_| Devices::new(), |known| users(known.layout.device())),
         )
     }
 

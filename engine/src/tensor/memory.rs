@@ -8,6 +8,7 @@ use estafette_devices::{DLDevice, DeviceErrorKind, table};
 use estafette_devices::{Device, host::HostDevice};
 #[cfg(feature = "links")]
 use estafette_links::{Arena, Segment};
+use estafette_sync::essential::is_essential_thread;
 use estafette_sync::time::{Duration, Instant};
 
 use crate::core::context;
@@ -101,16 +102,19 @@ const RETURNING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Allocates again where there was no room, while memory comes back that waits for its last device work. The thread of an event
-/// loop does not wait.
+/// loop does not wait for that, nor does a thread that polls fences, which memory that comes back waits for.
 pub(crate) fn retried<T>(core: &Core, allocate: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let is_full = |done: &Result<T, Error>| match done {
         Err(Error::Device(error)) => error.kind() == DeviceErrorKind::OutOfMemory,
         _ => false,
     };
     let mut done = allocate();
-    if !is_full(&done) || reaper().stats().pending == 0 || !core.may_sleep() {
+    let others_wait = || context::is_notification() || is_essential_thread();
+    if !is_full(&done) || reaper().stats().pending == 0 || others_wait() || !core.may_sleep() {
         return done;
     }
+    // Ctrl-C ends a wait of the program, and not an operation that such a wait runs.
+    let is_interruptible = context::current().is_none();
     without_program_lock(|| {
         let _cover = core.cover();
         let deadline = Instant::now() + RETURNING;
@@ -120,7 +124,9 @@ pub(crate) fn retried<T>(core: &Core, allocate: impl Fn() -> Result<T, Error>) -
             let is_all_back = context::blocking(|| reaper().flush(PAUSE));
             // A deleter cannot wait for the reaper, which returns at once.
             waits = !is_all_back && (next..deadline).contains(&Instant::now());
-            core.check_interrupt(&|_| None)?;
+            if is_interruptible {
+                core.check_interrupt(&|_| None)?;
+            }
             done = allocate();
         }
         done

@@ -84,7 +84,7 @@ class PeerDiedError(DeviceError):
     """
 
     process: int | None
-    """Its number, where it is this process that has seen the death."""
+    """Its number, as the process that saw the death had it: on another machine, where the error comes from there."""
 
     def __init__(self, message: str, process: int | None = None) -> None:
         super().__init__(message, process)
@@ -131,7 +131,7 @@ _LET_GO = "An array or a view keeps its lease until it is gone, after its `with`
 def _cures(held: tuple[Lease, ...]) -> list[str]:
     owners = [lease.owner for lease in held]
     cures = [_TAKE_OR_REVOKE] if _UNUSED_TICKET in owners else []
-    # Other processes release it by themselves, or die.
+    # Other processes release their leases by themselves, or die.
     if any(not owner.startswith(("a ticket", "process ")) for owner in owners):
         cures.append(_LET_GO)
     return cures

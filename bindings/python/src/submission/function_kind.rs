@@ -245,8 +245,15 @@ fn inspected(function: &Bound<'_, PyAny>) -> PyResult<[bool; OPTIONS.len()]> {
     let named = OPTIONS.map(|option| names.contains(option));
     let kept = match PyWeakrefReference::new(function) {
         Ok(weak) => Some(weak.into_any().unbind()),
-        // An object of a class of the program, and what a method is bound to, may have much memory.
-        Err(_) if is_of_heap_class(function) || function.hasattr(intern!(py, "__self__"))? => None,
+        // An object of a class of the program, what a method is bound to, and a function that `np.frompyfunc` has wrapped, may have much
+        // memory.
+        Err(_)
+            if is_of_heap_class(function)
+                || function.hasattr(intern!(py, "__self__"))?
+                || is_wrapped(function)? =>
+        {
+            None
+        }
         Err(_) => Some(function.clone().unbind()),
     };
     if let Some(function) = kept {
@@ -254,6 +261,12 @@ fn inspected(function: &Bound<'_, PyAny>) -> PyResult<[bool; OPTIONS.len()]> {
         drop(old);
     }
     Ok(named)
+}
+
+/// Whether it is a ufunc that calls a function of the program.
+fn is_wrapped(function: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let name = function.getattr_opt(intern!(function.py(), "__name__"))?;
+    Ok(name.is_some_and(|name| name.to_string().ends_with(" (vectorized)")))
 }
 
 /// Whether its class was made while the program ran, as those written in Python are.
