@@ -48,7 +48,7 @@ pub const MODELS: &[Model] = &[
 
 /// Models that only `--all` runs, as they take longest. Shorter models have the same parts in other pairs.
 const LONG_MODELS: &[&str] = &[
-    "a_job_that_meets_the_end_of_the_last_turn_is_run",
+    "a_job_that_meets_the_end_of_the_last_slot_is_run",
     "a_second_job_that_meets_a_worker_standing_by_is_run",
     "jobs_of_two_threads_that_meet_a_worker_standing_by_are_run",
     "a_job_that_meets_a_lock_that_is_shared_from_now_on_is_run",

@@ -48,6 +48,37 @@ unsafe impl Send for CoreRef {}
 // SAFETY: as above.
 unsafe impl Sync for CoreRef {}
 
+/// Where a core is that may be gone: no counted reference. The drop of the core takes it out of the list that it is kept in.
+#[derive(Clone, Copy)]
+pub(crate) struct CoreAddress(NonNull<Counted>);
+
+// SAFETY: only an address. See `upgrade`.
+unsafe impl Send for CoreAddress {}
+
+impl CoreAddress {
+    pub(crate) fn is_of(self, core: &Core) -> bool {
+        // SAFETY: the address of a field, which nothing reads.
+        ptr::eq(unsafe { &raw const (*self.0.as_ptr()).core }, core)
+    }
+
+    /// Another reference, unless the last one is gone.
+    ///
+    /// # Safety
+    /// The core's drop has not returned.
+    pub(crate) unsafe fn upgrade(self) -> Option<CoreRef> {
+        // SAFETY: by contract.
+        let refs = unsafe { &self.0.as_ref().refs };
+        let mut known = refs.load(Ordering::Relaxed);
+        while known != 0 {
+            match refs.compare_exchange_weak(known, known + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(CoreRef { counted: self.0 }),
+                Err(now) => known = now,
+            }
+        }
+        None
+    }
+}
+
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<Core>();
@@ -85,6 +116,10 @@ impl CoreRef {
 
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.counted == other.counted
+    }
+
+    pub(crate) fn address(&self) -> CoreAddress {
+        CoreAddress(self.counted)
     }
 
     /// Lends the calling thread's shard in the core's sharded counter. Returns `None` when there are more

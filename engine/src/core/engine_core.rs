@@ -20,7 +20,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::notifier::Notifier;
 use crate::core::operation::{OpGraph, ReadyOp};
-use crate::core::permit_waiters::PermitWaiters;
+use crate::core::permit_waiters::{self, PermitWaiters};
 use crate::core::runtime::Runtime;
 use crate::core::unretrieved::Failures;
 use crate::wait::deadlock::Detector;
@@ -127,6 +127,9 @@ pub(crate) struct Cover {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        if self.permits_are_watched.load(Ordering::Relaxed) {
+            permit_waiters::forget(self);
+        }
         if self.has_no_workers() {
             stand_in::workerless_gone();
         }

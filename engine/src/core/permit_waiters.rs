@@ -20,10 +20,25 @@ use std::task::Waker;
 
 use estafette_sync::event_count::{self, EventCount};
 use estafette_sync::process::Generation;
+use estafette_sync::sync::Mutex;
+use estafette_sync::time::Instant;
 use smallvec::SmallVec;
 
+use crate::core::core_ref::CoreAddress;
+use crate::core::engine_core::Core;
 use crate::core::one_shot::wake;
 use crate::core::wakers::{WakerKey, Wakers};
+
+estafette_sync::per_process! {
+    /// The engines whose permits the watcher looks at, and when. They have the mark `permits_are_watched`, by which their drop finds
+    /// itself here.
+    pub(crate) static HELD_UP: Mutex<Vec<(CoreAddress, Instant)>> = Mutex::new(Vec::new());
+}
+
+/// `core` is being dropped.
+pub(crate) fn forget(core: &Core) {
+    HELD_UP.lock().retain(|(known, _)| !known.is_of(core));
+}
 
 /// See the module.
 #[derive(Debug, Default)]

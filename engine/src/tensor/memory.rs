@@ -98,8 +98,9 @@ pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> 
 /// How long an allocation for which there is no room waits for memory that comes back.
 const RETURNING: Duration = Duration::from_secs(5);
 
-/// The time between two tries.
+/// The time between the first two tries. It doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(80);
 
 /// Allocates again where there was no room, while memory comes back that waits for its last device work. The thread of an event
 /// loop does not wait for that, nor does a thread that polls fences, which memory that comes back waits for.
@@ -118,16 +119,17 @@ pub(crate) fn retried<T>(core: &Core, allocate: impl Fn() -> Result<T, Error>) -
     without_program_lock(|| {
         let _cover = core.cover();
         let deadline = Instant::now() + RETURNING;
-        let mut waits = true;
+        let (mut waits, mut pause) = (true, PAUSE);
         while waits && is_full(&done) {
-            let next = Instant::now() + PAUSE;
-            let is_all_back = context::blocking(|| reaper().flush(PAUSE));
+            let next = Instant::now() + pause;
+            let is_all_back = context::blocking(|| reaper().flush(pause));
             // A deleter cannot wait for the reaper, which returns at once.
             waits = !is_all_back && (next..deadline).contains(&Instant::now());
             if is_interruptible {
                 core.check_interrupt(&|_| None)?;
             }
             done = allocate();
+            pause = (2 * pause).min(PAUSE_MAX);
         }
         done
     })

@@ -6,7 +6,6 @@ use std::task::{Context, Poll, Waker};
 
 use estafette_report::model::IN_FLIGHT_LIMIT;
 use estafette_sync::barrier;
-use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use crate::core::contained::Contained;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
-use crate::core::permit_waiters::PermitWaiters;
+use crate::core::permit_waiters::{HELD_UP, PermitWaiters};
 use crate::core::wait_for::{self, On};
 use crate::exchange::{callback, foreign_fence};
 use crate::operation::permits::WaitsForPermit;
@@ -35,23 +34,26 @@ const PATIENCE: u32 = 64;
 /// How long futures that were woken for permits, and are not polled, keep these from the next one.
 const HELD_UP_MAX: Duration = Duration::from_millis(100);
 
-estafette_sync::per_process! {
-    /// The engines whose permits the watcher looks at, and when.
-    static HELD_UP: Mutex<Vec<(CoreRef, Instant)>> = Mutex::new(Vec::new());
-}
-
 /// Notifies those that wait for permits in engines where it is time. Returns when it is time for the next engine.
 pub(crate) fn wake_held_up() -> Option<Instant> {
     let now = Instant::now();
-    let due: Vec<_> = HELD_UP.lock().extract_if(.., |(_, time)| *time <= now).collect();
-    for (core, _) in due {
+    let mut due = Vec::new();
+    let mut held_up = HELD_UP.lock();
+    held_up.retain(|(core, time)| {
+        // SAFETY: a drop takes its core out first, and waits for the lock to do so.
+        let core = if *time <= now { unsafe { core.upgrade() } } else { None };
+        let is_due = core.is_some();
         // The last reference drops what is the program's.
-        let core = Contained::new(core);
+        due.extend(core.map(Contained::new));
+        !is_due
+    });
+    drop(held_up);
+    for core in due {
         // A thread that finds the mark has freed permits, or woken futures, before: the call behind it sees that.
         core.permits_are_watched.store(false, Ordering::Release);
         core.notify_permits();
     }
-    HELD_UP.lock().iter().map(|(_, time)| *time).min()
+    HELD_UP.lock().iter().map(|(_, time)| *time).filter(|time| *time > now).min()
 }
 
 impl CoreRef {
@@ -77,8 +79,9 @@ impl CoreRef {
     fn watch_permits(&self, time: Instant) {
         let mut held_up = HELD_UP.lock();
         if !self.permits_are_watched.swap(true, Ordering::AcqRel) {
-            held_up.push((self.clone(), time));
-        } else if let Some((_, known)) = held_up.iter_mut().find(|(core, at)| core.same(self) && *at > time) {
+            held_up.push((self.address(), time));
+        } else if let Some((_, known)) = held_up.iter_mut().find(|(core, at)| core.is_of(self) && *at > time)
+        {
             *known = time;
         } else {
             return;

@@ -304,6 +304,10 @@ fn memory_that_is_on_its_way_back_is_waited_for_before_there_is_no_room() {
 #[test]
 fn an_allocation_waits_for_as_much_memory_as_it_needs() {
     let bench = bench();
+    if bench.simulator.limits().0.is_some() {
+        // One stream would have to pass another one.
+        return;
+    }
     until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
     let other = bench.device.create_queue().unwrap();
     let (late, early) = (bench.pending(LARGE), bench.pending_on(&other, LARGE));
