@@ -177,6 +177,11 @@ impl SimDevice {
         self.core.change(|schedule, effects| schedule.fail_everything(&error, effects));
     }
 
+    /// Ends the thread of the device, and nothing runs any more. For tests that leave memory behind, which keeps its device.
+    pub fn stop(&self) {
+        self.core.runner.stop();
+    }
+
     /// What happened, oldest first (the newest 65,536 events).
     pub fn trace(&self) -> Vec<TraceEvent> {
         self.core.schedule().trace.to_vec()

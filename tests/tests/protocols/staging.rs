@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::bindings::reaper;
 use estafette::devices::sim::SimPace;
 use estafette::devices::{DLDevice, Device};
 use estafette::{Engine, Error, Tensor};
@@ -56,9 +57,12 @@ fn copies(engine: &Engine, device: &Watched, meanwhile: impl FnOnce()) -> Vec<Re
 /// device may use.
 fn close(engine: Engine, device: Arc<Watched>, may_leak: bool) {
     let seen = device.seen.clone();
-    let gone = Arc::downgrade(&device);
+    let (gone, sim) = (Arc::downgrade(&device), device.sim.clone());
     drop((engine, device));
-    until(|| gone.strong_count() == 0);
+    // Memory that a broken device may use is kept for ever, and its device with it.
+    until(|| gone.strong_count() == 0 || may_leak && reaper().stats().leaked > 0);
+    sim.stop();
+    drop(sim);
     // This one has no thread, as it stays.
     let other = Watched::with(SimPace::Manual);
     let engine = self::engine(&other);
