@@ -223,6 +223,32 @@ class TestCallbacks:
         gate.open()
 
 
+OWN_LEASE = """
+    import concurrent.futures
+    import numpy as np
+    import estafette as est
+
+    def is_refused(wait, *args):
+        try:
+            wait(*args)
+        except est.LeaseHeldError as error:
+            return "read lease" in str(error)
+
+    with est.Engine(workers=4, failures="ignore") as eng:
+        t = eng.zeros(1, "int8")
+        held = np.from_dlpack(t)
+        ops = [eng.submit(lambda t: None, writes=[t]) for _ in range(2)]
+        other = concurrent.futures.Future()
+        for promises in (ops[:1], ops):
+            for return_when in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"):
+                assert is_refused(est.wait, promises, 30, return_when), return_when
+            assert is_refused(lambda: list(est.as_completed(promises, 30)))
+            assert is_refused(est.wait, [*promises, other], 30)
+        del held
+        assert est.wait(ops, 30).done == set(ops)
+"""
+
+
 class TestOthers:
     def test_concurrent_futures_wait(self, eng, np, gate, late):
         ready = eng.call(np.zeros, 3)
@@ -377,23 +403,9 @@ class TestOthers:
         assert est.wait([]) == (set(), set()) and list(est.as_completed([])) == []
         gate.open()
 
-    def test_a_wait_behind_a_lease_of_its_own_thread_ends(self, eng, np):
-        t = eng.zeros(1, "int8")
-        held = np.from_dlpack(t)
-        ops = [eng.submit(lambda t: None, writes=[t]) for _ in range(2)]
-        waits = [
-            lambda promises, return_when=return_when: est.wait(promises, 30, return_when)
-            for return_when in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION")
-        ]
-        other = concurrent.futures.Future()
-        for promises in (ops[:1], ops):
-            for wait in (*waits, lambda promises: list(est.as_completed(promises, 30))):
-                with pytest.raises(est.LeaseHeldError, match="read lease"):
-                    wait(promises)
-            with pytest.raises(est.LeaseHeldError, match="read lease"):
-                est.wait([*promises, other], 30)
-        del held
-        assert est.wait(ops, 30).done == set(ops)
+    def test_a_wait_behind_a_lease_of_its_own_thread_ends(self):
+        # In the process of the other tests one of the waits sometimes lasts for its 30 seconds. The cause is not known.
+        run_program(OWN_LEASE)
 
     @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"])
     def test_waiting_retrieves_no_failure(self, caplog, monkeypatch, gate, return_when):
