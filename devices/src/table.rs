@@ -45,7 +45,7 @@ struct Backend {
     /// All devices that can be used; none without the runtime.
     all: fn() -> Vec<Entry>,
     /// The number of a device that the process uses already, of kinds that share memory with the host.
-    used: Option<fn() -> Option<i32>>,
+    used: fn() -> Option<i32>,
     /// The numbers of all devices that the process uses already.
     all_used: fn() -> Vec<i32>,
     /// The number of the device that its runtime calls so, of kinds whose memory crosses processes.
@@ -70,7 +70,7 @@ const BACKENDS: &[Backend] = &[
         kind: DeviceType::CUDA,
         find: |id| Ok(CudaRuntime::get().map_err(invalid)?.open(id.device_id)?.map(entry)),
         all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::usable).map(entry).collect(),
-        used: Some(|| CudaRuntime::get().ok()?.used()),
+        used: || CudaRuntime::get().ok()?.used(),
         all_used: || CudaRuntime::get().map_or_else(|_| Vec::new(), CudaRuntime::all_used),
         identified: Some(|uuid| CudaRuntime::get().ok()?.identified(uuid)),
         contexts: None,
@@ -80,7 +80,7 @@ const BACKENDS: &[Backend] = &[
         kind: DeviceType::ONE_API,
         find: |id| Ok(sycl()?.devices().iter().find(|device| device.id() == id).map(entry)),
         all: || SyclRuntime::get().into_iter().flat_map(SyclRuntime::devices).map(entry).collect(),
-        used: None,
+        used: || None,
         all_used: Vec::new,
         identified: None,
         contexts: Some(Contexts {
@@ -142,8 +142,7 @@ pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLD
         );
         return Err(invalid(message));
     }
-    let backend = BACKENDS.iter().find(|backend| backend.kind == kind);
-    let contexts = backend.and_then(|backend| backend.contexts.as_ref());
+    let contexts = backend(kind).and_then(|backend| backend.contexts.as_ref());
     if let Some(contexts) = contexts
         // SAFETY: by contract.
         && let Some(root) = unsafe { (contexts.root)(context) }?
@@ -209,11 +208,14 @@ pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
         let known = table.entries.get(&id.device_id).filter(|entry| entry.id == id).cloned();
         return known.ok_or_else(|| unknown(&table, id));
     }
-    let backend = BACKENDS.iter().find(|backend| backend.kind == id.device_type);
-    let found = backend.map_or(Ok(None), |backend| (backend.find)(id));
+    let found = backend(id.device_type).map_or(Ok(None), |backend| (backend.find)(id));
     found
         .map_err(|error| invalid(format!("device {id} is not available: {error}")))?
         .ok_or_else(|| no_such(id))
+}
+
+fn backend(kind: DeviceType) -> Option<&'static Backend> {
+    BACKENDS.iter().find(|backend| backend.kind == kind)
 }
 
 /// The device that memory of `id` is made and freed on: `id` itself, or, of memory that a runtime shares with the host, which
@@ -223,8 +225,7 @@ pub fn owner(id: DLDevice) -> DLDevice {
     if owner == id {
         return id;
     }
-    let backend = BACKENDS.iter().find(|backend| backend.kind == owner.device_type);
-    let used = backend.and_then(|backend| backend.used).and_then(|used| used());
+    let used = backend(owner.device_type).and_then(|backend| (backend.used)());
     used.map_or(owner, |number| DLDevice::new(owner.device_type, number))
 }
 
@@ -235,8 +236,7 @@ pub fn users(id: DLDevice) -> Vec<DLDevice> {
     if owner == id {
         return vec![id];
     }
-    let backend = BACKENDS.iter().find(|backend| backend.kind == owner.device_type);
-    let all = backend.map_or_else(Vec::new, |backend| (backend.all_used)());
+    let all = backend(owner.device_type).map_or_else(Vec::new, |backend| (backend.all_used)());
     let others = all.into_iter().filter(|number| *number != owner.device_id);
     std::iter::once(owner.device_id)
         .chain(others)
@@ -251,7 +251,7 @@ pub fn users(id: DLDevice) -> Vec<DLDevice> {
 pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
     let (kind, own) = identity.split_first_chunk().expect("longer than four bytes");
     let kind = DeviceType(i32::from_le_bytes(*kind));
-    let find = BACKENDS.iter().find(|backend| backend.kind == kind).and_then(|backend| backend.identified);
+    let find = backend(kind).and_then(|backend| backend.identified);
     let number = find.zip(own.as_array().copied()).and_then(|(find, own)| find(own));
     let device = number.map(|number| resolve(DLDevice::new(kind, number))).transpose()?;
     device.and_then(|entry| entry.device).ok_or_else(|| {
@@ -267,8 +267,7 @@ pub fn entries() -> Vec<Entry> {
 
 /// As [`entries`], of one kind: no other runtime is loaded, and no device of another kind is opened.
 pub fn entries_of(kind: DeviceType) -> Vec<Entry> {
-    let backend = BACKENDS.iter().find(|backend| backend.kind == kind);
-    let mut entries = backend.map_or_else(Vec::new, |backend| (backend.all)());
+    let mut entries = backend(kind).map_or_else(Vec::new, |backend| (backend.all)());
     let table = TABLE.lock();
     entries.extend(table.entries.values().filter(|entry| entry.id.device_type == kind).cloned());
     entries

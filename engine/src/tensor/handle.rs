@@ -373,7 +373,7 @@ impl TensorInner {
     pub(crate) fn define(&self, definition: Definition) {
         let fresh = match &self.definition {
             Defining::Known(_) => false,
-            Defining::Pending(late) => late.set(definition).is_ok(),
+            Defining::Pending(pending) => pending.set(definition).is_ok(),
         };
         debug_assert!(fresh, "only the producing operation defines, and it runs once");
     }

@@ -5,7 +5,7 @@
 //! `PJRT_Buffer_{Increase,Decrease}ExternalReferenceCount`; jax-ml/jax: jaxlib/dlpack.cc). A deleter that runs on another thread at
 //! that time corrupts the heap.
 //!
-//! So imports take [turns](ExportLock), and a deleter runs with the Python lock while no thread is within an export, whether the program or
+//! So an import takes [a lock](ExportLock), and a deleter runs with the Python lock while no thread is within an export, whether the program or
 //! this module began it. A thread that is within one has the function of JAX that called jaxlib as its newest Python frame.
 
 use std::cell::Cell;

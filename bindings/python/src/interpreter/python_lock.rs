@@ -19,7 +19,7 @@ use crate::interpreter::{fastcall, guard};
 const LOOK: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// A thread without workers keeps the lock from one [`hold`](SharedLock::lock_while) to the next, as its caller in Python has it.
+    /// A thread without workers keeps the lock from one [`lock_while`](SharedLock::lock_while) to the next, as its caller in Python has it.
     static CLOCK: Cell<Option<Clock>> = const { Cell::new(None) };
 }
 
