@@ -52,7 +52,7 @@ use estafette_devices::host;
 use estafette_devices::{
     Allocation, DLDevice, Descriptor, DeviceError, DeviceErrorKind, Fence, FenceSet, Identity, Reactor, table,
 };
-use estafette_links::{Link as RawLink, LinkError, Received, Seen};
+use estafette_links::{Link as RawLink, LinkError, PeerMemory, Received};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -251,7 +251,7 @@ impl Link {
                 return Err(refuse(received, error));
             }
         };
-        let Elsewhere { managed, loan, ready, key, process } =
+        let RemoteMemory { managed, loan, ready, key, process } =
             adopt(&self.link, received, description, self.door.get())?;
         let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready, process)?;
         if trace::is_open() {
@@ -405,7 +405,7 @@ fn done() -> Fence {
 }
 
 /// Memory of another process.
-struct Elsewhere {
+struct RemoteMemory {
     managed: ManagedTensor,
     loan: Option<Loan>,
     /// When it may be used.
@@ -437,14 +437,16 @@ fn adopt(
     received: Received,
     description: Description,
     address: Option<&Address>,
-) -> Result<Elsewhere, Error> {
+) -> Result<RemoteMemory, Error> {
     let process = link.process();
     let Description { number, first, layout, key, share, is_writable } = description;
     let found = || {
         let segment = link.segment(number)?;
         let (start, bytes, device, is_for_writing) = match &segment {
-            Seen::Host(segment) => (segment.start(), segment.bytes(), DLDevice::CPU, segment.is_writable()),
-            Seen::Device(segment) => {
+            PeerMemory::Host(segment) => {
+                (segment.start(), segment.bytes(), DLDevice::CPU, segment.is_writable())
+            }
+            PeerMemory::Device(segment) => {
                 let Opened(memory) = segment.open(Opened::new)?;
                 let memory = memory.as_ref().expect("until it is dropped");
                 (memory.ptr(), segment.bytes(), memory.device(), false)
@@ -484,7 +486,7 @@ fn adopt(
         address.map(|address| RemoteOrigin { address: address.clone(), process, share, peer: link.peer() })
     };
     let loan = if is_writable { Some(Loan::ForWriting(failure)) } else { origin().map(Loan::ForReading) };
-    Ok(Elsewhere { managed, loan, ready, key, process })
+    Ok(RemoteMemory { managed, loan, ready, key, process })
 }
 
 /// Memory of a device of another process, which this one has opened.

@@ -5,15 +5,14 @@
 //! |---|---|
 //! | [`HEAD`] | words of messages that the owner has put into its ring, since the beginning |
 //! | [`TAIL`] | words of messages that the owner has taken from its peer's ring |
-//! | [`LISTENING`] | not 0: the owner wants to be rung at the next change, and how; each time another number |
+//! | [`LISTENING`] | not 0: the owner wants a wake-up at the next change, and of which kind; each time another number |
 //! | [`CLOSED`] | see its constants |
 //! | ready, used | slots: how the owner's promise of an index settled; how its use of the peer's went |
 //! | ring | messages, one behind the other |
 //! | texts | why slots have failed |
 //! | [`MISSED`] | for each segment that the peer shows at a time, how often the owner has lost what came of one there |
 //!
-//! The life line and the bell, which changes when the peer is rung by it, are behind the words, in a page of their own, since they are
-//! half words.
+//! The liveness lock and the event count of the peer's wake-ups are behind the words, in a page of their own, since they are half words.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -59,12 +58,12 @@ const TEXTS_AT: usize = RING_AT + RING as usize;
 const MISSED: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
 pub(crate) const WORDS: usize = MISSED + SEGMENTS;
 
-/// Where the life line is, in bytes: in the page behind the words.
-pub(crate) const LINE: usize = (WORDS * 8).next_multiple_of(4096);
-/// Where the bell is, in bytes, in a cache line of its own.
-pub(crate) const BELL: usize = LINE + 64;
+/// Offset of the liveness lock in bytes: in the page behind the words.
+pub(crate) const LIVENESS: usize = (WORDS * 8).next_multiple_of(4096);
+/// Offset of the event count in bytes, in a cache line of its own.
+pub(crate) const EVENT_COUNT: usize = LIVENESS + 64;
 /// Bytes of a board.
-pub(crate) const BYTES: usize = LINE + 4096;
+pub(crate) const BYTES: usize = LIVENESS + 4096;
 
 /// What each link uses from the beginning, in bytes: the page with the first words, and the ring. The other slots are for links that have
 /// much under way.

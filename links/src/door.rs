@@ -119,7 +119,7 @@ struct Connecting(&'static Hub, u64);
 
 impl Drop for Connecting {
     fn drop(&mut self) {
-        self.0.give_up(self.1);
+        self.0.abandon(self.1);
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use estafette_devices::{DeviceError, DeviceErrorKind};
 
 use crate::platform::is_shortage;
-use crate::ring::Nonsense;
+use crate::ring::Violation;
 
 /// Why a link cannot do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ impl LinkError {
         matches!(self, Self::System { error, .. } if is_shortage(error))
     }
 
-    pub(crate) fn nonsense(process: u32, Nonsense(what): Nonsense) -> Self {
+    pub(crate) fn violation(process: u32, Violation(what): Violation) -> Self {
         Self::Protocol { process, what: what.to_owned() }
     }
 }

@@ -22,7 +22,7 @@ fn length(note_bytes: usize) -> u64 {
 
 /// What the peer has published makes no sense.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Nonsense(pub(crate) &'static str);
+pub(crate) struct Violation(pub(crate) &'static str);
 
 /// The end at which this process writes.
 #[derive(Debug, Default)]
@@ -39,12 +39,12 @@ impl Writer {
         &mut self,
         note_bytes: usize,
         peer: &PeerBoard<P>,
-    ) -> Result<bool, Nonsense> {
+    ) -> Result<bool, Violation> {
         let room = |read| (self.head - read) + length(note_bytes) <= RING;
         if !room(self.read) {
             let read = peer.load(TAIL);
             if !(self.read..=self.head).contains(&read) {
-                return Err(Nonsense("it has read what was not written"));
+                return Err(Violation("it has read what was not written"));
             }
             self.read = read;
         }
@@ -82,7 +82,7 @@ impl Reader {
         &mut self,
         own: &OwnBoard<W>,
         peer: &PeerBoard<P>,
-    ) -> Result<Option<(Message, bool)>, Nonsense> {
+    ) -> Result<Option<(Message, bool)>, Violation> {
         if self.written == self.tail {
             self.written = peer.load(HEAD);
         }
@@ -93,10 +93,10 @@ impl Reader {
         let first = peer.ring(self.tail);
         let (index, bytes) = ((first >> 16 & 0xffff) as usize, (first & 0xffff) as usize);
         if there > RING || length(bytes) > there {
-            return Err(Nonsense("a message is longer than what was written"));
+            return Err(Violation("a message is longer than what was written"));
         }
         if index >= SLOTS || bytes > NOTE_BYTES {
-            return Err(Nonsense("a message names what there is not"));
+            return Err(Violation("a message names what there is not"));
         }
         let positions = self.tail.wrapping_add(1)..self.tail.wrapping_add(length(bytes));
         let words = positions.flat_map(|position| peer.ring(position).to_le_bytes());

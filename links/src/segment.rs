@@ -93,7 +93,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         let links = std::mem::take(&mut *self.links.lock());
-        links.iter().filter_map(Weak::upgrade).for_each(|link| link.say_over(self));
+        links.iter().filter_map(Weak::upgrade).for_each(|link| link.report_release(self));
     }
 }
 
@@ -105,7 +105,7 @@ pub struct PeerSegment {
     pub(crate) is_writable: bool,
 }
 
-impl Seen {
+impl PeerMemory {
     /// Host memory, if it is that.
     pub fn host(self) -> Option<Arc<PeerSegment>> {
         match self {
@@ -183,7 +183,7 @@ impl PeerDeviceSegment {
 
 /// Memory that a peer has shown.
 #[derive(Clone, Debug)]
-pub enum Seen {
+pub enum PeerMemory {
     /// Of the host.
     Host(Arc<PeerSegment>),
     /// Of a device.

@@ -50,7 +50,7 @@ pub(super) struct Export {
 pub(super) enum Shown {
     Here(Place),
     /// The handle keeps the use by this process.
-    Elsewhere(RemoteOrigin, Tensor),
+    RemoteMemory(RemoteOrigin, Tensor),
 }
 
 /// A segment of this process.
@@ -90,7 +90,7 @@ impl Export {
         let (shown, target) = now.transpose()?.unzip();
         let target = target.flatten();
         let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
-        if matches!(shown.get(), Some(Shown::Elsewhere(..))) {
+        if matches!(shown.get(), Some(Shown::RemoteMemory(..))) {
             return Ok(Arc::new(Self { shown, ready: done(), key: 0, owner, lease: Mutex::default() }));
         }
         Self::requested(tensor, Access::Read, owner, shown, target, copy)
@@ -159,7 +159,7 @@ impl Export {
     ) -> Result<(), Error> {
         if self.shown.get().is_none() {
             let (shown, to) = show(lease.tensor(), lease.tensor().inner.definition()?, copy)?;
-            let is_elsewhere = matches!(shown, Shown::Elsewhere(..));
+            let is_elsewhere = matches!(shown, Shown::RemoteMemory(..));
             self.shown.get_or_init(|| shown);
             if is_elsewhere {
                 return Ok(());
@@ -212,7 +212,7 @@ fn show(
         if let Some(Loan::ForReading(origin)) = definition.storage.loan()
             && !origin.peer.has_ended()
         {
-            return Ok((Shown::Elsewhere(origin.clone(), tensor.clone()), None));
+            return Ok((Shown::RemoteMemory(origin.clone(), tensor.clone()), None));
         }
         let shared = || match layout.device() {
             DLDevice::CPU => find(layout, *data, None),

@@ -89,7 +89,7 @@ fn unless_it_ends<T>(child: &mut Child, comes: bool, future: impl Future<Output 
     let mut future = std::pin::pin!(future);
     loop {
         let has_ended = child.try_wait().expect("a child").is_some();
-        // After its end there is one more look.
+        // After its end there is one more poll.
         match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => return Some(result),
             Poll::Pending if has_ended && (!comes || Instant::now() > deadline) => return None,
