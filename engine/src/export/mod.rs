@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::{DLDevice, Fence};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 use estafette_sync::time::Instant;
 
 use crate::copy::KeepAlive;
@@ -320,7 +320,7 @@ impl Scope {
         let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
-        let access = if mode == Mode::Read { Access::Read } else { Access::Write };
+        let access = if mode == AccessMode::Read { Access::Read } else { Access::Write };
         if access == Access::Write {
             check_writable(tensor)?;
         }

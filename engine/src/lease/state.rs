@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use estafette_devices::host::Completer;
 use estafette_devices::{Fence, FenceSet, Reactor};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
@@ -303,7 +303,7 @@ impl LeaseState {
 
     /// Splits an operation for this lease off `running`. The new operation stands beside `running` in every
     /// queue, so no other operation gets in between when `running` ends.
-    pub(crate) fn split_from(&self, running: &OpGranted, mode: Mode) {
+    pub(crate) fn split_from(&self, running: &OpGranted, mode: AccessMode) {
         let LeaseOrder::Operation { op, .. } = &self.order else { return };
         if may_release_before_completion(&self.tensor.inner) {
             // The owner may use the memory on other queues than the operation's.
@@ -317,7 +317,7 @@ impl LeaseState {
         state.begin_unsubmitted();
         let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
         // An update, since no new version begins: what `running` left stays, its failure included.
-        let mode = if mode.is_exclusive() { Mode::Update } else { mode };
+        let mode = if mode.is_exclusive() { AccessMode::Update } else { mode };
         let granted = running.split(state, &vars, mode);
         if granted.payload().noted {
             hooks::split_off(&granted);

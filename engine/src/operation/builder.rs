@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Queue};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use estafette_report::shown::shown;
 use smallvec::SmallVec;
 
@@ -71,7 +71,7 @@ pub struct Submission<'e> {
 /// What a [`Description`] is for.
 pub trait Target<'v> {
     /// Notes a variable.
-    fn access(&mut self, variable: &'v Variable, mode: Mode);
+    fn access(&mut self, variable: &'v Variable, mode: AccessMode);
     /// Keeps waiting threads from running the body; with `needs_lock`, which is the engine's shared lock, only where they have no slot.
     fn set_worker_only(&mut self, needs_lock: bool);
     /// Whether a noted variable is of a process that this one was forked from.
@@ -80,7 +80,7 @@ pub trait Target<'v> {
 
 impl<'e> Target<'e> for Submission<'e> {
     #[inline(always)]
-    fn access(&mut self, variable: &'e Variable, mode: Mode) {
+    fn access(&mut self, variable: &'e Variable, mode: AccessMode) {
         if self.pending_op.may_access(&variable.var) {
             self.pending_op.access(&variable.var, mode);
         } else {
@@ -149,7 +149,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
     where
         T: Target<'v>,
     {
-        self.use_vars(variables, Mode::Read)
+        self.use_vars(variables, AccessMode::Read)
     }
 
     /// Plain variables that the body changes.
@@ -158,11 +158,11 @@ impl<T, R, W, U> Description<T, R, W, U> {
     where
         T: Target<'v>,
     {
-        self.use_vars(variables, Mode::Write)
+        self.use_vars(variables, AccessMode::Write)
     }
 
     #[inline(always)]
-    fn use_vars<'v>(mut self, variables: &[&'v Variable], mode: Mode) -> Self
+    fn use_vars<'v>(mut self, variables: &[&'v Variable], mode: AccessMode) -> Self
     where
         T: Target<'v>,
     {

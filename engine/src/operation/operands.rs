@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
@@ -14,14 +14,14 @@ use crate::tensor::views::{EarlierNodes, OnQueue, View, ViewMut};
 pub type Tensors = SmallVec<[Tensor; 4]>;
 
 /// Operands, each with its mode, of an operation that runs elsewhere.
-pub(crate) type Declared = SmallVec<[(Tensor, Mode); 2]>;
+pub(crate) type Declared = SmallVec<[(Tensor, AccessMode); 2]>;
 
 /// All operands, each with its mode.
 pub(crate) fn with_modes(reads: impl Operands, writes: impl Operands, updates: impl Operands) -> Declared {
     let mut operands = Declared::new();
-    reads.each(|tensor| operands.push((tensor, Mode::Read)));
-    writes.each(|tensor| operands.push((tensor, Mode::Write)));
-    updates.each(|tensor| operands.push((tensor, Mode::Update)));
+    reads.each(|tensor| operands.push((tensor, AccessMode::Read)));
+    writes.each(|tensor| operands.push((tensor, AccessMode::Write)));
+    updates.each(|tensor| operands.push((tensor, AccessMode::Update)));
     operands
 }
 

@@ -9,7 +9,7 @@
 //! Two frequent events have a narrow form: a submission with a few accesses, and a body that ran well. There
 //! the upper 24 bits of word 1 carry data as well. Numbers that are too large for it take the wide one.
 
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 
 use crate::exchange::DType;
 
@@ -223,22 +223,22 @@ pub(super) fn ended_of(word: u64) -> (OutcomeCode, bool, u32) {
 
 /// An access in one word; never 0.
 #[inline(always)]
-pub(super) fn access(var: u64, mode: Mode) -> u64 {
+pub(super) fn access(var: u64, mode: AccessMode) -> u64 {
     let mode = match mode {
-        Mode::Read => 1,
-        Mode::Write => 2,
-        Mode::Update => 3,
+        AccessMode::Read => 1,
+        AccessMode::Write => 2,
+        AccessMode::Update => 3,
     };
     var << 2 | mode
 }
 
 /// Variable and mode of an access.
-pub(super) fn access_of(word: u64) -> Option<(u64, estafette_report::model::Mode)> {
-    use estafette_report::model::Mode;
+pub(super) fn access_of(word: u64) -> Option<(u64, estafette_report::model::AccessMode)> {
+    use estafette_report::model::AccessMode;
     let mode = match word & 3 {
-        1 => Mode::Read,
-        2 => Mode::Write,
-        3 => Mode::Update,
+        1 => AccessMode::Read,
+        2 => AccessMode::Write,
+        3 => AccessMode::Update,
         _ => return None,
     };
     Some((word >> 2, mode))

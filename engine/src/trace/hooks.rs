@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use estafette_devices::{Fence, Reactor, Timing};
-use estafette_graph::{Mode, OpId, VarId};
+use estafette_graph::{AccessMode, OpId, VarId};
 #[cfg(feature = "links")]
 use estafette_report::model::{ClockOffset, Elsewhere};
 use estafette_sync::sync::Mutex;
@@ -65,7 +65,12 @@ impl Writer {
     }
 
     #[inline]
-    fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
+    fn submitted(
+        &mut self,
+        id: u64,
+        state: &OpState,
+        accesses: impl ExactSizeIterator<Item = (u64, AccessMode)>,
+    ) {
         let now = self.now();
         self.is_of(&state.core);
         let (name, what) = (self.name(&state.name), use_of(state.kind));
@@ -179,7 +184,7 @@ impl Copying {
     pub fn made(mut self, tensor: &Tensor) {
         self.is_made = true;
         if let Some(var) = tensor.inner.vars.first() {
-            write(EventKind::Accesses, self.id, [access(var.id().get(), Mode::Write)]);
+            write(EventKind::Accesses, self.id, [access(var.id().get(), AccessMode::Write)]);
         }
     }
 }
@@ -413,7 +418,12 @@ pub(crate) fn pinned(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) 
     writer::with(|writer| {
         let now = writer.now();
         let [text, site] = writer.owner(owner);
-        writer.write(EventKind::LeasePinned, now, id.get(), [access(var.get(), Mode::Read), text, site]);
+        writer.write(
+            EventKind::LeasePinned,
+            now,
+            id.get(),
+            [access(var.get(), AccessMode::Read), text, site],
+        );
         describe(writer, &tensor.inner, None);
     });
 }
@@ -459,7 +469,7 @@ pub(crate) fn received(
     let id = graph().next_id();
     writer::with(|writer| {
         let (now, name) = (writer.now(), writer.text(&format!("tensor of process {process}")));
-        let about = [pair(name, UseKind::Body as u32), access(var.id().get(), Mode::Write)];
+        let about = [pair(name, UseKind::Body as u32), access(var.id().get(), AccessMode::Write)];
         writer.write(EventKind::Submitted, now, id.get(), about);
         writer.write(EventKind::Began, now, id.get(), [0]);
         writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, true, NONE)]);

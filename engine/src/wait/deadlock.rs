@@ -367,7 +367,7 @@ impl Search<'_> {
             // An operation that the snapshot does not have runs without variables. Or it has ended, and operations that it blocked move.
             let view = self.snapshot.op(next);
             if let Some(view) = view.filter(|view| !view.granted) {
-                open.extend(self.explained.blockers(view).into_iter().map(|blocker| blocker.op));
+                open.extend(self.explained.dependencies(view).into_iter().map(|dependency| dependency.op));
             } else if let Some(lease) = view.and_then(|view| held_lease(&view.label)) {
                 self.leases.push(lease);
             } else if let Some(blocked) = self.blocked.get(&next) {

@@ -102,14 +102,14 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
             status: status(op.id, &op.label, op.granted),
             age: op.label.since.elapsed(),
             blocked_by: explained
-                .blockers(op)
+                .dependencies(op)
                 .into_iter()
-                .map(|blocker| Blocker {
-                    id: blocker.op.get(),
-                    name: snapshot.op(blocker.op).map_or_else(String::new, |op| describe(&op.label)),
-                    variable: blocker.var.get(),
-                    hazard: blocker.kind,
-                    lease: snapshot.op(blocker.op).and_then(|op| op.label.lease.clone()),
+                .map(|dependency| Blocker {
+                    id: dependency.op.get(),
+                    name: snapshot.op(dependency.op).map_or_else(String::new, |op| describe(&op.label)),
+                    variable: dependency.var.get(),
+                    hazard: dependency.hazard,
+                    lease: snapshot.op(dependency.op).and_then(|op| op.label.lease.clone()),
                 })
                 .collect(),
             lease: op.label.lease.clone(),

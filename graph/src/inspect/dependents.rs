@@ -10,7 +10,7 @@
 use estafette_sync::thread;
 
 use crate::graph::{Graph, GraphState};
-use crate::operation::access::{AccessNode, AccessPtr, Mode};
+use crate::operation::access::{AccessMode, AccessNode, AccessPtr};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
@@ -35,7 +35,7 @@ impl<V, T> OpRef<V, T> {
     ///
     /// # Panics
     /// If `wanted` uses the graph, as [`Var::with_state`](crate::Var::with_state).
-    pub fn dependents(&self, mut wanted: impl FnMut(&T, Mode) -> bool, found: &mut Vec<Self>) {
+    pub fn dependents(&self, mut wanted: impl FnMut(&T, AccessMode) -> bool, found: &mut Vec<Self>) {
         self.each_queue(|queue, access| {
             // SAFETY: the lock is held and the access linked, so everything in the queue is in flight.
             unsafe {
@@ -67,7 +67,7 @@ impl<V, T> OpRef<V, T> {
     /// If a closure uses the graph, as [`Var::with_state`](crate::Var::with_state).
     pub fn sources(
         &self,
-        looks: impl Fn(Mode) -> bool,
+        looks: impl Fn(AccessMode) -> bool,
         mut known: impl FnMut(&T) -> bool,
         found: &mut Vec<Self>,
     ) {

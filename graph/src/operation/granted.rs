@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::biased_lock::CriticalSection;
 use crate::id::{OpId, VarId};
-use crate::operation::access::{AccessNode, AccessPtr, Mode};
+use crate::operation::access::{AccessMode, AccessNode, AccessPtr};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::completed::Completed;
 use crate::operation::op_ref::OpRef;
@@ -38,7 +38,7 @@ pub struct Finish<'a, V> {
     /// The variable that ordered the access (a group if it was collapsed).
     pub var: VarId,
     /// How the operation used it.
-    pub mode: Mode,
+    pub mode: AccessMode,
     /// The variable's state.
     pub state: &'a mut V,
     /// The variable's user flags: 24 bits.
@@ -225,7 +225,7 @@ impl<V, T> GrantedAccess<'_, V, T> {
     }
 
     /// How the operation uses the variable.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> AccessMode {
         // SAFETY: the access is in flight while its token is borrowed.
         unsafe { self.access.as_ref().target() }.mode()
     }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::platform::prefetch::prefetch;
 
-use crate::operation::access::{AccessNode, AccessPtr, LinkPtr, Links, Mode};
+use crate::operation::access::{AccessMode, AccessNode, AccessPtr, LinkPtr, Links};
 
 /// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last,
 /// and linking and unlinking need no (unpredictable) branch.
@@ -170,7 +170,7 @@ impl<V, T> Queue<V, T> {
         &self,
         neighbour: AccessPtr<V, T>,
         access: AccessPtr<V, T>,
-        mode: Mode,
+        mode: AccessMode,
     ) {
         // SAFETY: the neighbours are linked here and we hold the lock; `access` is ours.
         unsafe {
@@ -317,7 +317,7 @@ impl<V, T> Queue<V, T> {
         unsafe {
             self.iter()
                 .take_while(|(_, granted)| *granted)
-                .all(|(access, _)| access.as_ref().target().mode() == Mode::Read)
+                .all(|(access, _)| access.as_ref().target().mode() == AccessMode::Read)
         }
     }
 

@@ -13,7 +13,7 @@ use crate::biased_lock::CriticalSection;
 use crate::graph::GraphState;
 use crate::graph_ref::GraphRef;
 use crate::id::{OpId, VarId};
-use crate::operation::access::{AccessNode, Mode};
+use crate::operation::access::{AccessMode, AccessNode};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::collapse::Group;
@@ -239,10 +239,10 @@ impl<V, T> Var<V, T> {
     /// As [`queued`](Self::queued), those that write or update this variable.
     #[must_use]
     pub fn queued_writes(&self) -> Vec<OpRef<V, T>> {
-        self.queued_where(Mode::is_exclusive)
+        self.queued_where(AccessMode::is_exclusive)
     }
 
-    fn queued_where(&self, wanted: impl Fn(Mode) -> bool) -> Vec<OpRef<V, T>> {
+    fn queued_where(&self, wanted: impl Fn(AccessMode) -> bool) -> Vec<OpRef<V, T>> {
         let mut found = Vec::new();
         let mut next = Some(self.node);
         while let Some(node) = next {
@@ -422,7 +422,7 @@ impl<V, T> VarNode<V, T> {
     /// The memory of the node is kept.
     pub(crate) unsafe fn queued_into(
         this: NonNull<Self>,
-        wanted: impl Fn(Mode, bool) -> bool,
+        wanted: impl Fn(AccessMode, bool) -> bool,
         found: &mut Vec<OpRef<V, T>>,
     ) {
         // SAFETY: under the lock, which keeps the node, every queued operation stays in flight.

@@ -10,7 +10,7 @@ use crate::analysis::walk::{Step, What};
 use crate::analysis::what_if::{Change, TaskGraph, blocks, is_observed};
 use crate::analysis::with_graph::WithGraph;
 use crate::model::shown::shown;
-use crate::model::{Blocker, Cause, Hazard, Mode, Nanos, OperationId, OperationKind, TrackKind};
+use crate::model::{AccessMode, Blocker, Cause, Hazard, Nanos, OperationId, OperationKind, TrackKind};
 
 /// Changes that are listed, at most.
 const LISTED_MAX: usize = 3;
@@ -132,7 +132,7 @@ fn overwritten(trace: &Trace) -> HashMap<String, (Nanos, HashSet<u64>)> {
     for stall in trace.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
     {
         let access = trace.access(stall.waiter, stall.access);
-        let Some(access) = access.filter(|access| access.mode == Mode::Write) else { continue };
+        let Some(access) = access.filter(|access| access.mode == AccessMode::Write) else { continue };
         // A plain variable orders what cannot be in two places, such as a file or the steps of a training.
         let Some(variable) = trace.variable(access.variable).filter(|variable| variable.bytes.is_some())
         else {

@@ -31,8 +31,8 @@ mod tiling;
 use crate::Trace;
 use crate::model::source::{Source, operations};
 use crate::model::{
-    Blocker, Cause, Edge, Hazard, LINK_WAITS, Mode, Nanos, Operation, OperationId, OperationKind, Outcome,
-    Stall, TrackId, TrackKind,
+    AccessMode, Blocker, Cause, Edge, Hazard, LINK_WAITS, Nanos, Operation, OperationId, OperationKind,
+    Outcome, Stall, TrackId, TrackKind,
 };
 
 use self::counters::counters;
@@ -434,12 +434,12 @@ pub(crate) fn is_link_wait(operation: &Operation) -> bool {
 }
 
 /// The conflict between an earlier and a later access of one variable; `None` if they are both reads.
-pub(crate) fn hazard(earlier: Mode, later: Mode) -> Option<Hazard> {
+pub(crate) fn hazard(earlier: AccessMode, later: AccessMode) -> Option<Hazard> {
     match (earlier, later) {
-        (Mode::Read, Mode::Read) => None,
-        (Mode::Read, Mode::Write | Mode::Update) => Some(Hazard::War),
-        (Mode::Write | Mode::Update, Mode::Write) => Some(Hazard::Waw),
-        (Mode::Write | Mode::Update, Mode::Read | Mode::Update) => Some(Hazard::Raw),
+        (AccessMode::Read, AccessMode::Read) => None,
+        (AccessMode::Read, AccessMode::Write | AccessMode::Update) => Some(Hazard::War),
+        (AccessMode::Write | AccessMode::Update, AccessMode::Write) => Some(Hazard::Waw),
+        (AccessMode::Write | AccessMode::Update, AccessMode::Read | AccessMode::Update) => Some(Hazard::Raw),
     }
 }
 

@@ -307,7 +307,7 @@ fn on_thread(trace: &Trace, operation: &Operation) -> Option<(TrackId, Nanos, Na
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Access, Mode, Outcome};
+    use crate::model::{Access, AccessMode, Outcome};
 
     /// One operation that waits in so many pieces, with gaps between them in which it ran.
     fn pieces(count: u64) -> Trace {
@@ -320,7 +320,7 @@ mod tests {
             issued: Some(10 * count),
             done: Some(10 * count),
             outcome: Outcome::Ok,
-            accesses: vec![Access { variable: 1, mode: Mode::Write }],
+            accesses: vec![Access { variable: 1, mode: AccessMode::Write }],
             ..Operation::default()
         };
         let stall = |at: u64| Stall {

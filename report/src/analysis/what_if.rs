@@ -15,7 +15,7 @@ use crate::Trace;
 use crate::analysis::attribution::{is_own_time, queue_of, ran_at_once};
 use crate::analysis::critical_path::own_time;
 use crate::model::{
-    Blocker, Cause, Edge, Hazard, LibraryId, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
+    AccessMode, Blocker, Cause, Edge, Hazard, LibraryId, Nanos, Operation, OperationId, OperationKind, Stall,
     TrackId, TrackKind,
 };
 
@@ -151,7 +151,7 @@ impl<'a> TaskGraph<'a> {
             let later = self.trace.operation(edge.to);
             let access =
                 later.and_then(|it| it.accesses.iter().find(|access| access.variable == edge.variable));
-            access.is_some_and(|access| access.mode == Mode::Write)
+            access.is_some_and(|access| access.mode == AccessMode::Write)
         };
         let gone = edge.hazard != Hazard::Raw && change.renamed.contains(&edge.variable) && overwrites();
         !gone

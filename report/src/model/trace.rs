@@ -285,12 +285,12 @@ pub struct Access {
     /// [`Variable::id`].
     pub variable: u64,
     /// How it was used.
-    pub mode: Mode,
+    pub mode: AccessMode,
 }
 
 /// How a variable is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum AccessMode {
     /// Together with other readers.
     Read,
     /// Alone, whatever was there before.
@@ -318,7 +318,7 @@ pub struct Lease {
     /// [`Variable::id`].
     pub variable: u64,
     /// Read leases are shared, others exclusive.
-    pub access: Mode,
+    pub access: AccessMode,
     /// Who has it.
     pub library: Option<LibraryId>,
     /// Who has it, in words.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use estafette::bindings::this_process;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, Disorder, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind,
+    Access, AccessMode, Disorder, LibraryId, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind,
     Variable,
 };
 use estafette_report::{Trace, file, perfetto};
@@ -164,7 +164,7 @@ impl Made {
         let [began, done, resumed] =
             [began, done, resumed].map(|time| time.map(|time| self.time(time).max(submitted)));
         let runs = matches!(kind, OperationKind::Operation | OperationKind::Copy);
-        let access = thing.map(|thing| Access { variable: self.variable(thing), mode: Mode::Read });
+        let access = thing.map(|thing| Access { variable: self.variable(thing), mode: AccessMode::Read });
         Ok(Operation {
             id,
             name: self.text(name),

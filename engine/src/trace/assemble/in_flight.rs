@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use estafette_graph::{Mode, OpId, VarId};
+use estafette_graph::{AccessMode, OpId, VarId};
 
 use super::super::buffer::WORDS;
 use super::super::encoding::{EventKind, NONE, UseKind, access, head, pair};
@@ -74,7 +74,7 @@ impl InFlight {
         all
     }
 
-    fn add(&mut self, id: u64, it: &Description, accesses: &[(VarId, Mode, bool)]) {
+    fn add(&mut self, id: u64, it: &Description, accesses: &[(VarId, AccessMode, bool)]) {
         self.ids.insert(id);
         let about = pair(self.text(it.name.as_str()), use_of(it.kind) as u32);
         let accesses: Vec<u64> = accesses.iter().map(|(var, mode, _)| access(var.get(), *mode)).collect();

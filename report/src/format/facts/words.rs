@@ -1,7 +1,7 @@
 //! The words that files use for the enumerations of the model, both ways.
 
 use crate::model::source::Source;
-use crate::model::{Blocker, Cause, Hazard, Mode, OperationKind, Text, TrackKind};
+use crate::model::{AccessMode, Blocker, Cause, Hazard, OperationKind, Text, TrackKind};
 
 /// An enumeration whose values have words in files.
 pub(crate) trait Word: Copy + PartialEq + 'static {
@@ -49,7 +49,7 @@ impl Word for OperationKind {
     ];
 }
 
-impl Word for Mode {
+impl Word for AccessMode {
     const WHAT: &'static str = "access";
     const WORDS: &'static [(Self, &'static str)] =
         &[(Self::Read, "read"), (Self::Write, "write"), (Self::Update, "update")];
