@@ -50,11 +50,11 @@ struct Backend {
     all_used: fn() -> Vec<i32>,
     /// The number of the device that its runtime calls so, of kinds whose memory crosses processes.
     identified: Option<fn([u8; 16]) -> Option<i32>>,
-    /// How contexts are registered, of a kind in [`KINDS`].
+    /// Registration of contexts, of a kind in [`KINDS`].
     contexts: Option<Contexts>,
 }
 
-/// What the runtime of a registered context answers. Each function wants a live context of the runtime's kind.
+/// Questions to the runtime of a registered context. Each function wants a live context of the runtime's kind.
 struct Contexts {
     /// The device whose number stands for the context without being registered; fails without the runtime.
     root: unsafe fn(NonNull<c_void>) -> Result<Option<DLDevice>, DeviceError>,
@@ -97,7 +97,7 @@ const BACKENDS: &[Backend] = &[
     },
 ];
 
-/// What a number stands for.
+/// The entry of a device number.
 #[derive(Clone)]
 pub struct DeviceEntry {
     /// The kind and the number.
@@ -198,7 +198,7 @@ pub fn unregister(id: DLDevice) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// What a number stands for.
+/// The entry of a device number.
 ///
 /// # Errors
 /// `Invalid` for a number that was never registered, and, in other words, for one that is registered no more.

@@ -115,7 +115,7 @@ impl Engine {
         Ok(Link::new(self, noted("accept", door.accept()).await.0?))
     }
 
-    /// Whether the engine may be given tensors, for bindings, which open doors for one engine.
+    /// Checks that the engine takes tensors. For bindings, which open doors for one engine.
     ///
     /// # Errors
     /// [`Error::Shutdown`], [`Error::Forked`].
@@ -288,12 +288,12 @@ fn this_line() -> Option<CallSite> {
     })
 }
 
-/// How a tensor is shown to another process.
+/// Options of showing a tensor to another process.
 #[derive(Clone, Debug)]
 pub struct ShareOptions {
-    /// Whether the other process gets a copy, which this process makes in shared memory once the tensor is ready: `None` where the memory
-    /// is not shared, on its device where that is possible; `Some(true)` always, on the host; `Some(false)` never. [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes)
-    /// counts the bytes.
+    /// When the other process gets a copy, which this process makes in shared memory once the tensor is ready. `None`: where the memory
+    /// is not shared, on its device where that is possible. `Some(true)`: always, on the host. `Some(false)`: never.
+    /// [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes) counts the bytes.
     pub copy: Option<bool>,
     /// A ticket is for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what was made with
     /// it is gone, until [`Ticket::revoke`], or else for as long as this process lives.
@@ -344,7 +344,7 @@ impl Share {
         Self(number)
     }
 
-    /// What the process has in use under this number.
+    /// The export that the process uses under this number.
     fn find(number: u64, process: u32) -> Option<Arc<Export>> {
         let shares = SHARES.lock();
         shares.exports.get(&number).filter(|(user, _)| *user == process).map(|(_, export)| Arc::clone(export))
@@ -410,7 +410,7 @@ struct RemoteMemory {
     loan: Option<Loan>,
     /// When it may be used.
     ready: Fence,
-    /// What traces call its lease.
+    /// The number of its lease in traces.
     key: u64,
     /// The owner.
     process: u32,
@@ -431,7 +431,7 @@ fn refuse(received: Received, error: Error) -> Error {
     error
 }
 
-/// What was received with a description from a process whose door for tickets is at `address`.
+/// Adopts what was received with a description from a process whose door for tickets is at `address`.
 fn adopt(
     link: &RawLink,
     received: Received,

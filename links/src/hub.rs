@@ -25,7 +25,7 @@ use crate::platform::{
 };
 use crate::threads::{self, Single};
 
-/// What a greeting says: that it is one, and the version of the protocol.
+/// The content of a greeting: that it is one, and the version of the protocol.
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 6";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
@@ -33,7 +33,7 @@ const GREETINGS_MAX: usize = 64;
 const ARRIVED_MAX: usize = 128;
 /// Links that one thread serves while it waits. The kernel waits for 128 words at once.
 const SERVED_MAX: usize = 16;
-/// How long a thread spins before it sleeps: about what going to sleep and waking up would cost, on a virtual machine.
+/// The time that a thread spins before it sleeps: about what going to sleep and waking up would cost, on a virtual machine.
 const SPIN_TIME: Duration = Duration::from_micros(150);
 /// Threads spin where the last wait was no longer. That of a thread which slept has its waking up in it, and its peer's as well: two peers
 /// that are quick find out of their sleep.
@@ -47,7 +47,7 @@ const PENALTY_MAX: u32 = 4_096;
 const IN_VAIN_MAX: u32 = 6;
 /// Checks of the condition between two readings of the clock.
 const ROUND: u32 = 16;
-/// How long a door waits that cannot take a connection, before it tries again.
+/// The time after which a door tries again that could not take a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Descriptors that a door needs at once to accept a connection and greet: the socket, the board, this process.
 const TO_ACCEPT: usize = 3;
@@ -490,7 +490,7 @@ impl Hub {
     }
 }
 
-/// What threads do that wait in a [`Sleeper`](estafette_sync::sleeper::Sleeper): what the link thread would do for links that any thread
+/// The work of threads that wait in a [`Sleeper`](estafette_sync::sleeper::Sleeper): that of the link thread for links that any thread
 /// waits for, so that what arrives wakes one thread less. The link thread goes on where no thread waits, and sees the ends of peers.
 struct LinkHost;
 
@@ -512,7 +512,7 @@ impl Host for LinkHost {
 struct SpinPolicy {
     /// The last wait was short.
     was_short: AtomicBool,
-    /// How often in a row a thread has spun in vain.
+    /// The number of times in a row that a thread has spun in vain.
     in_vain: AtomicU32,
     /// Waits that do without: those that are left, and how many the next loss of the processor costs.
     skipped: AtomicU32,
@@ -533,7 +533,7 @@ impl SpinPolicy {
         self.was_short.store(time < SHORT_WAIT, Ordering::Relaxed);
     }
 
-    /// Whether a condition comes to hold soon, and before `deadline`.
+    /// True if a condition comes to hold soon, and before `deadline`.
     fn spin(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
         let mut now = Instant::now();
         let end = now + SPIN_TIME;

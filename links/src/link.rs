@@ -55,13 +55,13 @@ pub(crate) struct Channel {
     pub(crate) process: u32,
 }
 
-/// What the handles of a link, its fences, and the threads share.
+/// The state that the handles of a link, its fences, and the threads share.
 pub(crate) struct Shared {
     pub(crate) own: OwnBoard<Arc<Memory>>,
     peer: PeerBoard<Memory>,
     channel: Channel,
     hub: &'static Hub,
-    /// What the hub knows it by.
+    /// The hub's token of it.
     token: u64,
     _line: LivenessLock,
     /// The peer's line while its thread lives.
@@ -79,7 +79,7 @@ pub(crate) struct Shared {
     pub(crate) readable: OnceLock<Readable>,
     /// Fences of the peer with subscribers.
     watched: Mutex<Vec<Arc<PeerEvent>>>,
-    /// What was received and is in use.
+    /// The number of messages that were received and are in use.
     in_use: AtomicUsize,
     /// This process has closed the link.
     is_closed: AtomicBool,
@@ -87,7 +87,7 @@ pub(crate) struct Shared {
     seen: Mutex<HashMap<u32, SegmentState>>,
 }
 
-/// What was sent and is not over.
+/// Messages that were sent and are not over.
 struct Sent {
     writer: Writer,
     /// Indices from here on were never used.
@@ -189,7 +189,7 @@ impl Shared {
 
     // The fate of the peer.
 
-    /// How the peer settled a slot, or why it never will.
+    /// The outcome of a slot of the peer, or the reason why the peer never settles it.
     pub(crate) fn outcome(&self, slot: SlotId) -> Option<Outcome> {
         let (fate, settled) = after_fate(&self.fate, || self.peer.outcome(slot, self.process()));
         if settled.is_some() || fate == 0 {
@@ -246,7 +246,7 @@ impl Shared {
         self.fate.fetch_or(fate, Ordering::AcqRel);
     }
 
-    /// What the peer has said of itself.
+    /// The peer's own report of its fate.
     fn said(&self) -> u32 {
         match self.peer.load(CLOSED) {
             0 => 0,
@@ -298,7 +298,7 @@ impl Shared {
         let _ = self.channel.socket.send(&[WAKE_UP], &[]);
     }
 
-    /// How a promise that was sent, or the use of what was received, settled. The peer takes the promises of a closed link as failed.
+    /// Settles a promise that was sent, or the use of what was received. The peer takes the promises of a closed link as failed.
     fn settle(&self, slot: SlotId, outcome: &Outcome) {
         let is_late = slot.kind == Kind::Ready && self.is_closed.load(Ordering::SeqCst);
         if !is_late && self.hub.generation.is_current() {
@@ -309,7 +309,7 @@ impl Shared {
         }
     }
 
-    /// How the use of what was received ended.
+    /// Settles the use of what was received.
     fn answer(&self, slot: SlotId, outcome: &Outcome) {
         step!("answer");
         self.settle(slot, outcome);
@@ -322,7 +322,7 @@ impl Shared {
 
     // The work of the link thread, and of a thread that serves.
 
-    /// Whether anyone waits for room.
+    /// True if anyone waits for room.
     pub(crate) fn has_senders(&self) -> bool {
         self.senders.has_waiters()
     }
@@ -339,8 +339,8 @@ impl Shared {
         self.listener.pause(&self.own);
     }
 
-    /// As [`pause_served`](Self::pause_served) on the link thread, until that dispatches. False where another thread serves the link, or no one
-    /// waits.
+    /// As [`pause_served`](Self::pause_served) on the link thread, until that dispatches. False where another thread serves the link, or no
+    /// one waits.
     pub(crate) fn try_pause(&self) -> bool {
         self.has_waiters() && self.listener.try_pause(&self.own)
     }
@@ -418,7 +418,8 @@ impl Shared {
         self.senders.wake();
     }
 
-    /// Answers what comes for a handle that is gone. That may be as much as a link holds; a peer that sends more in the meantime sends a wake-up.
+    /// Answers what comes for a handle that is gone. That may be as much as a link holds; a peer that sends more in the meantime sends a
+    /// wake-up.
     fn discard(&self) {
         for _ in 0..SLOTS {
             let next = self.reader.lock().read(&self.own, &self.peer);
@@ -443,7 +444,7 @@ impl Shared {
             || !self.watched.lock().is_empty()
     }
 
-    /// Whether nothing can come of the link any more. Says so to the peer.
+    /// True if nothing can come of the link any more. Says so to the peer.
     fn is_over(&self) -> bool {
         let is_peer_over = self.fate.load(Ordering::Acquire) & (FATE_LEFT | FATE_GONE) != 0;
         let is_closed = self.is_closed.load(Ordering::SeqCst);
@@ -495,7 +496,7 @@ impl Link {
         self.shared.process()
     }
 
-    /// What is known of the peer.
+    /// The peer.
     pub fn peer(&self) -> Peer {
         Peer(Arc::clone(&self.shared))
     }
@@ -586,7 +587,7 @@ impl Link {
         self.when_room(|| self.try_send(fence, note)).await
     }
 
-    /// What `attempt` returns that sends or shows something on this link, waiting while that is [`LinkError::Full`].
+    /// The result of `attempt`, which sends or shows something on this link. Waits while that is [`LinkError::Full`].
     ///
     /// # Errors
     /// As `attempt`, without `Full`.
@@ -679,12 +680,12 @@ impl Link {
     }
 }
 
-/// What is known of the process at the other end of a link, for longer than the link is kept.
+/// The process at the other end of a link, for longer than the link is kept.
 #[derive(Clone, Debug)]
 pub struct Peer(Arc<Shared>);
 
 impl Peer {
-    /// Whether it has closed the link or died, or has broken the protocol.
+    /// True if it has closed the link or died, or has broken the protocol.
     pub fn has_ended(&self) -> bool {
         self.0.check().is_err()
     }
@@ -710,7 +711,7 @@ impl Received {
         &self.fence
     }
 
-    /// What the peer wrote.
+    /// The peer's note.
     pub fn note(&self) -> &[u8] {
         &self.note
     }

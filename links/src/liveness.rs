@@ -17,7 +17,7 @@ use crate::threads;
 
 /// Life lines that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning.
 const WATCHED_MAX: usize = 126;
-/// How long the thread that watches rests where the system lacks something.
+/// The time that the thread that watches rests where the system lacks something.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The thread that holds the lines of this process and watches those of its peers. It does nothing else: its end is, for all peers, the

@@ -333,7 +333,8 @@ fn a_thread_that_serves_under_a_number_of_an_earlier_wake_up_is_missed() {
     serves_beside_another(|listener, sleeper| listener.listen(&sleeper.own));
 }
 
-/// A process settles a promise and dies. The kernel marks the liveness lock, and a thread of the peer notes that, while another one reads the slot.
+/// A process settles a promise and dies. The kernel marks the liveness lock, and a thread of the peer notes that, while another one reads
+/// the slot.
 fn settles_and_dies(read: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
     explore(move || {
         let [dying, user] = processes();

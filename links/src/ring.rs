@@ -7,7 +7,7 @@ const EIGHTH: u64 = if RING < 8 { 1 } else { RING / 8 };
 /// Bytes of a note. The description of a tensor of 64 dimensions, with the number of a request before it, has 1,073.
 pub(crate) const NOTE_BYTES: usize = 1088;
 
-/// What crosses in the ring: an index whose use begins, and a note for the receiver.
+/// A message in the ring: an index whose use begins, and a note for the receiver.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) index: usize,
@@ -20,21 +20,21 @@ fn length(note_bytes: usize) -> u64 {
     1 + note_bytes.div_ceil(8) as u64
 }
 
-/// What the peer has published makes no sense.
+/// The peer has published what breaks the protocol.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Violation(pub(crate) &'static str);
 
 /// The end at which this process writes.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    /// What is published as [`HEAD`].
+    /// The value that is published as [`HEAD`].
     head: u64,
-    /// What the peer has read, when this process looked last.
+    /// The peer's tail when this process read it last.
     read: u64,
 }
 
 impl Writer {
-    /// Whether a message with such a note has room.
+    /// True if a message with such a note has room.
     pub(crate) fn has_room<P: Words>(
         &mut self,
         note_bytes: usize,
@@ -69,9 +69,9 @@ impl Writer {
 /// The end at which this process reads.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// What is published as [`TAIL`].
+    /// The value that is published as [`TAIL`].
     tail: u64,
-    /// What the peer has written, when this process looked last.
+    /// The peer's head when this process read it last.
     written: u64,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct VarState {
     pins: PinList,
 }
 
-/// What a version carries beside the data.
+/// The parts of a version beside the data.
 #[derive(Debug, Default, Clone)]
 struct Carried {
     /// Fences that must be done before the current version may be read.
@@ -52,7 +52,7 @@ struct Carried {
     /// The operation that issued the newest write whose fence is in `writers`, or the import that added the first of
     /// them: the root cause should that fence fail.
     writer: Option<OpTag>,
-    /// How many fences were left when they were looked through last.
+    /// The number of fences that were left at the last pass over them.
     kept: usize,
     /// The first failure that a good write has replaced, of a variable [of several tensors](SHARED): the good write may have been of another
     /// tensor than the failed write.
@@ -70,7 +70,7 @@ pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> Oper
     }
 }
 
-/// How an access ended, for its variable.
+/// The end of an access, for its variable.
 pub(crate) enum Ending<'a> {
     /// The body ran. `left` are the fences of its device work, at least one, and the operation that issued
     /// this work; `None` means that only host work ran, which is over.
@@ -506,7 +506,7 @@ impl Queried {
         Self::of(fences, Fence::state)
     }
 
-    /// What is known of every fence without a call of a driver: others count as pending.
+    /// The known state of every fence, without a call of a driver: others count as pending.
     pub(crate) fn observe(fences: &FenceSet) -> Self {
         Self::of(fences, Fence::observed_state)
     }
@@ -534,12 +534,12 @@ fn merge(fences: &mut FenceSet, others: &FenceSet, replaced: &mut Replaced) {
     }
 }
 
-/// Whether a set has this very fence.
+/// True if a set has this very fence.
 pub(crate) fn has(fences: &FenceSet, fence: &Fence) -> bool {
     fences.counterpart(fence).is_some_and(|present| same(present, fence))
 }
 
-/// Whether both are the same point of a queue, or the same stand-alone fence.
+/// True if both are the same point of a queue, or the same stand-alone fence.
 pub(crate) fn same(a: &Fence, b: &Fence) -> bool {
     a.same_or_later_on_queue(b) && b.same_or_later_on_queue(a)
 }

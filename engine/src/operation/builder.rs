@@ -68,13 +68,13 @@ pub struct Submission<'e> {
     pub(crate) pending_op: OpPending<'e>,
 }
 
-/// What a [`Description`] is for.
+/// The target of a [`Description`].
 pub trait Target<'v> {
     /// Notes a variable.
     fn access(&mut self, variable: &'v Variable, mode: AccessMode);
     /// Keeps waiting threads from running the body; with `needs_lock`, which is the engine's shared lock, only where they have no slot.
     fn set_worker_only(&mut self, needs_lock: bool);
-    /// Whether a noted variable is of a process that this one was forked from.
+    /// True if a noted variable is of a process that this one was forked from.
     fn is_forked(&self) -> bool;
 }
 
@@ -265,7 +265,7 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
         self.check_leases()
     }
 
-    /// Whether only variables are named, which every operation may use.
+    /// True if only variables are named, which every operation may use.
     #[inline(always)]
     fn has_nothing_to_check<'v>(&self) -> bool
     where

@@ -118,7 +118,7 @@ pub(crate) fn query_leaves() {
     QUERIES.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Whether a cancelled operation has not left its graph yet.
+/// True if a cancelled operation has not left its graph yet.
 pub(crate) fn is_any() -> bool {
     CANCELLED.load(Ordering::SeqCst) > 0
 }

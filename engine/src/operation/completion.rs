@@ -304,7 +304,7 @@ impl Scope {
         }
     }
 
-    /// Whether this is of a node of a program, whose views the nodes after it do not wait for.
+    /// True if this is of a node of a program, whose views the nodes after it do not wait for.
     #[cfg(feature = "arrow")]
     pub(crate) fn is_of_node(&self) -> bool {
         self.lock().is_ok_and(|inner| matches!(inner.running, Some(ActiveTask::Node(_))))
@@ -449,13 +449,13 @@ fn dispatch_granted(next: Option<crate::core::operation::OpGranted>) {
 /// The tensors that an operation produces.
 pub(crate) type Promised = SmallVec<[(Tensor, Copying); 1]>;
 type Target<'a> = &'a [(Tensor, Copying)];
-/// What the body gives for them.
+/// The body's values for them.
 pub(crate) type Given = SmallVec<[Produced; 1]>;
 /// Returns true for a tensor that the operation may read.
 type MayRead<'a> = &'a dyn Fn(&Tensor) -> bool;
-/// How an operation ended.
+/// The end of an operation.
 pub(crate) type Ended = Result<(), OperationError>;
-/// How an operation ended, and the fences of copies, if results were copied.
+/// The end of an operation, and the fences of copies, if results were copied.
 type Defined = (Ends, Ended);
 type Ends = SmallVec<[Fence; 1]>;
 

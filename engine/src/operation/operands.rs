@@ -29,13 +29,13 @@ pub(crate) fn with_modes(reads: impl Operands, writes: impl Operands, updates: i
 ///
 /// Sealed: implemented for `[Tensor; N]` and `Tensors`.
 pub trait Operands: sealed::Sealed + Send + 'static {
-    /// What a synchronous body gets to read.
+    /// Views that a synchronous body reads.
     type Views<'a>;
-    /// What a synchronous body gets to write.
+    /// Views that a synchronous body writes.
     type ViewsMut<'a>;
-    /// What an asynchronous body gets to read.
+    /// Guards that an asynchronous body reads by.
     type Guards: Send + 'static;
-    /// What an asynchronous body gets to write.
+    /// Guards that an asynchronous body writes by.
     type GuardsMut: Send + 'static;
     #[doc(hidden)]
     fn tensors(&self) -> &[Tensor];
@@ -62,7 +62,7 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
 }
 
-/// What [`reads`](super::Description::reads) and [`writes`](super::Description::writes) take: an array of references, a
+/// Arguments of [`reads`](super::Description::reads) and [`writes`](super::Description::writes) take: an array of references, a
 /// slice or vector of handles, or [`Tensors`].
 pub trait IntoOperands {
     /// The operands: an array where the compiler knows their number, else [`Tensors`].

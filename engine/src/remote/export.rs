@@ -1,4 +1,4 @@
-//! What this process shows of a tensor, and the copies that it makes for that.
+//! The memory that this process shows of a tensor, and the copies that it makes for that.
 //!
 //! | the memory of the tensor | what is shown |
 //! |---|---|
@@ -39,9 +39,9 @@ pub(super) struct Export {
     pub(super) shown: OnceLock<Shown>,
     /// Done when other processes may read.
     pub(super) ready: Fence,
-    /// What traces of other processes call the lease.
+    /// The number of the lease in traces of other processes.
     pub(super) key: u64,
-    /// Who the lease is said to be of.
+    /// The owner of the lease.
     pub(super) owner: LeaseOwner,
     /// Once it is granted, and not where a copy is shown.
     lease: Mutex<Option<Lease>>,
@@ -112,7 +112,7 @@ impl Export {
         }
     }
 
-    /// What is shown, as a tensor of this process: the leased one, or its copy. `None` before it is ready.
+    /// The shown memory, as a tensor of this process: the leased one, or its copy. `None` before it is ready.
     #[cfg(feature = "nixl")]
     pub(super) fn tensor(&self, place: &Place) -> Option<Tensor> {
         match &place.copied {
@@ -177,7 +177,7 @@ impl Export {
     }
 }
 
-/// Whether the tensor is known to be in memory of another process or a device.
+/// True if the tensor is known to be in memory of another process or a device.
 pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
     tensor.inner.definition().is_ok_and(|definition| {
         let is_on_device = definition.layout.device() != DLDevice::CPU;
@@ -188,7 +188,7 @@ pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
 /// DLPack's code of the type. Bindings define a promise by such elements whose function has returned no single array.
 const OPAQUE_HANDLE: u8 = 3;
 
-/// How a tensor is shown, and where it is to be copied to before.
+/// The form in which a tensor is shown, and the memory that it is to be copied to before.
 fn show(
     tensor: &Tensor,
     definition: &Definition,

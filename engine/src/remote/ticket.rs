@@ -62,10 +62,10 @@ per_process! {
     static OWNERS: Mutex<BTreeMap<Vec<u8>, Arc<Owner>>> = Mutex::new(BTreeMap::new());
 }
 
-/// What a ticket names.
+/// The export that a ticket names.
 struct Ticketed {
     export: Arc<Export>,
-    /// Whether the first use is the last one.
+    /// True if the first use is the last one.
     is_for_one: bool,
 }
 
@@ -78,7 +78,7 @@ pub struct Ticket {
     address: Address,
     process: u32,
     secret: Secret,
-    /// How other machines reach the process; no bytes if they do not.
+    /// The address for other machines; no bytes if they do not reach the process.
     reach: Vec<u8>,
     is_owner: bool,
 }
@@ -156,7 +156,7 @@ impl Ticket {
         Ok(ticket)
     }
 
-    /// What the operation is called that waits for the tensor.
+    /// The name of the operation that waits for the tensor.
     pub(super) fn title(&self) -> String {
         format!("tensor of process {}", self.process)
     }
@@ -187,7 +187,7 @@ impl Ticket {
         })
     }
 
-    /// Whether other machines reach the process.
+    /// True if other machines reach the process.
     #[doc(hidden)]
     pub fn is_for_machines(&self) -> bool {
         !self.reach.is_empty()
@@ -276,7 +276,7 @@ pub(super) fn redeem(
     })
 }
 
-/// What a ticket names, as it came over the link to its owner.
+/// The named version, as it came over the link to its owner.
 struct Given {
     link: Arc<RawLink>,
     received: Received,
@@ -385,7 +385,7 @@ async fn serve(door: Door) {
     }
 }
 
-/// What a ticket names, if it may still be used.
+/// The export that a ticket names, if the ticket may still be used.
 pub(super) fn named(secret: &Secret) -> Option<Arc<Export>> {
     let mut exports = EXPORTS.lock();
     let ticketed = exports.get(secret)?;
@@ -489,7 +489,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
 
 // Who has a ticket.
 
-/// What is asked of a process.
+/// A request to a process.
 enum Request {
     /// For what a ticket names.
     Redeem(Secret),
@@ -518,7 +518,7 @@ impl Request {
     }
 }
 
-/// What comes back.
+/// The answer.
 enum Answer {
     Tensor(Given),
     /// A ticket of the owner of the memory, which is valid until what was received is dropped.

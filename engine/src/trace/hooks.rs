@@ -132,7 +132,7 @@ pub(crate) fn split_off(granted: &OpGranted) {
     });
 }
 
-/// What the variables of these tensors are.
+/// Notes the variables of these tensors.
 #[cold]
 #[inline(never)]
 pub(crate) fn uses(tensors: &[Tensor]) {
@@ -287,7 +287,7 @@ fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
 }
 
 estafette_sync::per_process! {
-    /// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
+    /// The timings of device work of operations under way, from the beginning of their bodies to the end. Only operations on
     /// queues that measure time are in the map.
     static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
 }
@@ -439,7 +439,7 @@ pub(crate) fn unpinned(id: OpId, left: &[Fence]) {
     }
 }
 
-/// What the operation `id` gives is a value of another process: that process's number, the key of its lease there, and the clock of its
+/// Notes that the operation `id` gives a value of another process: that process's number, the key of its lease there, and the clock of its
 /// machine if that is another one.
 #[cfg(feature = "links")]
 pub(crate) fn is_elsewhere(id: u64, elsewhere: &Elsewhere, site: Option<&CallSite>) {
@@ -524,7 +524,7 @@ impl WaitNoted {
         super::is_open().then(|| Self::begin(what, ANY, NO_ENGINE, blocking))
     }
 
-    /// Whether a thread waits, and not a task.
+    /// Notes that a thread waits, or with false a task.
     #[cfg(feature = "links")]
     pub(crate) fn set_blocking(&mut self, blocking: bool) {
         self.blocking = blocking;

@@ -40,7 +40,7 @@ pub struct OpStatus {
     pub id: u64,
     /// Name given at submission.
     pub name: String,
-    /// What the operation is doing.
+    /// The state of the operation.
     pub status: Status,
     /// Time since submission, accurate to a few milliseconds.
     pub age: Duration,
@@ -51,7 +51,7 @@ pub struct OpStatus {
     pub lease: Option<LeaseInfo>,
 }
 
-/// What an operation in flight is doing.
+/// The state of an operation in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -119,7 +119,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
     Diagnosis { operations, unlisted, releases: reaper().slow() }
 }
 
-/// What holds up the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time is up. `None` where
+/// The blocker of the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time is up. `None` where
 /// an inspection of what is near does not show it.
 #[doc(hidden)]
 pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {

@@ -105,7 +105,7 @@ impl Ended {
         }
     }
 
-    /// How the version ended, if that is known.
+    /// The outcome of the version, if it is known.
     pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
         match self {
             Self::Known(outcome) => Some(outcome.clone()),

@@ -5,7 +5,7 @@
 //! one lock at a time. So the result is no picture of one moment. The registry is locked only while that lock
 //! is taken, so other threads wait no longer than for a submission. While the registry is locked no variable
 //! is freed, and an operation that is not over by then was in all its queues when the registry was locked.
-//! Whether the operation still is in a queue is checked again under that queue's lock.
+//! A queue's lock is held while the operation is checked again to be in that queue.
 
 use estafette_sync::thread;
 

@@ -21,7 +21,7 @@ pub struct OpView<D> {
     pub id: OpId,
     /// The result of the caller's `describe` for its payload.
     pub label: D,
-    /// Whether all its accesses are granted: it may run, or runs, or is completing.
+    /// True if all its accesses are granted: it may run, or runs, or is completing.
     pub granted: bool,
     /// Variable, mode, and whether this access is granted; ascending by variable. All accesses of an
     /// operation that waits; of a granted operation those on variables of the snapshot that are not completed
@@ -39,14 +39,14 @@ pub struct VarView {
     pub queue: Vec<(OpId, AccessMode, bool)>,
 }
 
-/// What an operation directly waits for.
+/// A direct dependency of an operation that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dependency {
     /// The operation that must complete first.
     pub op: OpId,
     /// The variable both use.
     pub var: VarId,
-    /// How they conflict on it.
+    /// Their conflict on it.
     pub hazard: Hazard,
 }
 
@@ -93,7 +93,7 @@ impl<D> Snapshot<D> {
         self.vars.binary_search_by_key(&id, |var| var.id).ok().map(|index| &self.vars[index])
     }
 
-    /// What the operation directly waits for: on each variable where it is not granted, the write ahead of
+    /// The direct dependencies of the operation: on each variable where it is not granted, the write ahead of
     /// it, or for a write the reads since then. Empty if it is granted or unknown.
     pub fn dependencies(&self, id: OpId) -> Vec<Dependency> {
         self.op(id).map_or_else(Vec::new, |op| self.explained().dependencies(op))

@@ -9,7 +9,7 @@ use estafette_sync::cell::UnsafeCell;
 use crate::operation::block::{Block, BlockPtr, INLINE};
 use crate::variable::var::VarNode;
 
-/// How an operation uses a variable.
+/// The mode in which an operation uses a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AccessMode {
     /// Shares the variable with other reads.
@@ -28,7 +28,7 @@ impl AccessMode {
         !matches!(self, Self::Read)
     }
 
-    /// Whether the access reads what earlier operations wrote.
+    /// True if the access reads what earlier operations wrote.
     #[inline]
     pub const fn reads(self) -> bool {
         !matches!(self, Self::Write)

@@ -90,7 +90,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
         })
     }
 
-    /// Whether the variable belongs to the graph of the operation.
+    /// True if the variable belongs to the graph of the operation.
     #[inline(always)]
     pub fn may_access(&self, var: &Var<V, T>) -> bool {
         // SAFETY: the handle keeps the node; the block is ours.

@@ -244,7 +244,7 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether `write`, a write of an operation that waits, is granted. Such an operation was not split, so
+    /// True if `write`, a write of an operation that waits, is granted. Such an operation was not split, so
     /// its granted write is the first of the queue.
     ///
     /// # Safety
@@ -255,7 +255,7 @@ impl<V, T> Queue<V, T> {
         unsafe { self.first() == link && self.state(|state| state.waiting != link) }
     }
 
-    /// How many writes are ahead of `access`, granted or not.
+    /// The number of writes ahead of `access`, granted or not.
     ///
     /// # Safety
     /// The caller holds the variable's lock; `access` is in this list.
@@ -306,7 +306,7 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether no granted access has the variable alone. A completed write leaves granted accesses behind
+    /// True if no granted access has the variable alone. A completed write leaves granted accesses behind
     /// only if it was split.
     ///
     /// # Safety

@@ -35,8 +35,8 @@ pub(super) struct Shown {
     numbers: HashMap<(u64, u8), (u32, u64)>,
     /// Numbers of released segments, of which the peer has not been notified.
     released: Vec<u32>,
-    /// Fresh numbers in the place of those of segments of whose release the peer was notified, with the same count in *missed*. They were never
-    /// used: the peer may read of a segment in the ring before it reads of the release of an earlier one on the socket.
+    /// Fresh numbers in the place of those of segments of whose release the peer was notified, with the same count in *missed*. They were
+    /// never used: the peer may read of a segment in the ring before it reads of the release of an earlier one on the socket.
     free: Vec<u32>,
     next: u32,
     /// The socket was full, and the link thread comes when it has room.
@@ -86,8 +86,8 @@ impl Shared {
         self.want_room(&mut self.shown.lock(), false);
     }
 
-    /// Takes messages from the socket: up to the first wake-up on the link thread, which comes back if there is more; else all that may be there
-    /// from a peer that keeps to the protocol. True at its end.
+    /// Takes messages from the socket: up to the first wake-up on the link thread, which comes back if there is more; else all that may be
+    /// there from a peer that keeps to the protocol. True at its end.
     pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
         // Dropped after the lock.
         let mut over = Vec::new();

@@ -15,7 +15,7 @@ use crate::nixl::{Agent, NixlError};
 
 /// Questions of one consumer that are not answered.
 const REQUESTS_MAX: usize = 1 << 16;
-/// How long a connection may say nothing before it greets.
+/// The time that a connection may be silent before it greets.
 const GREETING_TIME: Duration = Duration::from_secs(10);
 /// Memory that its owner has released, and that the agent of a connection keeps: beyond so many segments or bytes another connection
 /// takes its place. Making one takes 0.1 s.
@@ -68,7 +68,7 @@ impl Consumer {
         format!("process {} on {}", self.process.map_or(0, |(process, _)| process), self.machine)
     }
 
-    /// Whether it reads now.
+    /// True if it reads now.
     pub(super) fn is_busy(&self) -> bool {
         !self.lent.is_empty() && !self.is_silent
     }

@@ -50,20 +50,20 @@ pub use crate::nixl::{check, suggest_library};
 
 /// The least deadline. An agent of NIXL takes up to half a second to make, and the thread that makes it says nothing meanwhile.
 pub(crate) const DEADLINE_MIN: Duration = Duration::from_secs(2);
-/// What a connection begins with.
+/// The first bytes of a connection.
 const GREETING: [u8; 16] = *b"estafette net 5\0";
 
 /// 128 random bits.
 pub type Secret = [u8; 16];
 
-/// How a process is reached from other machines.
+/// The address of a process for other machines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reach {
     /// A name or an address of the machine.
     pub host: String,
     /// The port there.
     pub port: u16,
-    /// What callers must know.
+    /// The key that callers must know.
     pub key: Secret,
     /// After how much silence each side acts, from 2 s to 12 days.
     pub deadline: Duration,
@@ -78,9 +78,9 @@ pub struct Offer {
     pub segment: Arc<Segment>,
     /// Where in it.
     pub offset: usize,
-    /// How much.
+    /// The number of bytes.
     pub bytes: usize,
-    /// What the consumer learns of it: at most a few kilobytes.
+    /// The note for the consumer: at most a few kilobytes.
     pub note: Vec<u8>,
     /// Dropped when the consumer reads it no more.
     pub keeper: Box<dyn Any + Send>,
@@ -97,12 +97,12 @@ impl fmt::Debug for Offer {
     }
 }
 
-/// What was fetched.
+/// Memory that was fetched.
 #[derive(Debug)]
 pub struct Fetched {
     /// The process that has it.
     pub process: u32,
-    /// What the owner says of it.
+    /// The owner's note.
     pub note: Vec<u8>,
     /// A copy of the memory, in the arena of this process; longer than the owner's where that has no bytes.
     pub memory: Allocation,

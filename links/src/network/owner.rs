@@ -19,7 +19,7 @@ use crate::{Arena, Segment};
 
 /// A connection of no use is closed after this time: it holds descriptors on both sides, and memory that was shown.
 const IDLE_TIME: Duration = Duration::from_secs(30);
-/// How long a failed transfer waits for news of its owner, which say more.
+/// The time that a failed transfer waits for news of its owner, which say more.
 const NEWS_TIME: Duration = Duration::from_secs(1);
 /// Checks of transfers of which nothing has come, half a deadline apart, after which they fail.
 const CHECKS_MAX: u32 = 8;
@@ -50,7 +50,7 @@ pub(super) struct Owner {
     /// `None` while it is connected to.
     pub(super) wire: Option<Wire>,
     agent: Option<(Agent, CString)>,
-    /// What the owner has said of its agent, and this one could not take so far.
+    /// The metadata of the owner's agent that this process could not load so far.
     metadata: Vec<u8>,
     last: u64,
     requests: BTreeMap<u64, Request>,
@@ -60,7 +60,7 @@ pub(super) struct Owner {
     stalled: u32,
     /// A transfer has failed, and why.
     failed: Option<(Instant, NixlError)>,
-    /// What is asked for from now on goes over another connection.
+    /// Requests go over another connection from now on.
     pub(super) is_replaced: bool,
     used: Instant,
 }
@@ -155,7 +155,7 @@ impl Owner {
         self.requests.insert(self.last, request);
     }
 
-    /// Whether bytes are on their way.
+    /// True if bytes are on their way.
     pub(super) fn is_busy(&self) -> bool {
         !self.reads.is_empty() && self.failed.is_none()
     }
@@ -465,7 +465,7 @@ mod tests {
         (owner, listener)
     }
 
-    /// What was fetched, once it is there.
+    /// Requests memory; the result comes once it is there.
     fn request(owner: &mut Owner) -> std::sync::mpsc::Receiver<Result<Fetched, DeviceError>> {
         let (done, fetched) = channel();
         let done = Box::new(move |what| done.send(what).expect("awaited"));

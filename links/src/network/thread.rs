@@ -32,9 +32,9 @@ const CONSUMERS_MAX: usize = 1024;
 const POLLS: u32 = 100;
 /// A nap: within it about as many bytes come as a socket holds.
 const NAP: Duration = Duration::from_micros(20);
-/// How long the exit of the process waits for a turn that is under way.
+/// The time that the exit of the process waits for a turn that is under way.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long a listener waits for which the system lacks something, before it tries again.
+/// The time after which a listener tries again for which the system lacked something.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time between two rounds while a connection has no room, and something has come over it within [`SILENT`].
 const ROOM_TIME: Duration = Duration::from_millis(5);

@@ -100,7 +100,7 @@ impl Wire {
         let _ = self.flush();
     }
 
-    /// Whether there is something to send, which waits for room.
+    /// True if there is something to send, which waits for room.
     pub(super) fn is_full(&self) -> bool {
         !self.unsent.is_empty()
     }
@@ -117,7 +117,7 @@ impl Wire {
         Ok(())
     }
 
-    /// What has come, whole messages of it. Sends what has waited for room. An end comes after the messages before it.
+    /// The messages that have come whole. Sends what has waited for room. An end comes after the messages before it.
     pub(super) fn receive(&mut self) -> (Vec<(Kind, Vec<u8>)>, Option<End>) {
         let mut end = None;
         let mut buffer = [0; 1 << 16];

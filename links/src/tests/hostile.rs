@@ -21,7 +21,7 @@ const HOSTILE: &str = "ESTAFETTE_LINKS_HOSTILE";
 /// Hostile processes, one after the other.
 const PROCESSES: u64 = 4;
 const CONNECTIONS: usize = 30;
-/// What a hostile process does on one connection, at most.
+/// The greatest number of acts of a hostile process on one connection.
 const ACTS: usize = 1500;
 /// The honest process reads this many segments of each link.
 const SEGMENTS: u32 = 6;
@@ -124,7 +124,7 @@ fn attack(address: &Address, seed: u64) {
     }
 }
 
-/// What the honest process has of one link.
+/// The honest process's state of one link.
 struct Honest {
     link: Link,
     received: Vec<Received>,

@@ -1,4 +1,4 @@
-//! What is in flight where the beginning of a trace is left out: as events that one thread more would have noted there.
+//! Operations in flight where the beginning of a trace is left out: as events that one thread more would have noted there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,7 +25,7 @@ pub(in super::super) struct InFlight {
     at: u64,
 }
 
-/// Whether the body of any operation runs.
+/// True if the body of any operation runs.
 pub(in super::super) fn is_any_running() -> bool {
     let runs = |state: &OpState| use_of(state.kind) == UseKind::Body && state.phase() == Phase::Begun;
     graph().snapshot_with(runs, |_, _| {}).ops.iter().any(|op| op.label)

@@ -14,7 +14,7 @@ use super::super::encoding::{
 };
 use super::EventIndex;
 
-/// What is known of one operation so far.
+/// Facts about one operation so far.
 pub(super) struct AssembledOp {
     pub(super) operation: Operation,
     pub(super) submitted: Option<UseKind>,

@@ -48,7 +48,7 @@ struct Used {
     stay: Stay,
 }
 
-/// How long a use is in the way of others.
+/// The time that a use is in the way of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stay {
     /// Until its operation ends.
@@ -265,7 +265,7 @@ impl Order {
         self.turns.get(turn).map(|turn| *turn as usize).filter(|turn| queue.contains(turn))
     }
 
-    /// Whether a place is a reader's that holds up writers.
+    /// True if a place is a reader's that holds up writers.
     fn reads(&self, place: usize) -> bool {
         self.uses[place].mode == AccessMode::Read && self.uses[place].is_firm()
     }
@@ -277,7 +277,7 @@ impl Order {
         (at != own).then_some(Before { at, hazard, arrow: (later as u64) << 32 | earlier as u64 })
     }
 
-    /// What directly stood before an access of the operation at `at`.
+    /// The accesses that directly stood before an access of the operation at `at`.
     pub(crate) fn predecessors(&self, at: usize, access: usize) -> Vec<Before> {
         let place = self.place(at, access);
         let queue = self.around(place);
@@ -305,7 +305,7 @@ impl Order {
         next.checked_sub(1).map(|last| conflicting[last] as usize)
     }
 
-    /// What the operation at `at` directly stood before with one of its accesses: other operations, and the numbers of their
+    /// The successors of one access of the operation at `at`: other operations, and the numbers of their
     /// dependences.
     pub(crate) fn successors(&self, at: usize, access: usize) -> Vec<(usize, u64)> {
         let place = self.place(at, access);
@@ -350,7 +350,7 @@ impl Order {
     }
 }
 
-/// Whether it has left its queues without having been granted.
+/// True if it has left its queues without having been granted.
 fn is_given_up(operation: &Operation) -> bool {
     let was_granted = operation.granted.or(operation.ready).or(operation.began).is_some();
     operation.outcome == Outcome::Cancelled && !was_granted
@@ -431,7 +431,7 @@ mod tests {
         Operation { id, kind, granted: Some(granted), outcome: Outcome::Ok, accesses, ..Operation::default() }
     }
 
-    /// What was given up, and two writers around it, each granted at its time.
+    /// A request that was given up, and two writers around it, each granted at its time.
     fn around_what_was_given_up(
         kind: OperationKind,
         mode: u8,

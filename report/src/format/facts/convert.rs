@@ -7,7 +7,7 @@ use crate::model::{
     OperationKind, Outcome, Process, Site, Stall, Text, Trace, Track, TrackKind, Variable, Workers,
 };
 
-/// What is said once about a whole trace.
+/// Facts about a whole trace.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Head {
     pub started_unix_ns: u64,
@@ -20,13 +20,13 @@ pub(crate) struct Head {
     pub lost: Vec<LostRecords>,
     pub clocks: Vec<Text>,
     pub damage: Vec<Text>,
-    /// Whether it is the one at the end.
+    /// True if it is the one at the end.
     pub is_last: bool,
-    /// How many of each kind of thing were written, to say how many are missing.
+    /// The number of things of each kind that were written, which tells the number of missing ones.
     pub totals: Totals,
 }
 
-/// How many things there are of each kind.
+/// The number of things of each kind.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub(crate) struct Totals {
     pub operations: u64,

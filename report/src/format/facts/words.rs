@@ -5,7 +5,7 @@ use crate::model::{AccessMode, Blocker, Cause, Hazard, OperationKind, Text, Trac
 
 /// An enumeration whose values have words in files.
 pub(crate) trait Word: Copy + PartialEq + 'static {
-    /// What it is, in messages.
+    /// Its name in messages.
     const WHAT: &'static str;
     /// Its values and their words, in the order of their numbers on the page.
     const WORDS: &'static [(Self, &'static str)];
@@ -14,7 +14,7 @@ pub(crate) trait Word: Copy + PartialEq + 'static {
         Self::WORDS.iter().find(|(value, _)| *value == self).map_or("?", |(_, word)| word)
     }
 
-    /// What stands for it on the page.
+    /// The number that stands for it on the page.
     fn number(self) -> Option<usize> {
         Self::WORDS.iter().position(|(value, _)| *value == self)
     }
