@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use benches::{Access, OPERATIONS, VARIABLES, patterns};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use estafette_graph::{Graph, Mode, Var};
+use estafette_graph::{AccessMode, Graph, Var};
 
 type Vars = Vec<Var<u64, usize>>;
 
@@ -17,8 +17,8 @@ fn run(graph: &Graph<u64, usize>, vars: &Vars, accesses: &[Access], ahead: usize
     let mut granted = VecDeque::with_capacity(ahead);
     let mut in_flight = 0;
     for (op, access) in accesses.iter().enumerate() {
-        let reads = access.reads().map(|read| (&vars[read], Mode::Read));
-        let write = access.write().map(|write| (&vars[write], Mode::Write));
+        let reads = access.reads().map(|read| (&vars[read], AccessMode::Read));
+        let write = access.write().map(|write| (&vars[write], AccessMode::Write));
         granted.extend(graph.op(op, reads.chain(write)).submit_unreferenced());
         in_flight += 1;
         while in_flight == ahead {

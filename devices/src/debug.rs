@@ -1,4 +1,4 @@
-//! How types show themselves to those who debug: most are handles, and a derived `Debug` would print what they share.
+//! `Debug` of types: most are handles, and a derived `Debug` would print what they share.
 
 /// `Debug` by a format string: `debug_as!(queue: OwnQueue, "OwnQueue({})", queue.id);`.
 macro_rules! debug_as {

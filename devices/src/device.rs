@@ -14,7 +14,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// A name for people.
     fn name(&self) -> &str;
 
-    /// Whether it belongs to a process that this one was forked from, and works there only.
+    /// True if it belongs to a process that this one was forked from, and works there only.
     fn is_inherited(&self) -> bool {
         false
     }
@@ -25,7 +25,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         0
     }
 
-    /// Whether the host may load and store in memory of this device directly.
+    /// True if the host may load and store in memory of this device directly.
     fn host_accessible(&self) -> bool;
 
     /// As [`host_accessible`](Device::host_accessible), for memory of this device at `pointer`. Devices with
@@ -59,7 +59,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::invalid(message))
     }
 
-    /// Whether `handle`, which is a native handle of a queue, means the same queue on every thread. The
+    /// True if `handle`, which is a native handle of a queue, means the same queue on every thread. The
     /// default: any handle but 0.
     fn handle_is_same_on_all_threads(&self, handle: usize) -> bool {
         handle != 0
@@ -79,7 +79,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// Undoes a [`make_current`](Device::make_current) that returned `true`, on the same thread.
     fn restore_current(&self) {}
 
-    /// Whether consumers may release memory of this device while their work still runs on queues known to
+    /// True if consumers may release memory of this device while their work still runs on queues known to
     /// them alone, as libraries do that launch on CUDA streams.
     fn may_release_before_completion(&self) -> bool {
         false
@@ -150,7 +150,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         bytes: usize,
     ) -> Result<(), DeviceError>;
 
-    /// Whether [`copy`](Device::copy) also takes memory of `other` as its target. The default: only if
+    /// True if [`copy`](Device::copy) also takes memory of `other` as its target. The default: only if
     /// `other` is this device.
     fn can_copy_to(&self, other: DLDevice) -> bool {
         other == self.id()
@@ -162,7 +162,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         let _ = memory;
     }
 
-    /// Whether [`copy`](Device::copy) from or to the host memory at `host` may block the enqueueing thread
+    /// True if [`copy`](Device::copy) from or to the host memory at `host` may block the enqueueing thread
     /// until the queue has reached the copy. A caller that must not block copies by way of
     /// [`allocate_staging`](Device::allocate_staging) then.
     fn host_copy_blocks(&self, host: *const u8) -> bool {
@@ -255,7 +255,7 @@ impl Allocation {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -105,13 +105,13 @@ device_types! {
 }
 
 impl DeviceType {
-    /// Whether the host may load and store in all memory of this kind. Other memory is a question for its
+    /// True if the host may load and store in all memory of this kind. Other memory is a question for its
     /// [`Device`](crate::Device).
     pub const fn is_host_readable(self) -> bool {
         matches!(self, Self::CPU | Self::CUDA_HOST | Self::ROCM_HOST | Self::CUDA_MANAGED)
     }
 
-    /// Whether data pointers of this kind are addresses, to which offsets can be added, and not handles of
+    /// True if data pointers of this kind are addresses, to which offsets can be added, and not handles of
     /// buffer objects (OpenCL, Vulkan, Metal). Pointers of kinds that this version does not know count as
     /// handles.
     pub const fn has_addresses(self) -> bool {
@@ -129,13 +129,13 @@ impl DeviceType {
         )
     }
 
-    /// Whether consumers of this kind of memory want the `data` of a DLPack struct to be the lowest address
+    /// True if consumers of this kind of memory want the `data` of a DLPack struct to be the lowest address
     /// that the elements touch, and never NULL. dpnp does; its offsets are never negative.
     pub const fn data_is_range_start(self) -> bool {
         matches!(self, Self::ONE_API)
     }
 
-    /// Whether functions that free memory of this kind need its device to be current on the calling thread
+    /// True if functions that free memory of this kind need its device to be current on the calling thread
     /// ([`Device::make_current`](crate::Device::make_current)).
     pub const fn frees_on_current_device(self) -> bool {
         matches!(self, Self::CUDA | Self::CUDA_HOST | Self::CUDA_MANAGED | Self::ROCM | Self::ROCM_HOST)

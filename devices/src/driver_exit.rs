@@ -15,7 +15,7 @@ use estafette_sync::sync::OnceLock;
 
 use crate::{DeviceError, DeviceErrorKind};
 
-/// How long the exit waits for calls that are under way. One that waits for the device may last for ever.
+/// The time that the exit waits for calls that are under way. One that waits for the device may last for ever.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// See the module.
@@ -41,7 +41,7 @@ impl DriverExit {
         !self.is_inherited()
     }
 
-    /// Whether a process that this one was forked from has started the driver.
+    /// True if a process that this one was forked from has started the driver.
     pub(crate) fn is_inherited(&self) -> bool {
         self.of.get().is_some_and(|of| of.is_inherited())
     }
@@ -54,12 +54,12 @@ impl DriverExit {
         }
     }
 
-    /// Whether calls are refused.
+    /// True if calls are refused.
     pub(crate) fn has_begun(&self) -> bool {
         self.calls.is_closed()
     }
 
-    /// Whether nothing of the driver works in this process any more: it exits, or is a forked child.
+    /// True if nothing of the driver works in this process any more: it exits, or is a forked child.
     pub(crate) fn is_driver_gone(&self) -> bool {
         self.is_inherited() || self.has_begun()
     }

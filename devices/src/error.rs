@@ -3,7 +3,7 @@ use std::{error, fmt};
 
 use crate::QueueId;
 
-/// What a device has to say when something went wrong. Cloning shares the one root error.
+/// The error of a device. Cloning shares the one root error.
 #[derive(Clone)]
 pub struct DeviceError(Arc<ErrorData>);
 
@@ -17,7 +17,7 @@ struct ErrorData {
     operation: Option<Box<str>>,
 }
 
-/// What the caller can do about a [`DeviceError`].
+/// The kind of a [`DeviceError`], by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceErrorKind {
@@ -77,7 +77,7 @@ impl DeviceError {
         self.changed(|inner| inner.operation = Some(name.into()))
     }
 
-    /// What the caller can do about it.
+    /// The kind, by what the caller can do about it.
     pub fn kind(&self) -> DeviceErrorKind {
         self.0.kind
     }
@@ -87,7 +87,7 @@ impl DeviceError {
         self.0.code
     }
 
-    /// What is wrong, in lower case.
+    /// The message, in lower case.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -107,7 +107,7 @@ impl DeviceError {
         self.0.operation.as_deref()
     }
 
-    /// Whether both are the same occurrence, not merely equal words: every waiter gets the one root error.
+    /// True if both are the same occurrence, not merely equal words: every waiter gets the one root error.
     pub fn same_root(&self, other: &DeviceError) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

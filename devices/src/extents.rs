@@ -169,7 +169,7 @@ impl<S: Span> Extents<S> {
         })
     }
 
-    /// Whether one piece is left, and nothing is in it.
+    /// True if one piece is left, and nothing is in it.
     pub fn is_one_empty(&self) -> bool {
         matches!(&self.state.lock().extents[..], [extent] if extent.is_empty())
     }
@@ -200,7 +200,7 @@ impl<S> Drop for Making<'_, S> {
     }
 }
 
-/// What a block of `bytes` bytes takes. More than there is stays more than there is.
+/// The size that a block of `bytes` bytes takes. More than there is stays more than there is.
 fn size<S: Span>(bytes: usize) -> usize {
     bytes.max(1).checked_next_multiple_of(S::GRAIN).unwrap_or(usize::MAX)
 }

@@ -18,7 +18,7 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// The device it belongs to.
     fn device(&self) -> DLDevice;
 
-    /// Whether work runs in the order in which it was enqueued. Only then is a fence of this queue ordered
+    /// True if work runs in the order in which it was enqueued. Only then is a fence of this queue ordered
     /// before later work of this queue without a wait.
     fn in_order(&self) -> bool;
 
@@ -35,7 +35,7 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// The queue has failed or the driver refused the marker.
     fn record(&self) -> Result<Fence, DeviceError>;
 
-    /// Whether foreign code such as the deleter of a tensor may call [`record`](Queue::record). It may not if
+    /// True if foreign code such as the deleter of a tensor may call [`record`](Queue::record). It may not if
     /// the runtime runs such code on its threads while other threads wait for it under a lock of the runtime.
     fn record_is_thread_safe(&self) -> bool {
         true
@@ -72,14 +72,14 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         self.native()
     }
 
-    /// Whether this handle stays valid for as long as it is kept. The raw handle of a foreign stream does
+    /// True if this handle stays valid for as long as it is kept. The raw handle of a foreign stream does
     /// not: after the call that gave the handle, the stream may be destroyed and another stream may get its
     /// address.
     fn handle_outlives_call(&self) -> bool {
         true
     }
 
-    /// Whether a capture records what is enqueued here now, instead of running it. Such a queue gets waits
+    /// True if a capture records what is enqueued here now, instead of running it. Such a queue gets waits
     /// and is never queried; each launch of the graph reads its inputs again.
     ///
     /// # Errors
@@ -88,7 +88,7 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         Ok(false)
     }
 
-    /// Whether [`capture_graph`](Queue::capture_graph) works here.
+    /// True if [`capture_graph`](Queue::capture_graph) works here.
     fn supports_capture(&self) -> bool {
         false
     }
@@ -155,7 +155,7 @@ pub(crate) fn order_by_state(fence: &Fence) -> Result<Order, DeviceError> {
     fence.state().outcome().map_or(Ok(Order::Host), |outcome| outcome.map(|()| Order::Nothing))
 }
 
-/// How a queue was ordered after an earlier fence.
+/// The way in which a queue was ordered after an earlier fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// Nothing had to be done: the fence is done, or the queue is ordered after it already.

@@ -10,13 +10,13 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use crate::extents::Span;
 use crate::{Allocation, DeviceError};
 
-/// What a device is called in every process of a machine: its kind as DLPack numbers it, in little endian, and sixteen bytes of its
+/// The identity of a device in every process of a machine: its kind as DLPack numbers it, in little endian, and sixteen bytes of its
 /// runtime's own. [`table::identified`](crate::table::identified) finds the device.
 pub type Identity = [u8; 20];
 
-/// What a device does with memory that crosses processes: [`Device::shared_memory`](crate::Device::shared_memory).
+/// Operations of a device on memory that crosses processes: [`Device::shared_memory`](crate::Device::shared_memory).
 pub trait SharedMemory {
-    /// What other processes know the device by.
+    /// The identity by which other processes know the device.
     fn identity(&self) -> Identity;
 
     /// As [`Device::allocate`](crate::Device::allocate), in a segment that other processes can be shown.
@@ -49,7 +49,7 @@ pub struct SharedSegment {
     viewers: Mutex<Vec<Weak<dyn Viewer>>>,
 }
 
-/// Who has shown a segment to another process.
+/// The side that has shown a segment to another process.
 pub trait Viewer: Send + Sync {
     /// This process releases the segment with that number, and others should, too. It must not block.
     fn is_over(&self, number: u64);
@@ -72,12 +72,12 @@ impl SharedSegment {
         &self.memory
     }
 
-    /// What other processes know its device by.
+    /// The identity by which other processes know its device.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// How other processes open it.
+    /// The descriptor by which other processes open it.
     pub fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
@@ -91,7 +91,7 @@ impl SharedSegment {
 }
 
 impl Span for SharedSegment {
-    /// What allocations of every device are aligned to.
+    /// The alignment of every device's allocations.
     const GRAIN: usize = 256;
 
     fn start(&self) -> usize {

@@ -41,26 +41,26 @@ const KINDS: &[DeviceType] = &[
 struct Backend {
     kind: DeviceType,
     /// The device with a number, if it can be used; fails without the runtime.
-    find: fn(DLDevice) -> Result<Option<Entry>, DeviceError>,
+    find: fn(DLDevice) -> Result<Option<DeviceEntry>, DeviceError>,
     /// All devices that can be used; none without the runtime.
-    all: fn() -> Vec<Entry>,
+    all: fn() -> Vec<DeviceEntry>,
     /// The number of a device that the process uses already, of kinds that share memory with the host.
     used: fn() -> Option<i32>,
     /// The numbers of all devices that the process uses already.
     all_used: fn() -> Vec<i32>,
     /// The number of the device that its runtime calls so, of kinds whose memory crosses processes.
     identified: Option<fn([u8; 16]) -> Option<i32>>,
-    /// How contexts are registered, of a kind in [`KINDS`].
+    /// Registration of contexts, of a kind in [`KINDS`].
     contexts: Option<Contexts>,
 }
 
-/// What the runtime of a registered context answers. Each function wants a live context of the runtime's kind.
+/// Questions to the runtime of a registered context. Each function wants a live context of the runtime's kind.
 struct Contexts {
     /// The device whose number stands for the context without being registered; fails without the runtime.
     root: unsafe fn(NonNull<c_void>) -> Result<Option<DLDevice>, DeviceError>,
     /// The entry of a context under a number.
-    entry: unsafe fn(NonNull<c_void>, DLDevice) -> Result<Entry, DeviceError>,
-    /// Whether an entry's device is of the context.
+    entry: unsafe fn(NonNull<c_void>, DLDevice) -> Result<DeviceEntry, DeviceError>,
+    /// True if an entry's device is of the context.
     is_same: unsafe fn(&dyn Device, NonNull<c_void>) -> bool,
 }
 
@@ -97,9 +97,9 @@ const BACKENDS: &[Backend] = &[
     },
 ];
 
-/// What a number stands for.
+/// The entry of a device number.
 #[derive(Clone)]
-pub struct Entry {
+pub struct DeviceEntry {
     /// The kind and the number.
     pub id: DLDevice,
     /// The native context (`sycl::context *`, `cl_context`, `VkDevice`, `id<MTLDevice>`), as a number.
@@ -110,11 +110,11 @@ pub struct Entry {
     pub registrations: usize,
 }
 
-debug_as!(entry: Entry, "Entry({}, context {:#x}, {} registrations)", entry.id, entry.context, entry.registrations);
+debug_as!(entry: DeviceEntry, "DeviceEntry({}, context {:#x}, {} registrations)", entry.id, entry.context, entry.registrations);
 
 #[derive(Default)]
 struct Table {
-    entries: BTreeMap<i32, Entry>,
+    entries: BTreeMap<i32, DeviceEntry>,
     /// Numbers given out so far.
     given: i32,
 }
@@ -168,10 +168,10 @@ pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLD
     let entry = match contexts {
         // SAFETY: by contract.
         Some(contexts) => unsafe { (contexts.entry)(context, id) }?,
-        None => Entry { id, context: address, device: None, registrations: 0 },
+        None => DeviceEntry { id, context: address, device: None, registrations: 0 },
     };
     table.given += 1;
-    table.entries.insert(number, Entry { registrations: 1, ..entry });
+    table.entries.insert(number, DeviceEntry { registrations: 1, ..entry });
     Ok(id)
 }
 
@@ -198,11 +198,11 @@ pub fn unregister(id: DLDevice) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// What a number stands for.
+/// The entry of a device number.
 ///
 /// # Errors
 /// `Invalid` for a number that was never registered, and, in other words, for one that is registered no more.
-pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
+pub fn resolve(id: DLDevice) -> Result<DeviceEntry, DeviceError> {
     if id.device_id >= FIRST_REGISTERED {
         let table = TABLE.lock();
         let known = table.entries.get(&id.device_id).filter(|entry| entry.id == id).cloned();
@@ -260,13 +260,13 @@ pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
 }
 
 /// Every entry: the devices of the backends, if there are runtimes, and what is registered. Loads all of them.
-pub fn entries() -> Vec<Entry> {
+pub fn entries() -> Vec<DeviceEntry> {
     let own = BACKENDS.iter().flat_map(|backend| (backend.all)());
     own.chain(TABLE.lock().entries.values().cloned().collect::<Vec<_>>()).collect()
 }
 
 /// As [`entries`], of one kind: no other runtime is loaded, and no device of another kind is opened.
-pub fn entries_of(kind: DeviceType) -> Vec<Entry> {
+pub fn entries_of(kind: DeviceType) -> Vec<DeviceEntry> {
     let mut entries = backend(kind).map_or_else(Vec::new, |backend| (backend.all)());
     let table = TABLE.lock();
     entries.extend(table.entries.values().filter(|entry| entry.id.device_type == kind).cloned());
@@ -275,9 +275,9 @@ pub fn entries_of(kind: DeviceType) -> Vec<Entry> {
 
 /// The entry of a device whose number is the runtime's own.
 #[cfg(any(feature = "cuda", feature = "sycl"))]
-fn entry<D: Device>(device: &Arc<D>) -> Entry {
+fn entry<D: Device>(device: &Arc<D>) -> DeviceEntry {
     let (id, context) = (device.id(), device.native_context());
-    Entry { id, context, device: Some(Arc::clone(device) as Arc<dyn Device>), registrations: 0 }
+    DeviceEntry { id, context, device: Some(Arc::clone(device) as Arc<dyn Device>), registrations: 0 }
 }
 
 #[cfg(feature = "sycl")]

@@ -19,7 +19,7 @@ pub trait Timing: Send + Sync + fmt::Debug {
     fn span(&self) -> Option<DeviceSpan>;
 }
 
-/// How a device's clock relates to the host's, from what is known of single moments: a bracket around their
+/// The relation of a device's clock to the host's, from observations of single moments: a bracket around their
 /// difference.
 ///
 /// Work cannot have been submitted before the host called for it, nor can it have ended later than the host
@@ -41,7 +41,7 @@ impl Default for ClockBracket {
 }
 
 impl ClockBracket {
-    /// What the device calls `device_ns` was not before `host_ns`.
+    /// Notes that the device's `device_ns` was not before `host_ns`.
     pub fn not_before(&mut self, device_ns: u64, host_ns: u64) {
         let least = i128::from(host_ns) - i128::from(device_ns);
         if least > self.most_ns {
@@ -50,7 +50,7 @@ impl ClockBracket {
         self.least_ns = self.least_ns.max(least);
     }
 
-    /// What the device calls `device_ns` was not after `host_ns`.
+    /// Notes that the device's `device_ns` was not after `host_ns`.
     pub fn not_after(&mut self, device_ns: u64, host_ns: u64) {
         let most = i128::from(host_ns) - i128::from(device_ns);
         if most < self.least_ns {

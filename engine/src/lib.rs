@@ -143,7 +143,7 @@ pub use tensor::handle::Tensor;
 pub use tensor::variable::Variable;
 pub use tensor::views::{View, ViewMut};
 
-/// What only the bindings and the tests of the engine use, as methods with `doc(hidden)` are. Nothing of it is stable.
+/// Items for the bindings and the tests of the engine alone, as methods with `doc(hidden)` are. Nothing of it is stable.
 #[doc(hidden)]
 pub mod bindings {
     pub use crate::core::context::{Current, set_helping};

@@ -52,7 +52,7 @@ use estafette_devices::host;
 use estafette_devices::{
     Allocation, DLDevice, Descriptor, DeviceError, DeviceErrorKind, Fence, FenceSet, Identity, Reactor, table,
 };
-use estafette_links::{Link as RawLink, LinkError, Received, Seen};
+use estafette_links::{Link as RawLink, LinkError, PeerMemory, Received};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -115,7 +115,7 @@ impl Engine {
         Ok(Link::new(self, noted("accept", door.accept()).await.0?))
     }
 
-    /// Whether the engine may be given tensors, for bindings, which open doors for one engine.
+    /// Checks that the engine takes tensors. For bindings, which open doors for one engine.
     ///
     /// # Errors
     /// [`Error::Shutdown`], [`Error::Forked`].
@@ -251,7 +251,7 @@ impl Link {
                 return Err(refuse(received, error));
             }
         };
-        let Elsewhere { managed, loan, ready, key, process } =
+        let RemoteMemory { managed, loan, ready, key, process } =
             adopt(&self.link, received, description, self.door.get())?;
         let tensor = import::of_another_process(self.engine.core(), managed, loan, &ready, process)?;
         if trace::is_open() {
@@ -288,12 +288,12 @@ fn this_line() -> Option<CallSite> {
     })
 }
 
-/// How a tensor is shown to another process.
+/// Options of showing a tensor to another process.
 #[derive(Clone, Debug)]
 pub struct ShareOptions {
-    /// Whether the other process gets a copy, which this process makes in shared memory once the tensor is ready: `None` where the memory
-    /// is not shared, on its device where that is possible; `Some(true)` always, on the host; `Some(false)` never. [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes)
-    /// counts the bytes.
+    /// When the other process gets a copy, which this process makes in shared memory once the tensor is ready. `None`: where the memory
+    /// is not shared, on its device where that is possible. `Some(true)`: always, on the host. `Some(false)`: never.
+    /// [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes) counts the bytes.
     pub copy: Option<bool>,
     /// A ticket is for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what was made with
     /// it is gone, until [`Ticket::revoke`], or else for as long as this process lives.
@@ -344,7 +344,7 @@ impl Share {
         Self(number)
     }
 
-    /// What the process has in use under this number.
+    /// The export that the process uses under this number.
     fn find(number: u64, process: u32) -> Option<Arc<Export>> {
         let shares = SHARES.lock();
         shares.exports.get(&number).filter(|(user, _)| *user == process).map(|(_, export)| Arc::clone(export))
@@ -405,12 +405,12 @@ fn done() -> Fence {
 }
 
 /// Memory of another process.
-struct Elsewhere {
+struct RemoteMemory {
     managed: ManagedTensor,
     loan: Option<Loan>,
     /// When it may be used.
     ready: Fence,
-    /// What traces call its lease.
+    /// The number of its lease in traces.
     key: u64,
     /// The owner.
     process: u32,
@@ -431,20 +431,22 @@ fn refuse(received: Received, error: Error) -> Error {
     error
 }
 
-/// What was received with a description from a process whose door for tickets is at `address`.
+/// Adopts what was received with a description from a process whose door for tickets is at `address`.
 fn adopt(
     link: &RawLink,
     received: Received,
     description: Description,
     address: Option<&Address>,
-) -> Result<Elsewhere, Error> {
+) -> Result<RemoteMemory, Error> {
     let process = link.process();
     let Description { number, first, layout, key, share, is_writable } = description;
     let found = || {
         let segment = link.segment(number)?;
         let (start, bytes, device, is_for_writing) = match &segment {
-            Seen::Host(segment) => (segment.start(), segment.bytes(), DLDevice::CPU, segment.is_writable()),
-            Seen::Device(segment) => {
+            PeerMemory::Host(segment) => {
+                (segment.start(), segment.bytes(), DLDevice::CPU, segment.is_writable())
+            }
+            PeerMemory::Device(segment) => {
                 let Opened(memory) = segment.open(Opened::new)?;
                 let memory = memory.as_ref().expect("until it is dropped");
                 (memory.ptr(), segment.bytes(), memory.device(), false)
@@ -484,7 +486,7 @@ fn adopt(
         address.map(|address| RemoteOrigin { address: address.clone(), process, share, peer: link.peer() })
     };
     let loan = if is_writable { Some(Loan::ForWriting(failure)) } else { origin().map(Loan::ForReading) };
-    Ok(Elsewhere { managed, loan, ready, key, process })
+    Ok(RemoteMemory { managed, loan, ready, key, process })
 }
 
 /// Memory of a device of another process, which this one has opened.

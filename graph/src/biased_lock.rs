@@ -163,7 +163,7 @@ impl CriticalSection {
     /// A section of no graph.
     pub(crate) const NONE: Self = Self { biased: None };
 
-    /// Whether only the calling thread uses the graph, so that it need not take locks.
+    /// True if only the calling thread uses the graph, so that it need not take locks.
     #[inline(always)]
     pub(crate) fn is_exclusive(&self) -> bool {
         self.biased.is_some()

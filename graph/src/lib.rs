@@ -21,12 +21,12 @@
 //! | `addresses.rs`, `id.rs` | maps and sets of addresses; names of operations and variables |
 //!
 //! ```
-//! use estafette_graph::{Graph, Mode};
+//! use estafette_graph::{Graph, AccessMode};
 //!
 //! let graph: Graph<(), &str> = Graph::new();
 //! let x = graph.var(());
-//! let first = graph.op("produce", [(&x, Mode::Write)]).submit_unreferenced().expect("nothing is queued before it");
-//! assert!(graph.op("consume", [(&x, Mode::Read)]).submit_unreferenced().is_none(), "waits for the write");
+//! let first = graph.op("produce", [(&x, AccessMode::Write)]).submit_unreferenced().expect("nothing is queued before it");
+//! assert!(graph.op("consume", [(&x, AccessMode::Read)]).submit_unreferenced().is_none(), "waits for the write");
 //! assert!(!x.is_quiet());
 //!
 //! let mut next = Vec::new();
@@ -69,9 +69,9 @@ mod variable;
 
 pub use graph::Graph;
 pub use id::{OpId, VarId};
-pub use inspect::snapshot::{Blocker, Explained, Hazard, OpView, Snapshot, VarView};
+pub use inspect::snapshot::{Dependency, Explained, Hazard, OpView, Snapshot, VarView};
 pub use inspect::walk::{Step, StepKind, Walk};
-pub use operation::access::Mode;
+pub use operation::access::AccessMode;
 pub use operation::completed::Completed;
 pub use operation::granted::{Finish, Granted, GrantedAccess};
 pub use operation::op_ref::OpRef;

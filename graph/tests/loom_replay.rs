@@ -7,17 +7,17 @@
 #![cfg(estafette_loom)]
 
 use estafette_graph::program::{Countdown, ProgramLog, ProgramOrder};
-use estafette_graph::{Mode, VarId};
+use estafette_graph::{AccessMode, VarId};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-const READ: Mode = Mode::Read;
-const WRITE: Mode = Mode::Write;
+const READ: AccessMode = AccessMode::Read;
+const WRITE: AccessMode = AccessMode::Write;
 
-type Program = &'static [&'static [(usize, Mode)]];
+type Program = &'static [&'static [(usize, AccessMode)]];
 
 /// One writer, three readers, one writer.
 const FAN: Program = &[&[(0, WRITE)], &[(0, READ), (1, WRITE)], &[(0, READ)], &[(0, READ)], &[(0, WRITE)]];
@@ -58,7 +58,7 @@ impl World {
             let cell = &self.cells[*cell];
             match mode {
                 // SAFETY: exactly what the order promises, and loom checks.
-                Mode::Read => assert!(cell.with(|value| unsafe { *value }) > 0),
+                AccessMode::Read => assert!(cell.with(|value| unsafe { *value }) > 0),
                 // SAFETY: as above.
                 _ => cell.with_mut(|value| unsafe { *value += 1 }),
             }

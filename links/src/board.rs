@@ -5,15 +5,14 @@
 //! |---|---|
 //! | [`HEAD`] | words of messages that the owner has put into its ring, since the beginning |
 //! | [`TAIL`] | words of messages that the owner has taken from its peer's ring |
-//! | [`LISTENING`] | not 0: the owner wants to be rung at the next change, and how; each time another number |
+//! | [`LISTENING`] | not 0: the owner wants a wake-up at the next change, and of which kind; each time another number |
 //! | [`CLOSED`] | see its constants |
 //! | ready, used | slots: how the owner's promise of an index settled; how its use of the peer's went |
 //! | ring | messages, one behind the other |
 //! | texts | why slots have failed |
 //! | [`MISSED`] | for each segment that the peer shows at a time, how often the owner has lost what came of one there |
 //!
-//! The life line and the bell, which changes when the peer is rung by it, are behind the words, in a page of their own, since they are
-//! half words.
+//! The liveness lock and the event count of the peer's wake-ups are behind the words, in a page of their own, since they are half words.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -59,15 +58,15 @@ const TEXTS_AT: usize = RING_AT + RING as usize;
 const MISSED: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
 pub(crate) const WORDS: usize = MISSED + SEGMENTS;
 
-/// Where the life line is, in bytes: in the page behind the words.
-pub(crate) const LINE: usize = (WORDS * 8).next_multiple_of(4096);
-/// Where the bell is, in bytes, in a cache line of its own.
-pub(crate) const BELL: usize = LINE + 64;
+/// Offset of the liveness lock in bytes: in the page behind the words.
+pub(crate) const LIVENESS: usize = (WORDS * 8).next_multiple_of(4096);
+/// Offset of the event count in bytes, in a cache line of its own.
+pub(crate) const EVENT_COUNT: usize = LIVENESS + 64;
 /// Bytes of a board.
-pub(crate) const BYTES: usize = LINE + 4096;
+pub(crate) const BYTES: usize = LIVENESS + 4096;
 
-/// What each link uses from the beginning, in bytes: the page with the first words, and the ring. The other slots are for links that have
-/// much under way.
+/// The part that each link uses from the beginning, in bytes: the page with the first words, and the ring. The other slots are for links
+/// that have much under way.
 const USED: [Range<usize>; 2] = [0..4096, RING_AT * 8 / 4096 * 4096..TEXTS_AT * 8];
 
 pub(crate) fn populate(board: &Memory) {
@@ -143,7 +142,8 @@ pub(crate) struct SlotId {
     pub(crate) generation: u32,
 }
 
-/// What a slot's word says: the generation in the upper half, then the kind of a failure, the number of its text from 1 on, and the state.
+/// The fields of a slot's word: the generation in the upper half, then the kind of a failure, the number of its text from 1 on, and the
+/// state.
 const FREE: u64 = 0;
 const PENDING: u64 = 1;
 const DONE: u64 = 2;
@@ -196,7 +196,7 @@ impl<W: Words> PeerBoard<W> {
         self.load_relaxed(RING_AT + (position % RING) as usize)
     }
 
-    /// How the use of a slot ended, unless it has not. Another generation, or a state that is none, counts as not.
+    /// The outcome of the use of a slot; `None` before its end. Another generation, or a state that is none, counts as not.
     pub(crate) fn outcome(&self, slot: SlotId, process: u32) -> Option<Outcome> {
         let word = self.load(slot.kind.place(slot.index));
         if !is_settled(word, slot.generation) {
@@ -260,7 +260,7 @@ impl<W: Words> OwnBoard<W> {
         self.words.words()[place].store(value, Ordering::Release);
     }
 
-    /// What this process stored last.
+    /// The value that this process stored last.
     #[inline]
     pub(crate) fn load(&self, place: usize) -> u64 {
         self.words.words()[place].load(Ordering::Relaxed)
@@ -334,7 +334,7 @@ impl<W: Words> OwnBoard<W> {
         at + 1
     }
 
-    /// Whether the peer has read how `slot` failed: it has answered a promise, or it has gone on from the answer.
+    /// True if the peer has read how `slot` failed: it has answered a promise, or it has gone on from the answer.
     fn has_been_read<P: Words>(&self, slot: SlotId, peer: &PeerBoard<P>) -> bool {
         let is_answer = is_settled(peer.load(slot.kind.answer().place(slot.index)), slot.generation);
         match slot.kind {
@@ -343,7 +343,7 @@ impl<W: Words> OwnBoard<W> {
         }
     }
 
-    /// Whether a later use of the index has begun, so that the answer to this one was read.
+    /// True if a later use of the index has begun, so that the answer to this one was read.
     fn is_in_use_again(&self, slot: SlotId) -> bool {
         let now = (self.load(slot.kind.place(slot.index)) >> 32) as u32;
         now.wrapping_sub(slot.generation).cast_signed() > 0

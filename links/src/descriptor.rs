@@ -1,6 +1,6 @@
 //! A link in an event loop of the program: a descriptor that is readable while something may be received.
 //!
-//! The descriptor waits for messages as a future does: a receive that finds nothing makes it unreadable, registers it, listens, and looks
+//! The descriptor waits for messages as a future does: a receive that finds nothing makes it unreadable, registers it, listens, and polls
 //! once more; the link thread, which wakes futures, makes it readable again. So it is readable before the first receive, and for good once
 //! the link is over.
 
@@ -33,7 +33,7 @@ impl Readable {
         Ok(Self { waker: Arc::clone(&event).into(), event })
     }
 
-    /// After a receive that has found nothing. `again` looks once more.
+    /// After a receive that has found nothing. `again` polls once more.
     pub(crate) fn rearm(
         &self,
         shared: &Shared,

@@ -13,7 +13,7 @@ use crate::{LinkError, hub};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address(Vec<u8>);
 
-/// What the name of a door begins with.
+/// The beginning of a door's name.
 const PREFIX: &[u8] = b"estafette-";
 /// Bytes of an address: the beginning, and a random number of 128 bits.
 const ADDRESS_BYTES: usize = PREFIX.len() + 32;
@@ -27,7 +27,7 @@ pub fn secret() -> Result<[u8; 16], LinkError> {
 }
 
 impl Address {
-    /// How many bytes an address has.
+    /// The length of an address in bytes.
     pub const BYTES: usize = ADDRESS_BYTES;
 
     /// The address that `bytes` are.
@@ -119,7 +119,7 @@ struct Connecting(&'static Hub, u64);
 
 impl Drop for Connecting {
     fn drop(&mut self) {
-        self.0.give_up(self.1);
+        self.0.abandon(self.1);
     }
 }
 

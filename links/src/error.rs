@@ -4,7 +4,7 @@ use std::io;
 use estafette_devices::{DeviceError, DeviceErrorKind};
 
 use crate::platform::is_shortage;
-use crate::ring::Nonsense;
+use crate::ring::Violation;
 
 /// Why a link cannot do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum LinkError {
     Protocol {
         /// The peer.
         process: u32,
-        /// What it did.
+        /// The violation.
         what: String,
     },
     /// There is no link to that process: it acts for another user, or speaks another version.
@@ -45,9 +45,9 @@ pub enum LinkError {
     /// The operating system refused.
     #[error("{what}: {error}")]
     System {
-        /// What was asked of it.
+        /// The request.
         what: Cow<'static, str>,
-        /// What it said.
+        /// The answer.
         #[source]
         error: io::Error,
     },
@@ -61,12 +61,12 @@ impl LinkError {
         move |error| Self::System { what: what.into(), error }
     }
 
-    /// Whether this process or machine has too little of something.
+    /// True if this process or machine has too little of something.
     pub(crate) fn is_shortage(&self) -> bool {
         matches!(self, Self::System { error, .. } if is_shortage(error))
     }
 
-    pub(crate) fn nonsense(process: u32, Nonsense(what): Nonsense) -> Self {
+    pub(crate) fn violation(process: u32, Violation(what): Violation) -> Self {
         Self::Protocol { process, what: what.to_owned() }
     }
 }

@@ -35,7 +35,7 @@ impl PeerEvent {
         })
     }
 
-    /// How it settled, once that is known. Takes no lock.
+    /// The outcome, once it is known. Takes no lock.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         if let Some(outcome) = self.outcome.get() {
             return Some(outcome.clone());

@@ -1,4 +1,4 @@
-//! The link thread of the process: it greets, is rung, and sees the ends of peers. Started with the first door or link.
+//! The link thread of the process: it greets, is woken by peers, and sees their ends. Started with the first door or link.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,8 +16,8 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::LinkError;
 use crate::board::{BYTES, populate};
-use crate::life::{Line, Lines};
 use crate::link::{Channel, Link, Shared};
+use crate::liveness::{Liveness, LivenessLock};
 use crate::mailbox::Mailbox;
 use crate::platform::{
     Descriptor, Memory, Poll, Socket, Waker, check_room, is_shortage, may_be_process, own_process, own_user,
@@ -25,7 +25,7 @@ use crate::platform::{
 };
 use crate::threads::{self, Single};
 
-/// What a greeting says: that it is one, and the version of the protocol.
+/// The content of a greeting: that it is one, and the version of the protocol.
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 6";
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
@@ -33,21 +33,21 @@ const GREETINGS_MAX: usize = 64;
 const ARRIVED_MAX: usize = 128;
 /// Links that one thread serves while it waits. The kernel waits for 128 words at once.
 const SERVED_MAX: usize = 16;
-/// How long a thread lingers before it sleeps: about what going to sleep and waking up would cost, on a virtual machine.
-const LINGER: Duration = Duration::from_micros(150);
-/// Threads linger where the last wait was no longer. That of a thread which slept has its waking up in it, and its peer's as well: two peers
+/// The time that a thread spins before it sleeps: about what going to sleep and waking up would cost, on a virtual machine.
+const SPIN_TIME: Duration = Duration::from_micros(150);
+/// Threads spin where the last wait was no longer. That of a thread which slept has its waking up in it, and its peer's as well: two peers
 /// that are quick find out of their sleep.
-const BRISK: Duration = Duration::from_micros(300);
-/// A round in which a thread lingers and that takes so long: another thread has needed the processor.
+const SHORT_WAIT: Duration = Duration::from_micros(300);
+/// A round in which a thread spins and that takes so long: another thread has needed the processor.
 const LOSS: Duration = Duration::from_micros(50);
-/// The fewest waits that do not linger after another thread has taken the processor, and the most.
+/// The fewest waits that do not spin after another thread has taken the processor, and the most.
 const PENALTY_MIN: u32 = 64;
 const PENALTY_MAX: u32 = 4_096;
-/// The most waits that do not linger after one that lingered in vain, as a power of two.
+/// The most waits that do not spin after one that spun in vain, as a power of two.
 const IN_VAIN_MAX: u32 = 6;
-/// Looks between two at the clock.
+/// Checks of the condition between two readings of the clock.
 const ROUND: u32 = 16;
-/// How long a door waits that cannot take a connection, before it tries again.
+/// The time after which a door tries again that could not take a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Descriptors that a door needs at once to accept a connection and greet: the socket, the board, this process.
 const TO_ACCEPT: usize = 3;
@@ -60,38 +60,38 @@ per_process! {
     static HUB: Single<Hub> = Mutex::new(None);
 }
 
-/// What the link thread waits for.
+/// The event sources that the link thread waits for.
 pub(crate) struct Hub {
     pub(crate) poll: Poll,
     waker: Waker,
-    lines: Lines,
-    entries: Mutex<Entries>,
-    /// Links that it is to look at.
-    attended: Mutex<Vec<u64>>,
+    lines: Liveness,
+    sources: Mutex<Sources>,
+    /// Links to dispatch.
+    scheduled: Mutex<Vec<u64>>,
     /// Doors that could not take a connection, and greetings at doors that could not be read.
     paused: Mutex<Vec<u64>>,
     /// Links that were removed.
     removed: AtomicU32,
     /// Of threads that serve.
-    patience: Patience,
+    spin_policy: SpinPolicy,
     /// The process whose threads these are.
     pub(crate) generation: Generation,
 }
 
 #[derive(Default)]
-struct Entries {
+struct Sources {
     last: u64,
-    by_token: BTreeMap<u64, Entry>,
+    by_token: BTreeMap<u64, Source>,
 }
 
 #[derive(Clone)]
-enum Entry {
-    Door(Arc<DoorEntry>),
+enum Source {
+    Door(Arc<DoorSource>),
     Greeting(Arc<Greeting>),
     Link(Arc<Shared>),
 }
 
-struct DoorEntry {
+struct DoorSource {
     socket: Socket,
     arrived: Arrived,
     /// The system has refused it the last connection.
@@ -107,7 +107,7 @@ struct Greeting {
     /// The process at whose door this one is. A child of it may keep the door after its end.
     host: Option<Descriptor>,
     board: Arc<Memory>,
-    line: Line,
+    line: LivenessLock,
     arrived: Arrived,
     side: Side,
     /// This process has lacked what it takes to read it.
@@ -128,7 +128,7 @@ impl Hub {
     pub(crate) fn get() -> Result<&'static Self, LinkError> {
         threads::started(&HUB, Self::new, |hub| {
             hub.lines.start()?;
-            set_host(&Waiting);
+            set_host(&LinkHost);
             threads::start("estafette-links", move || essential("the link thread", || hub.run()))
         })
     }
@@ -138,12 +138,12 @@ impl Hub {
         let new = Self {
             poll: Poll::new().map_err(system())?,
             waker: Waker::new().map_err(system())?,
-            lines: Lines::default(),
-            entries: Mutex::default(),
-            attended: Mutex::default(),
+            lines: Liveness::default(),
+            sources: Mutex::default(),
+            scheduled: Mutex::default(),
             paused: Mutex::default(),
             removed: AtomicU32::new(0),
-            patience: Patience::default(),
+            spin_policy: SpinPolicy::default(),
             generation: Generation::current(),
         };
         new.poll.add(new.waker.descriptor(), WAKER).map_err(system())?;
@@ -151,15 +151,15 @@ impl Hub {
     }
 
     pub(crate) fn add_door(&self, socket: Socket, arrived: Arrived) -> Result<u64, LinkError> {
-        let mut entries = self.entries.lock();
-        let token = entries.next_token();
+        let mut sources = self.sources.lock();
+        let token = sources.next_token();
         self.poll.add(socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
-        let door = DoorEntry { socket, arrived, is_short: AtomicBool::new(false) };
-        entries.by_token.insert(token, Entry::Door(Arc::new(door)));
+        let door = DoorSource { socket, arrived, is_short: AtomicBool::new(false) };
+        sources.by_token.insert(token, Source::Door(Arc::new(door)));
         Ok(token)
     }
 
-    /// Greets the process at the other end of a new connection. Returns what [`give_up`](Self::give_up) takes.
+    /// Greets the process at the other end of a new connection. Returns what [`abandon`](Self::abandon) takes.
     pub(crate) fn greet(
         &'static self,
         socket: Socket,
@@ -192,48 +192,48 @@ impl Hub {
             _ => system()(error),
         })?;
         step!("greet 4");
-        let mut entries = self.entries.lock();
-        let token = entries.next_token();
+        let mut sources = self.sources.lock();
+        let token = sources.next_token();
         self.poll.add(socket.descriptor(), token).map_err(system())?;
         host.iter().try_for_each(|host| self.poll.add(host, token | 1)).map_err(system())?;
         let is_short = AtomicBool::new(false);
         let greeting = Greeting { socket, process, host, board, line, arrived, side, is_short };
-        entries.by_token.insert(token, Entry::Greeting(Arc::new(greeting)));
-        let oldest = if side == Side::Accepts { entries.oldest_beyond() } else { None };
-        drop(entries);
-        oldest.into_iter().for_each(|oldest| self.give_up(oldest));
+        sources.by_token.insert(token, Source::Greeting(Arc::new(greeting)));
+        let oldest = if side == Side::Accepts { sources.oldest_beyond() } else { None };
+        drop(sources);
+        oldest.into_iter().for_each(|oldest| self.abandon(oldest));
         Ok(token)
     }
 
-    /// See [`Waiting`].
+    /// See [`LinkHost`].
     fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool> {
         let removed = self.removed.load(Ordering::Acquire);
-        let links: Vec<_> = self.entries.lock().links().take(SERVED_MAX).collect();
+        let links: Vec<_> = self.sources.lock().links().take(SERVED_MAX).collect();
         let served: Vec<_> = links.iter().filter(|(_, link)| link.serve()).collect();
         if served.is_empty() {
             return None;
         }
         let began = Instant::now();
-        let has_news = || served.iter().any(|(_, link)| link.has_news());
+        let has_events = || served.iter().any(|(_, link)| link.has_events());
         let is_over = || {
             word.load(Ordering::Acquire) == WOKEN
                 || self.removed.load(Ordering::Acquire) != removed
-                || has_news()
+                || has_events()
         };
-        let lingers = self.patience.lasts();
-        if lingers {
-            served.iter().for_each(|(_, link)| link.rest_served());
+        let spins = self.spin_policy.may_spin();
+        if spins {
+            served.iter().for_each(|(_, link)| link.pause_served());
         }
-        let is_over = lingers && self.patience.linger(is_over, deadline);
+        let is_over = spins && self.spin_policy.spin(is_over, deadline);
         // What a thread of this process has done says nothing of a peer.
-        if lingers && (!is_over || has_news()) {
-            self.patience.lingered(!is_over);
+        if spins && (!is_over || has_events()) {
+            self.spin_policy.note_spin(!is_over);
         }
         let waited = if is_over {
             Ok(true)
         } else {
             let mut words = vec![(word, MAY_SLEEP), (&self.removed, removed)];
-            words.extend(served.iter().map(|(_, link)| link.listen_by_word()));
+            words.extend(served.iter().map(|(_, link)| link.listen_by_futex()));
             let change =
                 |from, to| word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok();
             let is_asleep = change(IS_AWAKE, MAY_SLEEP);
@@ -242,23 +242,23 @@ impl Hub {
             change(MAY_SLEEP, IS_AWAKE);
             waited
         };
-        self.patience.waited(began.elapsed());
+        self.spin_policy.note_wait(began.elapsed());
         for (token, link) in served {
-            link.leave();
-            self.attend(*token, link);
+            link.stop_serving();
+            self.dispatch(*token, link);
         }
         waited.ok()
     }
 
-    /// Has the link thread look at a link soon.
-    pub(crate) fn attend_soon(&self, token: u64) {
-        self.attended.lock().push(token);
+    /// Has the link thread dispatch a link soon.
+    pub(crate) fn dispatch_soon(&self, token: u64) {
+        self.scheduled.lock().push(token);
         self.waker.wake();
     }
 
     /// Takes a connection out whose peer has not greeted.
-    pub(crate) fn give_up(&self, token: u64) {
-        self.remove_if(token, |entry| matches!(entry, Entry::Greeting(_)));
+    pub(crate) fn abandon(&self, token: u64) {
+        self.remove_if(token, |source| matches!(source, Source::Greeting(_)));
     }
 
     /// Takes something out. The last handle closes it.
@@ -266,26 +266,26 @@ impl Hub {
         self.remove_if(token, |_| true);
     }
 
-    fn remove_if(&self, token: u64, condition: impl Fn(&Entry) -> bool) {
+    fn remove_if(&self, token: u64, condition: impl Fn(&Source) -> bool) {
         if self.generation.is_inherited() {
             return;
         }
-        let mut entries = self.entries.lock();
-        let is_removed = entries.by_token.get(&token).is_some_and(condition);
-        let entry = is_removed.then(|| entries.by_token.remove(&token)).flatten();
-        drop(entries);
-        match &entry {
-            Some(Entry::Door(door)) => {
+        let mut sources = self.sources.lock();
+        let is_removed = sources.by_token.get(&token).is_some_and(condition);
+        let source = is_removed.then(|| sources.by_token.remove(&token)).flatten();
+        drop(sources);
+        match &source {
+            Some(Source::Door(door)) => {
                 self.poll.remove(door.socket.descriptor());
                 // A forked child may have the socket too. This hangs up on those who wait there.
                 door.socket.shut_down();
                 while let Ok(Some(_)) = door.socket.accept() {}
             }
-            Some(Entry::Greeting(greeting)) => {
+            Some(Source::Greeting(greeting)) => {
                 self.poll.remove(greeting.socket.descriptor());
                 greeting.host.iter().for_each(|host| self.poll.remove(host));
             }
-            Some(Entry::Link(link)) => {
+            Some(Source::Link(link)) => {
                 self.poll.remove(link.channel().socket.descriptor());
                 self.poll.remove(&link.channel().end);
                 self.lines.unwatch(link);
@@ -299,18 +299,18 @@ impl Hub {
 
     fn run(&'static self) {
         let mut retry = Instant::now();
-        let patience = Patience::default();
+        let spin_policy = SpinPolicy::default();
         loop {
             let is_pause = !self.paused.lock().is_empty();
             let began = Instant::now();
-            let left = if patience.lasts() && self.linger(&patience) {
-                // Other descriptors are looked at all the same.
+            let left = if spin_policy.may_spin() && self.spin(&spin_policy) {
+                // Other descriptors are polled all the same.
                 Some(Duration::ZERO)
             } else {
                 is_pause.then(|| retry.saturating_duration_since(Instant::now()))
             };
             let ready = self.poll.wait(left).expect("a set of descriptors can be waited for");
-            patience.waited(began.elapsed());
+            spin_policy.note_wait(began.elapsed());
             for token in ready {
                 self.handle(token);
             }
@@ -318,43 +318,43 @@ impl Hub {
                 retry = Instant::now() + PAUSE;
                 let paused = std::mem::take(&mut *self.paused.lock());
                 for token in paused {
-                    match self.entry(token) {
-                        Some(Entry::Door(door)) => {
+                    match self.source(token) {
+                        Some(Source::Door(door)) => {
                             let _ = self.poll.pause(door.socket.descriptor(), token, false);
                         }
-                        Some(Entry::Greeting(greeting)) => {
+                        Some(Source::Greeting(greeting)) => {
                             if self.poll.add(greeting.socket.descriptor(), token).is_err() {
-                                self.give_up(token);
+                                self.abandon(token);
                             }
                         }
-                        Some(Entry::Link(_)) | None => {}
+                        Some(Source::Link(_)) | None => {}
                     }
                 }
             }
-            let attended = std::mem::take(&mut *self.attended.lock());
-            for token in attended {
-                if let Some(Entry::Link(link)) = self.entry(token) {
-                    self.attend(token, &link);
+            let scheduled = std::mem::take(&mut *self.scheduled.lock());
+            for token in scheduled {
+                if let Some(Source::Link(link)) = self.source(token) {
+                    self.dispatch(token, &link);
                 }
             }
         }
     }
 
-    /// Looks at links for a moment more, for which no peer need ring. Returns whether there was anything to do.
-    fn linger(&self, patience: &Patience) -> bool {
-        let links: Vec<_> = self.entries.lock().links().take(SERVED_MAX).collect();
-        // Each look wakes those that wait for room.
+    /// Polls links for a moment more, for which no peer need send a wake-up. True if there was anything to do.
+    fn spin(&self, spin_policy: &SpinPolicy) -> bool {
+        let links: Vec<_> = self.sources.lock().links().take(SERVED_MAX).collect();
+        // Each poll wakes those that wait for room.
         if links.iter().any(|(_, link)| link.has_senders()) {
             return false;
         }
-        let resting: Vec<_> = links.iter().filter(|(_, link)| link.rest()).collect();
+        let resting: Vec<_> = links.iter().filter(|(_, link)| link.try_pause()).collect();
         if resting.is_empty() {
             return false;
         }
-        let has_news = || resting.iter().any(|(_, link)| link.has_news());
-        let has_found = patience.linger(|| has_news() || !self.attended.lock().is_empty(), None);
-        patience.lingered(!has_found);
-        resting.iter().for_each(|(token, link)| self.attend(*token, link));
+        let has_events = || resting.iter().any(|(_, link)| link.has_events());
+        let has_found = spin_policy.spin(|| has_events() || !self.scheduled.lock().is_empty(), None);
+        spin_policy.note_spin(!has_found);
+        resting.iter().for_each(|(token, link)| self.dispatch(*token, link));
         has_found
     }
 
@@ -363,12 +363,12 @@ impl Hub {
             return self.waker.clear();
         }
         let even = token & !1;
-        match self.entry(even) {
-            Some(Entry::Door(door)) => self.accept(token, &door),
-            Some(Entry::Greeting(greeting)) => self.meet(even, greeting, token != even),
-            Some(Entry::Link(link)) => {
-                // Senders try again as it is attended.
-                link.rest_from_room();
+        match self.source(even) {
+            Some(Source::Door(door)) => self.accept(token, &door),
+            Some(Source::Greeting(greeting)) => self.finish_greeting(even, greeting, token != even),
+            Some(Source::Link(link)) => {
+                // Senders try again as it is dispatched.
+                link.stop_waiting_for_room();
                 if token != even {
                     link.note_gone();
                 } else if link.drain(true) {
@@ -377,24 +377,24 @@ impl Hub {
                     self.poll.remove(link.channel().socket.descriptor());
                     link.note_lost();
                 }
-                self.attend(even, &link);
+                self.dispatch(even, &link);
             }
             None => {}
         }
     }
 
-    /// A share in an entry.
-    fn entry(&self, token: u64) -> Option<Entry> {
-        self.entries.lock().by_token.get(&token).cloned()
+    /// A share in a source.
+    fn source(&self, token: u64) -> Option<Source> {
+        self.sources.lock().by_token.get(&token).cloned()
     }
 
-    fn attend(&self, token: u64, link: &Shared) {
-        if link.attend() {
+    fn dispatch(&self, token: u64, link: &Shared) {
+        if link.dispatch() {
             self.remove(token);
         }
     }
 
-    fn accept(&'static self, token: u64, door: &DoorEntry) {
+    fn accept(&'static self, token: u64, door: &DoorSource) {
         // A connection that waits on would wake this thread again and again.
         let pause = || {
             let _ = self.poll.pause(door.socket.descriptor(), token, true);
@@ -425,7 +425,7 @@ impl Hub {
     }
 
     /// Reads the greeting of a peer, and makes the link. That of a peer that `has_ended` has come, or never will.
-    fn meet(&'static self, token: u64, greeting: Arc<Greeting>, has_ended: bool) {
+    fn finish_greeting(&'static self, token: u64, greeting: Arc<Greeting>, has_ended: bool) {
         let meeting = |error| LinkError::system("meeting another process")(error);
         // The kernel drops the descriptors of a message for which there is no room.
         if greeting.side == Side::Accepts
@@ -443,7 +443,7 @@ impl Hub {
         if received.is_none() && !has_ended {
             return;
         }
-        self.give_up(token);
+        self.abandon(token);
         // Who connects may give up at this moment.
         let Some(greeting) = Arc::into_inner(greeting) else { return };
         let Greeting { socket, process, board, line, arrived, side, .. } = greeting;
@@ -472,7 +472,7 @@ impl Hub {
         step!("greet 5");
         let link = met.and_then(|(peer, channel)| {
             let link = Arc::new(Shared::new((board, line), peer, channel, self, token));
-            self.entries.lock().by_token.insert(token, Entry::Link(Arc::clone(&link)));
+            self.sources.lock().by_token.insert(token, Source::Link(Arc::clone(&link)));
             let added = self.poll.add(link.channel().socket.descriptor(), token);
             let added = added.and_then(|()| self.poll.add(&link.channel().end, token | 1));
             if let Err(error) = added {
@@ -490,11 +490,11 @@ impl Hub {
     }
 }
 
-/// What threads do that wait in a [`Sleeper`](estafette_sync::sleeper::Sleeper): what the link thread would do for links that any thread
+/// The work of threads that wait in a [`Sleeper`](estafette_sync::sleeper::Sleeper): that of the link thread for links that any thread
 /// waits for, so that what arrives wakes one thread less. The link thread goes on where no thread waits, and sees the ends of peers.
-struct Waiting;
+struct LinkHost;
 
-impl Host for Waiting {
+impl Host for LinkHost {
     fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool> {
         let (hub, _) = (*HUB.lock())?;
         hub.serve(word, deadline)
@@ -505,23 +505,23 @@ impl Host for Waiting {
     }
 }
 
-/// Whether threads linger before they sleep: they look again and again for about as long as sleeping and waking up would take.
+/// Adaptive spinning: threads poll for about as long as sleeping and waking up would take before they sleep.
 /// Threads that are ready run in between: with few cores the one that is waited for may be among them. But a thread that lets others run comes
 /// back late, where one that sleeps is woken at once; so where others need the processor, most waits do without.
 #[derive(Debug, Default)]
-struct Patience {
+struct SpinPolicy {
     /// The last wait was short.
-    is_brisk: AtomicBool,
-    /// How often in a row a thread has lingered in vain.
+    was_short: AtomicBool,
+    /// The number of times in a row that a thread has spun in vain.
     in_vain: AtomicU32,
     /// Waits that do without: those that are left, and how many the next loss of the processor costs.
     skipped: AtomicU32,
     penalty: AtomicU32,
 }
 
-impl Patience {
-    fn lasts(&self) -> bool {
-        if !self.is_brisk.load(Ordering::Relaxed) {
+impl SpinPolicy {
+    fn may_spin(&self) -> bool {
+        if !self.was_short.load(Ordering::Relaxed) {
             return false;
         }
         let skipped = self.skipped.load(Ordering::Relaxed);
@@ -529,20 +529,20 @@ impl Patience {
         skipped == 0
     }
 
-    fn waited(&self, time: Duration) {
-        self.is_brisk.store(time < BRISK, Ordering::Relaxed);
+    fn note_wait(&self, time: Duration) {
+        self.was_short.store(time < SHORT_WAIT, Ordering::Relaxed);
     }
 
-    /// Whether a condition comes to hold soon, and before `deadline`.
-    fn linger(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
+    /// True if a condition comes to hold soon, and before `deadline`.
+    fn spin(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
         let mut now = Instant::now();
-        let end = now + LINGER;
+        let end = now + SPIN_TIME;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         let mut has_lost = false;
-        let holds = 'looks: loop {
+        let holds = 'spin: loop {
             for _ in 0..ROUND {
                 if condition() {
-                    break 'looks true;
+                    break 'spin true;
                 }
                 estafette_sync::hint::spin_loop();
             }
@@ -553,12 +553,12 @@ impl Patience {
                 break condition();
             }
         };
-        self.ran(has_lost);
+        self.note_preemption(has_lost);
         holds
     }
 
-    /// A thread has lingered, and whether another one has taken the processor meanwhile.
-    fn ran(&self, has_lost: bool) {
+    /// A thread has spun; `has_lost`: another one has taken the processor meanwhile.
+    fn note_preemption(&self, has_lost: bool) {
         let penalty = self.penalty.load(Ordering::Relaxed);
         if has_lost {
             let penalty = (2 * penalty).clamp(PENALTY_MIN, PENALTY_MAX);
@@ -569,8 +569,8 @@ impl Patience {
         }
     }
 
-    /// A thread has lingered for a peer, and in vain perhaps.
-    fn lingered(&self, in_vain: bool) {
+    /// A thread has spun for a peer, and in vain perhaps.
+    fn note_spin(&self, in_vain: bool) {
         let times = if in_vain { (self.in_vain.load(Ordering::Relaxed) + 1).min(IN_VAIN_MAX) } else { 0 };
         self.in_vain.store(times, Ordering::Relaxed);
         if in_vain {
@@ -579,11 +579,11 @@ impl Patience {
     }
 }
 
-impl Entries {
+impl Sources {
     fn links(&self) -> impl Iterator<Item = (u64, Arc<Shared>)> {
-        self.by_token.iter().filter_map(|(token, entry)| match entry {
-            Entry::Link(link) => Some((*token, Arc::clone(link))),
-            Entry::Door(_) | Entry::Greeting(_) => None,
+        self.by_token.iter().filter_map(|(token, source)| match source {
+            Source::Link(link) => Some((*token, Arc::clone(link))),
+            Source::Door(_) | Source::Greeting(_) => None,
         })
     }
 
@@ -594,8 +594,8 @@ impl Entries {
 
     /// The connection that has waited longest, if there are too many.
     fn oldest_beyond(&self) -> Option<u64> {
-        let greets = |entry: &Entry| matches!(entry, Entry::Greeting(its) if its.side == Side::Accepts);
-        let mut waiting = self.by_token.iter().filter(|(_, entry)| greets(entry)).map(|(token, _)| *token);
+        let greets = |source: &Source| matches!(source, Source::Greeting(its) if its.side == Side::Accepts);
+        let mut waiting = self.by_token.iter().filter(|(_, source)| greets(source)).map(|(token, _)| *token);
         let oldest = waiting.next()?;
         (waiting.count() >= GREETINGS_MAX).then_some(oldest)
     }
@@ -603,7 +603,7 @@ impl Entries {
 
 impl fmt::Debug for Hub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hub").field("entries", &self.entries.lock().by_token.len()).finish_non_exhaustive()
+        f.debug_struct("Hub").field("sources", &self.sources.lock().by_token.len()).finish_non_exhaustive()
     }
 }
 
@@ -612,48 +612,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_lingers_until_the_condition_holds_or_the_time_is_up() {
-        let (patience, has_come) = (Patience::default(), AtomicBool::new(false));
+    fn a_thread_spins_until_the_condition_holds_or_the_time_is_up() {
+        let (spin_policy, has_come) = (SpinPolicy::default(), AtomicBool::new(false));
         let condition = || has_come.load(Ordering::Acquire);
-        assert!(!patience.linger(condition, None));
+        assert!(!spin_policy.spin(condition, None));
         has_come.store(true, Ordering::Release);
-        assert!(patience.linger(condition, Some(Instant::now())), "it looks once");
+        assert!(spin_policy.spin(condition, Some(Instant::now())), "it polls once");
     }
 
     #[test]
-    fn threads_linger_after_short_waits_and_seldom_where_others_need_the_processor() {
-        let patience = Patience::default();
-        assert!(!patience.lasts(), "nothing is known yet");
-        patience.waited(BRISK / 2);
-        assert!(patience.lasts() && patience.lasts());
-        patience.waited(BRISK);
-        assert!(!patience.lasts());
-        patience.waited(BRISK / 2);
-        let skipped = || (0..).find(|_| patience.lasts()).expect("in the end");
+    fn threads_spin_after_short_waits_and_seldom_where_others_need_the_processor() {
+        let spin_policy = SpinPolicy::default();
+        assert!(!spin_policy.may_spin(), "nothing is known yet");
+        spin_policy.note_wait(SHORT_WAIT / 2);
+        assert!(spin_policy.may_spin() && spin_policy.may_spin());
+        spin_policy.note_wait(SHORT_WAIT);
+        assert!(!spin_policy.may_spin());
+        spin_policy.note_wait(SHORT_WAIT / 2);
+        let skipped = || (0..).find(|_| spin_policy.may_spin()).expect("in the end");
         for expected in [PENALTY_MIN, 2 * PENALTY_MIN, 4 * PENALTY_MIN] {
-            patience.ran(true);
+            spin_policy.note_preemption(true);
             assert_eq!(skipped(), expected);
         }
-        (0..4 * PENALTY_MIN).for_each(|_| patience.ran(false));
-        patience.ran(true);
+        (0..4 * PENALTY_MIN).for_each(|_| spin_policy.note_preemption(false));
+        spin_policy.note_preemption(true);
         assert_eq!(skipped(), PENALTY_MIN, "losses that are long ago count no more");
-        (0..32).for_each(|_| patience.ran(true));
+        (0..32).for_each(|_| spin_policy.note_preemption(true));
         assert_eq!(skipped(), PENALTY_MAX);
     }
 
     #[test]
-    fn threads_linger_seldom_where_they_did_so_in_vain() {
-        let patience = Patience::default();
-        patience.waited(BRISK / 2);
-        let skipped = || (0..).find(|_| patience.lasts()).expect("in the end");
+    fn threads_spin_seldom_where_they_did_so_in_vain() {
+        let spin_policy = SpinPolicy::default();
+        spin_policy.note_wait(SHORT_WAIT / 2);
+        let skipped = || (0..).find(|_| spin_policy.may_spin()).expect("in the end");
         for expected in [2, 4, 8] {
-            patience.lingered(true);
+            spin_policy.note_spin(true);
             assert_eq!(skipped(), expected);
         }
-        patience.lingered(false);
-        patience.lingered(true);
+        spin_policy.note_spin(false);
+        spin_policy.note_spin(true);
         assert_eq!(skipped(), 2, "what was in vain before the last success counts no more");
-        (0..32).for_each(|_| patience.lingered(true));
+        (0..32).for_each(|_| spin_policy.note_spin(true));
         assert_eq!(skipped(), 1 << IN_VAIN_MAX);
     }
 }

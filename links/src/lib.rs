@@ -9,10 +9,10 @@
 //!
 //! | part | idea |
 //! |---|---|
-//! | `board`, `ring`, `bell` | shared words with one writer each: slots, messages, who wants to be rung; models |
+//! | `board`, `ring`, `notify` | shared words with one writer each: slots, messages, who wants a wake-up; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
 //! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | what users have |
-//! | `hub`, `life`, `threads`, `mailbox` | the link thread; the thread of life lines; what they leave for futures |
+//! | `hub`, `life`, `threads`, `mailbox` | the link thread; the thread of liveness locks; what they leave for futures |
 //! | `nixl`, [`network`] | a feature: memory of other machines, and how two machines meet |
 //! | `platform` | what links ask of the operating system |
 //!
@@ -49,15 +49,14 @@ macro_rules! step {
 }
 
 mod arena;
-mod bell;
 mod board;
 mod descriptor;
 mod door;
 mod error;
 mod fence;
 mod hub;
-mod life;
 mod link;
+mod liveness;
 mod mailbox;
 #[cfg(all(test, estafette_loom))]
 mod models;
@@ -65,6 +64,7 @@ mod models;
 pub mod network;
 #[cfg(feature = "nixl")]
 mod nixl;
+mod notify;
 mod platform;
 mod ring;
 mod segment;
@@ -80,5 +80,5 @@ pub use self::{
     door::{Address, Door, secret},
     error::LinkError,
     link::{Link, Peer, Received},
-    segment::{PeerDeviceSegment, PeerSegment, Seen, Segment},
+    segment::{PeerDeviceSegment, PeerMemory, PeerSegment, Segment},
 };

@@ -15,19 +15,21 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering}
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::time::{Duration, Instant};
 
-use self::socket::{Passed, RING_BELL, Shown};
+use self::socket::{SegmentState, Shown, WAKE_UP};
 use crate::LinkError;
-use crate::bell::{Listener, Ring, Ringer};
-use crate::board::{BELL, CLOSED, CLOSING, HEAD, Kind, LEFT, LINE, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL};
+use crate::board::{
+    CLOSED, CLOSING, EVENT_COUNT, HEAD, Kind, LEFT, LIVENESS, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL,
+};
 use crate::descriptor::Readable;
 use crate::fence::PeerEvent;
 use crate::hub::Hub;
-use crate::life::Line;
+use crate::liveness::LivenessLock;
 use crate::mailbox::{Futures, Registration};
+use crate::notify::{Listener, PeerNotifier, Wakeup};
 use crate::platform::{Descriptor, Memory, Socket, wake_all};
-use crate::ring::{Message, NOTE_BYTES, Nonsense, Reader, Writer};
+use crate::ring::{Message, NOTE_BYTES, Reader, Violation, Writer};
 
-/// What is known of the peer, as bits: it sends and settles nothing more.
+/// The fate of the peer, as bits: it sends and settles nothing more.
 const FATE_CLOSING: u32 = 1;
 /// It uses nothing of this process any more, in good order.
 const FATE_LEFT: u32 = 2;
@@ -38,13 +40,13 @@ const FATE_GONE: u32 = 8;
 /// It does not keep to the protocol.
 const FATE_BROKEN: u32 = 16;
 
-/// What is known of the peer, and what `look` finds then: the last look at a slot of a process that is known to be dead.
-pub(crate) fn last_look<T>(fate: &AtomicU32, look: impl FnOnce() -> T) -> (u32, T) {
-    (fate.load(Ordering::Acquire), look())
+/// The fate of the peer, and the result of `read`, which comes after: what a process that is known to be dead has done is there by then.
+pub(crate) fn after_fate<T>(fate: &AtomicU32, read: impl FnOnce() -> T) -> (u32, T) {
+    (fate.load(Ordering::Acquire), read())
 }
 
-/// Events that a thread looks at again and again: the oldest.
-const NEWS_MAX: usize = 16;
+/// Events that a spinning thread polls: the oldest.
+const POLLED_MAX: usize = 16;
 
 pub(crate) struct Channel {
     pub(crate) socket: Socket,
@@ -53,21 +55,21 @@ pub(crate) struct Channel {
     pub(crate) process: u32,
 }
 
-/// What the handles of a link, its fences, and the threads share.
+/// The state that the handles of a link, its fences, and the threads share.
 pub(crate) struct Shared {
     pub(crate) own: OwnBoard<Arc<Memory>>,
     peer: PeerBoard<Memory>,
     channel: Channel,
     hub: &'static Hub,
-    /// What the hub knows it by.
+    /// The hub's token of it.
     token: u64,
-    _line: Line,
+    _line: LivenessLock,
     /// The peer's line while its thread lives.
     peer_line: u32,
     fate: AtomicU32,
     broken: OnceLock<&'static str>,
     listener: Listener,
-    ringer: Ringer,
+    notifier: PeerNotifier,
     sent: Mutex<Sent>,
     reader: Mutex<Reader>,
     /// Futures that wait for a message, and those that wait for room.
@@ -77,15 +79,15 @@ pub(crate) struct Shared {
     pub(crate) readable: OnceLock<Readable>,
     /// Fences of the peer with subscribers.
     watched: Mutex<Vec<Arc<PeerEvent>>>,
-    /// What was received and is in use.
+    /// The number of messages that were received and are in use.
     in_use: AtomicUsize,
     /// This process has closed the link.
     is_closed: AtomicBool,
     shown: Mutex<Shown>,
-    seen: Mutex<HashMap<u32, Passed>>,
+    seen: Mutex<HashMap<u32, SegmentState>>,
 }
 
-/// What was sent and is not over.
+/// Messages that were sent and are not over.
 struct Sent {
     writer: Writer,
     /// Indices from here on were never used.
@@ -135,13 +137,13 @@ impl Sent {
 
 impl Shared {
     pub(crate) fn new(
-        own: (Arc<Memory>, Line),
+        own: (Arc<Memory>, LivenessLock),
         peer: Memory,
         channel: Channel,
         hub: &'static Hub,
         token: u64,
     ) -> Self {
-        let peer_line = peer.half_word(LINE).load(Ordering::Relaxed);
+        let peer_line = peer.half_word(LIVENESS).load(Ordering::Relaxed);
         Self {
             own: OwnBoard::new(own.0),
             peer: PeerBoard(peer),
@@ -153,7 +155,7 @@ impl Shared {
             fate: AtomicU32::new(0),
             broken: OnceLock::new(),
             listener: Listener::default(),
-            ringer: Ringer::default(),
+            notifier: PeerNotifier::default(),
             sent: Mutex::new(Sent {
                 writer: Writer::default(),
                 fresh: 0,
@@ -180,16 +182,16 @@ impl Shared {
         &self.channel
     }
 
-    /// The peer's life line, and what it says while the peer lives.
+    /// The peer's liveness lock, and what it says while the peer lives.
     pub(crate) fn line(&self) -> (&AtomicU32, u32) {
-        (self.peer.0.half_word(LINE), self.peer_line)
+        (self.peer.0.half_word(LIVENESS), self.peer_line)
     }
 
-    // What is known of the peer.
+    // The fate of the peer.
 
-    /// How the peer settled a slot, or why it never will.
+    /// The outcome of a slot of the peer, or the reason why the peer never settles it.
     pub(crate) fn outcome(&self, slot: SlotId) -> Option<Outcome> {
-        let (fate, settled) = last_look(&self.fate, || self.peer.outcome(slot, self.process()));
+        let (fate, settled) = after_fate(&self.fate, || self.peer.outcome(slot, self.process()));
         if settled.is_some() || fate == 0 {
             return settled;
         }
@@ -212,7 +214,7 @@ impl Shared {
     fn error(&self, fate: u32) -> LinkError {
         let process = self.process();
         match self.broken.get() {
-            Some(what) => LinkError::nonsense(process, Nonsense(what)),
+            Some(what) => LinkError::violation(process, Violation(what)),
             None if fate & FATE_CLOSING != 0 => LinkError::Closed { process },
             None => self.died(),
         }
@@ -244,7 +246,7 @@ impl Shared {
         self.fate.fetch_or(fate, Ordering::AcqRel);
     }
 
-    /// What the peer has said of itself.
+    /// The peer's own report of its fate.
     fn said(&self) -> u32 {
         match self.peer.load(CLOSED) {
             0 => 0,
@@ -254,10 +256,10 @@ impl Shared {
         }
     }
 
-    /// On the thread of life lines: the peer is dying.
+    /// On the thread of liveness locks: the peer is dying.
     pub(crate) fn note_lost(&self) {
         self.note(FATE_LOST);
-        self.hub.attend_soon(self.token);
+        self.hub.dispatch_soon(self.token);
     }
 
     /// Every thread of the peer has ended.
@@ -269,107 +271,107 @@ impl Shared {
         self.fate.load(Ordering::Acquire) & FATE_LOST != 0
     }
 
-    fn break_off(&self, what: Nonsense) -> LinkError {
+    fn break_off(&self, what: Violation) -> LinkError {
         let _ = self.broken.set(what.0);
         self.note(FATE_BROKEN);
-        self.hub.attend_soon(self.token);
-        LinkError::nonsense(self.process(), what)
+        self.hub.dispatch_soon(self.token);
+        LinkError::violation(self.process(), what)
     }
 
-    // What the peer is to know.
+    // Notifications of the peer.
 
     /// After a change of the own board.
-    fn tell(&self) {
-        match self.ringer.must_ring(&self.peer) {
-            Some(Ring::Socket) => self.ring(),
-            Some(Ring::Word) => {
-                let bell = self.own.words.half_word(BELL);
-                bell.fetch_add(1, Ordering::Release);
-                wake_all(bell);
+    fn notify(&self) {
+        match self.notifier.wakeup(&self.peer) {
+            Some(Wakeup::Socket) => self.wake_peer(),
+            Some(Wakeup::Futex) => {
+                let count = self.own.words.half_word(EVENT_COUNT);
+                count.fetch_add(1, Ordering::Release);
+                wake_all(count);
             }
             None => {}
         }
     }
 
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake_peer(&self) {
         // A socket without room wakes the peer already, and after the peer's end there is no one to wake.
-        let _ = self.channel.socket.send(&[RING_BELL], &[]);
+        let _ = self.channel.socket.send(&[WAKE_UP], &[]);
     }
 
-    /// How a promise that was sent, or the use of what was received, settled. The peer takes the promises of a closed link as failed.
+    /// Settles a promise that was sent, or the use of what was received. The peer takes the promises of a closed link as failed.
     fn settle(&self, slot: SlotId, outcome: &Outcome) {
         let is_late = slot.kind == Kind::Ready && self.is_closed.load(Ordering::SeqCst);
         if !is_late && self.hub.generation.is_current() {
             self.own.settle(slot, outcome, &self.peer);
             step!("settle");
-            self.tell();
-            step!("settle, told");
+            self.notify();
+            step!("settle, notified");
         }
     }
 
-    /// How the use of what was received ended.
+    /// Settles the use of what was received.
     fn answer(&self, slot: SlotId, outcome: &Outcome) {
         step!("answer");
         self.settle(slot, outcome);
-        step!("answer, told");
+        step!("answer, notified");
         self.in_use.fetch_sub(1, Ordering::SeqCst);
         if self.is_closed.load(Ordering::SeqCst) {
-            self.hub.attend_soon(self.token);
+            self.hub.dispatch_soon(self.token);
         }
     }
 
-    // What the link thread does, and a thread that serves.
+    // The work of the link thread, and of a thread that serves.
 
-    /// Whether anyone waits for room.
+    /// True if anyone waits for room.
     pub(crate) fn has_senders(&self) -> bool {
         self.senders.has_waiters()
     }
 
     /// The calling thread serves the link, unless another one does or no one waits.
     pub(crate) fn serve(&self) -> bool {
-        // Each look wakes the senders, which may find no room: a thread that serves would wake itself again and again if it is one.
+        // Each poll wakes the senders, which may find no room: a thread that serves would wake itself again and again if it is one.
         self.has_waiters() && !self.has_senders() && self.listener.serve()
     }
 
-    /// The peer rings no more: the calling thread, which serves the link, looks for news until it [listens](Self::listen_by_word) or
-    /// [leaves](Self::leave).
-    pub(crate) fn rest_served(&self) {
+    /// The peer sends no more wake-ups: the calling thread, which serves the link, polls it until it [listens](Self::listen_by_futex) or
+    /// [leaves](Self::stop_serving).
+    pub(crate) fn pause_served(&self) {
         self.listener.pause(&self.own);
     }
 
-    /// As [`rest_served`](Self::rest_served) on the link thread, until that attends. False where another thread serves the link, or no one
-    /// waits.
-    pub(crate) fn rest(&self) -> bool {
-        self.has_waiters() && self.listener.rest(&self.own)
+    /// As [`pause_served`](Self::pause_served) on the link thread, until that dispatches. False where another thread serves the link, or no
+    /// one waits.
+    pub(crate) fn try_pause(&self) -> bool {
+        self.has_waiters() && self.listener.try_pause(&self.own)
     }
 
-    /// Whether a [`look`](Self::look) has anything to do. Most of what comes is found, at the cost of a few loads; a look finds all.
-    pub(crate) fn has_news(&self) -> bool {
+    /// True if a [`poll`](Self::poll) has anything to do. Most of what comes is found, at the cost of a few loads; `poll` finds all.
+    pub(crate) fn has_events(&self) -> bool {
         let fate = self.fate.load(Ordering::Acquire);
         let reads =
             self.receivers.has_waiters() || self.is_closed.load(Ordering::SeqCst) && fate & FATE_BROKEN == 0;
         reads && self.peer.load(HEAD) != self.own.load(TAIL)
             || self.said() & !fate != 0
-            || self.watched.lock().iter().take(NEWS_MAX).any(|event| event.outcome().is_some())
+            || self.watched.lock().iter().take(POLLED_MAX).any(|event| event.outcome().is_some())
     }
 
-    /// The thread that serves the link is rung from now on by a change of the bell, which is returned with what it says now.
-    pub(crate) fn listen_by_word(&self) -> (&AtomicU32, u32) {
-        let bell = self.peer.0.half_word(BELL);
-        let now = bell.load(Ordering::Acquire);
-        // What another thread has listened for may have been rung before.
+    /// The thread that serves the link is woken from now on by a change of the event count, which is returned with its value.
+    pub(crate) fn listen_by_futex(&self) -> (&AtomicU32, u32) {
+        let count = self.peer.0.half_word(EVENT_COUNT);
+        let now = count.load(Ordering::Acquire);
+        // The peer may have sent its wake-up for what another thread has listened for.
         self.listener.pause(&self.own);
         self.listen();
-        self.look();
-        (bell, now)
+        self.poll();
+        (count, now)
     }
 
-    /// It serves the link no more. The caller then attends, as what came last may have rung this thread alone.
-    pub(crate) fn leave(&self) {
-        self.listener.leave();
+    /// It serves the link no more. The caller then dispatches, as what came last may have woken this thread alone.
+    pub(crate) fn stop_serving(&self) {
+        self.listener.stop_serving();
     }
 
-    /// Keeps an event that has subscribers until it has settled. The caller listens after this, and looks again.
+    /// Keeps an event that has subscribers until it has settled. The caller listens after this, and polls again.
     pub(crate) fn watch(&self, event: Arc<PeerEvent>) {
         self.watched.lock().push(event);
     }
@@ -385,23 +387,23 @@ impl Shared {
         self.listener.listen(&self.own);
     }
 
-    /// Looks at everything that the peer may have changed, and goes on listening if anyone waits. True when the link is over.
-    pub(crate) fn attend(&self) -> bool {
+    /// Polls everything that the peer may have changed, and goes on listening if anyone waits. True when the link is over.
+    pub(crate) fn dispatch(&self) -> bool {
         self.listener.pause(&self.own);
-        self.look();
+        self.poll();
         if self.has_waiters() {
             self.listen();
-            self.look();
+            self.poll();
         }
         if !self.is_over() {
             return false;
         }
-        // The peer may have left after the last look. Now every event has an outcome, and this thread comes back no more.
-        self.look();
+        // The peer may have left after the last poll. Now every event has an outcome, and this thread comes back no more.
+        self.poll();
         true
     }
 
-    fn look(&self) {
+    fn poll(&self) {
         self.note(0);
         let is_broken = self.fate.load(Ordering::Acquire) & FATE_BROKEN != 0;
         if self.is_closed.load(Ordering::SeqCst) && !is_broken {
@@ -416,14 +418,15 @@ impl Shared {
         self.senders.wake();
     }
 
-    /// Answers what comes for a handle that is gone. That may be as much as a link holds; a peer that sends more in the meantime rings.
+    /// Answers what comes for a handle that is gone. That may be as much as a link holds; a peer that sends more in the meantime sends a
+    /// wake-up.
     fn discard(&self) {
         for _ in 0..SLOTS {
             let next = self.reader.lock().read(&self.own, &self.peer);
             match next {
                 Ok(Some((Message { index, generation, .. }, _))) => {
                     self.own.refuse(SlotId { kind: Kind::Used, index, generation });
-                    self.tell();
+                    self.notify();
                 }
                 Ok(None) => return,
                 Err(what) => {
@@ -441,7 +444,7 @@ impl Shared {
             || !self.watched.lock().is_empty()
     }
 
-    /// Whether nothing can come of the link any more. Says so to the peer.
+    /// True if nothing can come of the link any more. Says so to the peer.
     fn is_over(&self) -> bool {
         let is_peer_over = self.fate.load(Ordering::Acquire) & (FATE_LEFT | FATE_GONE) != 0;
         let is_closed = self.is_closed.load(Ordering::SeqCst);
@@ -459,7 +462,7 @@ impl Shared {
         if is_closed {
             self.own.store(CLOSED, LEFT);
             step!("left");
-            self.ring();
+            self.wake_peer();
         }
         true
     }
@@ -493,7 +496,7 @@ impl Link {
         self.shared.process()
     }
 
-    /// What is known of the peer.
+    /// The peer.
     pub fn peer(&self) -> Peer {
         Peer(Arc::clone(&self.shared))
     }
@@ -516,8 +519,8 @@ impl Link {
         drop(directions);
         shared.receivers.wake();
         shared.senders.wake();
-        shared.ring();
-        shared.hub.attend_soon(shared.token);
+        shared.wake_peer();
+        shared.hub.dispatch_soon(shared.token);
     }
 
     pub(crate) fn check_process(&self) -> Result<(), LinkError> {
@@ -567,7 +570,7 @@ impl Link {
         sent.writer.write(index, generation, note, &shared.own);
         drop(sent);
         step!("send 4");
-        shared.tell();
+        shared.notify();
         step!("send 5");
         if is_pending {
             let shared = Arc::clone(shared);
@@ -584,7 +587,7 @@ impl Link {
         self.when_room(|| self.try_send(fence, note)).await
     }
 
-    /// What `attempt` returns that sends or shows something on this link, waiting while that is [`LinkError::Full`].
+    /// The result of `attempt`, which sends or shows something on this link. Waits while that is [`LinkError::Full`].
     ///
     /// # Errors
     /// As `attempt`, without `Full`.
@@ -619,7 +622,7 @@ impl Link {
 
     fn take_next(&self) -> Result<Option<Received>, LinkError> {
         let shared = &self.shared;
-        // Before the look at the ring, which then is the last one. What came whole is not taken away.
+        // Before the ring is read, which then is the last time. What came whole is not taken away.
         let checked = shared.check();
         if matches!(checked, Err(LinkError::Forked)) {
             return checked.map(|()| None);
@@ -631,7 +634,7 @@ impl Link {
         shared.in_use.fetch_add(1, Ordering::SeqCst);
         drop(reader);
         if is_room_news {
-            shared.tell();
+            shared.notify();
         }
         let slot = SlotId { kind: Kind::Ready, index: message.index, generation: message.generation };
         let fence = Fence::event(PeerEvent::new(Arc::clone(shared), slot));
@@ -677,12 +680,12 @@ impl Link {
     }
 }
 
-/// What is known of the process at the other end of a link, for longer than the link is kept.
+/// The process at the other end of a link, for longer than the link is kept.
 #[derive(Clone, Debug)]
 pub struct Peer(Arc<Shared>);
 
 impl Peer {
-    /// Whether it has closed the link or died, or has broken the protocol.
+    /// True if it has closed the link or died, or has broken the protocol.
     pub fn has_ended(&self) -> bool {
         self.0.check().is_err()
     }
@@ -708,7 +711,7 @@ impl Received {
         &self.fence
     }
 
-    /// What the peer wrote.
+    /// The peer's note.
     pub fn note(&self) -> &[u8] {
         &self.note
     }

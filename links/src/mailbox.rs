@@ -1,4 +1,4 @@
-//! What one thread leaves for futures of others.
+//! Values that one thread leaves for futures of others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;

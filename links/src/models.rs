@@ -11,9 +11,9 @@ use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
 use loom::model::Builder;
 
-use crate::bell::{Listener, Ring, Ringer};
 use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, TEXTLESS, WORDS};
-use crate::link::last_look;
+use crate::link::after_fate;
+use crate::notify::{Listener, PeerNotifier, Wakeup};
 use crate::ring::{Reader, Writer};
 
 type Shared = Arc<Vec<AtomicU64>>;
@@ -51,40 +51,40 @@ impl Segment {
     }
 }
 
-/// What rings: the socket, or the word that a thread waits for that serves.
+/// An event count: wake-ups by the socket, or by the word that a thread waits for that serves.
 #[derive(Default)]
-struct Bell {
-    rung: Mutex<u32>,
+struct EventCount {
+    count: Mutex<u32>,
     changed: Condvar,
 }
 
-impl Bell {
-    fn ring(&self) {
-        *self.rung.lock() += 1;
+impl EventCount {
+    fn notify(&self) {
+        *self.count.lock() += 1;
         self.changed.notify_all();
     }
 
-    fn rung(&self) -> u32 {
-        *self.rung.lock()
+    fn count(&self) -> u32 {
+        *self.count.lock()
     }
 
-    /// Until it was rung more often than `before`.
+    /// Until the count is another one than `before`.
     fn sleep(&self, before: u32) {
-        let mut rung = self.rung.lock();
-        while *rung == before {
-            rung = self.changed.wait(rung);
+        let mut count = self.count.lock();
+        while *count == before {
+            count = self.changed.wait(count);
         }
     }
 }
 
-/// Two changes, and for each the ring that the other process wants.
-fn tell_twice(teller: &Process, [socket, word]: [&Bell; 2]) {
-    let ringer = Ringer::default();
+/// Two changes, and for each the wake-up that the other process wants.
+fn notify_twice(writer: &Process, [socket, word]: [&EventCount; 2]) {
+    let notifier = PeerNotifier::default();
     for kind in [Kind::Ready, Kind::Used] {
-        teller.own.settle(slot(kind, 1), &Ok(()), &teller.peer);
-        match ringer.must_ring(&teller.peer) {
-            Some(Ring::Socket) => socket.ring(),
-            Some(Ring::Word) => word.ring(),
+        writer.own.settle(slot(kind, 1), &Ok(()), &writer.peer);
+        match notifier.wakeup(&writer.peer) {
+            Some(Wakeup::Socket) => socket.notify(),
+            Some(Wakeup::Futex) => word.notify(),
             None => {}
         }
     }
@@ -204,16 +204,16 @@ fn messages_are_whole_and_in_order() {
     });
 }
 
-/// Tells twice beside a process that listens until it has seen both. A ring that is lost is a deadlock, which loom reports.
-fn tells_beside(listen: fn(&Listener, &Process)) {
+/// Notifies twice beside a process that listens until it has seen both. A lost wake-up is a deadlock, which loom reports.
+fn notifies_beside(listen: fn(&Listener, &Process)) {
     explore(move || {
-        let [teller, sleeper] = processes();
-        let bell = Arc::new(Bell::default());
-        let socket = Arc::clone(&bell);
+        let [writer, sleeper] = processes();
+        let woken = Arc::new(EventCount::default());
+        let socket = Arc::clone(&woken);
         let sleeping = thread::spawn(move || {
             let listener = Listener::default();
             loop {
-                let before = socket.rung();
+                let before = socket.count();
                 listener.pause(&sleeper.own);
                 if has_all(&sleeper) {
                     break;
@@ -225,32 +225,32 @@ fn tells_beside(listen: fn(&Listener, &Process)) {
                 socket.sleep(before);
             }
         });
-        tell_twice(&teller, [&bell, &Bell::default()]);
+        notify_twice(&writer, [&woken, &EventCount::default()]);
         sleeping.join().expect("it does not panic");
     });
 }
 
 #[test]
-fn a_process_that_goes_to_sleep_sees_the_change_or_is_rung() {
-    tells_beside(|listener, sleeper| listener.listen(&sleeper.own));
+fn a_process_that_goes_to_sleep_sees_the_change_or_is_woken() {
+    notifies_beside(|listener, sleeper| listener.listen(&sleeper.own));
 }
 
-/// Without the fence behind it, the word that says *ring me* comes too late.
+/// Without the fence behind it, *listening* is stored too late.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_process_that_listens_without_a_fence_is_lost() {
-    tells_beside(|_, sleeper| sleeper.own.store(crate::board::LISTENING, 1));
+    notifies_beside(|_, sleeper| sleeper.own.store(crate::board::LISTENING, 1));
 }
 
-/// A thread serves until it is rung once. What comes then wakes the link thread, for which the thread leaves the rest.
+/// A thread serves until it is woken once. What comes then wakes the link thread, for which the thread leaves the rest.
 fn serves_once(leave: fn(&Listener)) {
     explore(move || {
-        let [teller, sleeper] = processes();
-        let shared = Arc::new((sleeper, Listener::default(), Bell::default(), Bell::default()));
-        let rung = Arc::clone(&shared);
+        let [writer, sleeper] = processes();
+        let shared = Arc::new((sleeper, Listener::default(), EventCount::default(), EventCount::default()));
+        let counts = Arc::clone(&shared);
         let link_thread = Arc::clone(&shared);
         let (sleeper, listener, socket, word) = &*shared;
-        let attend = |(sleeper, listener, ..): &(Process, Listener, Bell, Bell)| {
+        let dispatch = |(sleeper, listener, ..): &(Process, Listener, EventCount, EventCount)| {
             listener.pause(&sleeper.own);
             if !has_all(sleeper) {
                 listener.listen(&sleeper.own);
@@ -261,80 +261,81 @@ fn serves_once(leave: fn(&Listener)) {
             let mut seen = 0;
             while !has_all(&link_thread.0) {
                 link_thread.2.sleep(seen);
-                seen = link_thread.2.rung();
-                attend(&link_thread);
+                seen = link_thread.2.count();
+                dispatch(&link_thread);
             }
         });
-        let telling = thread::spawn(move || tell_twice(&teller, [&rung.2, &rung.3]));
+        let writing = thread::spawn(move || notify_twice(&writer, [&counts.2, &counts.3]));
         assert!(listener.serve() && !listener.serve(), "one at a time");
-        let before = word.rung();
+        let before = word.count();
         listener.listen(&sleeper.own);
         if !has_all(sleeper) {
             word.sleep(before);
         }
         leave(listener);
-        if attend(&shared) {
+        if dispatch(&shared) {
             // As the thread that was waited for.
-            socket.ring();
+            socket.notify();
         }
-        telling.join().expect("it does not panic");
+        writing.join().expect("it does not panic");
         waiting.join().expect("it does not panic");
     });
 }
 
 #[test]
 fn a_thread_that_serves_no_more_leaves_nothing_behind() {
-    serves_once(Listener::leave);
+    serves_once(Listener::stop_serving);
 }
 
-/// The peer goes on ringing by the word, for which no thread waits.
+/// The peer goes on waking by the word, for which no thread waits.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_thread_that_leaves_without_a_word_is_missed() {
     serves_once(|_| {});
 }
 
-/// A thread serves that first looks for a while without being rung. Meanwhile another thread begins to wait, and has the process listen.
+/// A thread that serves first spins for a while without wake-ups. Meanwhile another thread begins to wait, and has the process listen.
 fn serves_beside_another(listen: fn(&Listener, &Process)) {
     explore(move || {
-        let [teller, sleeper] = processes();
-        let word = Arc::new(Bell::default());
-        let rung = Arc::clone(&word);
-        let telling = thread::spawn(move || tell_twice(&teller, [&Bell::default(), &rung]));
+        let [writer, sleeper] = processes();
+        let word = Arc::new(EventCount::default());
+        let counts = Arc::clone(&word);
+        let writing = thread::spawn(move || notify_twice(&writer, [&EventCount::default(), &counts]));
         let listener = Listener::default();
         assert!(listener.serve(), "one at a time");
         listener.pause(&sleeper.own);
         if !has_all(&sleeper) {
             listener.listen(&sleeper.own);
             while !has_all(&sleeper) {
-                let before = word.rung();
+                let before = word.count();
                 listen(&listener, &sleeper);
                 if !has_all(&sleeper) {
                     word.sleep(before);
                 }
             }
         }
-        telling.join().expect("it does not panic");
+        writing.join().expect("it does not panic");
     });
 }
 
 #[test]
-fn a_thread_that_serves_is_rung_although_another_one_has_listened() {
+fn a_thread_that_serves_is_woken_although_another_one_has_listened() {
     serves_beside_another(|listener, sleeper| {
         listener.pause(&sleeper.own);
         listener.listen(&sleeper.own);
     });
 }
 
-/// The peer has rung for this number, and rings no more.
+/// The peer has sent a wake-up for this number, and sends no more.
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_thread_that_serves_under_a_number_that_was_rung_is_missed() {
+fn a_thread_that_serves_under_a_number_of_an_earlier_wake_up_is_missed() {
     serves_beside_another(|listener, sleeper| listener.listen(&sleeper.own));
 }
 
-/// A process settles a promise and dies. The kernel marks the life line, and a thread of the peer notes that, while another one looks.
-fn settles_and_dies(look: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
+/// A process settles a promise and dies. The kernel marks the liveness lock, and a thread of the peer notes that, while another one reads
+/// the slot.
+fn settles_and_dies(read: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
     explore(move || {
         let [dying, user] = processes();
         let [line, fate] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
@@ -350,7 +351,7 @@ fn settles_and_dies(look: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
                 noted.fetch_or(1, Ordering::AcqRel);
             }
         });
-        let (fate, settled) = look(&fate, &user);
+        let (fate, settled) = read(&fate, &user);
         assert!(fate == 0 || settled.is_some(), "what was done has failed");
         dying.join().expect("it does not panic");
         watching.join().expect("it does not panic");
@@ -359,13 +360,13 @@ fn settles_and_dies(look: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
 
 #[test]
 fn what_was_done_before_a_death_stays_done() {
-    settles_and_dies(|fate, user| last_look(fate, || outcome(user, slot(Kind::Ready, 1))));
+    settles_and_dies(|fate, user| after_fate(fate, || outcome(user, slot(Kind::Ready, 1))));
 }
 
-/// The promise is kept after the look, and before the death is known.
+/// The promise is kept after the slot is read, and before the death is known.
 #[test]
 #[should_panic(expected = "what was done has failed")]
-fn a_look_at_a_slot_before_the_death_is_known_is_too_early() {
+fn a_slot_that_is_read_before_the_death_is_known_is_read_too_early() {
     settles_and_dies(|fate, user| {
         let settled = outcome(user, slot(Kind::Ready, 1));
         (fate.load(Ordering::Acquire), settled)

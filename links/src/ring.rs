@@ -7,7 +7,7 @@ const EIGHTH: u64 = if RING < 8 { 1 } else { RING / 8 };
 /// Bytes of a note. The description of a tensor of 64 dimensions, with the number of a request before it, has 1,073.
 pub(crate) const NOTE_BYTES: usize = 1088;
 
-/// What crosses in the ring: an index whose use begins, and a note for the receiver.
+/// A message in the ring: an index whose use begins, and a note for the receiver.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) index: usize,
@@ -20,31 +20,31 @@ fn length(note_bytes: usize) -> u64 {
     1 + note_bytes.div_ceil(8) as u64
 }
 
-/// What the peer has published makes no sense.
+/// The peer has published what breaks the protocol.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Nonsense(pub(crate) &'static str);
+pub(crate) struct Violation(pub(crate) &'static str);
 
 /// The end at which this process writes.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    /// What is published as [`HEAD`].
+    /// The value that is published as [`HEAD`].
     head: u64,
-    /// What the peer has read, when this process looked last.
+    /// The peer's tail when this process read it last.
     read: u64,
 }
 
 impl Writer {
-    /// Whether a message with such a note has room.
+    /// True if a message with such a note has room.
     pub(crate) fn has_room<P: Words>(
         &mut self,
         note_bytes: usize,
         peer: &PeerBoard<P>,
-    ) -> Result<bool, Nonsense> {
+    ) -> Result<bool, Violation> {
         let room = |read| (self.head - read) + length(note_bytes) <= RING;
         if !room(self.read) {
             let read = peer.load(TAIL);
             if !(self.read..=self.head).contains(&read) {
-                return Err(Nonsense("it has read what was not written"));
+                return Err(Violation("it has read what was not written"));
             }
             self.read = read;
         }
@@ -69,9 +69,9 @@ impl Writer {
 /// The end at which this process reads.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// What is published as [`TAIL`].
+    /// The value that is published as [`TAIL`].
     tail: u64,
-    /// What the peer has written, when this process looked last.
+    /// The peer's head when this process read it last.
     written: u64,
 }
 
@@ -82,7 +82,7 @@ impl Reader {
         &mut self,
         own: &OwnBoard<W>,
         peer: &PeerBoard<P>,
-    ) -> Result<Option<(Message, bool)>, Nonsense> {
+    ) -> Result<Option<(Message, bool)>, Violation> {
         if self.written == self.tail {
             self.written = peer.load(HEAD);
         }
@@ -93,10 +93,10 @@ impl Reader {
         let first = peer.ring(self.tail);
         let (index, bytes) = ((first >> 16 & 0xffff) as usize, (first & 0xffff) as usize);
         if there > RING || length(bytes) > there {
-            return Err(Nonsense("a message is longer than what was written"));
+            return Err(Violation("a message is longer than what was written"));
         }
         if index >= SLOTS || bytes > NOTE_BYTES {
-            return Err(Nonsense("a message names what there is not"));
+            return Err(Violation("a message names what there is not"));
         }
         let positions = self.tail.wrapping_add(1)..self.tail.wrapping_add(length(bytes));
         let words = positions.flat_map(|position| peer.ring(position).to_le_bytes());

@@ -77,7 +77,7 @@ impl Segment {
         self.number
     }
 
-    /// Whether peers can be shown it for writing.
+    /// True if peers can be shown it for writing.
     pub fn is_writable(&self) -> bool {
         self.is_writable
     }
@@ -93,7 +93,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         let links = std::mem::take(&mut *self.links.lock());
-        links.iter().filter_map(Weak::upgrade).for_each(|link| link.say_over(self));
+        links.iter().filter_map(Weak::upgrade).for_each(|link| link.report_release(self));
     }
 }
 
@@ -105,7 +105,7 @@ pub struct PeerSegment {
     pub(crate) is_writable: bool,
 }
 
-impl Seen {
+impl PeerMemory {
     /// Host memory, if it is that.
     pub fn host(self) -> Option<Arc<PeerSegment>> {
         match self {
@@ -116,7 +116,7 @@ impl Seen {
 }
 
 impl PeerSegment {
-    /// Whether it is mapped for writing.
+    /// True if it is mapped for writing.
     pub fn is_writable(&self) -> bool {
         self.is_writable
     }
@@ -148,7 +148,7 @@ impl PeerDeviceSegment {
         Self { descriptor, bytes, identity, opened: OnceLock::new(), opening: Mutex::default() }
     }
 
-    /// What `open` makes of the device, the descriptor and the length, at the first call that succeeds; the same at every later one.
+    /// The result of `open` for the device, the descriptor and the length, at the first call that succeeds; the same at every later one.
     ///
     /// # Errors
     /// That of `open`.
@@ -170,7 +170,7 @@ impl PeerDeviceSegment {
         Ok(opened.downcast_ref().expect("of one type"))
     }
 
-    /// Whether a call of [`open`](Self::open) has succeeded, so that later ones do not wait.
+    /// True if a call of [`open`](Self::open) has succeeded, so that later ones do not wait.
     pub fn is_opened(&self) -> bool {
         self.opened.get().is_some()
     }
@@ -183,7 +183,7 @@ impl PeerDeviceSegment {
 
 /// Memory that a peer has shown.
 #[derive(Clone, Debug)]
-pub enum Seen {
+pub enum PeerMemory {
     /// Of the host.
     Host(Arc<PeerSegment>),
     /// Of a device.

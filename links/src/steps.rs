@@ -18,11 +18,11 @@ pub const OPEN: [&str; 12] = [
     "send 5",
     "settle, text",
     "settle",
-    "settle, told",
+    "settle, notified",
     "receive 2, copied",
     "receive 2",
     "answer",
-    "answer, told",
+    "answer, notified",
     "segment",
 ];
 /// At its end.

@@ -16,7 +16,7 @@ use estafette_devices::{DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::board::{
-    BYTES, CLOSED, CLOSING, HEAD, LINE, LISTENING, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
+    BYTES, CLOSED, CLOSING, HEAD, LISTENING, LIVENESS, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
 };
 use crate::hub::{GREETING, Hub};
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
@@ -95,21 +95,21 @@ fn a_thread_that_lingers_finds_what_is_waited_for_and_nothing_else() {
     let write = |writer: &mut Writer, generation| writer.write(0, generation, b"a message", &own);
     let mut writer = Writer::default();
     write(&mut writer, 1);
-    assert!(!link.shared.has_news(), "no one waits for the message");
+    assert!(!link.shared.has_events(), "no one waits for the message");
     assert!(link.try_receive().expect("an honest peer").is_some());
     let woken = Arc::new(Flag::default());
     let waker = task::Waker::from(Arc::clone(&woken));
     let mut received = pin!(link.receive());
     assert!(received.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    assert!(!link.shared.has_news(), "nothing has come");
+    assert!(!link.shared.has_events(), "nothing has come");
     write(&mut writer, 2);
-    // The link thread may linger, too.
-    until("news", || link.shared.has_news() || woken.0.load(Ordering::Acquire));
+    // The link thread may spin, too.
+    until("news", || link.shared.has_events() || woken.0.load(Ordering::Acquire));
     assert!(received.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
     own.store(CLOSED, CLOSING);
-    until("a last word", || link.shared.has_news() || link.peer().has_ended());
-    link.shared.attend();
-    assert!(!link.shared.has_news(), "that is known");
+    until("a last word", || link.shared.has_events() || link.peer().has_ended());
+    link.shared.dispatch();
+    assert!(!link.shared.has_events(), "that is known");
 }
 
 #[derive(Default)]
@@ -124,16 +124,16 @@ impl task::Wake for Flag {
 /// Words that come close to sense, and words that do not.
 fn scribble<W: std::ops::Deref<Target = Memory> + Words>(
     own: &OwnBoard<W>,
-    ring: impl FnOnce(),
+    wake_peer: impl FnOnce(),
     random: &mut Random,
 ) {
     let small = random.next() % 5;
     let sensible = small << 32 | (random.next() % 9) << 16 | (random.next() % 40);
     match random.below(20_000) {
-        0 => own.words.half_word(LINE).store(random.next() as u32, Ordering::Relaxed),
+        0 => own.words.half_word(LIVENESS).store(random.next() as u32, Ordering::Relaxed),
         1..4 => own.store([HEAD, TAIL, CLOSED][random.below(3)], random.next()),
         4..8 => own.store(random.below(WORDS), random.next()),
-        8..4_000 => ring(),
+        8..4_000 => wake_peer(),
         4_000..6_000 => own.store(HEAD, own.load(HEAD) + small),
         6_000..8_000 => own.store(TAIL, own.load(TAIL) + small % 2),
         8_000..10_000 => own.store(LISTENING, small),
@@ -166,7 +166,7 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
             scope.spawn(|| {
                 let mut random = Random(seed);
                 while !is_over.load(Ordering::Relaxed) {
-                    scribble(&hostile.shared.own, || hostile.shared.ring(), &mut random);
+                    scribble(&hostile.shared.own, || hostile.shared.wake_peer(), &mut random);
                 }
             });
             let _end = End(&is_over);
@@ -203,7 +203,7 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
             assert!(fence.wait_timeout(Some(HUNG)).is_some(), "seed {seed}: {fence:?} hangs");
         }
     }
-    assert!(settled > 0 && taken > 0, "{settled} looks at settled fences and {taken} messages");
+    assert!(settled > 0 && taken > 0, "{settled} polls of settled fences and {taken} messages");
     assert_works(&door);
     until("all descriptors are closed", || descriptors() <= before);
 }
@@ -268,7 +268,7 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     let mut sockets: Vec<_> = wrong.iter().map(|(greeting, with)| greets(&door, greeting, with)).collect();
     // Those that say nothing. The oldest give way.
     sockets.extend((0..100).map(|_| Socket::connect(door.address().as_bytes()).expect("a connection")));
-    // Those that hang up before the door looks.
+    // Those that hang up before the door accepts.
     (0..200).for_each(|_| drop(Socket::connect(door.address().as_bytes())));
     for socket in &sockets[..20] {
         until("the door has hung up", || {
@@ -461,7 +461,7 @@ fn a_door_that_the_kernel_does_not_watch_leaves_nothing() {
         .expect_err("it is no socket");
     assert!(error.to_string().starts_with("waiting at a door: "), "{error}");
     // Links of other tests may be closed later.
-    until("only the other door is there", || format!("{hub:?}") == "Hub { entries: 1, .. }");
+    until("only the other door is there", || format!("{hub:?}") == "Hub { sources: 1, .. }");
     drop(file);
     until("the copy of the file is closed", || descriptors() <= before);
 }

@@ -5,7 +5,7 @@ use estafette_sync::{daemon, stack};
 
 use crate::LinkError;
 
-/// What a process has one of: once there is one, and whether its threads run.
+/// A value that a process has one of, once there is one, and true if its threads run.
 pub(crate) type Single<T> = Mutex<Option<(&'static T, bool)>>;
 
 /// That of the process, made now if there is none. `start` starts its threads; where that fails, the next call tries again.

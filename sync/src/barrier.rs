@@ -22,7 +22,7 @@ pub fn heavy() {
     imp::heavy();
 }
 
-/// Whether [`light`] costs almost nothing. True in a model.
+/// True if [`light`] costs almost nothing. True in a model.
 pub fn is_asymmetric() -> bool {
     cfg!(any(estafette_loom, estafette_shuttle)) || imp::is_asymmetric()
 }

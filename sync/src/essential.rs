@@ -14,7 +14,7 @@ thread_local! {
     static IS_ESSENTIAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is one that others rely on.
+/// True if the calling thread is one that others rely on.
 pub fn is_essential_thread() -> bool {
     IS_ESSENTIAL.get()
 }

@@ -37,7 +37,7 @@ use crate::time::Instant;
 /// The wakers of the futures that wait. Under the lock of an event count no waker is cloned, dropped or
 /// woken.
 pub trait Wakers {
-    /// How many futures are registered.
+    /// The number of registered futures.
     fn count(&self) -> usize;
 }
 
@@ -58,7 +58,7 @@ struct WaiterList<W> {
 }
 
 impl<W: Wakers> EventCount<W> {
-    /// Whether there are waiters. The answer is reliable after a fence of this thread, such as that of
+    /// True if there are waiters. The answer is reliable after a fence of this thread, such as that of
     /// [`notify`](Self::notify) of another event count.
     #[inline]
     pub fn has_waiters(&self) -> bool {

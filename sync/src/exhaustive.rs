@@ -1,4 +1,4 @@
-//! What loom leaves out: thread-locals and statics as engines use them, and sleeps.
+//! Additions to loom: thread-locals and statics as engines use them, and sleeps.
 
 pub use loom;
 

@@ -1,4 +1,4 @@
-//! What a forked child finds of its parent: all memory, and one thread.
+//! The state that a forked child has of its parent: all memory, and one thread.
 //!
 //! A lock that another thread held at the fork stays held in the child for ever, no thread of the parent serves a queue there, and
 //! the parent still owns the other half of its memory (driver contexts, reference counts of shared mappings). So each process has
@@ -11,7 +11,7 @@
 //! | a value of another library | [`ProcessBound`] around it | [`Forked`]; a leak instead of a drop, counted |
 //! | a thread-local of the thread that forked | [`at_fork`] | what the hook makes of it |
 //!
-//! How a fork is noticed depends on the system: `platform/linux/fork.rs`, `platform/portable/fork.rs`.
+//! The detection of a fork depends on the system: `platform/linux/fork.rs`, `platform/portable/fork.rs`.
 
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -52,13 +52,13 @@ impl Generation {
         Self(fork::generation())
     }
 
-    /// Whether what was made in this generation was made in this process.
+    /// True if what was made in this generation was made in this process.
     #[inline(always)]
     pub fn is_current(self) -> bool {
         self == Self::current()
     }
 
-    /// Whether what was made in this generation was made in a process that this one was forked from.
+    /// True if what was made in this generation was made in a process that this one was forked from.
     #[inline(always)]
     pub fn is_inherited(self) -> bool {
         !self.is_current()

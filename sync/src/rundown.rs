@@ -87,7 +87,7 @@ impl Rundown {
         true
     }
 
-    /// Whether [`close`](Self::close) was called.
+    /// True if [`close`](Self::close) was called.
     pub fn is_closed(&self) -> bool {
         self.word.load(Ordering::Relaxed) & CLOSED != 0
     }

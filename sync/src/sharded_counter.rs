@@ -1,4 +1,4 @@
-//! How much of something is under way, counted without locked instructions.
+//! A counter of what is under way, without locked instructions.
 //!
 //! Each thread has a *shard* with counters that only this thread writes: what it has begun, what it has
 //! ended. One thread may end what another has begun. A reader adds all shards up.
@@ -27,7 +27,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 /// Threads that can have a shard. More share the last resort, where counting takes locked instructions.
 const SHARDS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
 
-/// What one thread reserves, at most.
+/// The greatest number that one thread reserves.
 const AHEAD_MAX: usize = 64;
 
 /// The counters of all threads.
@@ -51,10 +51,10 @@ pub struct Shard {
     taken: AtomicBool,
 }
 
-/// What is under way, when that is too much already.
+/// The number under way, when it is too high already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full {
-    /// How many.
+    /// The number that is under way.
     pub under_way: usize,
 }
 
@@ -113,21 +113,21 @@ impl ShardedCounter {
         self.standing.ended.fetch_add(1, Ordering::Release);
     }
 
-    /// How many more may begin, beside those that threads have reserved already. Never too many, but for what begins meanwhile.
+    /// The number that may begin beside those that threads have reserved already. Never too many, but for what begins meanwhile.
     pub fn room(&self, limit: usize) -> usize {
         let ended = self.ended();
         let reserved = self.sum(|shard| shard.reserved.load(Ordering::Relaxed));
         limit.saturating_sub(reserved.wrapping_sub(ended) as usize)
     }
 
-    /// How many are under way. Never too few; 0 only if at some moment during the call there were none.
+    /// The number under way. Never too few; 0 only if at some moment during the call there were none.
     pub fn under_way(&self) -> usize {
         let ended = self.ended();
         let begun = self.sum(|shard| shard.begun.load(Ordering::Relaxed));
         begun.wrapping_sub(ended) as usize
     }
 
-    /// How much has ended. Wraps around.
+    /// The number that has ended. Wraps around.
     pub fn ended(&self) -> u64 {
         self.sum(|shard| shard.ended.load(Ordering::Acquire))
     }

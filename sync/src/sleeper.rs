@@ -17,7 +17,7 @@ pub const WOKEN: u32 = 1;
 /// The thread looks at the word before it sleeps.
 pub const IS_AWAKE: u32 = 2;
 
-/// What waiting threads do meanwhile.
+/// The work of waiting threads.
 pub trait Host: Sync {
     /// Waits until `word` is [`WOKEN`], until something was done that the thread may wait for, or until `deadline`. Returns whether that was
     /// in time; `None` at once if there is nothing to do, or not for one more thread. The word is [`IS_AWAKE`] before; a host that sleeps
@@ -36,13 +36,13 @@ pub fn set_host(host: &'static dyn Host) {
     let _ = HOST.set(host);
 }
 
-/// Whether threads do something while they sleep in a [`Sleeper`].
+/// True if threads do something while they sleep in a [`Sleeper`].
 #[inline]
 pub fn has_host() -> bool {
     HOST.get().is_some()
 }
 
-/// Whether a thread that spins takes nothing from those that work: with two cores or fewer it does.
+/// True if a thread that spins takes nothing from those that work: with two cores or fewer it does.
 pub fn has_spare_cores() -> bool {
     // A fact, as `HOST` is.
     static SPARE: OnceLock<bool> = OnceLock::new();

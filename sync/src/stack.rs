@@ -1,4 +1,4 @@
-//! How large the stacks of the project's threads are.
+//! The size of the stacks of the project's threads.
 //!
 //! Rust gives threads 2 MiB. Functions of other libraries run on ours, and expect what the system gives to
 //! threads: an interpreter computes its limits of recursion with that. A stack takes address space at once,
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use crate::platform;
 use crate::thread::Builder;
 
-/// What a thread gets where the system sets no limit, or does not say: the usual limit of Linux.
+/// The size that a thread gets where the system sets no limit, or does not say: the usual limit of Linux.
 const USUAL: usize = 8 << 20;
 /// Never less than Rust's own default.
 const LEAST: usize = 2 << 20;

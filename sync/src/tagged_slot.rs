@@ -48,13 +48,13 @@ pub enum NotCounted {
     TooMany,
 }
 
-/// What became of a release.
+/// The result of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Release {
-    /// Whether a holder was counted down. Else the value was not in use any more.
+    /// True if a holder was counted down. Else the value was not in use any more.
     pub is_counted: bool,
-    /// Whether the caller gave up the last pin, and takes the value out.
+    /// True if the caller gave up the last pin, and takes the value out.
     pub was_last: bool,
 }
 

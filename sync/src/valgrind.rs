@@ -10,13 +10,13 @@
 
 use crate::platform::valgrind as imp;
 
-/// What the calling thread has done comes before what threads do after their next [`after`].
+/// Orders what the calling thread has done before what threads do after their next [`after`].
 #[inline(always)]
 pub fn before() {
     imp::note(imp::BEFORE);
 }
 
-/// What the calling thread does next comes after what threads did before their latest [`before`].
+/// Orders what the calling thread does next after what threads did before their latest [`before`].
 #[inline(always)]
 pub fn after() {
     imp::note(imp::AFTER);
@@ -31,7 +31,7 @@ pub fn foreign<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// What callgrind, which counts instructions, is asked to do. Outside of callgrind nothing happens.
+/// Requests to callgrind, which counts instructions. Outside of callgrind nothing happens.
 pub mod callgrind {
     use std::ffi::CStr;
 

@@ -11,7 +11,7 @@ use crate::*;
 #[derive(Debug)]
 pub enum estafette_api {}
 
-/// What [`estafette_api`] is, as far as this side is concerned. The header has a member of its own type for each function.
+/// The type of [`estafette_api`], as far as this side is concerned. The header has a member of its own type for each function.
 #[repr(C)]
 struct Api<const N: usize> {
     size: u32,
@@ -82,8 +82,8 @@ pub extern "C" fn estafette_get_api() -> *const estafette_api {
     (&raw const API).cast()
 }
 
-/// Whether this process may use handles, which belong to the process that used them first. To be asked before the functions below, whose locks may be
-/// held for ever in a child that was forked from it.
+/// Fails in a process that may not use handles, which belong to the process that used them first. To be called before the functions below,
+/// whose locks may be held for ever in a child that was forked from it.
 ///
 /// # Errors
 /// [`Error::Forked`].
@@ -104,7 +104,7 @@ pub fn op_handle(op: Op) -> Option<*mut estafette_op> {
 /// The engine of a handle, which stays the caller's.
 ///
 /// # Errors
-/// What is wrong with a value that is no handle of an engine.
+/// The mistake in a value that is no handle of an engine.
 pub fn engine_of(handle: *const estafette_engine) -> Result<Engine, String> {
     engine::engine(handle).map(|engine| Engine::clone(&engine)).map_err(text)
 }
@@ -112,7 +112,7 @@ pub fn engine_of(handle: *const estafette_engine) -> Result<Engine, String> {
 /// The tensor of a handle, which stays the caller's.
 ///
 /// # Errors
-/// What is wrong with a value that is no handle of a tensor.
+/// The mistake in a value that is no handle of a tensor.
 pub fn tensor_of(handle: *const estafette_tensor) -> Result<Tensor, String> {
     tensor::tensor(handle, "handle").map(|tensor| Tensor::clone(&tensor)).map_err(text)
 }
@@ -120,7 +120,7 @@ pub fn tensor_of(handle: *const estafette_tensor) -> Result<Tensor, String> {
 /// The operation of a handle, which stays the caller's.
 ///
 /// # Errors
-/// What is wrong with a value that is no handle of a submitted operation.
+/// The mistake in a value that is no handle of a submitted operation.
 pub fn op_of(handle: *mut estafette_op) -> Result<Op, String> {
     slots::submitted(handle).map_err(text)
 }

@@ -1,4 +1,4 @@
-//! What a caller gives along with a function.
+//! The context that a caller passes along with a function.
 
 use std::ffi::c_void;
 use std::sync::Arc;

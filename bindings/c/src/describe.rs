@@ -1,4 +1,4 @@
-//! What a tensor looks like and where it is.
+//! The layout and the place of a tensor.
 
 use std::ffi::c_void;
 
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn estafette_tensor_data(
     unsafe { describe(tensor, out, |tensor| Ok(tensor.data_ptr()?.cast_mut().cast())) }
 }
 
-/// Whether the owner of a tensor's memory forbids writing it, to `*out`: 1 or 0.
+/// Stores 1 to `*out` if the owner of a tensor's memory forbids writing it, else 0.
 ///
 /// Returns as `estafette_tensor_shape`.
 ///

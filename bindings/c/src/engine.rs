@@ -22,7 +22,7 @@ pub enum estafette_engine {}
 
 static ENGINES: Table<Engine> = Table::new(Kind::Engine);
 
-/// What a handle stands for.
+/// The engine of a handle.
 pub(crate) fn engine(engine: *const estafette_engine) -> Result<Pinned<Engine>, Refusal> {
     ENGINES.get(engine, "engine")
 }
@@ -44,7 +44,7 @@ pub struct estafette_engine_options {
     pub workers: i32,
     /// Operations that may be in flight before a submission waits; 0 for the default of 4,096.
     pub in_flight_limit: u64,
-    /// How long a wait, or a submission at the in-flight limit, is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in
+    /// The time that leases alone may hold up a wait, or a submission at the in-flight limit, before it ends with `ESTAFETTE_LEASE_HELD`, in
     /// nanoseconds; 0 for the default of 30 s.
     pub lease_timeout_ns: u64,
     /// Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives to threads (`ulimit -s`; 8 MiB
@@ -53,9 +53,9 @@ pub struct estafette_engine_options {
     /// 1: all memory of this engine, on CUDA devices too, can be shown to other processes (see `estafette_link_send`); 0: only that of
     /// `estafette_zeros_shared`.
     pub shared: u64,
-    /// What is stalled for so many nanoseconds is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter does not
-    /// return, with its sentence of `estafette_diagnose`. Of those that stall for one reason, and what waits for them, the first is logged, with
-    /// the number of the others. 0 for no such watch.
+    /// The time in nanoseconds after which a stall is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter
+    /// does not return, with its sentence of `estafette_diagnose`. Of those that stall for one reason, and what waits for them, the first
+    /// is logged, with the number of the others. 0 for no such watch.
     pub watchdog_ns: u64,
 }
 
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn estafette_run_ready(
     })
 }
 
-/// Who waits for whom right now, one line per operation, for people; and a line for each deleter of this process that has run for
+/// The waits of this moment, one line per operation, for people; and a line for each deleter of this process that has run for
 /// more than a quarter of a second, and for the oldest memory behind it. The caller owns the text and frees it by
 /// `estafette_string_free`.
 ///
@@ -266,7 +266,7 @@ pub struct estafette_stats {
     pub reserved: u32,
     /// Operations in flight in this engine.
     pub in_flight: u64,
-    /// How many may be.
+    /// The greatest number of operations in flight.
     pub in_flight_limit: u64,
     /// Deleters of imported tensors that have been called in this process.
     pub deleters: u64,

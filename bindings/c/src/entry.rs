@@ -36,16 +36,16 @@ impl From<Error> for Refusal {
     }
 }
 
-/// What the inside of a function gives: a status that needs no text, or a refusal.
+/// The result of a function's inside: a status that needs no text, or a refusal.
 pub(crate) type Answer = Result<estafette_status, Refusal>;
 
-/// What a function that was done says.
+/// The answer of a function that was done.
 pub(crate) const DONE: Answer = Ok(estafette_status::ESTAFETTE_OK);
 
 /// The process that used the library first: handles are its own.
 static HOME: OnceLock<Generation> = OnceLock::new();
 
-/// Whether handles belong to a process that this one was forked from, and locks may be held for ever.
+/// True if handles belong to a process that this one was forked from, and locks may be held for ever.
 pub(crate) fn is_forked() -> bool {
     HOME.get().is_some_and(|home| home.is_inherited())
 }

@@ -18,7 +18,7 @@ use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor, wait};
 use crate::version::ESTAFETTE_FOREVER;
 
-/// What a holder of memory may do.
+/// The access of a holder of memory.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::enum_variant_names, reason = "C has no name spaces")]
@@ -56,7 +56,7 @@ pub struct estafette_export_options {
     pub copy: i32,
     /// 1: the call must not block, and returns `ESTAFETTE_PENDING` where it would.
     pub nonblocking: i32,
-    /// How long a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it takes.
+    /// The time that a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it takes.
     pub timeout_ns: u64,
 }
 
@@ -67,7 +67,7 @@ unsafe impl Options for estafette_export_options {
 }
 
 impl estafette_export_options {
-    /// How long a blocking call waits.
+    /// The time that a blocking call waits.
     pub(crate) fn limit(&self) -> Option<Duration> {
         timeout(if self.timeout_ns == 0 { ESTAFETTE_FOREVER } else { self.timeout_ns })
     }
@@ -81,7 +81,7 @@ pub(crate) fn check_stream(device: DLDevice, stream: *mut c_void) -> Result<(), 
     Ok(())
 }
 
-/// Who uses `tensor` on `stream`, which may be NULL, of `device`.
+/// The consumer that uses `tensor` on `stream`, which may be NULL, of `device`.
 ///
 /// # Safety
 /// `stream` is NULL or a live stream of `device`, for as long as the result is used.
@@ -108,7 +108,7 @@ pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Resul
 /// Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.
 /// The caller owns `*out`; the lease ends when its deleter is called, which any thread may do, once.
 ///
-/// What leaves is ordered for the host when this returns, and so for every stream that gets work afterwards. With a stream, it is
+/// The exported tensor is ordered for the host when this returns, and so for every stream that gets work afterwards. With a stream, it is
 /// ordered for that stream, and the host does not wait for work that the stream can wait for. The lease then ends when what was
 /// enqueued on the stream by the time of the deleter's call is done; of a stream whose handle may not be kept, when everything
 /// on its device is.

@@ -145,7 +145,7 @@ pub extern "C" fn estafette_promise_drop(promise: *mut estafette_promise) -> est
     entry_unless_null(promise, || PROMISES.take(promise, "promise").map(drop))
 }
 
-/// What a status that a caller ends something with means; `None` for success.
+/// The meaning of a status that a caller ends something with; `None` for success.
 pub(crate) fn outcome_of(status: i32) -> Result<Option<DeviceErrorKind>, Refusal> {
     use estafette_status::{ESTAFETTE_CANCELLED, ESTAFETTE_DEVICE, ESTAFETTE_OK, ESTAFETTE_PEER_DIED};
     let known =

@@ -26,7 +26,7 @@ impl<T: Send + Sync> Table<T> {
         Ok(Vacant { table: self, slot, number })
     }
 
-    /// What `handle` stands for, pinned. `name` is the argument's.
+    /// The object of `handle`, pinned. `name` is the argument's.
     #[inline]
     pub(crate) fn get<H>(&'static self, handle: *const H, name: impl Display) -> Result<Pinned<T>, Refusal> {
         self.pin(handle).ok_or_else(|| self.0.kind().refusal(handle, name))

@@ -1,6 +1,6 @@
-//! Whether waits run operations on the thread that waits.
+//! The choice of threads to run operations while they wait.
 
-/// Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Returns the
+/// Sets if functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Returns the
 /// earlier setting, 0 or 1. A thread may, until it says otherwise.
 ///
 /// The functions that run operations on the thread that calls them, where this is not forbidden, are those that wait with

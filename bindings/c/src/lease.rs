@@ -153,7 +153,7 @@ const OWNER: &str = "a C program";
 
 const PENDING: Answer = Ok(estafette_status::ESTAFETTE_PENDING);
 
-/// Who asks for leases, and how long the call may block.
+/// The consumer of leases, and the time that the call may block.
 struct How {
     device: DLDevice,
     stream: *mut c_void,
@@ -189,7 +189,7 @@ impl How {
         self.limit.map(|limit| limit.saturating_sub(self.begin.elapsed()))
     }
 
-    /// Who uses the tensors; `None` where that is not known yet, and the call must not block.
+    /// The consumer of the tensors; `None` where that is not known yet, and the call must not block.
     ///
     /// # Safety
     /// The stream is NULL or a live stream of the device, for as long as the result is used.
@@ -221,7 +221,7 @@ impl How {
         Ok(Some(found.map_or(Consumer::Host, |(_, consumer)| consumer)))
     }
 
-    /// What is asked for; `None` where it is not granted, and the call must not block.
+    /// The requested leases; `None` where it is not granted, and the call must not block.
     fn take<L>(&self, request: LeaseRequest<L>) -> Result<Option<L>, Refusal> {
         if self.nonblocking {
             return Ok(request.try_now()?);

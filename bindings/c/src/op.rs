@@ -177,7 +177,7 @@ pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_statu
     entry_unless_null(op, || slots::release(op))
 }
 
-/// Whether an operation has ended, and how, at once. One that has left work on a stream, or that ends with a fence, has ended when that
+/// The state of an operation, at once. One that has left work on a stream, or that ends with a fence, has ended when that
 /// is done.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with

@@ -19,7 +19,7 @@ use crate::status::estafette_status;
 use crate::submit::{estafette_submit_options, queue};
 use crate::tensor::{self, estafette_tensor, tensors};
 
-/// What is known of an operator. The texts are there during the call that gives them.
+/// Facts about an operator. The texts are there during the call that gives them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct estafette_operator_info {
@@ -29,13 +29,13 @@ pub struct estafette_operator_info {
     pub kind: u32,
     /// `ESTAFETTE_OPERATOR_IN_PLACE` or 0.
     pub flags: u32,
-    /// How many inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
+    /// The number of inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
     pub n_inputs: i32,
-    /// How many outputs.
+    /// The number of outputs.
     pub n_outputs: i32,
     /// 0.
     pub reserved: u32,
-    /// What it is called.
+    /// Its name.
     pub name: *const c_char,
     /// Where it comes from, in words: a language, or the path of a library.
     pub origin: *const c_char,

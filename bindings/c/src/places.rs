@@ -15,7 +15,7 @@ use estafette_sync::tagged_slot::IN_USE;
 use crate::entry::{Refusal, is_forked};
 use crate::status::estafette_status;
 
-/// What a handle stands for. No kind is 0.
+/// The kind of object that a handle stands for. No kind is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Op = 1,
@@ -65,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// What ends the use of such a handle.
+    /// The function that ends the use of such a handle.
     fn end(self) -> &'static str {
         match self {
             Kind::Op => "its operation has ended, or the handle was released",

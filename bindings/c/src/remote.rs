@@ -52,8 +52,8 @@ pub struct estafette_ticket_options {
     /// 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or until it is revoked, or else for as
     /// long as this process lives; `estafette_ticket_release` leaves it valid. 0: for any number of uses, until it is revoked or released.
     pub once: i32,
-    /// Whether the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always. -1:
-    /// never.
+    /// When the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always.
+    /// -1: never.
     pub copy: i32,
     /// NULL, or where other machines reach this one, `host` or `host:port`: the ticket is good there as well, and gives a copy, which NIXL makes.
     /// The process then listens there for as long as it lives; without a port the system chooses one. NIXL (`libnixl_capi.so`) must be found by
@@ -85,7 +85,7 @@ unsafe impl Options for estafette_send_options {
     const FIRST: usize = 8;
 }
 
-/// What a field `copy` says.
+/// The meaning of a field `copy`.
 fn copy_of(options: &str, copy: i32) -> Result<Option<bool>, Refusal> {
     match copy {
         0 => Ok(None),
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn estafette_door_address(
 }
 
 /// Waits for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks) for the next link that another process makes at a door.
-/// What it receives are tensors of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
+/// The tensors that it receives are of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
 /// operation meanwhile.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a door that is closed meanwhile;
@@ -425,7 +425,7 @@ pub unsafe extern "C" fn estafette_link_send(
 /// memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
 /// thread runs no operation meanwhile.
 ///
-/// What the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`, and when it closed the link with
+/// A tensor that the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`, and when it closed the link with
 /// `ESTAFETTE_CANCELLED` or `ESTAFETTE_FAILED`. What was ready stays readable.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;

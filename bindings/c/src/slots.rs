@@ -35,7 +35,7 @@ impl State {
     }
 }
 
-/// How far the function is.
+/// The progress of the function.
 #[derive(Default)]
 enum Stage {
     /// It was not called yet, or never will be.
@@ -51,7 +51,7 @@ enum Stage {
     ReportsItself,
 }
 
-/// What is needed to report the end.
+/// The values that a report of the end needs.
 pub(crate) struct Begun {
     pub(crate) completion: Completion,
     pub(crate) context: BodyContext,
@@ -245,7 +245,7 @@ fn nonnull(op: *mut estafette_op) -> NonNull<estafette_op> {
     NonNull::new(op).expect("a handle in use is not NULL")
 }
 
-/// What lends out the operands of a running operation.
+/// The scope that lends out the operands of a running operation.
 pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
     match &find(op)?.1.stage {
         Stage::Begun(begun) => Ok(begun.completion.scope().clone()),

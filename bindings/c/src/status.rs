@@ -1,4 +1,4 @@
-//! What a call returns.
+//! The status of a call.
 
 use std::error::Error as _;
 use std::ffi::c_char;
@@ -7,7 +7,7 @@ use estafette::exchange::foreign_fence;
 use estafette::operation::OperationError;
 use estafette::{Error, FailureKind, devices};
 
-/// What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
+/// The status of a call: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::enum_variant_names, reason = "C has no name spaces")]
@@ -101,7 +101,7 @@ impl estafette_status {
         Self::ALL.iter().map(|(status, _)| *status).find(|status| *status as i32 == number)
     }
 
-    /// What the failure of a fence means.
+    /// The status of a fence's failure.
     pub(crate) fn of_fence(error: &devices::DeviceError) -> Self {
         match error.kind() {
             devices::DeviceErrorKind::Invalid => ESTAFETTE_INVALID,
@@ -112,7 +112,7 @@ impl estafette_status {
         }
     }
 
-    /// What the failure of an operation, or of the fence of an import, means.
+    /// The status of the failure of an operation, or of the fence of an import.
     fn of_failure(failure: &OperationError) -> Self {
         use devices::DeviceErrorKind as Kind;
         match device_error(failure).map(devices::DeviceError::kind) {
@@ -124,7 +124,7 @@ impl estafette_status {
         }
     }
 
-    /// What the caller can do about `error`.
+    /// The status of `error`, by what the caller can do about it.
     pub(crate) fn of(error: &Error) -> Self {
         match error {
             Error::Invalid(_) | Error::InvalidTensor(_) | Error::NoOperator { .. } => ESTAFETTE_INVALID,

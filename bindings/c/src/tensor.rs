@@ -30,7 +30,7 @@ pub enum estafette_tensor {}
 
 static TENSORS: Table<Tensor> = Table::new(Kind::Tensor);
 
-/// What a handle stands for.
+/// The tensor of a handle.
 #[inline]
 pub(crate) fn tensor(tensor: *const estafette_tensor, name: impl Display) -> Result<Pinned<Tensor>, Refusal> {
     TENSORS.get(tensor, name)
@@ -402,8 +402,8 @@ pub(crate) fn wait(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Err
     }
 }
 
-/// What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during
-/// the call.
+/// The function that `estafette_on_ready` calls: it gets a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only
+/// there during the call.
 pub type estafette_ready_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, status: estafette_status, message: *const c_char)>;
 

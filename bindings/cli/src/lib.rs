@@ -34,7 +34,7 @@ enum Command {
     Bench(bench::Arguments),
 }
 
-/// What a shell sees when arguments or files are wrong.
+/// The exit code for wrong arguments or files.
 const WRONG: u8 = 2;
 
 /// Runs the command with its arguments, of which the first is its name, and returns the exit code.
@@ -67,7 +67,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
-/// What to say of a command that the Python package has alone, or that of Rust.
+/// The message for a command that the Python package has alone, or that of Rust.
 fn of_the_other_package(message: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(name)) = message.get(ContextKind::InvalidSubcommand) else { return None };
     match name.as_str() {

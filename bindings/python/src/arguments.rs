@@ -1,4 +1,4 @@
-//! What people write for a shape, an element type, a time: read, or refused with the name of what is wrong.
+//! Arguments for a shape, an element type, a time: read, or refused with the name of what is wrong.
 
 use std::time::Duration;
 

@@ -37,7 +37,7 @@ struct Kept {
 }
 
 estafette_sync::per_process! {
-    /// What failures keep, and some that is gone.
+    /// Values that failures keep, and some that are gone.
     static KEPT: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 }
 

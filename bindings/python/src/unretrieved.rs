@@ -10,7 +10,7 @@ use crate::classes::report;
 use crate::error::{import_module, to_py};
 use crate::interpreter::guard;
 
-/// What becomes of failures that nothing has looked at.
+/// The treatment of unretrieved failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failures {
     /// Each is reported, and the end of the engine raises them.

@@ -9,7 +9,7 @@ use super::{Blocked, Harness, Skip};
 
 /// A check that waits this long for something has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to wait before the device is asked to make progress again.
+/// The time before the device is asked to make progress again.
 const ROUND: Duration = Duration::from_micros(200);
 
 /// One device on the bench, and what checks do with it again and again.
@@ -104,7 +104,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// What is in `memory`. The work that wrote it has settled.
+    /// The content of `memory`. The work that wrote it has settled.
     pub(super) fn read(&self, memory: &Allocation) -> Vec<u8> {
         let mut host = vec![0xee; memory.len()];
         let queue = self.queue();

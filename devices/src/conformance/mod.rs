@@ -36,7 +36,7 @@ use crate::{Allocation, Device, DeviceError, Queue};
 
 use self::bench::Bench;
 
-/// What the suite needs to know about a device.
+/// The facts about a device that the suite needs.
 pub trait Harness {
     /// The device under test. Asked once per check; it may be a fresh one each time.
     fn device(&self) -> Arc<dyn Device>;
@@ -53,7 +53,7 @@ pub trait Harness {
     /// The device cannot do that, and why.
     fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip>;
 
-    /// Whether [`Harness::break_queue`] works. A check asks before it blocks a queue, so that a check that is
+    /// Fails if [`Harness::break_queue`] does not work. A check asks before it blocks a queue, so that a check that is
     /// skipped leaves no queue blocked.
     ///
     /// # Errors
@@ -65,23 +65,23 @@ pub trait Harness {
         panic!("{queue:?} cannot be broken, and `can_break` says so");
     }
 
-    /// Whether what [`Harness::break_queue`] breaks is the whole device, all of its queues and memory: then
+    /// True if what [`Harness::break_queue`] breaks is the whole device, all of its queues and memory: then
     /// nothing of it can be looked at afterwards. [`Harness::device`] gives another one next time.
     fn breaks_the_device(&self) -> bool {
         false
     }
 
-    /// How many bytes of memory the device has; `None` where the harness does not know.
+    /// The size of the device's memory in bytes; `None` where the harness does not know.
     fn memory_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// How much work a queue takes that is blocked, before enqueueing more waits for it.
+    /// The number of commands that a blocked queue takes before enqueueing more waits for it.
     fn room(&self) -> usize {
         usize::MAX
     }
 
-    /// Whether a queue goes on while others are blocked.
+    /// Fails if a queue does not go on while others are blocked.
     ///
     /// # Errors
     /// It need not, and why.
@@ -135,7 +135,7 @@ impl Skip {
     }
 }
 
-/// What [`run`] did.
+/// The report of [`run`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The checks that passed.

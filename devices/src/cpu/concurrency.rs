@@ -1,4 +1,4 @@
-//! How many threads run jobs of a pool at once, where more threads may be slower than fewer.
+//! The number of threads that run jobs of a pool at once, where more threads may be slower than fewer.
 //!
 //! Jobs that share a lock, such as the lock of a Python interpreter, take it from each other, and two threads may get less done than
 //! one. So a thread takes a job only when it has a *slot*. There are as many slots as [`limit`](Concurrency::limit()) says, from one
@@ -69,9 +69,9 @@ pub(super) struct Concurrency {
     began: Instant,
     limit: AtomicUsize,
     running: AtomicUsize,
-    /// Whether there is a lookout.
+    /// True if there is a lookout.
     is_watched: AtomicBool,
-    /// How long the lookout sleeps next, in nanoseconds.
+    /// The time that the lookout sleeps next, in nanoseconds.
     look: AtomicU64,
     /// When a job was last started, in nanoseconds since `began`.
     last_start: AtomicU64,
@@ -85,7 +85,7 @@ pub(super) struct Concurrency {
     starved: AtomicBool,
     /// Of this window: the most threads that ran jobs at the end of one.
     ran: AtomicUsize,
-    /// Whether the jobs of the last window were of such a length.
+    /// True if the jobs of the last window were of such a length.
     breadth_first: AtomicBool,
     ends: AtomicU64,
     control: Mutex<Control>,
@@ -121,7 +121,7 @@ impl Trial {
         Self { other, windows: 0, with_other: Throughput::default() }
     }
 
-    /// Whether the window that runs has the other limit. Of four windows the outer ones have it: neither a trend nor jobs of two
+    /// True if the window that runs has the other limit. Of four windows the outer ones have it: neither a trend nor jobs of two
     /// kinds by turns favour a limit.
     fn is_other(&self) -> bool {
         matches!(self.windows % 4, 0 | 3)
@@ -232,7 +232,7 @@ impl Concurrency {
         self.waiters.end(self.pushes());
     }
 
-    /// Whether a thread that wakes up for a new job would be of use: with a slot, or as the lookout. The job was pushed before.
+    /// True if a thread that wakes up for a new job would be of use: with a slot, or as the lookout. The job was pushed before.
     pub(super) fn wants_a_thread(&self) -> bool {
         fence(Ordering::SeqCst);
         self.has_room() || !(self.is_watched.load(Ordering::Relaxed) || self.waiters.have_stand_by())

@@ -91,7 +91,7 @@ pub(super) fn register<J: Job>(shared: &Arc<Shared<J>>) {
     drop(registered);
 }
 
-/// Whether this thread is registered with `shared`, with a deque or without.
+/// True if this thread is registered with `shared`, with a deque or without.
 pub(super) fn is_registered<J: Job>(shared: &Arc<Shared<J>>) -> bool {
     let here = |place: &RefCell<Option<Box<dyn Any>>>| {
         let place = place.try_borrow();

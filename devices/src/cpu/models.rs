@@ -50,7 +50,7 @@ impl SharedLock for Lock {
     }
 }
 
-/// What a pool is given to do, with a source of jobs.
+/// The use of a pool, with a source of jobs.
 type Use = fn(&Pool<Note>, &dyn Fn(u64) -> Note);
 
 /// Explores a model, with at most that many switches away from a thread that could go on, or as many as `LOOM_MAX_PREEMPTIONS` says if that

@@ -26,7 +26,7 @@ pub trait Job: Send + 'static + Sized {
     /// is logged, and the worker lives on.
     fn run(self, pool: &Pool<Self>);
 
-    /// Whether the job needs the pool's [`SharedLock`].
+    /// True if the job needs the pool's [`SharedLock`].
     fn needs_lock(&self) -> bool {
         false
     }
@@ -42,7 +42,7 @@ pub trait SharedLock: fmt::Debug + Send + Sync {
     fn lock_while(&self, next: &mut dyn FnMut() -> bool);
 }
 
-/// How a [`Pool`] is made.
+/// Options of a [`Pool`].
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
     /// Worker threads. With 0, jobs run only in threads that call [`Pool::try_take`].
@@ -76,11 +76,11 @@ impl Default for PoolOptions {
 /// job, even while handles exist.
 pub struct Pool<J: Job> {
     pub(super) shared: Arc<Shared<J>>,
-    /// Whether this handle keeps the workers from leaving. Those that workers hold themselves do not.
+    /// True if this handle keeps the workers from leaving. Those that workers hold themselves do not.
     counted: AtomicBool,
 }
 
-/// What all handles and threads of a pool share.
+/// The state that all handles and threads of a pool share.
 pub(super) struct Shared<J> {
     pub(super) queues: Queues<J>,
     pub(super) sleep: Sleep,
@@ -98,19 +98,19 @@ pub(super) struct Shared<J> {
 }
 
 impl<J> Shared<J> {
-    /// How many workers run jobs, once they share a lock; before that every worker runs jobs. A worker that has not seen it yet runs a job
-    /// beyond the limit, as workers do for jobs that are overdue.
+    /// The number of workers that run jobs, once they share a lock; before that every worker runs jobs. A worker that has not seen it yet
+    /// runs a job beyond the limit, as workers do for jobs that are overdue.
     #[inline]
     pub(super) fn concurrency(&self) -> Option<&Concurrency> {
         self.concurrency.as_deref().filter(|_| self.is_limited.load(Ordering::Relaxed))
     }
 
-    /// Whether workers leave after their current job.
+    /// True if workers leave after their current job.
     pub(super) fn is_shut_down(&self) -> bool {
         self.shut_down.load(Ordering::SeqCst)
     }
 
-    /// Whether no outside handle is left, so that workers leave when there is nothing more to do.
+    /// True if no outside handle is left, so that workers leave when there is nothing more to do.
     pub(super) fn is_abandoned(&self) -> bool {
         self.handles.load(Ordering::SeqCst) == 0
     }
@@ -278,12 +278,12 @@ impl<J: Job> Pool<J> {
         with_deque(&self.shared, Deque::len).unwrap_or(0)
     }
 
-    /// Whether a job waits.
+    /// True if a job waits.
     pub fn has_work(&self) -> bool {
         self.shared.queues.has_work()
     }
 
-    /// Whether a job with a priority waits. One load.
+    /// True if a job with a priority waits. One load.
     #[inline]
     pub fn has_priorities(&self) -> bool {
         !self.shared.queues.priorities.is_empty()
@@ -294,13 +294,14 @@ impl<J: Job> Pool<J> {
         self.shared.workers
     }
 
-    /// How many threads run jobs at once, at most, as long as none of them blocks: the number of workers, or fewer where jobs share a lock.
+    /// The greatest number of threads that run jobs at once, as long as none of them blocks: the number of workers, or fewer where jobs
+    /// share a lock.
     #[inline]
     pub fn at_once(&self) -> usize {
         self.shared.concurrency().map_or(self.shared.workers, Concurrency::limit)
     }
 
-    /// Whether the calling thread is a worker of this pool.
+    /// True if the calling thread is a worker of this pool.
     pub fn is_worker(&self) -> bool {
         workers::with_context(&self.shared, |_| ()).is_some()
     }
@@ -337,7 +338,7 @@ impl<J: Job> Pool<J> {
         BlockingGuard { shared, had_slot: false, not_send: PhantomData }
     }
 
-    /// Whether all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further
+    /// True if all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further
     /// spare one: then no thread of the pool takes a job until one of them returns.
     pub fn is_stuck(&self) -> bool {
         self.shared.threads.is_stuck()
@@ -412,7 +413,7 @@ impl<J> Shared<J> {
         self.sleep.notify();
     }
 
-    /// Whether a worker that sleeps, or is about to, is of use.
+    /// True if a worker that sleeps, or is about to, is of use.
     pub(super) fn wants_a_thread(&self) -> bool {
         self.queues.has_work() && self.concurrency().is_none_or(|concurrency| concurrency.wants_a_thread())
     }

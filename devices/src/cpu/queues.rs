@@ -35,7 +35,7 @@ const FAIR_TICKS: u32 = 61;
 /// in the caches, and few enough for the results of a batch, which all exist at the same time.
 const BATCH: usize = 16;
 
-/// How often a steal that lost a race is tried again before it counts as "found nothing here". Each loss
+/// The number of times that a steal which lost a race is tried again before it counts as "found nothing here". Each loss
 /// means that another thread got a job, and a worker looks once more before it sleeps.
 const STEAL_RETRIES_MAX: usize = 32;
 
@@ -50,9 +50,9 @@ pub(super) struct Queues<J> {
     injector: Injector<J>,
     /// Of the workers' deques, then of the external ones.
     stealers: Box<[Stealer<J>]>,
-    /// How many of the stealers are the workers'.
+    /// The number of stealers that are the workers'.
     workers: usize,
-    /// How many of the stealers need a look: external deques that no thread has had yet are empty.
+    /// The number of stealers that are searched: external deques that no thread has had yet are empty.
     used: AtomicUsize,
     /// Held while a thread looks for a particular job (`take_matching`).
     scan: Mutex<()>,
@@ -98,7 +98,7 @@ impl<J> Queues<J> {
         self.injector.push(job);
     }
 
-    /// Whether a job is queued, or held by a thread that may put it back.
+    /// True if a job is queued, or held by a thread that may put it back.
     pub(super) fn has_work(&self) -> bool {
         let scanned = self.scanned.load(Ordering::SeqCst);
         let (workers, external) = self.stealers().split_at(self.workers);
@@ -207,7 +207,7 @@ impl<J> Queues<J> {
         })
     }
 
-    /// Whether a scan had jobs in hand at any time since `scanned` were over. Waits until none has.
+    /// True if a scan had jobs in hand at any time since `scanned` were over. Waits until none has.
     fn was_scanned_since(&self, scanned: usize) -> bool {
         let scanning = self.scanning.load(Ordering::SeqCst) > 0;
         if scanning {
@@ -216,7 +216,7 @@ impl<J> Queues<J> {
         scanning || self.scanned.load(Ordering::SeqCst) != scanned
     }
 
-    /// Whether there are jobs whose place among the others matters.
+    /// True if there are jobs whose place among the others matters.
     pub(super) fn has_sorted(&self) -> bool {
         !self.priorities.is_empty() || self.returned_len.load(Ordering::SeqCst) > 0
     }
@@ -427,7 +427,7 @@ impl<J> Drop for Hand<'_, J> {
 mod tests {
     use super::*;
 
-    /// What worker 0 of two takes; each job below 100 is followed by one that is 100 more.
+    /// The jobs that worker 0 of two takes; each job below 100 is followed by one that is 100 more.
     fn taken(jobs: u32, breadth_first: bool) -> Vec<u32> {
         let (queues, owned, _) = Queues::new(2, 0);
         (0..jobs).for_each(|job| queues.push(job));

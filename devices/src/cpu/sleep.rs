@@ -1,4 +1,4 @@
-//! Who sleeps and who wakes whom. Knows nothing of deques: a queue of jobs is "whatever `has_work` says".
+//! Sleep of workers, and their wake-ups. Knows nothing of deques: a queue of jobs is "whatever `has_work` says".
 //!
 //! # Aim
 //! Waking a thread costs the waker several microseconds, so it happens only when it must: never when a worker

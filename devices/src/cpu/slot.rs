@@ -57,7 +57,7 @@ impl<J> Shared<J> {
 #[must_use = "workers may run a job in place of the thread while the guard lives"]
 pub struct ConcurrencySlot<'a, J: Job> {
     shared: &'a Arc<Shared<J>>,
-    /// What [`SLOT`] was before.
+    /// The former value of [`SLOT`].
     before: usize,
     not_send: PhantomData<*const ()>,
 }
@@ -99,7 +99,7 @@ pub struct WaitGuard<'a, J: Job> {
 }
 
 impl<J: Job> WaitGuard<'_, J> {
-    /// Whether the thread should [take a slot](Pool::take_slot) for the job, if there is one.
+    /// True if the thread should [take a slot](Pool::take_slot) for the job, if there is one.
     pub fn takes_slots(&self) -> bool {
         self.takes_slots
     }

@@ -18,26 +18,26 @@ const PENALTY: i32 = 64;
 /// A wait is at once if it begins within this after the submission, in nanoseconds. A thread submits a few more operations meanwhile, which
 /// come behind the first.
 const AT_ONCE_NS: u64 = 100_000;
-/// How long a job is left at least. The worker that stands by sleeps for so long at a time.
+/// The time that a job is left at least. The worker that stands by sleeps for so long at a time.
 pub(super) const OVERDUE: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
 pub(super) struct Waiters {
-    /// How many waits in a row began at once, each with one new job.
+    /// The number of waits in a row that began at once, each with one new job.
     in_a_row: AtomicI32,
     /// Jobs that were pushed before the last wait ended.
     pushes: AtomicU64,
     /// When a job was last pushed, in nanoseconds.
     pushed: AtomicU64,
-    /// Whether the last wait had one new job at most.
+    /// True if the last wait had one new job at most.
     was_single: AtomicBool,
-    /// Whether a job is left that no thread has taken since.
+    /// True if a job is left that no thread has taken since.
     is_left: AtomicBool,
     has_stand_by: AtomicBool,
 }
 
 impl Waiters {
-    /// Whether jobs are left to waiting threads.
+    /// True if jobs are left to waiting threads.
     #[inline]
     pub(super) fn are_expected(&self) -> bool {
         self.in_a_row.load(Ordering::Relaxed) >= IN_A_ROW
@@ -49,7 +49,7 @@ impl Waiters {
         self.in_a_row.store(IN_A_ROW, Ordering::Relaxed);
     }
 
-    /// Whether a worker stands by, and finds out what is overdue.
+    /// True if a worker stands by, and finds out what is overdue.
     pub(super) fn have_stand_by(&self) -> bool {
         self.has_stand_by.load(Ordering::Relaxed)
     }
@@ -172,7 +172,7 @@ mod tests {
             self.pushes.get() - self.waiters.pushes.load(Ordering::Relaxed) == 1
         }
 
-        /// What `look` does while a worker stands by; `has_work` at the end.
+        /// Calls `look` while a worker stands by; `has_work` at the end.
         fn stand_by(&self, has_work: bool, looks: usize, look: impl Fn()) {
             let left = Cell::new(looks);
             let looks = || {

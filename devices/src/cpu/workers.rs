@@ -33,7 +33,7 @@ pub(super) struct Context<J: Job> {
     index: usize,
     parker: Arc<Parker>,
     ticks: Cell<u32>,
-    /// Whether this thread has a slot, where the pool limits how many run.
+    /// True if this thread has a slot, where the pool limits how many run.
     has_slot: Cell<bool>,
 }
 
@@ -236,12 +236,12 @@ impl<J: Job> Context<J> {
         if self.shared.is_shut_down() { None } else { self.take() }
     }
 
-    /// Whether there is nothing left for this thread to do, ever.
+    /// True if there is nothing left for this thread to do, ever.
     fn must_leave(&self) -> bool {
         self.shared.is_shut_down() || (self.shared.is_abandoned() && !self.shared.queues.has_work())
     }
 
-    /// Whether this thread stands in for a worker that may be back.
+    /// True if this thread stands in for a worker that may be back.
     fn is_surplus(&self) -> bool {
         self.index >= self.shared.workers && self.shared.threads.has_surplus()
     }
@@ -378,14 +378,14 @@ impl<J> Threads<J> {
         self.note_surplus(&counts);
     }
 
-    /// Whether every thread that does not rest is inside of a blocking section, so that no thread takes a
+    /// True if every thread that does not rest is inside of a blocking section, so that no thread takes a
     /// job.
     pub(super) fn is_stuck(&self) -> bool {
         let counts = self.counts.lock();
         counts.blocked > 0 && counts.alive - counts.resting <= counts.blocked
     }
 
-    /// Whether a spare thread should ask for [`Threads::rest`]. One load.
+    /// True if a spare thread should ask for [`Threads::rest`]. One load.
     pub(super) fn has_surplus(&self) -> bool {
         self.surplus.load(Ordering::Relaxed)
     }

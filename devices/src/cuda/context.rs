@@ -125,7 +125,7 @@ impl Context {
         Ok(Relaxed { previous: mode, current })
     }
 
-    /// What a call returned. A fault poisons the context.
+    /// The result of a call. A fault poisons the context.
     pub(super) fn check(&self, code: Code, what: &str) -> Result<(), DeviceError> {
         if code == 0 { Ok(()) } else { Err(self.error(code, what)) }
     }
@@ -148,7 +148,7 @@ impl Context {
         }
     }
 
-    /// What broke this context, if anything did.
+    /// The fault that broke this context, if one did.
     pub(super) fn fault(&self) -> Option<&DeviceError> {
         if self.faulted.load(Ordering::Acquire) { self.fault.get() } else { None }
     }

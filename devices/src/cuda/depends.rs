@@ -10,7 +10,7 @@ use super::context::Context;
 use super::events::{EventCore, EventFence};
 use super::stream::Stream;
 
-/// What stands behind a fence of CUDA.
+/// The source of a fence of CUDA.
 enum Source<'a> {
     Stream(&'a Stream),
     Event(&'a EventFence),

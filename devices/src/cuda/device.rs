@@ -96,22 +96,22 @@ impl CudaDevice {
         self.memory_bytes
     }
 
-    /// Whether the device counts for the host, so that asking for a fence is a load. Else events are queried.
+    /// True if the device counts for the host, so that asking for a fence is a load. Else events are queried.
     pub fn counts(&self) -> bool {
         self.context.timeline_values.is_some()
     }
 
-    /// Whether device memory comes from a pool, so that freeing it waits for nothing.
+    /// True if device memory comes from a pool, so that freeing it waits for nothing.
     pub fn has_pool(&self) -> bool {
         self.pool.is_some()
     }
 
-    /// What broke the device's context, if anything did: then nothing of it works any more.
+    /// The fault that broke the device's context, if one did: then nothing of it works any more.
     pub fn fault(&self) -> Option<DeviceError> {
         self.context.fault().cloned()
     }
 
-    /// Whether the host may use managed memory while this device works. Else it may not even where no work
+    /// True if the host may use managed memory while this device works. Else it may not even where no work
     /// uses that memory, which no order between uses of the memory can see to (CUDA Programming Guide,
     /// "Unified Memory on Windows or devices with compute capability 5.x", and on Tegra).
     pub fn managed_is_concurrent(&self) -> bool {

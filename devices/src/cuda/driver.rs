@@ -83,7 +83,7 @@ fn library() -> Option<&'static libloading::Library> {
 // return its `CUresult`, an enumeration that a newer driver may answer with a number of which cudarc knows
 // nothing, which would be undefined behaviour.
 
-/// What a function of the driver returns: 0 or the number of an error.
+/// The result of a function of the driver: 0 or the number of an error.
 pub(super) type Code = c_int;
 
 macro_rules! driver {
@@ -229,7 +229,7 @@ pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub(super) const INVALID_CONTEXT: Code = 201;
 pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
 
-/// Whether a number means that nothing of its context works any more: after each of these cuda.h says that
+/// True if a number means that nothing of its context works any more: after each of these cuda.h says that
 /// the process has to end, or that the context is gone.
 fn is_sticky(code: Code) -> bool {
     matches!(
@@ -253,12 +253,12 @@ pub(super) fn error(api: &Api, code: Code, what: &str) -> DeviceError {
     DeviceError::new(kind(code), format!("{what}: {}", name_of(api, code))).with_code(code.into())
 }
 
-/// What a call returned that breaks no context.
+/// The result of a call that breaks no context.
 pub(super) fn check(api: &Api, code: Code, what: &str) -> Result<(), DeviceError> {
     if code == 0 { Ok(()) } else { Err(error(api, code, what)) }
 }
 
-/// Whether a call was refused since the stream is captured.
+/// True if a call was refused since the stream is captured.
 pub(super) fn is_of_capture(error: &DeviceError) -> bool {
     matches!(error.code(), Some(900..=907))
 }
@@ -344,7 +344,7 @@ impl CudaRuntime {
         Ok(Self { api, driver_version, places })
     }
 
-    /// How many devices the driver has.
+    /// The number of the driver's devices.
     pub fn count(&self) -> usize {
         self.places.len()
     }
@@ -388,7 +388,7 @@ impl CudaRuntime {
         (0..self.count() as i32).find(|ordinal| uuid_of(self.api, *ordinal) == Some(uuid))
     }
 
-    /// What `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of a device that the process
+    /// The memory that `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of a device that the process
     /// uses. `None` where it uses none.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         self.device(self.used()?)?.pointer_info(pointer)

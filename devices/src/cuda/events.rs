@@ -259,7 +259,7 @@ impl EventFence {
         }
     }
 
-    /// What broke a context that it waits for.
+    /// The fault that broke a context that it waits for.
     fn fault(&self) -> Option<DeviceError> {
         let depends = self.depends.lock();
         depends
@@ -295,7 +295,8 @@ impl EventCore {
     }
 }
 
-/// What is kept of work that other work waits for. Of an event whose stream is not known, of which there may be any number, nothing is.
+/// The fence as it is kept for work that other work waits for. Of an event whose stream is not known, of which there may be any number,
+/// nothing is.
 fn without_waits(fence: Fence) -> Option<Fence> {
     let Some(event) = fence.as_event() else { return Some(fence) };
     let any: &dyn Any = &**event;

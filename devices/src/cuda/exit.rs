@@ -27,7 +27,7 @@ extern "C" fn at_exit() {
     DRIVER.close(GRACE);
 }
 
-/// Whether nothing of the driver works in this process any more: it exits, or is a forked child.
+/// True if nothing of the driver works in this process any more: it exits, or is a forked child.
 pub(super) fn is_driver_gone() -> bool {
     DRIVER.is_driver_gone()
 }

@@ -34,7 +34,7 @@ pub(super) struct Foreign {
 /// The events that are recorded on one foreign stream, however often it is acquired: each covers those before.
 pub(super) struct Records {
     pub(super) queue: QueueId,
-    /// How many there are. Locked while one is made, so that the numbers are in the order of the stream.
+    /// Their number. Locked while one is made, so that the numbers are in the order of the stream.
     newest: Mutex<u64>,
 }
 
@@ -97,7 +97,7 @@ impl Foreign {
         self.raw.get()
     }
 
-    /// Whether the handle means the same for as long as the context lives, on every thread.
+    /// True if the handle means the same for as long as the context lives, on every thread.
     pub(super) fn handle_outlives_call(&self) -> bool {
         self.raw().addr() == LEGACY
     }
@@ -204,8 +204,8 @@ pub(super) unsafe fn context_of(api: &Api, stream: CUstream, context: &mut CUcon
     }
 }
 
-/// What tells a stream of the context, which is current, from all others. `None` where the driver does not say. It is not asked of a
-/// capturing stream, whose capture the question would invalidate, nor of the legacy stream, of which there is one.
+/// The number that tells a stream of the context, which is current, from all others. `None` where the driver does not say. It is not asked
+/// of a capturing stream, whose capture the question would invalidate, nor of the legacy stream, of which there is one.
 fn stream_number(context: &Context, stream: CUstream) -> Option<u64> {
     if stream.addr() == LEGACY {
         return Some(u64::MAX);

@@ -31,14 +31,14 @@ use super::driver::{Code, CudaRuntime, Handle, NOT_READY, OUT_OF_MEMORY, PEER_AC
 use super::events::Event;
 use super::exit::is_driver_gone;
 
-/// What the driver aligns every allocation to (CUDA Programming Guide, "Device Memory Accesses").
+/// The alignment of every allocation of the driver (CUDA Programming Guide, "Device Memory Accesses").
 pub(super) const ALIGN: usize = 256;
 /// Bytes that a pool keeps for later, and that are kept of pinned and of managed memory each. Other libraries
 /// of the process cannot use them.
 const KEEPS: usize = 256 << 20;
 /// Larger pinned or managed allocations are freed when they are released.
 const KEPT_MAX: usize = 64 << 20;
-/// How long an allocation waits for the stream of the pool: where there is no room, and where a queue cannot wait.
+/// The time that an allocation waits for the stream of the pool: where there is no room, and where a queue cannot wait.
 const LAGGING: Duration = Duration::from_secs(1);
 /// The smallest size in which pinned and managed memory is kept.
 const KEPT_MIN: usize = 4_096;
@@ -55,7 +55,7 @@ const MANAGED: DLDevice = DLDevice::new(DeviceType::CUDA_MANAGED, 0);
 /// Where memory is, as the driver reports for a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerInfo {
-    /// What DLPack calls it: `cuda:n`, `cuda_host:0` or `cuda_managed:0`.
+    /// Its device in DLPack: `cuda:n`, `cuda_host:0` or `cuda_managed:0`.
     pub device: DLDevice,
     /// The device that it was allocated on or for.
     pub ordinal: i32,
@@ -251,7 +251,7 @@ impl Kept {
         Some(block.0)
     }
 
-    /// Whether there was room for it.
+    /// True if there was room for it.
     fn put(&self, size: usize, memory: NonNull<u8>) -> bool {
         let mut blocks = self.0.lock();
         let fits = blocks.bytes + size <= KEEPS;
@@ -388,7 +388,7 @@ unsafe fn release(context: &Context, pool: Option<&Pool>, kind: Kind, memory: No
 }
 
 impl CudaDevice {
-    /// What `pointer` is to, by the driver's own account: better than what anybody says of it, since managed
+    /// The memory that `pointer` points to, by the driver's own account: better than what anybody says of it, since managed
     /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         let context = self.context();
@@ -408,7 +408,7 @@ impl CudaDevice {
         Some(PointerInfo { device, ordinal })
     }
 
-    /// Whether this device may use the memory at `pointer`, whichever device it is of: by peer access, or
+    /// True if this device may use the memory at `pointer`, whichever device it is of: by peer access, or
     /// mapped for both. False where the driver does not say.
     pub fn can_access(&self, pointer: *const u8) -> bool {
         let Ok(current) = self.context().make_current_relaxed() else { return false };

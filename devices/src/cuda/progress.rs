@@ -1,4 +1,4 @@
-//! How the host learns how far an own stream has come.
+//! Progress of own streams, as the host learns it.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::events::Event;
 use super::health;
 use super::stream::{Stream, is_capturing};
 
-/// How often the driver is asked whether a stream still works, at most.
+/// The least time between two questions to the driver for the health of a stream.
 const HEALTH_NS: u64 = 10_000_000;
 /// Readers of the value look at the clock once in as many times.
 const HEALTH_READS: u64 = 64;

@@ -42,7 +42,7 @@ struct Waits {
     depends: FenceSet,
 }
 
-/// What a queue can wait for on the device.
+/// The targets of a queue's wait on the device.
 enum Behind {
     /// An event, whether it is ours, and its context.
     Event(CUevent, Option<Arc<Event>>, Arc<Context>),
@@ -75,7 +75,7 @@ impl CudaQueue {
         queue.as_any().downcast_ref()
     }
 
-    /// Whether others enqueue on it too.
+    /// True if others enqueue on it too.
     pub fn is_foreign(&self) -> bool {
         matches!(self.kind, Kind::Foreign(..))
     }
@@ -240,7 +240,7 @@ impl CudaQueue {
     }
 }
 
-/// What is behind a fence. An own stream records an event for the fence now, if none covers it.
+/// The target behind a fence. An own stream records an event for the fence now, if none covers it.
 fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
     if let Some((timeline, sequence)) = fence.as_point() {
         let timeline: &Arc<dyn Timeline> = timeline;

@@ -71,7 +71,7 @@ calls! {
 
 pub(super) struct Shared {
     context: Arc<Context>,
-    /// What it keeps may be in the way.
+    /// The pool, whose kept memory may be in the way.
     pool: Option<Arc<Pool>>,
     calls: Calls,
     identity: Identity,

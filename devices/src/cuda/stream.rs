@@ -60,7 +60,7 @@ pub(super) struct Stream {
     pub(super) reads: AtomicU64,
     /// When the driver was asked about the stream last, since `born`.
     pub(super) checked_ns: AtomicU64,
-    /// Whether the driver is to be asked about the stream.
+    /// True if the driver is to be asked about the stream.
     pub(super) is_suspect: AtomicBool,
     pub(super) born: Instant,
     state: Mutex<QueueState>,
@@ -193,15 +193,15 @@ const MARKS_LOOK: usize = 64;
 /// Events that are kept. Beyond, every second one is dropped: a request for its number gets the next event.
 const MARKS_MAX: usize = 1_024;
 
-/// What is enqueued. The lock never covers user code.
+/// The enqueued work. The lock never covers user code.
 pub(super) struct QueueState {
     pub(super) clock: QueueClock,
     pub(super) sequence: u64,
     /// Numbers with an event that covers them, ascending.
     pub(super) marks: VecDeque<(u64, Arc<Event>)>,
-    /// Whether an own capture records what is enqueued now.
+    /// True if an own capture records what is enqueued now.
     pub(super) capture: bool,
-    /// Whether the handle was given out: foreign code may be capturing.
+    /// True if the handle was given out: foreign code may be capturing.
     pub(super) touched: bool,
     /// The newest number when the stream was last made to wait.
     pub(super) waited_at: u64,
@@ -372,12 +372,12 @@ impl Stream {
         Err(DeviceError::invalid(message).with_queue(self.id))
     }
 
-    /// Whether a capture, own or foreign, records what is enqueued now.
+    /// True if a capture, own or foreign, records what is enqueued now.
     pub(super) fn records(&self, state: &QueueState) -> Result<bool, DeviceError> {
         Ok(state.capture || state.touched && is_capturing(&self.context, self.raw())?)
     }
 
-    /// Whether what is enqueued now is recorded into a graph.
+    /// True if what is enqueued now is recorded into a graph.
     pub(super) fn is_capturing(&self) -> Result<bool, DeviceError> {
         self.records(&self.state())
     }
@@ -457,7 +457,7 @@ pub(super) unsafe fn wait(
     Ok(())
 }
 
-/// Whether what is enqueued on `stream` now is recorded into a graph.
+/// True if what is enqueued on `stream` now is recorded into a graph.
 pub(super) fn is_capturing(context: &Context, stream: CUstream) -> Result<bool, DeviceError> {
     let mut status: u32 = 0;
     let _current = context.make_current()?;

@@ -21,14 +21,14 @@ use super::stream::Stream;
 /// microseconds.
 const REFERENCE_NS: u64 = 4_000_000_000;
 
-/// What the device's clock says at the reference event, in nanoseconds: more than anything can have begun
+/// The device's clock at the reference event, in nanoseconds: more than anything can have begun
 /// before it.
 const ANCHOR_AT_NS: f64 = 1e15;
 
 #[derive(Default)]
 pub(super) struct DeviceClock(Mutex<Option<Arc<ReferenceEvent>>>);
 
-/// What times are counted from.
+/// The event that times are counted from.
 struct ReferenceEvent {
     event: Arc<Event>,
     set_ns: u64,
@@ -80,7 +80,7 @@ impl ReferenceEvent {
     }
 }
 
-/// What is enqueued between two events.
+/// The work enqueued between two events.
 pub(super) struct TimedInterval {
     context: Arc<Context>,
     reference: Arc<ReferenceEvent>,

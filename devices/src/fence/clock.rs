@@ -1,4 +1,4 @@
-//! What a queue knows about other queues: the vector clock that makes repeated waits unnecessary.
+//! A queue's knowledge of other queues: the vector clock that makes repeated waits unnecessary.
 //!
 //! # Idea
 //! When queue *B* has been made to wait for point *s* of queue *A*, everything enqueued on *B* later is
@@ -39,12 +39,12 @@ pub struct Clock(Option<Arc<Entries>>);
 type Entries = SmallVec<[(QueueId, u64); 4]>;
 
 impl Clock {
-    /// Whether everything up to `sequence` on `queue` is known to be ordered before.
+    /// True if everything up to `sequence` on `queue` is known to be ordered before.
     pub fn covers(&self, queue: QueueId, sequence: u64) -> bool {
         self.entries().iter().any(|&(known, newest)| known == queue && newest >= sequence)
     }
 
-    /// Whether nothing is known.
+    /// True if nothing is known.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
@@ -74,7 +74,7 @@ impl QueueClock {
         Self { queue, in_order, seen: Clock::default() }
     }
 
-    /// Whether work enqueued next is ordered after `fence` already.
+    /// True if work enqueued next is ordered after `fence` already.
     pub fn covers(&self, fence: &Fence) -> bool {
         let (Some(queue), Some(sequence)) = (fence.queue(), fence.sequence()) else { return false };
         (self.in_order && queue == self.queue) || self.seen.covers(queue, sequence)

@@ -1,4 +1,4 @@
-//! How far a queue has come, and the failure after which it comes no further.
+//! Progress of a queue, and the failure after which the queue comes no further.
 //!
 //! # Protocol
 //! One word has the newest number known to be done, which only goes up, and the bit [`FROZEN`].
@@ -37,7 +37,7 @@ impl Completed {
         self.word.load(Ordering::Acquire) & !FROZEN
     }
 
-    /// Whether the number stands still for ever.
+    /// True if the number stands still for ever.
     #[inline]
     pub(crate) fn is_frozen(&self) -> bool {
         self.word.load(Ordering::Acquire) & FROZEN != 0
@@ -79,7 +79,7 @@ mod models {
 
     /// A device that does two pieces of work and counts them in memory of the host.
     struct Model {
-        /// What the device writes, as into pinned memory.
+        /// The value that the device writes, as into pinned memory.
         value: AtomicU64,
         completed: Completed,
         work: [UnsafeCell<u32>; 2],

@@ -21,7 +21,7 @@ pub struct FenceSet {
 /// Fences that are searched one by one. Hardly any set is larger.
 const SEARCHED_MAX: usize = 16;
 
-/// What two fences of a set do not have in common.
+/// The key that two fences of a set do not have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Queue(QueueId),
@@ -39,7 +39,7 @@ impl Key {
 }
 
 impl FenceSet {
-    /// Whether there is nothing to wait for.
+    /// True if there is nothing to wait for.
     pub fn is_empty(&self) -> bool {
         self.fences.is_empty()
     }

@@ -160,7 +160,7 @@ mod models {
     use super::*;
     use crate::DeviceErrorKind;
 
-    /// What the event stands for. Loom reports a read that the write does not happen before.
+    /// The work that the event stands for. Loom reports a read that the write does not happen before.
     struct Model {
         event: HostEvent,
         content: UnsafeCell<u32>,

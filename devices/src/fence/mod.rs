@@ -58,7 +58,7 @@ pub struct Fence {
     queue: Option<QueueId>,
     /// The number on the queue; for events, the number among the records of their queue, or 0.
     sequence: u64,
-    /// What the queue had seen of other queues when this was recorded.
+    /// The queue's clock of other queues when this was recorded.
     seen: Clock,
     /// The source is of this crate: it neither panics nor notifies a subscriber twice, and its `peek` loads and calls nothing.
     is_own: bool,
@@ -119,7 +119,7 @@ impl FenceState {
         }
     }
 
-    /// Whether it is [`FenceState::Pending`].
+    /// True if it is [`FenceState::Pending`].
     pub fn is_pending(&self) -> bool {
         matches!(self, FenceState::Pending)
     }
@@ -166,7 +166,7 @@ impl Fence {
         Self { source, queue, sequence, seen, is_own: false, generation }
     }
 
-    /// Whether it was made in a process that this one was forked from, and settles there.
+    /// True if it was made in a process that this one was forked from, and settles there.
     pub fn is_inherited(&self) -> bool {
         self.generation.is_inherited()
     }
@@ -198,12 +198,12 @@ impl Fence {
         })
     }
 
-    /// Whether the work is finished. Queries the backend while the answer is not known yet.
+    /// True if the work is finished. Queries the backend while the answer is not known yet.
     pub fn is_done(&self) -> bool {
         self.observed_done() || matches!(self.state(), FenceState::Done)
     }
 
-    /// Whether the work is known to be finished, without a query of the backend: one load.
+    /// True if the work is known to be finished, without a query of the backend: one load.
     pub fn observed_done(&self) -> bool {
         match &self.source {
             Source::Point(timeline) => timeline.completed() >= self.sequence,
@@ -228,7 +228,7 @@ impl Fence {
         })
     }
 
-    /// Whether the work is finished, if loads can answer; `None` if only the backend can. Calls no driver,
+    /// True if the work is finished. `None` if loads cannot tell, but only the backend. Calls no driver,
     /// takes no lock.
     #[inline]
     pub fn peek(&self) -> Option<bool> {
@@ -284,7 +284,7 @@ impl Fence {
         &self.seen
     }
 
-    /// Whether this fence is known to settle no earlier than `other`: the same fence, a later point of the
+    /// True if this fence is known to settle no earlier than `other`: the same fence, a later point of the
     /// same queue, or a point of a queue that had been made to wait for `other` (or for something later)
     /// before.
     ///
@@ -300,7 +300,7 @@ impl Fence {
             || self.seen.covers(queue, other.sequence)
     }
 
-    /// Whether both fences are of one queue. A stand-alone fence has no queue.
+    /// True if both fences are of one queue. A stand-alone fence has no queue.
     pub fn on_same_queue(&self, other: &Fence) -> bool {
         self.queue().is_some() && self.queue() == other.queue()
     }
@@ -336,7 +336,7 @@ impl Fence {
         }
     }
 
-    /// Whether each query costs one load and the source notifies no subscriber.
+    /// True if each query costs one load and the source notifies no subscriber.
     pub(crate) fn query_is_cheap(&self) -> bool {
         match &self.source {
             Source::Point(timeline) => timeline.query_is_cheap(),

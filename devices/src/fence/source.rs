@@ -1,4 +1,4 @@
-//! What stands behind a [`Fence`](crate::Fence): the two small traits that a device implements.
+//! The sources of a [`Fence`](crate::Fence): the two small traits that a device implements.
 //!
 //! An in-order queue completes a prefix, so one [`Timeline`] serves all its fences: a fence is done when the
 //! timeline's completed counter has reached its sequence number. Everything else (a promise of the host, a
@@ -24,7 +24,7 @@ use estafette_sync::thread_local;
 use crate::log_panic::log_panic;
 use crate::{DLDevice, DeviceError, FenceState, Order, Queue, QueueId};
 
-/// How a fence settled.
+/// The outcome of a fence.
 pub type Outcome = Result<(), DeviceError>;
 
 /// The progress of one in-order queue.
@@ -53,13 +53,13 @@ pub trait Timeline: Send + Sync + Debug + Any {
         self.poll()
     }
 
-    /// Whether `sequence` is done, if loads can answer: no driver call, no lock. `None` if the timeline has
+    /// True if `sequence` is done, as far as loads tell: no driver call, no lock. `None` if the timeline has
     /// to be polled, or a poll is due.
     fn peek(&self, sequence: u64) -> Option<bool> {
         (self.completed() >= sequence).then_some(true)
     }
 
-    /// Whether each query costs one load and the timeline notifies no subscriber: then a waiter polls for a
+    /// True if each query costs one load and the timeline notifies no subscriber: then a waiter polls for a
     /// moment.
     fn query_is_cheap(&self) -> bool {
         false
@@ -83,7 +83,7 @@ pub trait Event: Send + Sync + Debug + Any {
     /// Where it stands. May query the driver while pending; the answer after pending never changes.
     fn state(&self) -> FenceState;
 
-    /// Whether it is known to be done without asking anybody. May be false for something done.
+    /// True if it is known to be done without asking anybody. May be false for something done.
     fn observed_done(&self) -> bool;
 
     /// As [`state`](Event::state), where that may call a driver: pending unless more is known without a call.
@@ -123,7 +123,7 @@ pub trait Subscriber: Send + Sync {
     /// and must not block. A panic is logged and goes no further.
     fn settled(self: Arc<Self>, outcome: Outcome);
 
-    /// Whether the waiter has gone. Lists of subscribers drop abandoned ones from time to time, so a waiter
+    /// True if the waiter has gone. Lists of subscribers drop abandoned ones from time to time, so a waiter
     /// that left is a harmless tombstone and no list grows without bound.
     fn abandoned(&self) -> bool {
         false
@@ -155,7 +155,7 @@ impl Subscriber for Once {
     }
 }
 
-/// How deep [`deliver`] lets callbacks nest (a callback that completes a promise whose callback completes
+/// The depth to which [`deliver`] lets callbacks nest (a callback that completes a promise whose callback completes
 /// another) before it queues them instead: enough for every honest chain, far from the end of any stack.
 const DELIVERY_DEPTH_MAX: usize = 8;
 

@@ -10,7 +10,7 @@ use crate::fence::source::{Outcome, Subscriber};
 /// A subscription that is over, to be delivered under no lock.
 pub(crate) type Ready = (Arc<dyn Subscriber>, Outcome);
 
-/// Who waits for which point of one in-order queue, or for an event.
+/// Subscribers to points of one in-order queue, or to an event.
 #[derive(Default)]
 pub(crate) struct SubscriberList {
     pending: VecDeque<(u64, Arc<dyn Subscriber>)>,

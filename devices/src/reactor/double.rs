@@ -12,11 +12,11 @@ use crate::{DLDevice, DeviceError, QueueId};
 pub(crate) struct Driver {
     queue: QueueId,
     pub(crate) completed: AtomicU64,
-    /// Whether a query costs a load.
+    /// True if a query costs a load.
     pub(crate) is_cheap: AtomicBool,
     pub(crate) failure: Mutex<Option<DeviceError>>,
     pub(crate) queries: AtomicUsize,
-    /// Whether a query panics, and the drop of its payload as well.
+    /// True if a query panics, and the drop of its payload as well.
     pub(crate) panics: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! What the reactor polls: one entry per in-order queue, and the stand-alone events. No thread, no clock.
+//! The list that the reactor polls: one entry per in-order queue, and the stand-alone events. No thread, no clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

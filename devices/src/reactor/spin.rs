@@ -3,7 +3,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::{Fence, Outcome};
 
-/// How long a waiter asks for a fence again and again before it sleeps: about what going to sleep, being seen by
+/// The time that a waiter polls a fence before it sleeps: about what going to sleep, being seen by
 /// the reactor and waking up would cost. On a virtual machine with 16 cores these are 35 to 50 µs.
 const BUDGET: Duration = Duration::from_micros(50);
 /// Loads between two looks at the clock.

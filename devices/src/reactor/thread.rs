@@ -33,12 +33,12 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 /// most.
 const NAP_FRACTION: u32 = 8;
 
-/// What the arming threads and the reactor thread share.
+/// The state that the arming threads and the reactor thread share.
 #[derive(Default)]
 pub(super) struct Shared {
     /// Subscriptions in the inbox and in the poll list. See the module's protocol.
     armed: AtomicUsize,
-    /// Whether the thread naps, or is about to.
+    /// True if the thread naps, or is about to.
     naps: AtomicBool,
     inbox: Mutex<Inbox>,
 }
@@ -159,7 +159,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// How long to pause between sweeps: spin, then yield, then nap.
+/// The pause between sweeps: spin, then yield, then nap.
 #[derive(Default)]
 struct Pace {
     sweeps: u32,

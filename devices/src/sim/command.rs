@@ -1,4 +1,4 @@
-//! What is enqueued on a simulated device: see `schedule.rs`, which is the only file that changes any of it.
+//! Commands of a simulated device: see `schedule.rs`, which is the only file that changes any of it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,14 +24,14 @@ pub(super) struct Command {
     pub(super) kind: CommandKind,
     pub(super) missing: usize,
     pub(super) dependents: Vec<CommandId>,
-    /// Who measures when it runs; tasks only.
+    /// The timings that measure it; tasks only.
     pub(super) timings: Vec<Arc<SimTiming>>,
 }
 
 pub(super) enum CommandKind {
     /// Work; its effect is taken out when it completes.
     Task { name: Cow<'static, str>, duration_ns: u64, work: Option<Work> },
-    /// What comes later on the queue waits for a command of another one.
+    /// Later commands of the queue wait for a command of another one.
     Wait,
     /// The fence of everything enqueued before, where the queue's numbers do not serve.
     Mark(Arc<SimMark>),
@@ -43,7 +43,7 @@ pub(super) struct QueueState {
     /// Unfinished commands by their number on this queue.
     pub(super) pending: BTreeMap<u64, CommandId>,
     pub(super) enqueued: u64,
-    /// Who measures what is enqueued until the next record.
+    /// The timings of what is enqueued until the next record.
     pub(super) timings: Vec<Arc<SimTiming>>,
     /// The queue's handle is dropped; the state goes when no command is pending.
     pub(super) closed: bool,

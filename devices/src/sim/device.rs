@@ -20,10 +20,10 @@ use super::queue::SimQueue;
 use super::schedule::{Completing, Effects, Schedule};
 use super::trace::{Counters, DriverCalls, TraceEvent, TraceKind};
 
-/// How fast copies are, in virtual time.
+/// The rate of copies, in virtual time.
 const COPY_BYTES_PER_NS: u64 = 16;
 
-/// How a [`SimDevice`] behaves.
+/// Options of a [`SimDevice`].
 #[derive(Clone, Debug)]
 pub struct SimOptions {
     /// The number in its [`DLDevice`].
@@ -34,15 +34,15 @@ pub struct SimOptions {
     pub latency_ns: u64,
     /// At most this is added as well, drawn from the seed.
     pub jitter_ns: u64,
-    /// Whether [`Device::default_queue`] and [`Device::create_queue`] give out-of-order queues.
+    /// True if [`Device::default_queue`] and [`Device::create_queue`] give out-of-order queues.
     pub out_of_order: bool,
-    /// How much memory it has, in bytes.
+    /// The size of its memory in bytes.
     pub memory_bytes: usize,
-    /// How the host learns of progress.
+    /// The way in which the host learns of progress.
     pub notify: SimNotify,
-    /// What makes time pass.
+    /// The cause by which time passes.
     pub pace: SimPace,
-    /// Whether handles of foreign queues are raw, like those of CUDA streams: callers may not keep them, and
+    /// True if handles of foreign queues are raw, like those of CUDA streams: callers may not keep them, and
     /// memory comes back while work of its previous user still runs.
     pub raw_handles: bool,
 }
@@ -65,7 +65,7 @@ impl Default for SimOptions {
     }
 }
 
-/// How the host learns of the progress of a [`SimDevice`].
+/// The way in which the host learns of the progress of a [`SimDevice`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SimNotify {
     /// The device notifies waiters.
@@ -75,7 +75,7 @@ pub enum SimNotify {
     Poll,
 }
 
-/// What makes virtual time pass.
+/// The cause by which virtual time passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SimPace {
     /// Calls of [`SimDevice::advance`] and the like.
@@ -182,7 +182,7 @@ impl SimDevice {
         self.core.runner.stop();
     }
 
-    /// What happened, oldest first (the newest 65,536 events).
+    /// The events, oldest first (the newest 65,536 events).
     pub fn trace(&self) -> Vec<TraceEvent> {
         self.core.schedule().trace.to_vec()
     }
@@ -196,7 +196,7 @@ impl SimDevice {
         self.trace().into_iter().filter_map(name).collect()
     }
 
-    /// What would have been calls into a driver so far.
+    /// Counts of what would have been calls into a driver so far.
     pub fn driver_calls(&self) -> DriverCalls {
         self.core.counters.read()
     }
@@ -311,7 +311,7 @@ impl SimDevice {
 
 debug_as!(device: SimDevice, "SimDevice({} at {} ns)", device.core.device, device.now_ns());
 
-/// What the device, its queues and its thread share.
+/// The state that the device, its queues and its thread share.
 pub(super) struct Core {
     pub(super) options: SimOptions,
     pub(super) device: DLDevice,

@@ -13,7 +13,7 @@ use super::trace::Counters;
 /// A mark in an out-of-order or foreign queue: done when everything enqueued before the mark is.
 pub(super) struct SimMark {
     pub(super) queue: QueueId,
-    /// Whether it has a number there; one of a foreign queue stands alone.
+    /// True if it has a number there; one of a foreign queue stands alone.
     pub(super) numbered: bool,
     pub(super) device: DLDevice,
     pub(super) notify: SimNotify,
@@ -21,7 +21,7 @@ pub(super) struct SimMark {
     /// Its command in the schedule of its device.
     pub(super) command: CommandId,
     pub(super) signal: HostEvent,
-    /// Whether the host has seen that it is done; see [`super::timeline::SimTimeline`].
+    /// True if the host has seen that it is done; see [`super::timeline::SimTimeline`].
     pub(super) observed: AtomicBool,
     pub(super) recorded: AtomicBool,
 }

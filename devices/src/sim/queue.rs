@@ -19,7 +19,7 @@ pub struct SimQueue {
     pub(super) core: Arc<Core>,
     id: QueueId,
     in_order: bool,
-    /// Whether its owner is capturing a graph.
+    /// True if its owner is capturing a graph.
     capturing: AtomicBool,
 }
 

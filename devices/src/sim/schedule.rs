@@ -39,7 +39,7 @@ pub(super) struct Completing {
     pub(super) work: Result<Work, DeviceError>,
 }
 
-/// What has to be done under no lock after a change.
+/// Calls that follow a change, under no lock.
 #[derive(Default)]
 pub(super) struct Effects {
     /// Subscribers to be notified.
@@ -101,7 +101,7 @@ impl Schedule {
         self.remove_if_finished(id);
     }
 
-    /// Whether a queue belongs to this schedule and has something unfinished, or may get it.
+    /// True if a queue belongs to this schedule and has something unfinished, or may get it.
     pub(super) fn has_queue(&self, id: QueueId) -> bool {
         self.queues.contains_key(&id)
     }

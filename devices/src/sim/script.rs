@@ -1,4 +1,4 @@
-//! What a test or an example has asked the device to do differently: held tasks, faults, jitter.
+//! Changes of the device's behaviour for a test or an example: held tasks, faults, jitter.
 
 use std::collections::HashSet;
 

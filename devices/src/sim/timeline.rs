@@ -20,9 +20,9 @@ pub(super) struct SimTimeline {
     device: DLDevice,
     notify: SimNotify,
     counters: Arc<Counters>,
-    /// How far the device is.
+    /// The progress of the device.
     reached: AtomicU64,
-    /// How far the host knows it to be.
+    /// The progress that the host knows.
     observed: AtomicU64,
     inner: Mutex<TimelineState>,
 }

@@ -10,11 +10,11 @@ pub struct TraceEvent {
     pub at_ns: u64,
     /// Where.
     pub queue: QueueId,
-    /// What.
+    /// The kind.
     pub kind: TraceKind,
 }
 
-/// What a [`TraceEvent`] says.
+/// The kind of a [`TraceEvent`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TraceKind {
@@ -66,7 +66,7 @@ impl Trace {
 }
 
 crate::counters::counters! {
-    /// What would have been calls into a driver, counted. Tests assert these exactly: that a chain on one queue
+    /// Counts of what would have been calls into a driver. Tests assert these exactly: that a chain on one queue
     /// needs no wait at all, for example.
     DriverCalls {
         /// Tasks enqueued, copies included.

@@ -15,7 +15,7 @@ pub(super) struct Context {
     handle: Handle,
 }
 
-/// What kind of unified shared memory a pointer is to.
+/// The kind of unified shared memory that a pointer is to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UsmKind {
     /// The device's own; the host cannot look into it.
@@ -36,7 +36,7 @@ impl UsmKind {
         }
     }
 
-    /// Whether the host may load and store there.
+    /// True if the host may load and store there.
     pub fn host_accessible(self) -> bool {
         self != UsmKind::Device
     }
@@ -81,7 +81,7 @@ impl Context {
         Ok(unsafe { devices_in(&api, (api.context_devices)(self.raw())) })
     }
 
-    /// What `pointer` is to this context; `None` for memory that is not its USM.
+    /// The kind of `pointer` in this context; `None` for memory that is not its USM.
     pub(super) fn kind_of(&self, pointer: *const u8) -> Option<UsmKind> {
         let api = self.api().ok()?;
         // SAFETY: the runtime looks the address up and does not follow it.

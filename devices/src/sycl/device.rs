@@ -39,10 +39,10 @@ pub struct SyclDevice {
 pub(super) struct Shared {
     pub(super) id: DLDevice,
     pub(super) context: Arc<Context>,
-    /// Whether events announce themselves.
+    /// True if events announce themselves.
     pub(super) pushes: bool,
     pub(super) counters: Counters,
-    /// What is known of its clock.
+    /// The bracket around its clock.
     pub(super) clock: Mutex<ClockBracket>,
     device: Handle,
     name: String,
@@ -136,7 +136,7 @@ impl SyclDevice {
         unsafe { (api.device_eq)(self.shared.device.raw(), device.raw()) }
     }
 
-    /// Whether it is of `context`.
+    /// True if it is of `context`.
     ///
     /// # Safety
     /// `context` is a live `sycl::context` of this process's runtime.
@@ -149,7 +149,7 @@ impl SyclDevice {
         &self.shared.usm
     }
 
-    /// What kind of memory of this device's context `pointer` is to; `None` for other memory.
+    /// The kind of memory of this device's context that `pointer` is to; `None` for other memory.
     pub fn usm_kind_of(&self, pointer: *const u8) -> Option<UsmKind> {
         self.shared.context.kind_of(pointer)
     }
@@ -159,7 +159,7 @@ impl SyclDevice {
         self.shared.memory_bytes
     }
 
-    /// Whether the driver announces completions, so that no thread polls: on OpenCL.
+    /// True if the driver announces completions, so that no thread polls: on OpenCL.
     pub fn announces_completion(&self) -> bool {
         self.shared.pushes
     }
@@ -305,7 +305,7 @@ impl Device for SyclDevice {
         self.shared.context.raw().expose_provenance()
     }
 
-    /// Whether memory that [`Device::allocate`] gives is shared with the host.
+    /// True if memory that [`Device::allocate`] gives is shared with the host.
     fn host_accessible(&self) -> bool {
         self.shared.usm.contains(&UsmKind::Shared)
     }

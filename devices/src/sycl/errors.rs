@@ -10,7 +10,7 @@ use estafette_sync::thread_local;
 use crate::{DeviceError, DeviceErrorKind};
 
 thread_local! {
-    /// What a wait of this thread has caught so far; `None` outside of waits.
+    /// The error that a wait of this thread has caught so far; `None` outside of waits.
     static CAUGHT: Cell<Option<c_int>> = const { Cell::new(None) };
     static WAITING: Cell<bool> = const { Cell::new(false) };
 }

@@ -22,17 +22,17 @@ pub(super) struct Event {
     /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the
     /// other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
-    /// Whether the scheduler of the runtime may hold the event back behind a host task: on a foreign queue,
+    /// True if the scheduler of the runtime may hold the event back behind a host task: on a foreign queue,
     /// and behind what foreign code has enqueued. Such an event is queried for its status and nothing else:
     /// its native event may not exist yet. A thread that waits for such an event holds a lock of the
     /// scheduler (DPC++ 2026) while a host task in front of the event runs; that task may wait for a thread
     /// that wants this lock, as dpctl's tasks do for the Python lock.
     held_back: bool,
-    /// Whether the driver will settle the event, once a subscriber exists.
+    /// True if the driver will settle the event, once a subscriber exists.
     pushed: OnceLock<bool>,
 }
 
-/// What the runtime says of an event.
+/// The runtime's state of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Pending,
@@ -67,7 +67,7 @@ impl Event {
         self.signal.is_done()
     }
 
-    /// Whether it may be with the runtime only, and what waits for it too.
+    /// True if the event, and what waits for it, may be with the runtime only.
     pub(super) fn is_held_back(&self) -> bool {
         self.held_back && !self.is_done()
     }

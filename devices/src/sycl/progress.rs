@@ -25,7 +25,7 @@ const LOOK_EVERY: usize = 16;
 pub(super) struct Progress {
     queue: QueueId,
     device: DLDevice,
-    /// Whether all events are of one queue of the runtime: then the errors of all of them come back to a wait
+    /// True if all events are of one queue of the runtime: then the errors of all of them come back to a wait
     /// for the last.
     in_order: bool,
     /// Changed under the lock.

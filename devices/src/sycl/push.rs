@@ -1,4 +1,4 @@
-//! What OpenCL has and dpctl's C interface does not: completion callbacks, which make polling unnecessary,
+//! Parts of OpenCL that dpctl's C interface lacks: completion callbacks, which make polling unnecessary,
 //! and flushes, without which a command may stay where it is until a thread blocks for it.
 //!
 //! dpctl's C interface has no callback, but it gives the runtime's own events, and the runtime gives their
@@ -112,7 +112,7 @@ impl Drop for Flusher {
     }
 }
 
-/// Whether events of OpenCL devices announce themselves.
+/// True if events of OpenCL devices announce themselves.
 pub(super) fn available() -> bool {
     Functions::get().is_some()
 }

@@ -25,7 +25,7 @@ pub struct SyclQueue {
     /// alone.
     progress: Option<Arc<Progress>>,
     state: Mutex<QueueState>,
-    /// What [`keep`](SyclQueue::keep) keeps alive for as long as the wrapper lives.
+    /// The value that [`keep`](SyclQueue::keep) keeps alive for as long as the wrapper lives.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -69,12 +69,12 @@ impl SyclQueue {
         queue.as_any().downcast_ref()
     }
 
-    /// Whether others enqueue on it too.
+    /// True if others enqueue on it too.
     pub fn is_foreign(&self) -> bool {
         self.progress.is_none()
     }
 
-    /// What identifies the runtime's queue while a wrapper of it lives. All wrappers of one queue have the
+    /// The identity of the runtime's queue while a wrapper of it lives. All wrappers of one queue have the
     /// same identity, as long as the runtime works in this process.
     pub fn identity(&self) -> usize {
         let Ok(api) = self.shared.api() else { return ptr::from_ref(self).addr() };

@@ -1,4 +1,4 @@
-//! What is enqueued on one queue: waits that the next commands carry, commands that have no number yet, and
+//! The enqueued work of one queue: waits that the next commands carry, commands that have no number yet, and
 //! the number of the next record. Lives under the lock of its queue, which never covers user code.
 
 use std::ffi::c_void;
@@ -29,25 +29,25 @@ pub(super) struct QueueState {
     handles: SmallVec<[Native; 1]>,
     /// As many, for when commands are measured, or, meanwhile, for when they are not.
     others: SmallVec<[Native; 1]>,
-    /// Whether `handles` are those with profiling.
+    /// True if `handles` are those with profiling.
     profiles: bool,
-    /// Who measures what is enqueued until the next record.
+    /// The timings of what is enqueued until the next record.
     timings: SmallVec<[Arc<Commands>; 1]>,
     turn: usize,
     in_order: bool,
     pub(super) clock: QueueClock,
     pub(super) sequence: u64,
-    /// What later commands have to wait for and the runtime does not know yet. On an in-order queue the next
+    /// Events that later commands have to wait for and the runtime does not know yet. On an in-order queue the next
     /// command takes them along for all that follow; on an out-of-order queue every command carries them
     /// until they are done.
     waits: Vec<Arc<Event>>,
     /// Commands without a number. Of an in-order queue the last one is enough.
     fresh: Vec<Arc<Event>>,
-    /// Whether one of them waits for `newest`, so that its end implies that one's.
+    /// True if one of them waits for `newest`, so that its end implies that one's.
     covers_newest: bool,
     /// The event of the last number.
     newest: Option<Arc<Event>>,
-    /// Whether the native handle was given out: foreign code may have enqueued commands unknown here.
+    /// True if the native handle was given out: foreign code may have enqueued commands unknown here.
     touched: bool,
     /// Of each of the runtime's queues the newest command that may be held back; what comes later there is
     /// held back with it.

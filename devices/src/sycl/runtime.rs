@@ -32,7 +32,7 @@ impl SyclRuntime {
         PROBED.get_or_init(Self::probe).as_ref().map_err(SyclUnavailable::clone)
     }
 
-    /// Whether the library is in the process already, so that looking for it loads nothing.
+    /// True if the library is in the process already, so that looking for it loads nothing.
     pub fn is_loaded() -> bool {
         library::is_loaded()
     }

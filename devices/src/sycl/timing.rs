@@ -56,7 +56,7 @@ impl Command {
         (began > 0 && ended >= began).then_some((if self.moment { ended } else { began }, ended))
     }
 
-    /// What the event says of the device's clock, seen done at `now_ns`.
+    /// Notes the event's time by the device's clock, seen done at `now_ns`.
     fn observe(&self, shared: &Shared, ended: u64, now_ns: u64) {
         let Ok(api) = shared.api() else { return };
         // SAFETY: a live event.

@@ -90,7 +90,7 @@ impl<S, I> Sink<I> for Pipeline<S>
 where
     S: FnMut(I) -> Result<Tensor, Error>,
 {
-    /// What `submit` was refused with, which closes the pipeline. The failure of an operation is in the stream.
+    /// The error by which `submit` was refused, which closes the pipeline. The failure of an operation is in the stream.
     type Error = Error;
 
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(failed, [false, true, false]);
     }
 
-    /// What a reader that waits gets once `spoil` has sent what is not accepted.
+    /// The result of a reader that waits once `spoil` has sent what is not accepted.
     fn reads_after<S>(
         pipeline: Pipeline<S>,
         spoil: impl FnOnce(&mut SplitSink<Pipeline<S>, i64>),

@@ -227,7 +227,7 @@ fn device_of(core: &Core, id: DLDevice) -> Result<Arc<dyn Device>, Error> {
     })
 }
 
-/// Whether the host writes fresh memory of `device`: host memory, and memory that devices share with the host.
+/// True if the host writes fresh memory of `device`: host memory, and memory that devices share with the host.
 fn is_of_the_host(core: &Core, device: DLDevice) -> bool {
     device == DLDevice::CPU || core.device(device).is_none()
 }

@@ -33,7 +33,7 @@ struct PoolEntry {
 }
 
 impl PoolEntry {
-    /// Whether nothing is pending, as far as is known without a call of the driver.
+    /// True if nothing is pending, as far as is known without a call of the driver.
     fn is_idle(&self) -> bool {
         self.users == 0 && self.last.as_ref().is_none_or(Fence::observed_done)
     }

@@ -17,7 +17,7 @@ pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
 
-/// Whether the time of a wait is up.
+/// True if the time of a wait is up.
 pub(crate) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| deadline <= Instant::now())
 }

@@ -18,15 +18,15 @@ use crate::core::runtime;
 thread_local! {
     static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
     static HELP_DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// Whether this thread runs operations inside of waits and submissions: see [`set_helping`].
+    /// True if this thread runs operations inside of waits and submissions: see [`set_helping`].
     static MAY_HELP: Cell<bool> = const { Cell::new(true) };
-    /// Whether this thread polls a future for a callback or a fence.
+    /// True if this thread polls a future for a callback or a fence.
     static NOTIFYING: Cell<bool> = const { Cell::new(false) };
-    /// Whether this thread is polling an asynchronous body, so that it belongs to a tokio runtime.
+    /// True if this thread is polling an asynchronous body, so that it belongs to a tokio runtime.
     static ON_RUNTIME: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How deep operations may run inside waits of operations that themselves run inside waits. Each level costs
+/// The depth to which operations may run inside waits of operations that run inside waits themselves. Each level costs
 /// the stack of one body; past the bound a wait blocks instead of helping.
 const HELP_DEPTH_MAX: u32 = 16;
 
@@ -137,7 +137,7 @@ pub fn without_helping<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Whether the calling thread may run operations.
+/// True if the calling thread may run operations.
 pub(crate) fn may_help() -> bool {
     MAY_HELP.get()
 }
@@ -148,7 +148,7 @@ pub(crate) fn while_notified<T>(poll: impl FnOnce() -> T) -> T {
     poll()
 }
 
-/// Whether the calling code polls inside of [`while_notified`].
+/// True if the calling code polls inside of [`while_notified`].
 pub(crate) fn is_notification() -> bool {
     NOTIFYING.get()
 }
@@ -163,7 +163,7 @@ pub(crate) fn begin_last_help() -> Option<Helping> {
     help_up_to(HELP_DEPTH_LAST)
 }
 
-/// Whether [`begin_last_help`] grants permission.
+/// True if [`begin_last_help`] grants permission.
 pub(crate) fn may_help_at_last() -> bool {
     may_help() && HELP_DEPTH.get() < HELP_DEPTH_LAST
 }

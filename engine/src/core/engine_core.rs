@@ -1,4 +1,4 @@
-//! What all handles of one engine share.
+//! The state that all handles of one engine share.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -37,22 +37,22 @@ pub(crate) fn graph() -> &'static OpGraph {
     GRAPH.get_or_init(Graph::immortal)
 }
 
-/// How a language whose signal handlers run between its own instructions ends waits. All methods are called on the waiting thread.
+/// Hooks by which a language whose signal handlers run between its own instructions ends waits. All methods are called on the waiting thread.
 pub trait WaitHook: Send + Sync {
-    /// Whether a wait of this thread calls [`ends`](Self::ends) now and then.
+    /// True if a wait of this thread calls [`ends`](Self::ends) now and then.
     fn concerns(&self) -> bool;
 
-    /// Whether the calling thread may run, in its wait, operations that need the shared lock.
+    /// True if the calling thread may run, in its wait, operations that need the shared lock.
     fn may_run_bodies(&self) -> bool {
         true
     }
 
-    /// Whether the calling thread may sleep in a call that need not wait, such as an allocation: it runs no event loop.
+    /// True if the calling thread may sleep in a call that need not wait, such as an allocation: it runs no event loop.
     fn may_sleep(&self) -> bool {
         true
     }
 
-    /// Whether an operation that this thread has just run, in its wait or its submission, ends that.
+    /// True if an operation that this thread has just run, in its wait or its submission, ends that.
     fn has_raised(&self) -> bool {
         false
     }
@@ -60,7 +60,7 @@ pub trait WaitHook: Send + Sync {
     /// The wait or the submission ends because of that operation.
     fn raises(&self) {}
 
-    /// Whether the wait ends. `needs` gets operations that cannot end while this thread waits, and returns the place of one
+    /// True if the wait ends. `needs` gets operations that cannot end while this thread waits, and returns the place of one
     /// whose end the wait needs.
     fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool;
 }
@@ -106,7 +106,7 @@ pub(crate) struct Core {
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
-    /// Whether other threads may have less stack.
+    /// True if other threads may have less stack.
     has_large_stacks: bool,
     /// Memory comes from memory that other processes can be shown, where there is such.
     pub(crate) is_shared: bool,
@@ -196,7 +196,7 @@ impl Core {
         })
     }
 
-    /// Whether submissions are accepted: it was not inherited by this process, and not shut down.
+    /// True if submissions are accepted: it was not inherited by this process, and not shut down.
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
         self.generation.is_current() && !self.closing.load(Ordering::Acquire)
@@ -223,7 +223,7 @@ impl Core {
         }
     }
 
-    /// Whether the calling code runs as an operation of this engine.
+    /// True if the calling code runs as an operation of this engine.
     pub(crate) fn is_current(&self) -> bool {
         context::current_with_core().is_some_and(|current| current.core == self.id)
     }
@@ -276,13 +276,13 @@ impl Core {
         Ok(())
     }
 
-    /// How many operations may be in flight when [`Core::room`] is notified: three quarters of the in-flight
+    /// The number of operations in flight at which [`Core::room`] is notified: three quarters of the in-flight
     /// limit.
     pub(crate) fn enough_room(&self) -> usize {
         self.in_flight_limit - (self.in_flight_limit / 4).max(1)
     }
 
-    /// Whether the last handle is gone, and the last operation has ended.
+    /// True if the last handle is gone, and the last operation has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.detached.load(Ordering::Relaxed) && self.in_flight() == 0
     }
@@ -293,17 +293,17 @@ impl Core {
         Cover { _spare: self.pool.blocking(), _stand_in: Blocked::enter() }
     }
 
-    /// Whether the calling thread runs operations of any kind: a worker of this engine, or a stand-in.
+    /// True if the calling thread runs operations of any kind: a worker of this engine, or a stand-in.
     pub(crate) fn runs_anything_here(&self) -> bool {
         self.pool.is_worker() || stand_in::is_one()
     }
 
-    /// Whether the calling thread may run, in its wait, operations that need the shared lock.
+    /// True if the calling thread may run, in its wait, operations that need the shared lock.
     pub(crate) fn may_run_bodies(&self) -> bool {
         !self.has_large_stacks && self.on_wait.get().is_none_or(|hook| hook.may_run_bodies())
     }
 
-    /// Whether the calling thread may sleep in a call that need not wait.
+    /// True if the calling thread may sleep in a call that need not wait.
     pub(crate) fn may_sleep(&self) -> bool {
         self.on_wait.get().is_none_or(|hook| hook.may_sleep())
     }
@@ -316,7 +316,7 @@ impl Core {
         }
     }
 
-    /// Whether an operation that the calling thread has just run ends its wait.
+    /// True if an operation that the calling thread has just run ends its wait.
     pub(crate) fn has_raised(&self) -> bool {
         self.on_wait.get().is_some_and(|hook| hook.has_raised())
     }
@@ -332,7 +332,7 @@ impl Core {
         }
     }
 
-    /// Whether [`check_interrupt`](Self::check_interrupt) may fail on the calling thread.
+    /// True if [`check_interrupt`](Self::check_interrupt) may fail on the calling thread.
     pub(crate) fn may_be_interrupted(&self) -> bool {
         self.on_wait.get().is_some_and(|hook| hook.concerns())
     }
@@ -347,13 +347,13 @@ impl Core {
         self.in_flight_limit
     }
 
-    /// Whether the engine has no worker, so that waiting threads must run everything.
+    /// True if the engine has no worker, so that waiting threads must run everything.
     #[inline]
     pub(crate) fn has_no_workers(&self) -> bool {
         self.pool.workers() == 0
     }
 
-    /// Whether no thread of the pool takes an operation: there is none, or all are blocked.
+    /// True if no thread of the pool takes an operation: there is none, or all are blocked.
     pub(crate) fn has_no_free_thread(&self) -> bool {
         self.has_no_workers() || self.pool.is_stuck()
     }

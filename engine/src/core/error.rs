@@ -1,4 +1,4 @@
-//! What can go wrong, sorted by what the caller can do about it.
+//! Errors, sorted by what the caller can do about them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -144,7 +144,7 @@ pub(crate) fn full_text(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// What the body of an operation may return: any error, or a message by `.into()`.
+/// The error of an operation's body: any error, or a message by `.into()`.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 /// The result of an operation's body.
@@ -197,7 +197,7 @@ impl Drop for Failure {
     }
 }
 
-/// How an operation failed.
+/// The kind of an operation's failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureKind {
@@ -213,10 +213,10 @@ pub enum FailureKind {
     Result,
 }
 
-/// What the text of a failure begins with; the name follows.
+/// The beginning of a failure's text; the name follows.
 const OPERATION: &str = "operation `";
 
-/// Whether the failure of an import says what has failed: in another process its operation, and at the end of a link the process.
+/// True if the failure of an import says what has failed: in another process its operation, and at the end of a link the process.
 fn names_its_cause(message: &str) -> bool {
     [OPERATION, "process "].iter().any(|name| message.starts_with(name))
 }
@@ -260,7 +260,7 @@ impl OperationError {
         self.0.id.get()
     }
 
-    /// How the operation failed.
+    /// The kind of the failure.
     pub fn kind(&self) -> FailureKind {
         self.0.kind
     }
@@ -285,7 +285,7 @@ impl OperationError {
         }
     }
 
-    /// Whether another process has died that was to make the data, by whatever functions the error has come.
+    /// True if another process has died that was to make the data, by whatever functions the error has come.
     fn is_of_a_death(&self) -> bool {
         let mut sources = std::iter::successors(std::error::Error::source(self), |&error| error.source());
         let error: Option<&DeviceError> = sources.find_map(|error| error.downcast_ref());
@@ -296,7 +296,7 @@ impl OperationError {
         &self.0.heard
     }
 
-    /// Whether the failure needs no report, retrieved or not.
+    /// True if the failure needs no report, retrieved or not.
     pub(crate) fn is_unsurprising(&self) -> bool {
         self.0.is_unsurprising()
     }
@@ -354,7 +354,7 @@ impl std::error::Error for OperationError {
 /// The leases that hold up a wait, oldest first.
 #[derive(Debug, Clone)]
 pub struct LeaseHeld {
-    /// What waited.
+    /// The kind of wait.
     pub waiting: String,
     /// Each blocking lease in words: access, owner, age.
     pub leases: Vec<String>,

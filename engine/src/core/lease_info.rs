@@ -1,4 +1,4 @@
-//! What a lease permits, who owns it, and what a diagnosis reports of it.
+//! Access and owner of a lease, and the part of it that a diagnosis reports.
 
 use std::cmp::Reverse;
 #[cfg(feature = "nixl")]
@@ -20,7 +20,7 @@ use estafette_sync::thread::ThreadId;
 use crate::core::clock::{self, Coarse};
 use crate::core::operation::Name;
 
-/// What the owner of a lease may do with the memory.
+/// The access that the owner of a lease has to the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Read; engine writes wait until the lease ends.
@@ -41,7 +41,7 @@ impl std::fmt::Display for Access {
     }
 }
 
-/// Who owns a lease: a text and, where known, the library and the line of the program that asked for the
+/// The owner of a lease: a text and, where known, the library and the line of the program that asked for the
 /// lease.
 ///
 /// Clones share the text, so code that takes many leases formats the text once.
@@ -93,7 +93,7 @@ impl Hash for OwnerText {
 
 #[cfg(feature = "nixl")]
 estafette_sync::per_process! {
-    /// What is wrong with processes that have shares in leases, by the owners of the leases and the names of the processes. Aside from
+    /// Remarks on processes that have shares in leases, by the owners of the leases and the names of the processes. Aside from
     /// the owners, of which there is one for each lease.
     static REMARKS: Mutex<BTreeMap<(usize, String), String>> = Mutex::new(BTreeMap::new());
 }
@@ -154,7 +154,7 @@ impl LeaseOwner {
         self
     }
 
-    /// What is wrong with process `who`, which has a share in the lease: `None` if nothing is, any more.
+    /// Sets the remark on process `who`, which has a share in the lease; `None` removes it.
     #[cfg(feature = "nixl")]
     pub(crate) fn remark(&self, who: &str, what: Option<&str>) {
         let key = (Arc::as_ptr(&self.text).addr(), who.to_owned());
@@ -174,7 +174,7 @@ impl LeaseOwner {
         those.map(|((_, who), what)| format!("; {who} is {what}")).collect()
     }
 
-    /// Whether both are clones of one owner.
+    /// True if both are clones of one owner.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.text, &other.text) && self.library == other.library
     }
@@ -281,9 +281,9 @@ impl LeaseDetails {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LeaseInfo {
-    /// What the owner may do.
+    /// The owner's access.
     pub access: Access,
-    /// Who owns the lease.
+    /// The owner.
     pub owner: LeaseOwner,
     /// The kind of object that the owner has made of the memory, if [noted](crate::Lease::note_object).
     pub object: Option<Arc<str>>,
@@ -353,7 +353,7 @@ pub(crate) fn more_like_it(more: usize) -> String {
     if more == 0 { String::new() } else { format!(" (and {more} more like it)") }
 }
 
-/// How many items are of kinds that a text does not list.
+/// The number of items whose kinds a text does not list.
 pub(crate) fn and_more<T>(alike: &[(T, usize)]) -> Option<String> {
     let rest: usize = alike.iter().skip(CLAUSES_MAX).map(|(_, more)| 1 + more).sum();
     (rest > 0).then(|| format!("and {rest} more"))

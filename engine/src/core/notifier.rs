@@ -22,7 +22,7 @@ impl event_count::Wakers for Wakers {
 }
 
 impl Notifier {
-    /// Whether anything listens, as far as this thread knows: after [`notify`](Self::notify) of another
+    /// True if anything listens, as far as this thread knows: after [`notify`](Self::notify) of another
     /// notifier at the latest.
     #[inline]
     pub(crate) fn has_waiters(&self) -> bool {

@@ -12,7 +12,7 @@ use crate::core::operation::{OutcomeSignal, Role};
 /// Called in place of the body where an operation is skipped.
 pub(crate) type OnSkip = Box<dyn FnOnce(&OperationError) + Send>;
 
-/// What an operation has by its role, or may get while the operation is in flight.
+/// Parts that an operation has by its role, or may get while it is in flight.
 #[derive(Default)]
 pub(crate) struct OpExtras {
     /// Set before the operation is submitted.

@@ -161,7 +161,7 @@ impl std::fmt::Debug for OpTag {
     }
 }
 
-/// How an operation uses its variables.
+/// The kind of an operation, by its use of variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Runs a body.
@@ -249,7 +249,7 @@ pub(crate) enum Role {
     Device(Arc<dyn Queue>),
     /// Set early when the version that a readiness query waits for can no longer come; and whether the waiter is a thread, which blocks.
     ReadinessQuery(Arc<OneShot<Result<(), Error>>>, bool),
-    /// Who took a lease.
+    /// The lease and its owner.
     Lease(Arc<crate::lease::LeaseOp>),
     /// A replay whose nodes settle the fences and failures of its variables: where the nodes find these.
     Replay(Arc<Inputs>),
@@ -259,7 +259,7 @@ pub(crate) enum Role {
 }
 
 impl OpState {
-    /// What errors call the operation.
+    /// The operation's name in errors.
     pub(crate) fn in_words(&self) -> impl fmt::Display {
         fmt::from_fn(|f| write!(f, "operation `{}`", shown(self.name.as_str())))
     }
@@ -322,7 +322,7 @@ impl OpState {
         *self.extras.get_mut().on_skip.get_mut() = Some(on_skip);
     }
 
-    /// Whether the operation takes its turn even if it is skipped.
+    /// True if the operation takes its turn even if it is skipped.
     pub(crate) fn has_on_skip(&self) -> bool {
         self.extras.get().is_some_and(|extras| extras.on_skip.lock().is_some())
     }
@@ -352,12 +352,12 @@ impl OpState {
         }
     }
 
-    /// Whether it is a readiness query for which a thread blocks.
+    /// True if it is a readiness query for which a thread blocks.
     pub(crate) fn blocks(&self) -> bool {
         matches!(self.role(), Some(Role::ReadinessQuery(_, true)))
     }
 
-    /// Who took a lease.
+    /// The lease of the operation, if it is one.
     pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseOp>> {
         match self.role()? {
             Role::Lease(label) => Some(label),
@@ -381,14 +381,14 @@ impl OpState {
         }
     }
 
-    /// Whether a thread that works for the engine `core` may run this operation next instead of polling its
+    /// True if a thread that works for the engine `core` may run this operation next instead of polling its
     /// pool.
     #[inline]
     pub(crate) fn may_follow(&self, core: Option<u64>) -> bool {
         self.kind.has_body() && self.priority == 0 && core == Some(self.core.id)
     }
 
-    /// Whether the body enqueues work on a device, in the order of submission as far as the inputs allow.
+    /// True if the body enqueues work on a device, in the order of submission as far as the inputs allow.
     #[inline]
     pub(crate) fn enqueues_in_order(&self) -> bool {
         self.queue().is_some() && self.priority == 0
@@ -404,7 +404,7 @@ impl OpState {
         self.phase.fetch_or(BEGUN, Ordering::AcqRel);
     }
 
-    /// Whether the operation has a permit.
+    /// True if the operation has a permit.
     pub(crate) fn is_counted(&self) -> bool {
         self.counted.load(Ordering::Relaxed)
     }
@@ -635,7 +635,7 @@ impl Op {
         self.handle.id().get()
     }
 
-    /// Whether the operation has ended, well or not. One that leaves device work has ended when the work was issued.
+    /// True if the operation has ended, well or not. One that leaves device work has ended when the work was issued.
     pub fn is_done(&self) -> bool {
         matches!(self.handle.payload().phase(), Phase::Done | Phase::Cancelled)
     }

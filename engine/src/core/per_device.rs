@@ -1,4 +1,4 @@
-//! What is kept for each device.
+//! Values that are kept for each device.
 
 use std::sync::{Arc, Weak};
 

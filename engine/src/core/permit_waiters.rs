@@ -73,7 +73,7 @@ impl Waiters {
 }
 
 impl PermitWaiters {
-    /// Whether there are futures, as far as this thread knows: after a notification of an event count at the latest.
+    /// True if there are futures, as far as this thread knows: after a notification of an event count at the latest.
     #[inline(always)]
     pub(crate) fn has_waiters(&self) -> bool {
         self.0.has_waiters()

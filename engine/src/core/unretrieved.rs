@@ -30,7 +30,7 @@ const KEPT: usize = 64;
 /// Device failures whose [`Heard`] is remembered: between two queries of one fence few other fences fail.
 const DEVICE_FAILURES: usize = 64;
 
-/// What became of a failure.
+/// The fate of a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     retrieved: AtomicBool,
@@ -69,7 +69,7 @@ impl Heard {
         self.retrieved.load(Ordering::Relaxed)
     }
 
-    /// Whether the failure is of a process that this one was forked from.
+    /// True if the failure is of a process that this one was forked from.
     pub(crate) fn is_inherited(&self) -> bool {
         self.generation.is_inherited()
     }
@@ -78,7 +78,7 @@ impl Heard {
         self.kept.load(Ordering::Acquire)
     }
 
-    /// Whether a failure that is dropped needs no report.
+    /// True if a failure that is dropped needs no report.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_retrieved() || self.reported.load(Ordering::Relaxed)
     }
@@ -87,7 +87,7 @@ impl Heard {
 /// The failures of one engine.
 #[derive(Debug)]
 pub(crate) struct Failures {
-    /// Whether failures that are not retrieved are reported and listed.
+    /// True if failures that are not retrieved are reported and listed.
     pub(crate) reports: bool,
     list: Mutex<List>,
 }
@@ -100,7 +100,7 @@ struct List {
     prune_at: usize,
     /// Those that were reported when their last handle went, the first [`KEPT`].
     gone: Vec<OperationError>,
-    /// How many more there were.
+    /// The number of further ones.
     omitted: u64,
     /// The last handle of the engine is gone: no failure is kept any more.
     closed: bool,

@@ -1,7 +1,7 @@
 //! State of a variable: the version, its failure, and its pending fences.
 
 use estafette_devices::{DeviceError, Fence, FenceSet, FenceState, QueueId};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
 use crate::core::error::{Error, OperationError};
@@ -37,7 +37,7 @@ pub(crate) struct VarState {
     pins: PinList,
 }
 
-/// What a version carries beside the data.
+/// The parts of a version beside the data.
 #[derive(Debug, Default, Clone)]
 struct Carried {
     /// Fences that must be done before the current version may be read.
@@ -52,7 +52,7 @@ struct Carried {
     /// The operation that issued the newest write whose fence is in `writers`, or the import that added the first of
     /// them: the root cause should that fence fail.
     writer: Option<OpTag>,
-    /// How many fences were left when they were looked through last.
+    /// The number of fences that were left at the last pass over them.
     kept: usize,
     /// The first failure that a good write has replaced, of a variable [of several tensors](SHARED): the good write may have been of another
     /// tensor than the failed write.
@@ -70,7 +70,7 @@ pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> Oper
     }
 }
 
-/// How an access ended, for its variable.
+/// The end of an access, for its variable.
 pub(crate) enum Ending<'a> {
     /// The body ran. `left` are the fences of its device work, at least one, and the operation that issued
     /// this work; `None` means that only host work ran, which is over.
@@ -197,13 +197,14 @@ impl VarState {
     /// goes to `replaced`, to be dropped where no lock is held.
     pub(crate) fn finish(
         &mut self,
-        mode: Mode,
+        mode: AccessMode,
         ending: &Ending<'_>,
         flags: &mut u32,
         replaced: &mut Replaced,
     ) {
         match (mode, ending) {
-            (_, Ending::Polled) | (Mode::Read, Ending::Ran { left: None, .. } | Ending::Skipped { .. }) => {}
+            (_, Ending::Polled)
+            | (AccessMode::Read, Ending::Ran { left: None, .. } | Ending::Skipped { .. }) => {}
             (_, Ending::Ran { left: None, failure: None }) => self.finish_well(mode, flags, replaced),
             _ if self.version & TURNS != 0 => self.version += u64::from(mode.is_exclusive()),
             _ => self.finish_carrying(mode, ending, flags, replaced),
@@ -212,7 +213,7 @@ impl VarState {
 
     /// As [`finish`](Self::finish), after a body that succeeded and left no work behind.
     #[inline(always)]
-    pub(crate) fn finish_well(&mut self, mode: Mode, flags: &mut u32, replaced: &mut Replaced) {
+    pub(crate) fn finish_well(&mut self, mode: AccessMode, flags: &mut u32, replaced: &mut Replaced) {
         if !mode.is_exclusive() {
             return;
         }
@@ -225,7 +226,13 @@ impl VarState {
     }
 
     #[cold]
-    fn finish_carrying(&mut self, mode: Mode, ending: &Ending<'_>, flags: &mut u32, replaced: &mut Replaced) {
+    fn finish_carrying(
+        &mut self,
+        mode: AccessMode,
+        ending: &Ending<'_>,
+        flags: &mut u32,
+        replaced: &mut Replaced,
+    ) {
         self.version += u64::from(mode.is_exclusive());
         let is_shared = self.version & SHARED != 0;
         let carried = self.carried();
@@ -342,7 +349,7 @@ impl VarState {
     }
 
     /// A fence of those that an access must be ordered after, if all of them are of `queue`.
-    pub(crate) fn only_on(&self, mode: Mode, queue: QueueId) -> Option<&Fence> {
+    pub(crate) fn only_on(&self, mode: AccessMode, queue: QueueId) -> Option<&Fence> {
         let carried = self.carried.as_deref()?;
         let readers = if mode.is_exclusive() { carried.readers.iter() } else { [].iter() };
         let mut last = None;
@@ -377,15 +384,15 @@ impl Carried {
         }
     }
 
-    fn finish(&mut self, mode: Mode, ending: &Ending<'_>, is_shared: bool, replaced: &mut Replaced) {
+    fn finish(&mut self, mode: AccessMode, ending: &Ending<'_>, is_shared: bool, replaced: &mut Replaced) {
         match (mode, ending) {
-            (Mode::Read, Ending::Ran { left: Some((fences, _)), .. }) => {
+            (AccessMode::Read, Ending::Ran { left: Some((fences, _)), .. }) => {
                 for fence in *fences {
                     replaced.extend(self.readers.insert_replacing(fence.clone()));
                 }
             }
-            (Mode::Read, _) | (_, Ending::Polled) => {}
-            (Mode::Write | Mode::Update, Ending::Ran { left, failure }) => {
+            (AccessMode::Read, _) | (_, Ending::Polled) => {}
+            (AccessMode::Write | AccessMode::Update, Ending::Ran { left, failure }) => {
                 match left {
                     Some((fences, tag)) => {
                         for fence in *fences {
@@ -407,7 +414,7 @@ impl Carried {
                 let is_known = |failure: &OperationError| failure.heard().is_retrieved();
                 let stays = match std::mem::take(&mut self.is_of_view) {
                     true => !self.failure.as_ref().is_some_and(is_known),
-                    false => mode == Mode::Update,
+                    false => mode == AccessMode::Update,
                 };
                 if !stays || failure.is_some() {
                     let before = std::mem::replace(&mut self.failure, failure.cloned());
@@ -415,7 +422,7 @@ impl Carried {
                     if hides { self.hidden = before } else { replaced.failure(before) }
                 }
             }
-            (Mode::Write | Mode::Update, Ending::Skipped { failure }) => {
+            (AccessMode::Write | AccessMode::Update, Ending::Skipped { failure }) => {
                 self.is_of_view = false;
                 replaced.failure(self.failure.replace((*failure).clone()));
             }
@@ -499,7 +506,7 @@ impl Queried {
         Self::of(fences, Fence::state)
     }
 
-    /// What is known of every fence without a call of a driver: others count as pending.
+    /// The known state of every fence, without a call of a driver: others count as pending.
     pub(crate) fn observe(fences: &FenceSet) -> Self {
         Self::of(fences, Fence::observed_state)
     }
@@ -527,12 +534,12 @@ fn merge(fences: &mut FenceSet, others: &FenceSet, replaced: &mut Replaced) {
     }
 }
 
-/// Whether a set has this very fence.
+/// True if a set has this very fence.
 pub(crate) fn has(fences: &FenceSet, fence: &Fence) -> bool {
     fences.counterpart(fence).is_some_and(|present| same(present, fence))
 }
 
-/// Whether both are the same point of a queue, or the same stand-alone fence.
+/// True if both are the same point of a queue, or the same stand-alone fence.
 pub(crate) fn same(a: &Fence, b: &Fence) -> bool {
     a.same_or_later_on_queue(b) && b.same_or_later_on_queue(a)
 }

@@ -15,7 +15,7 @@ use crate::core::engine_core::graph;
 use crate::core::error::Error;
 use crate::core::operation::OpHandle;
 
-/// How many operations may wait inside each other, each for the next one. All of them keep their stacks, and a body that waits for
+/// The number of operations that may wait inside each other, each for the next one. All of them keep their stacks, and a body that waits for
 /// itself without end would take every thread that the engine can start. The bound is that of Python for calls inside each other.
 const NESTED_MAX: usize = 1000;
 
@@ -23,7 +23,7 @@ const NESTED_MAX: usize = 1000;
 /// accesses, and the cost is little beside falling asleep.
 pub(crate) const NEAR: usize = 256;
 
-/// What a blocked operation waits for.
+/// The target of a blocked operation's wait.
 #[derive(Debug, Clone)]
 pub(crate) enum On {
     /// The end (or, for queries and leases, the grant) of this operation.

@@ -35,7 +35,7 @@ impl WakerKey {
         Self(u64::MAX)
     }
 
-    /// Whether the future may have a waker to take out.
+    /// True if the future may have a waker to take out.
     #[inline(always)]
     pub(crate) fn is_used(&self) -> bool {
         self.0 != 0
@@ -43,7 +43,7 @@ impl WakerKey {
 }
 
 impl Wakers {
-    /// Whether the future has registered this waker.
+    /// True if the future has registered this waker.
     pub(crate) fn has(&self, key: &WakerKey, waker: &Waker) -> bool {
         let known = match &self.waiting.first {
             Some((number, known)) if *number == key.0 => Some(known),
@@ -96,7 +96,7 @@ impl Wakers {
         Taken(std::mem::take(&mut self.waiting))
     }
 
-    /// How many futures have registered a waker.
+    /// The number of futures that have registered a waker.
     pub(crate) fn len(&self) -> usize {
         usize::from(self.waiting.first.is_some()) + self.waiting.others.len()
     }

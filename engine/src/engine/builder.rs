@@ -69,7 +69,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether memory of this engine comes from memory that other processes can be shown: of the host, and of devices that have such.
+    /// True: memory of this engine comes from memory that other processes can be shown, of the host and of devices that have such.
     /// Default: no.
     #[cfg(feature = "links")]
     pub fn shared(mut self, is_shared: bool) -> Self {
@@ -96,7 +96,7 @@ impl EngineBuilder {
         self
     }
 
-    /// How long leases alone may hold up a wait (blocking or asynchronous) or a submission at the in-flight
+    /// The time that leases alone may hold up a wait (blocking or asynchronous) or a submission at the in-flight
     /// limit. After this time the wait or submission ends with [`Error::LeaseHeld`]. After the same time, a submission that awaits a permit
     /// inside of an operation ends with [`Error::WouldDeadlock`] where everything in flight waits for such submissions. A body counts as waiting
     /// for one also where something outside could end its wait. Default 30 s.
@@ -105,7 +105,7 @@ impl EngineBuilder {
         self
     }
 
-    /// How long memory that a consumer released waits for the consumer's device work when the end of that
+    /// The time that memory which a consumer released waits for the consumer's device work when the end of that
     /// work is unknown. After this time the memory is leaked, and writes that waited for the memory proceed.
     /// Default 60 s. See [`quarantine`](mod@crate::exchange::quarantine).
     pub fn quarantine_timeout(mut self, timeout: Duration) -> Self {
@@ -134,7 +134,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether the engine reports failures of its operations that the program has not retrieved
+    /// True: the engine reports failures of its operations that the program has not retrieved
     /// ([`Unretrieved`](crate::operation::Unretrieved)), and lists them at its end. Default: true.
     pub fn report_failures(mut self, report: bool) -> Self {
         self.report_failures = report;

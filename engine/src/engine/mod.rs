@@ -286,7 +286,7 @@ impl Engine {
         &self.core().devices
     }
 
-    /// How long a wait is held up by leases alone before it ends.
+    /// The time that leases alone may hold up a wait before it ends.
     #[doc(hidden)]
     pub fn lease_timeout(&self) -> Duration {
         self.core().lease_timeout
@@ -305,7 +305,7 @@ impl Engine {
         true
     }
 
-    /// Whether no other handle of the engine is alive, in any language.
+    /// True if no other handle of the engine is alive, in any language.
     #[doc(hidden)]
     pub fn is_last_handle(&self) -> bool {
         Arc::strong_count(&self.handle) == 1
@@ -316,7 +316,7 @@ impl Engine {
         diagnose(self.core())
     }
 
-    /// Whether both are handles to the same engine.
+    /// True if both are handles to the same engine.
     #[doc(hidden)]
     pub fn is_same(&self, other: &Engine) -> bool {
         self.core().same(other.core())

@@ -17,7 +17,7 @@ use crate::wait::blocking::take_snapshot_of;
 use crate::wait::inspect;
 use crate::wait::notify::notify;
 
-/// How a shutdown ended.
+/// The end of a shutdown.
 #[derive(Debug, Clone)]
 pub struct ShutdownReport {
     /// True if every operation that was in flight has ended.

@@ -134,7 +134,7 @@ impl ManagedTensor {
         Some((version.major, version.minor))
     }
 
-    /// What the producer says about the memory. A legacy tensor can say neither.
+    /// The producer's flags of the memory. A legacy tensor can say neither.
     pub fn flags(&self) -> ExportFlags {
         let flags = self.raw_flags();
         let (read_only, is_copied) = (DlpackFlags::READ_ONLY, DlpackFlags::IS_COPIED);

@@ -1,6 +1,6 @@
 //! Which threads run a callback right now: code of others that is called when something settles.
 //!
-//! What a wait needs may need the very thread that a callback is on: the reactor's, or the one that ends an operation. So a call that
+//! A wait may need the very thread that a callback is on: the reactor's, or the one that ends an operation. So a call that
 //! would block in a callback is refused with [`Error::WouldDeadlock`] instead. Deleters are no callbacks: the reaper's thread serves
 //! them alone, and no wait but its own `flush` needs it.
 
@@ -17,7 +17,7 @@ use crate::core::error::Error;
 thread_local! {
     /// The operation that was current when the callback began.
     static RUNNING: Cell<Option<Option<Current>>> = const { Cell::new(None) };
-    /// What [`in_turn`] has put off on this thread.
+    /// Calls that [`in_turn`] has put off on this thread.
     static PUT_OFF: Cell<Option<PutOff>> = const { Cell::new(None) };
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn forget() {
     PUT_OFF.set(None);
 }
 
-/// Whether the calling code is a callback. The body of an operation is none, even where a callback runs it.
+/// True if the calling code is a callback. The body of an operation is none, even where a callback runs it.
 pub(crate) fn is_running() -> bool {
     RUNNING.get().is_some_and(|current| current == context::current_with_core())
 }

@@ -16,7 +16,7 @@ use crate::core::invalid_tensor::InvalidTensor;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DType {
-    /// What the bits mean (`DLDataTypeCode`).
+    /// The meaning of the bits (`DLDataTypeCode`).
     pub code: u8,
     /// Bits of one value.
     pub bits: u8,
@@ -126,7 +126,7 @@ impl DType {
         if bytes <= isize::MAX as u128 { Some(bytes as usize) } else { None }
     }
 
-    /// Whether elements do not end on byte boundaries when packed (int4, fp6, fp4).
+    /// True if elements do not end on byte boundaries when packed (int4, fp6, fp4).
     #[doc(hidden)]
     pub const fn is_sub_byte(self) -> bool {
         !self.itemsize_bits().is_multiple_of(8)
@@ -202,13 +202,13 @@ pub trait Element: Copy + Send + Sync + fmt::Debug + 'static + sealed::Sealed {
     /// The type of a tensor made of these elements.
     const DTYPE: DType;
 
-    /// Whether a tensor of `dtype` may be viewed as this type.
+    /// True if a tensor of `dtype` may be viewed as this type.
     #[doc(hidden)]
     fn accepts(dtype: DType) -> bool {
         dtype == Self::DTYPE
     }
 
-    /// Whether these bytes, a whole number of elements, are values of this type.
+    /// True if these bytes, a whole number of elements, are values of this type.
     #[doc(hidden)]
     fn valid(_bytes: &[u8]) -> bool {
         true

@@ -105,7 +105,7 @@ fn status_of(error: &DeviceError) -> i32 {
     }
 }
 
-/// What the negative `status` of a foreign scheduler means here.
+/// The kind of failure of a foreign scheduler's negative `status`.
 fn kind_of(status: i32) -> DeviceErrorKind {
     match status {
         INVALID => DeviceErrorKind::Invalid,

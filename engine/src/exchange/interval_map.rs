@@ -1,4 +1,4 @@
-//! Who else knows memory that overlaps this one? An ordered, locked interval map, one per address space.
+//! Known memory by its addresses: an ordered, locked interval map, one per address space.
 //!
 //! Memory is kept in *size classes*: class `c` holds ranges of more than `2^(c-1)` and at most `2^c` bytes,
 //! ordered by start. A range of class `c` that overlaps `[start, end)` begins after `start - 2^c`, so each
@@ -14,7 +14,7 @@ use estafette_devices::{DLDevice, DeviceType};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-/// What two numbers must share to mean the same place.
+/// The space that two addresses must share to mean the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum AddressSpace {
     /// The unified virtual address space of the process: host memory of every kind, CUDA and ROCm memory of
@@ -61,7 +61,7 @@ pub(crate) struct IntervalMap<V> {
     table: Mutex<Table<V>>,
 }
 
-/// What becomes of a range that is [resolved](IntervalMap::resolve).
+/// The result of a range that is [resolved](IntervalMap::resolve).
 #[derive(Debug)]
 pub(crate) enum Resolution<V> {
     /// It is not entered.
@@ -271,7 +271,7 @@ impl<V: Clone> IntervalMap<V> {
         self.lock().len
     }
 
-    /// Whether there is no entry.
+    /// True if there is no entry.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -94,7 +94,7 @@ impl Layout {
         self.byte_offset
     }
 
-    /// Whether sub-byte elements are padded to whole bytes.
+    /// True if sub-byte elements are padded to whole bytes.
     pub(crate) fn is_padded(&self) -> bool {
         self.padded
     }
@@ -104,7 +104,7 @@ impl Layout {
         self.len
     }
 
-    /// Whether there is no element at all, so that no memory is touched.
+    /// True if there is no element at all, so that no memory is touched.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -114,7 +114,7 @@ impl Layout {
         if self.padded { self.len * self.dtype.itemsize() } else { bytes_checked(self.dtype, self.len) }
     }
 
-    /// Whether the elements lie row-major without gaps. Always true for empty tensors.
+    /// True if the elements lie row-major without gaps. Always true for empty tensors.
     pub fn is_contiguous(&self) -> bool {
         // Strides that say nothing are normalized, so a plain comparison is enough.
         let mut wanted = 1;

@@ -1,4 +1,4 @@
-//! What is known of memory that another process has shown to this one.
+//! Facts about memory that another process has shown to this one.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,7 +19,7 @@ pub(crate) struct RemoteOrigin {
     pub(crate) address: Address,
     /// The owner.
     pub(crate) process: u32,
-    /// What the owner calls the use by this process.
+    /// The owner's number of the use by this process.
     pub(crate) share: u64,
     pub(crate) peer: Peer,
 }

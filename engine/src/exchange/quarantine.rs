@@ -34,10 +34,10 @@ use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread};
 
-/// How long the thread of a device stays when nothing comes.
+/// The time that the thread of a device stays when nothing comes.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How long a barrier that was refused for the time being waits before it is asked for again.
+/// The time after which a barrier that was refused for the time being is asked for again.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The longest such wait. Each refusal in a row doubles it: asking has spoilt the graph that was being recorded, and its
@@ -49,7 +49,7 @@ fn wait_after(refusals: u32) -> Duration {
     AGAIN.saturating_mul(1 << refusals.saturating_sub(1).min(16)).min(AGAIN_MAX)
 }
 
-/// How long a pause waits for a barrier that is being asked for just then: asking takes microseconds, but for drivers that have
+/// The time that a pause waits for a barrier that is being asked for just then: asking takes microseconds, but for drivers that have
 /// no event of a device, which wait for it.
 const ASKING: Duration = Duration::from_secs(1);
 
@@ -113,7 +113,7 @@ impl Drop for Asking {
     }
 }
 
-/// How much went through, at one moment.
+/// Counts of what went through, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QuarantineStats {
     /// Uses that wait for a barrier.
@@ -133,7 +133,7 @@ estafette_sync::per_process! {
     static BARRIERS: AtomicU64 = AtomicU64::new(0);
 }
 
-/// What went through so far in this process.
+/// Counts of what went through so far in this process.
 #[doc(hidden)]
 pub fn stats() -> QuarantineStats {
     let (released, given_up) = (RELEASED.load(Ordering::Acquire), GIVEN_UP.load(Ordering::Acquire));
@@ -199,7 +199,7 @@ struct DeviceQuarantine {
     device: Arc<dyn Device>,
     uses: Mutex<Vec<Arc<Use>>>,
     arrived: Condvar,
-    /// Whether the thread has started. The system may refuse it.
+    /// True if the thread has started. The system may refuse it.
     is_started: AtomicBool,
 }
 

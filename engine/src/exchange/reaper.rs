@@ -77,7 +77,7 @@ use self::thread::{Shared, warn_without};
 use super::callback;
 use super::storage::Storage;
 
-/// How long the thread stays awake for more when its queue is empty: long against a wake-up (some 20 µs),
+/// The time that the thread stays awake for more when its queue is empty: long against a wake-up (some 20 µs),
 /// short against anything that waits for memory to come back.
 const NAP: Duration = Duration::from_millis(1);
 
@@ -88,7 +88,7 @@ const BACKLOG: usize = 256;
 /// grew meanwhile.
 const REPORT: u64 = 256;
 
-/// How often a flush looks for the operands of operations that have just ended before it sleeps.
+/// The number of times that a flush looks for the operands of operations that have just ended before it sleeps.
 const POLLS: u32 = 64;
 
 /// Threads of a reaper: seven deleters may hang at once while the others go on. More that hang share a cause, which more threads
@@ -121,7 +121,7 @@ pub struct Reaper {
     shared: Arc<Shared>,
 }
 
-/// What became of the storages handed to the reaper, at one moment.
+/// Counts of the storages handed to the reaper, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReaperStats {
     /// Dropped: their deleter has returned.
@@ -279,7 +279,7 @@ impl Reaper {
         self.shared.lock().on_start.get_or_insert(hook);
     }
 
-    /// What became of everything handed over so far. For the reaper of a process that this one was forked from only `leaked` moves.
+    /// Counts of everything handed over so far. For the reaper of a process that this one was forked from only `leaked` moves.
     pub fn stats(&self) -> ReaperStats {
         let released = self.shared.released.load(Ordering::Relaxed);
         let deleters = self.shared.deleters.load(Ordering::Relaxed);
@@ -311,12 +311,12 @@ impl fmt::Debug for Reaper {
     }
 }
 
-/// Whether the stream that the allocator of `storage` goes by waits for `fences` from now on.
+/// True if the stream that the allocator of `storage` goes by waits for `fences` from now on.
 fn is_ordered(storage: &Storage, fences: &FenceSet) -> bool {
     storage.release_stream().is_some_and(|release_stream| release_stream.waits_for(fences))
 }
 
-/// Whether `storage` behind these fences, of which at least one failed, is certainly out of use. The reactor
+/// True if `storage` behind these fences, of which at least one failed, is certainly out of use. The reactor
 /// reports one failure; a worse one may hide behind it, and its own failure to observe says nothing about
 /// the fence.
 fn may_release(storage: &Storage, fences: &FenceSet) -> bool {
@@ -327,7 +327,7 @@ fn may_release(storage: &Storage, fences: &FenceSet) -> bool {
     })
 }
 
-/// Whether a fence has failed in a way that says nothing about what still runs, or settles in another process.
+/// True if a fence has failed in a way that says nothing about what still runs, or settles in another process.
 fn is_faulty(storage: &Storage, fences: &FenceSet) -> bool {
     fences.iter().any(|fence| {
         let has_fault =
@@ -336,7 +336,7 @@ fn is_faulty(storage: &Storage, fences: &FenceSet) -> bool {
     })
 }
 
-/// Whether work that `fence` marks may go on in the memory, though the fence has failed. The work of the producer, which gets the
+/// True if work that `fence` marks may go on in the memory, though the fence has failed. The work of the producer, which gets the
 /// memory back, is the producer's matter.
 fn is_fault(storage: &Storage, fence: &Fence, error: &DeviceError) -> bool {
     error.kind() == DeviceErrorKind::Fault && !storage.is_of_producer(fence)

@@ -1,4 +1,4 @@
-//! What keeps a tensor's memory alive: a foreign tensor, device memory, or something of Rust's.
+//! The owner that keeps a tensor's memory alive: a foreign tensor, device memory, or something of Rust's.
 //!
 //! A storage is never dropped where it happens to fall: it goes to the reaper, which drops
 //! it after the last use on a device, with no lock held.
@@ -68,7 +68,7 @@ impl Storage {
         Self::new(Owner::Elsewhere(Box::new((tensor, loan))))
     }
 
-    /// What is known of memory of another process.
+    /// The loan, for memory of another process.
     #[cfg(feature = "links")]
     pub(crate) fn loan(&self) -> Option<&Loan> {
         match &self.owner {
@@ -101,7 +101,7 @@ impl Storage {
         }
     }
 
-    /// Whether `fence` is the producer's, which knows what its failure says of the memory.
+    /// True if `fence` is the producer's, which knows what its failure says of the memory.
     pub(super) fn is_of_producer(&self, fence: &Fence) -> bool {
         matches!(&self.owner, Owner::Fenced(fenced) if has(&fenced.1, fence))
     }
@@ -169,7 +169,7 @@ impl Storage {
         }
     }
 
-    /// Whether dropping it may run code that we do not know (a deleter, the `Drop` of a user's type) or
+    /// True if dropping it may run code that we do not know (a deleter, the `Drop` of a user's type) or
     /// call a driver. Such a storage is only ever dropped by the reaper; plain host memory of our own may
     /// be freed anywhere.
     pub(crate) fn runs_foreign_code(&self) -> bool {
@@ -182,7 +182,7 @@ impl Storage {
         }
     }
 
-    /// Whether the code that we do not know is known after all to be quick, and to need no lock but the Python one.
+    /// True if the code that we do not know is known after all to be quick, and to need no lock but the Python one.
     pub(crate) fn has_inline_deleter(&self) -> bool {
         match &self.owner {
             Owner::Any { is_inline, .. } => *is_inline,
@@ -190,7 +190,7 @@ impl Storage {
         }
     }
 
-    /// Whether it is memory of another library.
+    /// True if it is memory of another library.
     pub(super) fn is_foreign(&self) -> bool {
         matches!(self.owner, Owner::Any { is_inline: true, .. }) || self.as_foreign().is_some()
     }

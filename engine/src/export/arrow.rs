@@ -34,7 +34,7 @@ impl Engine {
     /// such events.
     ///
     /// # Safety
-    /// What the array says must be true until it is released, and its memory is not written meanwhile. Its `sync_event` is
+    /// The array's fields must be true until it is released, and its memory is not written meanwhile. Its `sync_event` is
     /// NULL, or an event of its device's kind that was recorded after the last write.
     pub unsafe fn import_arrow(&self, format: &CStr, array: ArrowDeviceArray) -> Result<Tensor, Error> {
         let Imported { tensor, sync_event } = array.into_tensor(format)?;

@@ -163,7 +163,7 @@ struct State {
     /// The description of a tensor that was defined at the call.
     described: Option<ManagedTensor>,
     lease: Option<Lease>,
-    /// What imports of the description are derived from, until the lease is granted. It outlasts the consumer's release: what these
+    /// The origin of imports of the description, until the lease is granted. It outlasts the consumer's release: what these
     /// imports have left is the granted lease's to report.
     pending: Option<(Arc<Region>, Arc<LeaseState>)>,
     /// The leased tensor, by which its memory is recognized in imports.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::{DLDevice, Fence};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 use estafette_sync::time::Instant;
 
 use crate::copy::KeepAlive;
@@ -39,18 +39,18 @@ use crate::tensor::alias_map::LentView;
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::trace::{self, hooks};
 
-/// How a tensor is exported.
+/// Options of an export.
 #[derive(Debug, Clone)]
 pub struct ExportOptions {
-    /// What the consumer may do. A copy is the consumer's own, so it waits as a reader, whatever this says.
+    /// The consumer's access. A copy is the consumer's own, so it waits as a reader, whatever this says.
     pub access: Access,
     /// The struct that the consumer gets. A legacy struct cannot say that memory is read-only.
     pub abi: Abi,
     /// The owner of the lease, for diagnoses.
     pub owner: Option<LeaseOwner>,
-    /// How long a blocking export waits; `None` waits as long as it takes.
+    /// The time that a blocking export waits; `None` waits as long as it takes.
     pub timeout: Option<Duration>,
-    /// Whether the consumer gets a copy of its own, flagged as a copy, instead of a lease. A copy from or to a
+    /// True if the consumer gets a copy of its own, flagged as a copy, instead of a lease. A copy from or to a
     /// device is an operation ([`Engine::copy`](crate::Engine::copy)). The exporting thread itself makes a copy
     /// within the host, and copies from a lease, a scope, or an engine that has shut down.
     pub copy: bool,
@@ -66,7 +66,7 @@ impl ExportOptions {
         if self.copy { Access::Read } else { self.access }
     }
 
-    /// Who waits for earlier work. For a copy: the host, which makes the copy.
+    /// The consumer that waits for earlier work. For a copy: the host, which makes the copy.
     fn settled_by(&self) -> &Consumer {
         if self.copy { &Consumer::Host } else { &self.consumer }
     }
@@ -118,7 +118,7 @@ impl Tensor {
         export_held(lease.inner, &options)
     }
 
-    /// Whether a device has part in the copy that `options` ask for: an operation makes it.
+    /// True if a device has part in the copy that `options` ask for: an operation makes it.
     fn is_copied_by_a_device(&self, options: &ExportOptions) -> bool {
         let on_host = || self.inner.definition().is_ok_and(|definition| definition.host);
         options.copy && !(options.copy_to == DLDevice::CPU && on_host())
@@ -320,7 +320,7 @@ impl Scope {
         let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
-        let access = if mode == Mode::Read { Access::Read } else { Access::Write };
+        let access = if mode == AccessMode::Read { Access::Read } else { Access::Write };
         if access == Access::Write {
             check_writable(tensor)?;
         }

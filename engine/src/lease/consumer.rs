@@ -1,4 +1,4 @@
-//! Who memory is handed to: how the consumer's work comes after earlier work, and what the end of its lease
+//! Consumers of memory: how the consumer's work comes after earlier work, and what the end of its lease
 //! waits for.
 //!
 //! | consumer | earlier work | the lease ends |
@@ -33,10 +33,10 @@ use crate::exchange::quarantine::{self, LastUse};
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::{Tensor, TensorInner};
 
-/// What keeps a queue of a consumer alive.
+/// The value that keeps a consumer's queue alive.
 pub type Keeper = Arc<dyn Any + Send + Sync>;
 
-/// Who memory is handed to, as far as order is concerned.
+/// The consumer that memory is handed to, as far as order is concerned.
 #[derive(Clone, Debug, Default)]
 pub enum Consumer {
     /// Code on the host, which may use the memory as soon as it has the lease.
@@ -53,7 +53,7 @@ pub enum Consumer {
 }
 
 impl Consumer {
-    /// Whether the consumer comes after pending work by its own order.
+    /// True if the consumer comes after pending work by its own order.
     pub(crate) fn is_stream_ordered(&self) -> bool {
         !matches!(self, Self::Host)
     }
@@ -67,7 +67,7 @@ impl Consumer {
         }
     }
 
-    /// What the end of a use by this consumer waits for.
+    /// The work that the end of a use by this consumer waits for.
     pub(crate) fn after(&self, tensor: &TensorInner) -> Result<Option<EndsAfter>, Error> {
         Ok(match self {
             Self::Host if may_release_before_completion(tensor) => Some(EndsAfter::unknown(tensor)),
@@ -102,7 +102,7 @@ pub(crate) fn may_release_before_completion(tensor: &TensorInner) -> bool {
 /// Queues that the end of one lease looks at. A lease that is handed to more waits for the whole device.
 const QUEUES_MAX: usize = 16;
 
-/// What the end of a lease waits for if the lease's owner names no work.
+/// The work that the end of a lease waits for if the lease's owner names no work.
 #[derive(Debug, Clone)]
 pub(crate) enum EndsAfter {
     /// The work on this queue at the end of the lease, and what keeps the queue alive.

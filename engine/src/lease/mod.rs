@@ -59,7 +59,7 @@ impl Lease {
         &self.inner.tensor
     }
 
-    /// What the owner may do.
+    /// The owner's access.
     #[doc(hidden)]
     pub fn access(&self) -> Access {
         self.inner.access()
@@ -147,7 +147,7 @@ impl Lease {
         fence
     }
 
-    /// Whether `fence` is one of this lease's [end](Self::end_fence), which cannot wait for itself.
+    /// True if `fence` is one of this lease's [end](Self::end_fence), which cannot wait for itself.
     #[doc(hidden)]
     pub fn is_end_fence(&self, fence: &Fence) -> bool {
         let mut is_own = false;

@@ -74,7 +74,7 @@ impl LeaseOp {
         self.details.info(self.is_held())
     }
 
-    /// Whether only the lease's owner keeps others waiting.
+    /// True if only the lease's owner keeps others waiting.
     pub(crate) fn is_held(&self) -> bool {
         self.is_held.load(Ordering::Acquire)
     }

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 use estafette_devices::Fence;
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::Access;
@@ -114,7 +114,7 @@ impl LeaseState {
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: the lease was listed when the pin was granted.
             observer = unsafe { state.pins().remove(NonNull::from(self)) };
-            state.finish(Mode::Read, &ending, flags, &mut replaced);
+            state.finish(AccessMode::Read, &ending, flags, &mut replaced);
         };
         let var = &self.tensor.inner.vars[0];
         var.unpin(finish, |granted| ready.push(granted));

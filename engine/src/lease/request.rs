@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use estafette_devices::{FenceSet, FenceState, Order};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use estafette_sync::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
@@ -404,8 +404,8 @@ impl Drop for Submitted {
     }
 }
 
-fn mode_of(access: Access) -> Mode {
-    if access == Access::Write { Mode::Update } else { Mode::Read }
+fn mode_of(access: Access) -> AccessMode {
+    if access == Access::Write { AccessMode::Update } else { AccessMode::Read }
 }
 
 /// Submits the operation of a lease. Returns the operation itself if it is granted at once; the caller begins

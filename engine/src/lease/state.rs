@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use estafette_devices::host::Completer;
 use estafette_devices::{Fence, FenceSet, Reactor};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
@@ -43,7 +43,7 @@ pub(crate) struct LeaseState {
     _listed: PhantomPinned,
 }
 
-/// How a lease is ordered with operations.
+/// The order of a lease among operations.
 pub(super) enum LeaseOrder {
     /// By an operation without a body.
     Operation {
@@ -60,7 +60,7 @@ pub(super) enum LeaseOrder {
     Pending(Pending),
 }
 
-/// What is known of a lease that was handed out before it is granted.
+/// Facts about a lease that was handed out before it is granted.
 pub(super) struct Pending {
     details: LeaseDetails,
     /// Done when the lease is granted.
@@ -76,7 +76,7 @@ pub(super) struct AtEnd {
     pub(super) used: FenceSet,
     /// True if the owner has named its last work so: then `after` does not matter.
     pub(super) is_named: bool,
-    /// What the end waits for if the owner does not name its last work.
+    /// The work that the end waits for if the owner does not name its last work.
     after: Option<EndsAfter>,
     /// Fences of the end, settled after it.
     pub(super) notified: Vec<(Completer, Fence)>,
@@ -171,7 +171,7 @@ impl LeaseState {
         }
     }
 
-    /// What the owner may do.
+    /// The owner's access.
     #[inline]
     pub(crate) fn access(&self) -> Access {
         self.details().access
@@ -189,13 +189,13 @@ impl LeaseState {
         }
     }
 
-    /// Whether a pin orders the lease.
+    /// True if a pin orders the lease.
     #[inline]
     pub(crate) fn is_pin(&self) -> bool {
         matches!(self.order, LeaseOrder::Pin(_))
     }
 
-    /// Whether this is a lease of the memory of `region`.
+    /// True if this is a lease of the memory of `region`.
     pub(crate) fn is_of(&self, region: &Region) -> bool {
         let definition = self.tensor.inner.definition();
         let placed = definition.ok().and_then(|definition| definition.placed.as_ref());
@@ -231,17 +231,17 @@ impl LeaseState {
         }
     }
 
-    /// Whether a tensor may have been derived from this lease.
+    /// True if a tensor may have been derived from this lease.
     pub(crate) fn has_scope(&self) -> bool {
         self.scope.get().is_some()
     }
 
-    /// Whether the lease protects the memory inside it.
+    /// True if the lease protects the memory inside it.
     pub(crate) fn protects(&self) -> bool {
         !self.untracked.load(Ordering::Acquire)
     }
 
-    /// Whether the calling code may have got memory from the lease's owner. The views of a running operation
+    /// True if the calling code may have got memory from the lease's owner. The views of a running operation
     /// belong to that operation; other code that comes with the same memory has it from elsewhere.
     pub(crate) fn can_be_imported_from_here(&self) -> bool {
         match &self.order {
@@ -293,7 +293,7 @@ impl LeaseState {
         self.untracked.store(true, Ordering::Release);
     }
 
-    /// Whether the lease was handed into the capture of a graph.
+    /// True if the lease was handed into the capture of a graph.
     pub(super) fn is_captured(&self) -> bool {
         matches!(
             self.at_end.lock().as_ref().and_then(|at_end| at_end.after.as_ref()),
@@ -303,7 +303,7 @@ impl LeaseState {
 
     /// Splits an operation for this lease off `running`. The new operation stands beside `running` in every
     /// queue, so no other operation gets in between when `running` ends.
-    pub(crate) fn split_from(&self, running: &OpGranted, mode: Mode) {
+    pub(crate) fn split_from(&self, running: &OpGranted, mode: AccessMode) {
         let LeaseOrder::Operation { op, .. } = &self.order else { return };
         if may_release_before_completion(&self.tensor.inner) {
             // The owner may use the memory on other queues than the operation's.
@@ -317,7 +317,7 @@ impl LeaseState {
         state.begin_unsubmitted();
         let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
         // An update, since no new version begins: what `running` left stays, its failure included.
-        let mode = if mode.is_exclusive() { Mode::Update } else { mode };
+        let mode = if mode.is_exclusive() { AccessMode::Update } else { mode };
         let granted = running.split(state, &vars, mode);
         if granted.payload().noted {
             hooks::split_off(&granted);
@@ -331,7 +331,7 @@ impl LeaseState {
     }
 }
 
-/// What the uses of tensors that were derived from a lease have left. These tensors keep the lease, so all uses have ended but for
+/// The work that uses of tensors which were derived from a lease have left. These tensors keep the lease, so all uses have ended but for
 /// operations that were cancelled or are being skipped.
 struct Derived {
     writers: FenceSet,

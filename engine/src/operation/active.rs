@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 
 use estafette_devices::{DLDevice, Fence, Queue, table};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
 use crate::core::context::Current;
@@ -20,7 +20,7 @@ use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
 
 /// Views that a task has lent, each with the mode of its operand.
-pub(crate) type Views = SmallVec<[(Weak<LeaseState>, Mode); 2]>;
+pub(crate) type Views = SmallVec<[(Weak<LeaseState>, AccessMode); 2]>;
 
 /// An operation or a node between its grant and its end.
 pub(crate) enum ActiveTask {

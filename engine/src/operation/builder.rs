@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Queue};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use estafette_report::shown::shown;
 use smallvec::SmallVec;
 
@@ -68,19 +68,19 @@ pub struct Submission<'e> {
     pub(crate) pending_op: OpPending<'e>,
 }
 
-/// What a [`Description`] is for.
+/// The target of a [`Description`].
 pub trait Target<'v> {
     /// Notes a variable.
-    fn access(&mut self, variable: &'v Variable, mode: Mode);
+    fn access(&mut self, variable: &'v Variable, mode: AccessMode);
     /// Keeps waiting threads from running the body; with `needs_lock`, which is the engine's shared lock, only where they have no slot.
     fn set_worker_only(&mut self, needs_lock: bool);
-    /// Whether a noted variable is of a process that this one was forked from.
+    /// True if a noted variable is of a process that this one was forked from.
     fn is_forked(&self) -> bool;
 }
 
 impl<'e> Target<'e> for Submission<'e> {
     #[inline(always)]
-    fn access(&mut self, variable: &'e Variable, mode: Mode) {
+    fn access(&mut self, variable: &'e Variable, mode: AccessMode) {
         if self.pending_op.may_access(&variable.var) {
             self.pending_op.access(&variable.var, mode);
         } else {
@@ -149,7 +149,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
     where
         T: Target<'v>,
     {
-        self.use_vars(variables, Mode::Read)
+        self.use_vars(variables, AccessMode::Read)
     }
 
     /// Plain variables that the body changes.
@@ -158,11 +158,11 @@ impl<T, R, W, U> Description<T, R, W, U> {
     where
         T: Target<'v>,
     {
-        self.use_vars(variables, Mode::Write)
+        self.use_vars(variables, AccessMode::Write)
     }
 
     #[inline(always)]
-    fn use_vars<'v>(mut self, variables: &[&'v Variable], mode: Mode) -> Self
+    fn use_vars<'v>(mut self, variables: &[&'v Variable], mode: AccessMode) -> Self
     where
         T: Target<'v>,
     {
@@ -265,7 +265,7 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
         self.check_leases()
     }
 
-    /// Whether only variables are named, which every operation may use.
+    /// True if only variables are named, which every operation may use.
     #[inline(always)]
     fn has_nothing_to_check<'v>(&self) -> bool
     where

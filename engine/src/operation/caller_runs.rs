@@ -67,7 +67,7 @@ impl Core {
         found
     }
 
-    /// Whether the calling thread runs ready operations of this engine, since the engine has no worker.
+    /// True if the calling thread runs ready operations of this engine, since the engine has no worker.
     pub(crate) fn helps_without_workers(&self) -> bool {
         self.has_no_workers() && context::may_help()
     }
@@ -94,7 +94,7 @@ impl Core {
         while self.help_any() {}
     }
 
-    /// Whether [`begin_caller_runs`](Self::begin_caller_runs) was called, and no thread has waited since.
+    /// True if [`begin_caller_runs`](Self::begin_caller_runs) was called, and no thread has waited since.
     #[inline(always)]
     pub(crate) fn is_caller_running(&self) -> bool {
         self.caller_runs.load(Ordering::Relaxed)

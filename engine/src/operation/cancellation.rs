@@ -35,7 +35,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 
@@ -118,7 +118,7 @@ pub(crate) fn query_leaves() {
     QUERIES.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Whether a cancelled operation has not left its graph yet.
+/// True if a cancelled operation has not left its graph yet.
 pub(crate) fn is_any() -> bool {
     CANCELLED.load(Ordering::SeqCst) > 0
 }
@@ -171,7 +171,7 @@ pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> boo
 }
 
 /// True if an operation that uses a variable in this mode fails by a failed version.
-fn looks(state: &OpState, mode: Mode) -> bool {
+fn looks(state: &OpState, mode: AccessMode) -> bool {
     // A merge moves the failures of the members to the group.
     mode.reads() || state.kind == Kind::Merge
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use estafette_devices::{CurrentGuard, DLDevice, DeviceError, Fence, Queue};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use estafette_sync::process::{Forked, ProcessBound};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::thread_local;
@@ -56,7 +56,7 @@ pub(crate) struct ScopeState {
     pub(crate) running: Option<ActiveTask>,
     operands: Declared,
     /// Modes by the address of the tensor. See [`mode_of`](Self::mode_of).
-    modes: Option<HashMap<usize, Mode>>,
+    modes: Option<HashMap<usize, AccessMode>>,
     produced: Promised,
     views: Views,
     /// The device of an operand that was lent to a consumer whose streams are unknown.
@@ -304,7 +304,7 @@ impl Scope {
         }
     }
 
-    /// Whether this is of a node of a program, whose views the nodes after it do not wait for.
+    /// True if this is of a node of a program, whose views the nodes after it do not wait for.
     #[cfg(feature = "arrow")]
     pub(crate) fn is_of_node(&self) -> bool {
         self.lock().is_ok_and(|inner| matches!(inner.running, Some(ActiveTask::Node(_))))
@@ -403,8 +403,8 @@ const FEW_OPERANDS: usize = 8;
 impl ScopeState {
     /// The mode in which the operation uses `tensor`. `None` if the tensor is not an operand. The map of many
     /// operands is made on first use.
-    pub(crate) fn mode_of(&mut self, tensor: &Tensor) -> Option<Mode> {
-        let merge = |a: Mode, b: Mode| if a == b { a } else { Mode::Update };
+    pub(crate) fn mode_of(&mut self, tensor: &Tensor) -> Option<AccessMode> {
+        let merge = |a: AccessMode, b: AccessMode| if a == b { a } else { AccessMode::Update };
         if self.operands.len() <= FEW_OPERANDS {
             let modes = self.operands.iter().filter(|(operand, _)| operand.same(tensor));
             return modes.map(|(_, mode)| *mode).reduce(merge);
@@ -426,11 +426,11 @@ impl ScopeState {
     /// As [`Scope::access_of`].
     pub(crate) fn access_of(&mut self, tensor: &Tensor) -> Option<Access> {
         self.running.as_ref()?;
-        self.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
+        self.mode_of(tensor).map(|mode| if mode == AccessMode::Read { Access::Read } else { Access::Write })
     }
 
     /// Notes a view. Views that are gone are removed when the list is full, so the cost per view is constant.
-    pub(crate) fn note_view(&mut self, lease: &Arc<LeaseState>, mode: Mode) {
+    pub(crate) fn note_view(&mut self, lease: &Arc<LeaseState>, mode: AccessMode) {
         if self.views.len() == self.views.capacity() {
             self.views.retain(|(view, _)| view.strong_count() > 0);
             self.views.reserve(self.views.len() + 1);
@@ -449,13 +449,13 @@ fn dispatch_granted(next: Option<crate::core::operation::OpGranted>) {
 /// The tensors that an operation produces.
 pub(crate) type Promised = SmallVec<[(Tensor, Copying); 1]>;
 type Target<'a> = &'a [(Tensor, Copying)];
-/// What the body gives for them.
+/// The body's values for them.
 pub(crate) type Given = SmallVec<[Produced; 1]>;
 /// Returns true for a tensor that the operation may read.
 type MayRead<'a> = &'a dyn Fn(&Tensor) -> bool;
-/// How an operation ended.
+/// The end of an operation.
 pub(crate) type Ended = Result<(), OperationError>;
-/// How an operation ended, and the fences of copies, if results were copied.
+/// The end of an operation, and the fences of copies, if results were copied.
 type Defined = (Ends, Ended);
 type Ends = SmallVec<[Fence; 1]>;
 

@@ -26,7 +26,7 @@ impl Open {
         Arc::new(Self { running: Mutex::new(Some(running)), result: Mutex::new(None), operands })
     }
 
-    /// Whether `tensor` is an operand.
+    /// True if `tensor` is an operand.
     pub(crate) fn holds(&self, tensor: &Tensor) -> bool {
         self.operands.iter().any(|operand| operand.same(tensor))
     }

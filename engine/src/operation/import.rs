@@ -189,12 +189,12 @@ pub(crate) fn filled<T: Element>(len: usize, device: DLDevice, shape: &[i64]) ->
     Ok(layout)
 }
 
-/// How an engine imports a tensor; see [`Engine::import_with`](crate::Engine::import_with).
+/// Options of an import; see [`Engine::import_with`](crate::Engine::import_with).
 #[derive(Default)]
 pub struct ImportOptions<'a> {
     /// The memory is ready to be read once these fences are done. Default: at once.
     pub ready: FenceSet,
-    /// Whether the memory must not be written, even if the tensor's struct cannot say so. Default: the struct
+    /// True if the memory must not be written, even if the tensor's struct cannot say so. Default: the struct
     /// decides.
     pub read_only: bool,
     /// Device memory whose allocator reuses memory in the order of this stream. When the tensor is gone, the
@@ -267,7 +267,7 @@ fn fits(layout: Layout, stream: Option<&ReleaseStream>) -> Result<Layout, Error>
     }
 }
 
-/// What the tensor is, if the engine can have it.
+/// The layout of the tensor, if the engine can have it.
 fn describe(core: &Core, managed: &ManagedTensor) -> Result<Layout, Error> {
     let layout = managed.describe()?;
     let device = layout.device();
@@ -363,7 +363,7 @@ fn placed_at(core: &CoreRef, memory: ImportedMemory, placement: Placement) -> Te
     tensor
 }
 
-/// Whether a produced tensor is a copy of the result.
+/// The choice between a copy of the result and its memory, for a produced tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Copying {
     /// If the result overlaps known memory.

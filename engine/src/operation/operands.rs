@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
@@ -14,14 +14,14 @@ use crate::tensor::views::{EarlierNodes, OnQueue, View, ViewMut};
 pub type Tensors = SmallVec<[Tensor; 4]>;
 
 /// Operands, each with its mode, of an operation that runs elsewhere.
-pub(crate) type Declared = SmallVec<[(Tensor, Mode); 2]>;
+pub(crate) type Declared = SmallVec<[(Tensor, AccessMode); 2]>;
 
 /// All operands, each with its mode.
 pub(crate) fn with_modes(reads: impl Operands, writes: impl Operands, updates: impl Operands) -> Declared {
     let mut operands = Declared::new();
-    reads.each(|tensor| operands.push((tensor, Mode::Read)));
-    writes.each(|tensor| operands.push((tensor, Mode::Write)));
-    updates.each(|tensor| operands.push((tensor, Mode::Update)));
+    reads.each(|tensor| operands.push((tensor, AccessMode::Read)));
+    writes.each(|tensor| operands.push((tensor, AccessMode::Write)));
+    updates.each(|tensor| operands.push((tensor, AccessMode::Update)));
     operands
 }
 
@@ -29,13 +29,13 @@ pub(crate) fn with_modes(reads: impl Operands, writes: impl Operands, updates: i
 ///
 /// Sealed: implemented for `[Tensor; N]` and `Tensors`.
 pub trait Operands: sealed::Sealed + Send + 'static {
-    /// What a synchronous body gets to read.
+    /// Views that a synchronous body reads.
     type Views<'a>;
-    /// What a synchronous body gets to write.
+    /// Views that a synchronous body writes.
     type ViewsMut<'a>;
-    /// What an asynchronous body gets to read.
+    /// Guards that an asynchronous body reads by.
     type Guards: Send + 'static;
-    /// What an asynchronous body gets to write.
+    /// Guards that an asynchronous body writes by.
     type GuardsMut: Send + 'static;
     #[doc(hidden)]
     fn tensors(&self) -> &[Tensor];
@@ -62,7 +62,7 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
 }
 
-/// What [`reads`](super::Description::reads) and [`writes`](super::Description::writes) take: an array of references, a
+/// Arguments of [`reads`](super::Description::reads) and [`writes`](super::Description::writes) take: an array of references, a
 /// slice or vector of handles, or [`Tensors`].
 pub trait IntoOperands {
     /// The operands: an array where the compiler knows their number, else [`Tensors`].

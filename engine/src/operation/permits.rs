@@ -81,7 +81,7 @@ impl Core {
         if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() }
     }
 
-    /// Whether a submission finds no room, on a thread that has acquired no permit in advance.
+    /// True if a submission finds no room, on a thread that has acquired no permit in advance.
     pub(crate) fn is_full(&self, inside: bool) -> bool {
         self.sharded_counter.room(self.limit_of(inside)) == 0
     }
@@ -95,7 +95,7 @@ impl Core {
 /// A future among those that wait for a permit.
 pub(crate) struct WaitsForPermit<'a> {
     core: &'a CoreRef,
-    /// Whether it waits as a submission inside of an operation.
+    /// True if it waits as a submission inside of an operation.
     inside: bool,
     key: WakerKey,
 }

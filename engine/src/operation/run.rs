@@ -235,7 +235,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
     first
 }
 
-/// What the variables of an operation carry.
+/// The failures, fences and leases that an operation's variables carry.
 pub(crate) struct Inspection {
     /// Root cause of the first input that failed.
     pub(crate) failure: Option<OperationError>,
@@ -364,7 +364,7 @@ fn skip_cancelled(granted: OpGranted) -> Option<OpGranted> {
     skip(granted, cause)
 }
 
-/// How a granted operation goes on, after the fences on its variables.
+/// The next step of a granted operation, after the fences on its variables.
 enum Inputs {
     /// All fences are done, or the operation's queue is ordered after them.
     Ready,

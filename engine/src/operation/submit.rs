@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use estafette_devices::{CurrentGuard, Fence, Queue};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
 use crate::core::error::{BodyResult, Error, OperationError};
@@ -135,11 +135,11 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             [reads.tensors(), writes.tensors(), updates.tensors()].into_iter().for_each(hooks::uses);
         }
         // The tensors move into the body, which another thread may run and drop before this call ends.
-        let mut accesses: SmallVec<[(OpVar, Mode); 6]> = SmallVec::new();
+        let mut accesses: SmallVec<[(OpVar, AccessMode); 6]> = SmallVec::new();
         let tensors = [
-            (reads.tensors(), Mode::Read),
-            (writes.tensors(), Mode::Write),
-            (updates.tensors(), Mode::Update),
+            (reads.tensors(), AccessMode::Read),
+            (writes.tensors(), AccessMode::Write),
+            (updates.tensors(), AccessMode::Update),
         ];
         for (tensors, mode) in tensors {
             for var in tensors.iter().flat_map(|tensor| &tensor.inner.vars) {
@@ -149,12 +149,12 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         for tensor in produced {
             // The operation writes the tensor's own variable only: defining an alias does not change the
             // memory behind it.
-            accesses.push((tensor.inner.vars[0].clone(), Mode::Write));
+            accesses.push((tensor.inner.vars[0].clone(), AccessMode::Write));
         }
         // Whether these tensors will be writable is not known yet, and a pure write is not skipped by the
         // failure of a producer. What is read is there, unless the program has cleared the failure of its producer; the
         // body finds that out, too late for `on_skip`.
-        let looked_at = tensors.into_iter().filter(|(_, mode)| tells || *mode != Mode::Read);
+        let looked_at = tensors.into_iter().filter(|(_, mode)| tells || *mode != AccessMode::Read);
         let promised: Declared = looked_at
             .flat_map(|(tensors, mode)| tensors.iter().map(move |tensor| (tensor, mode)))
             .filter(|(tensor, _)| !tensor.is_defined())

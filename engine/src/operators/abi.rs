@@ -76,7 +76,7 @@ pub const OPERATOR_IN_PLACE: u32 = 1;
 /// The number of inputs of an operator that takes any number.
 pub const OPERATOR_ANY_NUMBER: i32 = -1;
 
-/// How an operator is called. Room for more is at the end: `size` says how much the caller knows of it.
+/// The signature of an operator. Room for more is at the end: `size` says how much the caller knows of it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct OperatorOptions {
@@ -86,9 +86,9 @@ pub struct OperatorOptions {
     pub kind: u32,
     /// [`OPERATOR_IN_PLACE`] or 0.
     pub flags: u32,
-    /// How many inputs, or [`OPERATOR_ANY_NUMBER`].
+    /// The number of inputs, or [`OPERATOR_ANY_NUMBER`].
     pub n_inputs: i32,
-    /// How many outputs, from 1 to 65,536.
+    /// The number of outputs, from 1 to 65,536.
     pub n_outputs: i32,
     /// Says what the outputs will look like; needed by [`OPERATOR_INFERRED`] and NULL else.
     pub infer: OperatorFunction,

@@ -16,7 +16,7 @@ pub struct Attributes {
 struct Attribute {
     key: String,
     value: String,
-    /// Whether the value is text where the call was made. Else it may be a number or the like, as text.
+    /// True if the value is text where the call was made. Else it may be a number or the like, as text.
     is_text: bool,
 }
 

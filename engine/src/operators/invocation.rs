@@ -1,4 +1,4 @@
-//! What the implementation of an operator gets, and how it ends.
+//! The call of an operator as its implementation gets it, and its end.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::tensor::handle::{Definition, Tensor};
 use super::attributes::Attributes;
 use super::operator::Operator;
 
-/// What becomes of the results.
+/// The use of the results.
 pub(super) enum Results {
     /// Nothing: they were written to the outputs.
     Written,
@@ -68,7 +68,7 @@ impl Drop for LeavesWork {
     }
 }
 
-/// What a call consists of.
+/// The parts of a call.
 pub(super) struct Parts {
     pub(super) operator: Arc<Operator>,
     /// A call ends no engine, and keeps none.
@@ -96,12 +96,12 @@ impl Invocation {
         self.parts.engine.core()
     }
 
-    /// What to read.
+    /// The inputs.
     pub fn inputs(&self) -> &[Tensor] {
         &self.parts.inputs
     }
 
-    /// What to write; empty when the call produces its results.
+    /// The outputs; empty when the call produces its results.
     pub fn outputs(&self) -> &[Tensor] {
         &self.parts.outputs
     }

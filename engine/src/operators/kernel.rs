@@ -15,7 +15,7 @@ use super::operator::{Implementation, OperatorKind};
 
 /// A function of one of the three kinds. Its methods are called as its kind demands; the others are not.
 pub(super) trait Kernel: Send + Sync + 'static {
-    /// What the results will look like: row-major, and on the device of the first input. For [`OperatorKind::Inferred`].
+    /// The layouts of the results: row-major, and on the device of the first input. For [`OperatorKind::Inferred`].
     fn infer(&self, call: &Invocation, inputs: &[&Definition]) -> BodyResult<Vec<Layout>>;
 
     /// Writes the results. For [`OperatorKind::Destination`] and [`OperatorKind::Inferred`].

@@ -18,14 +18,14 @@ use super::abi::{OperatorDrop, OperatorFunction, OperatorOptions, foreign};
 use super::operator::Operator;
 use super::registry::Operators;
 
-/// What the entry point of a library is called.
+/// The name of a library's entry point.
 pub const ENTRY: &CStr = c"estafette_operators";
 
 /// The entry point: registers the library's operators. The result is NULL, or why it has failed, as a text that stays valid until
 /// the library is unloaded or called again.
 pub type OperatorEntry = Option<unsafe extern "C" fn(registrar: *mut OperatorRegistrar) -> *const c_char>;
 
-/// What an entry point registers operators with. It is the library's until the entry point returns.
+/// The registrar that an entry point registers operators with. It is the library's until the entry point returns.
 #[repr(C)]
 #[derive(Debug)]
 pub struct OperatorRegistrar {
@@ -52,7 +52,7 @@ pub struct OperatorRegistrar {
 /// A library that is loaded as long as a reference exists.
 pub(super) type Library = Arc<libloading::Library>;
 
-/// What a library has added so far.
+/// The operators that a library has added so far.
 struct Collected {
     library: Library,
     origin: String,
@@ -129,7 +129,7 @@ impl Operators {
     }
 }
 
-/// What the loader had to say, which is the source of an error of `libloading`.
+/// The loader's reason, which is the source of an error of `libloading`.
 fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -169,7 +169,7 @@ unsafe extern "C" fn add(
     }
 }
 
-/// What a registration passes, checked for NULL.
+/// The struct that a registration passes, checked for NULL.
 ///
 /// # Errors
 /// [`Error::Invalid`] names the argument.
@@ -203,7 +203,7 @@ pub const OPTIONS_SIZE_MAX: usize = 4096;
 /// Checks what `size` bytes of options have behind those of an `O`: newer fields must be zero.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The mistake in them.
 ///
 /// # Safety
 /// `options` is valid for `size` bytes.

@@ -24,7 +24,7 @@
 //! ```
 //!
 //! # The three kinds
-//! Who decides where results go differs among libraries, and one interface has all three kinds (they are those of
+//! The side that decides where results go differs among libraries, and one interface has all three kinds (they are those of
 //! apache/mxnet#4735): see [`OperatorKind`].
 //!
 //! # One registry per process

@@ -1,4 +1,4 @@
-//! What is known of an operator.
+//! Facts about an operator.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::invocation::Invocation;
 /// how many dimensions they have.
 pub const OUTPUTS_MAX: usize = 1 << 16;
 
-/// Who decides where the results of an operator go.
+/// The side that decides where the results of an operator go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OperatorKind {
     /// The caller: it passes tensors for the operator to write.
@@ -41,16 +41,16 @@ impl fmt::Display for OperatorKind {
     }
 }
 
-/// How an operator is called.
+/// The signature of an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signature {
-    /// Who decides where the results go.
+    /// The side that decides where the results go.
     pub kind: OperatorKind,
-    /// How many inputs it takes; `None` for any number.
+    /// The number of inputs; `None` for any number.
     pub inputs: Option<usize>,
-    /// How many outputs it has; from 1 to [`OUTPUTS_MAX`].
+    /// The number of outputs, from 1 to [`OUTPUTS_MAX`].
     pub outputs: usize,
-    /// Whether outputs may be inputs as well, or overlap them.
+    /// True if outputs may be inputs as well, or overlap them.
     pub in_place: bool,
 }
 
@@ -79,13 +79,13 @@ pub trait Implementation: Send + Sync + 'static {
     /// Called on a worker once the inputs are there; a panic fails the call.
     fn start(&self, invocation: Invocation);
 
-    /// Whether it needs a lock of its own world, such as the Python lock: then a thread that waits does not run it.
+    /// True if it needs a lock of its own world, such as the Python lock: then a thread that waits does not run it.
     #[doc(hidden)]
     fn takes_a_lock(&self) -> bool {
         false
     }
 
-    /// Whether the function can enqueue on `queue`, instead of working on the host.
+    /// True if the function can enqueue on `queue`, instead of working on the host.
     #[doc(hidden)]
     fn can_enqueue_on(&self, queue: &dyn Queue) -> bool {
         let _ = queue;
@@ -101,7 +101,7 @@ pub trait Implementation: Send + Sync + 'static {
 pub struct Operator {
     /// Its name.
     pub name: Arc<str>,
-    /// How it is called.
+    /// Its signature.
     pub signature: Signature,
     /// Where it comes from, in words: a language, the path of a library, the full name of a function.
     pub origin: String,
@@ -213,7 +213,7 @@ impl Operator {
         }
     }
 
-    /// Whether a call with so many inputs is in order, and with so many outputs, if it passes any.
+    /// Checks the number of inputs of a call, and of outputs if the call passes any.
     pub(super) fn check_arity(&self, inputs: usize, outputs: Option<usize>) -> Result<(), Error> {
         let (name, signature) = (&self.name, &self.signature);
         if let Some(takes) = signature.inputs

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
@@ -27,12 +27,12 @@ pub(super) struct Uses {
 
 impl Uses {
     /// Adds the use of `tensor` by the next node.
-    pub(super) fn tensor(&mut self, tensor: &Tensor, mode: Mode) {
+    pub(super) fn tensor(&mut self, tensor: &Tensor, mode: AccessMode) {
         self.tensors.note(Arc::as_ptr(&tensor.inner).addr(), tensor, mode);
     }
 
     /// Adds the use of `variable` by the next node, with one mode for all its uses there.
-    pub(super) fn variable(&mut self, variable: &Variable, mode: Mode) {
+    pub(super) fn variable(&mut self, variable: &Variable, mode: AccessMode) {
         self.vars.note(variable.id(), variable, mode);
     }
 
@@ -47,7 +47,7 @@ impl Uses {
 #[derive(Debug)]
 struct Modes<K, V> {
     places: HashMap<K, usize>,
-    used: Vec<(V, Mode)>,
+    used: Vec<(V, AccessMode)>,
 }
 
 impl<K, V> Default for Modes<K, V> {
@@ -57,7 +57,7 @@ impl<K, V> Default for Modes<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> Modes<K, V> {
-    fn note(&mut self, key: K, value: &V, mode: Mode) {
+    fn note(&mut self, key: K, value: &V, mode: AccessMode) {
         let place = *self.places.entry(key).or_insert_with(|| {
             self.used.push((value.clone(), mode));
             self.used.len() - 1
@@ -76,11 +76,11 @@ impl<K: Eq + Hash, V: Clone> Modes<K, V> {
 }
 
 /// The mode of a use and a later use together. A value that is overwritten first is not read.
-fn then(first: Mode, later: Mode) -> Mode {
+fn then(first: AccessMode, later: AccessMode) -> AccessMode {
     match (first, later) {
-        (Mode::Read, Mode::Read) => Mode::Read,
-        (Mode::Read | Mode::Update, _) => Mode::Update,
-        (Mode::Write, _) => Mode::Write,
+        (AccessMode::Read, AccessMode::Read) => AccessMode::Read,
+        (AccessMode::Read | AccessMode::Update, _) => AccessMode::Update,
+        (AccessMode::Write, _) => AccessMode::Write,
     }
 }
 
@@ -90,10 +90,10 @@ mod tests {
 
     #[test]
     fn what_a_program_overwrites_first_it_does_not_read() {
-        assert_eq!(then(Mode::Read, Mode::Read), Mode::Read);
-        assert_eq!(then(Mode::Read, Mode::Write), Mode::Update);
-        assert_eq!(then(Mode::Update, Mode::Read), Mode::Update);
-        assert_eq!(then(Mode::Write, Mode::Update), Mode::Write);
-        assert_eq!(then(Mode::Write, Mode::Read), Mode::Write);
+        assert_eq!(then(AccessMode::Read, AccessMode::Read), AccessMode::Read);
+        assert_eq!(then(AccessMode::Read, AccessMode::Write), AccessMode::Update);
+        assert_eq!(then(AccessMode::Update, AccessMode::Read), AccessMode::Update);
+        assert_eq!(then(AccessMode::Write, AccessMode::Update), AccessMode::Write);
+        assert_eq!(then(AccessMode::Write, AccessMode::Read), AccessMode::Write);
     }
 }

@@ -22,7 +22,7 @@ use crate::operation::completion::{Completion, Ended, Prepared, Promised, Scope}
 use crate::tensor::handle::TensorInner;
 use crate::tensor::variable::Variable;
 
-/// How a program becomes a graph.
+/// The plan by which a program becomes a graph.
 pub(super) struct GraphPlan {
     /// The queue of the launches.
     pub(super) queue: Arc<dyn Queue>,

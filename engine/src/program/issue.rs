@@ -37,7 +37,7 @@ pub(super) struct NodeFences {
     left: Box<[OnceLock<Left>]>,
 }
 
-/// What a node leaves to its successors.
+/// Fences and failures that a node leaves to its successors.
 struct Left {
     /// The fences that were not known to be done.
     fences: FenceSet,
@@ -88,7 +88,7 @@ impl NodeFences {
     }
 }
 
-/// How a node is ordered after a fence.
+/// The order of a node after a fence.
 enum FenceOrder {
     /// The fence is done, or the node's queue is ordered after it.
     Ordered,

@@ -1,7 +1,7 @@
 //! Descriptions of nodes: the methods that take the body and record the node.
 
 use estafette_devices::Queue;
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
 use super::node::{External, NodeBody};
@@ -25,16 +25,16 @@ pub type NodeBuilder<'r, R = Nothing, W = Nothing, U = ()> = Description<Pending
 pub struct PendingNode<'r> {
     program: &'r mut ProgramBuilder,
     name: Name,
-    vars: SmallVec<[(Variable, Mode); 4]>,
+    vars: SmallVec<[(Variable, AccessMode); 4]>,
     worker_only: bool,
     is_forked: bool,
 }
 
 impl<'v> Target<'v> for PendingNode<'_> {
-    fn access(&mut self, variable: &'v Variable, mode: Mode) {
+    fn access(&mut self, variable: &'v Variable, mode: AccessMode) {
         self.is_forked |= variable.var.is_inherited();
         match self.vars.iter_mut().find(|(known, _)| known.id() == variable.id()) {
-            Some((_, known)) if *known != mode => *known = Mode::Update,
+            Some((_, known)) if *known != mode => *known = AccessMode::Update,
             Some(_) => {}
             None => self.vars.push((variable.clone(), mode)),
         }
@@ -70,9 +70,9 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
             updates,
             options,
         } = self;
-        program.note_accesses(reads.tensors(), Mode::Read);
-        program.note_accesses(writes.tensors(), Mode::Write);
-        program.note_accesses(updates.tensors(), Mode::Update);
+        program.note_accesses(reads.tensors(), AccessMode::Read);
+        program.note_accesses(writes.tensors(), AccessMode::Write);
+        program.note_accesses(updates.tensors(), AccessMode::Update);
         let (body, queue) = (body(reads, writes, updates), options.and_then(|options| options.queue));
         program.record(&vars, Node { name, body, queue }, worker_only);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use estafette_devices::Queue;
 use estafette_graph::program::{Countdown, ProgramOrder};
-use estafette_graph::{Mode, VarId};
+use estafette_graph::{AccessMode, VarId};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
@@ -69,12 +69,12 @@ impl IssuePlan {
 pub(super) struct VarUses {
     /// Where in `nodes` a variable has its uses; variables that were one when the program was finished share them.
     places: HashMap<VarId, usize>,
-    nodes: Vec<Vec<(u32, Mode)>>,
+    nodes: Vec<Vec<(u32, AccessMode)>>,
 }
 
 impl VarUses {
     /// `accesses` are those of all nodes, each with its node and the variable that orders it.
-    pub(super) fn of<'a>(accesses: impl Iterator<Item = (u32, &'a OpVar, VarId, Mode)>) -> Self {
+    pub(super) fn of<'a>(accesses: impl Iterator<Item = (u32, &'a OpVar, VarId, AccessMode)>) -> Self {
         let mut uses = Self::default();
         let mut orders = HashMap::new();
         for (node, var, order, mode) in accesses {

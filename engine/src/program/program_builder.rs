@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use estafette_graph::program::ProgramLog;
 use estafette_graph::program::ProgramOrder;
-use estafette_graph::{Mode, VarId};
+use estafette_graph::{AccessMode, VarId};
 
 use super::footprint::Uses;
 use super::graph::GraphPlan;
@@ -35,7 +35,7 @@ pub struct ProgramBuilder {
     uses: Uses,
     /// The variables of all nodes, one after the other. Dependences are computed at the end, since memory
     /// imported until then may merge several variables into one.
-    accesses: Vec<(OpVar, Mode)>,
+    accesses: Vec<(OpVar, AccessMode)>,
     /// For each node, the end of its variables in `accesses`.
     ends: Vec<usize>,
     /// True if waiting threads must not run the bodies.
@@ -139,7 +139,7 @@ impl ProgramBuilder {
     }
 
     /// Notes the accesses of the next node to `tensors`.
-    pub(super) fn note_accesses(&mut self, tensors: &[Tensor], mode: Mode) {
+    pub(super) fn note_accesses(&mut self, tensors: &[Tensor], mode: AccessMode) {
         for tensor in tensors {
             self.uses.tensor(tensor, mode);
             self.accesses.extend(tensor.inner.vars.iter().map(|var| (var.clone(), mode)));
@@ -147,7 +147,7 @@ impl ProgramBuilder {
     }
 
     /// Records the next node, whose accesses to tensors were noted.
-    pub(super) fn record(&mut self, vars: &[(Variable, Mode)], node: Node, worker_only: bool) {
+    pub(super) fn record(&mut self, vars: &[(Variable, AccessMode)], node: Node, worker_only: bool) {
         for (variable, mode) in vars {
             self.uses.variable(variable, *mode);
             self.accesses.push((variable.var.clone(), *mode));

@@ -20,7 +20,7 @@ use crate::operation::completion::Scope;
 use crate::operation::run;
 use crate::trace::hooks;
 
-/// How often a thread without a node polls before it leaves. These polls take about as long as the wake-up of
+/// The number of polls of a thread without a node before it leaves. These polls take about as long as the wake-up of
 /// a helper, so leaving too early and staying too long cost the same.
 const POLLS: usize = 256;
 
@@ -51,7 +51,7 @@ pub(super) enum StartWith {
     Ended(u32),
 }
 
-/// How many helpers may join a run that the calling thread owns. If the owner is a worker, these are the
+/// The number of helpers that may join a run that the calling thread owns. If the owner is a worker, these are the
 /// other workers and one thread that waits for the replay. A waiting thread cannot help if bodies need a
 /// global lock.
 pub(super) fn helpers_max(core: &CoreRef, plan: &Plan) -> usize {

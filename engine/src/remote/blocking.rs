@@ -17,9 +17,9 @@ use crate::exchange::callback;
 use crate::trace::hooks::WaitNoted;
 use crate::wait::stand_in::StandInSet;
 
-/// Time between two looks for what only the waiting thread sees to: signal handlers of the language, and in a body that an engine whose
+/// Time between two polls for what only the waiting thread sees to: signal handlers of the language, and in a body that an engine whose
 /// threads are all blocked goes on.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 thread_local! {
     /// True while the thread polls a future that it blocks for.
@@ -81,8 +81,8 @@ impl Engine {
         }
         let is_inside = context::current().is_some();
         loop {
-            let looks = is_inside || core.may_be_interrupted();
-            let wake = looks.then(|| Instant::now() + LOOK).into_iter().chain(deadline).min();
+            let polls = is_inside || core.may_be_interrupted();
+            let wake = polls.then(|| Instant::now() + POLL_INTERVAL).into_iter().chain(deadline).min();
             context::blocking(|| sleeper.sleep(wake));
             if let Poll::Ready(result) = poll() {
                 return result;

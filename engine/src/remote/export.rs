@@ -1,4 +1,4 @@
-//! What this process shows of a tensor, and the copies that it makes for that.
+//! The memory that this process shows of a tensor, and the copies that it makes for that.
 //!
 //! | the memory of the tensor | what is shown |
 //! |---|---|
@@ -39,9 +39,9 @@ pub(super) struct Export {
     pub(super) shown: OnceLock<Shown>,
     /// Done when other processes may read.
     pub(super) ready: Fence,
-    /// What traces of other processes call the lease.
+    /// The number of the lease in traces of other processes.
     pub(super) key: u64,
-    /// Who the lease is said to be of.
+    /// The owner of the lease.
     pub(super) owner: LeaseOwner,
     /// Once it is granted, and not where a copy is shown.
     lease: Mutex<Option<Lease>>,
@@ -50,7 +50,7 @@ pub(super) struct Export {
 pub(super) enum Shown {
     Here(Place),
     /// The handle keeps the use by this process.
-    Elsewhere(RemoteOrigin, Tensor),
+    RemoteMemory(RemoteOrigin, Tensor),
 }
 
 /// A segment of this process.
@@ -90,7 +90,7 @@ impl Export {
         let (shown, target) = now.transpose()?.unzip();
         let target = target.flatten();
         let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
-        if matches!(shown.get(), Some(Shown::Elsewhere(..))) {
+        if matches!(shown.get(), Some(Shown::RemoteMemory(..))) {
             return Ok(Arc::new(Self { shown, ready: done(), key: 0, owner, lease: Mutex::default() }));
         }
         Self::requested(tensor, Access::Read, owner, shown, target, copy)
@@ -112,7 +112,7 @@ impl Export {
         }
     }
 
-    /// What is shown, as a tensor of this process: the leased one, or its copy. `None` before it is ready.
+    /// The shown memory, as a tensor of this process: the leased one, or its copy. `None` before it is ready.
     #[cfg(feature = "nixl")]
     pub(super) fn tensor(&self, place: &Place) -> Option<Tensor> {
         match &place.copied {
@@ -159,7 +159,7 @@ impl Export {
     ) -> Result<(), Error> {
         if self.shown.get().is_none() {
             let (shown, to) = show(lease.tensor(), lease.tensor().inner.definition()?, copy)?;
-            let is_elsewhere = matches!(shown, Shown::Elsewhere(..));
+            let is_elsewhere = matches!(shown, Shown::RemoteMemory(..));
             self.shown.get_or_init(|| shown);
             if is_elsewhere {
                 return Ok(());
@@ -177,7 +177,7 @@ impl Export {
     }
 }
 
-/// Whether the tensor is known to be in memory of another process or a device.
+/// True if the tensor is known to be in memory of another process or a device.
 pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
     tensor.inner.definition().is_ok_and(|definition| {
         let is_on_device = definition.layout.device() != DLDevice::CPU;
@@ -188,7 +188,7 @@ pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
 /// DLPack's code of the type. Bindings define a promise by such elements whose function has returned no single array.
 const OPAQUE_HANDLE: u8 = 3;
 
-/// How a tensor is shown, and where it is to be copied to before.
+/// The form in which a tensor is shown, and the memory that it is to be copied to before.
 fn show(
     tensor: &Tensor,
     definition: &Definition,
@@ -212,7 +212,7 @@ fn show(
         if let Some(Loan::ForReading(origin)) = definition.storage.loan()
             && !origin.peer.has_ended()
         {
-            return Ok((Shown::Elsewhere(origin.clone(), tensor.clone()), None));
+            return Ok((Shown::RemoteMemory(origin.clone(), tensor.clone()), None));
         }
         let shared = || match layout.device() {
             DLDevice::CPU => find(layout, *data, None),

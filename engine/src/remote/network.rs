@@ -75,7 +75,7 @@ fn offer(export: Arc<Export>) -> Result<Offer, Tensor> {
     let (segment, place) = match export.shown.get().expect("known when it is ready") {
         Shown::Here(place @ Place { segment: Memory::Host(segment), .. }) => (Arc::clone(segment), place),
         Shown::Here(place) => return Err(export.tensor(place).expect("granted before it is ready")),
-        Shown::Elsewhere(_, tensor) => return Err(tensor.clone()),
+        Shown::RemoteMemory(_, tensor) => return Err(tensor.clone()),
     };
     let (first, layout) = (place.first, place.layout.clone());
     let owner = export.owner.clone();

@@ -1,4 +1,4 @@
-//! What engines write beside a promise.
+//! Notes that engines write beside a promise.
 
 use estafette_devices::DLDevice;
 use estafette_links::Address;
@@ -47,7 +47,7 @@ impl Note {
     }
 }
 
-/// What the other process learns of a tensor.
+/// The description of a tensor for the other process.
 #[derive(Debug, PartialEq)]
 pub(super) struct Description {
     /// Of the segment.
@@ -55,15 +55,15 @@ pub(super) struct Description {
     /// Where the first element is in it.
     pub(super) first: u64,
     pub(super) layout: Layout,
-    /// What traces call the lease.
+    /// The number of the lease in traces.
     pub(super) key: u64,
-    /// What the owner calls the use by the receiver.
+    /// The owner's number of the use by the receiver.
     pub(super) share: u64,
     /// It is lent for writing.
     pub(super) is_writable: bool,
 }
 
-/// What the layout does not say, as bits.
+/// Flags that the layout does not have, as bits.
 const PADDED: u8 = 1;
 const WRITABLE: u8 = 2;
 

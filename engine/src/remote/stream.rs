@@ -1,4 +1,4 @@
-//! What comes over a link, as a stream of `futures`.
+//! Tensors that come over a link, as a stream of `futures`.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -21,14 +21,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, Reactor, host};
-use estafette_links::{Address, Door, Link as RawLink, LinkError, Received, Seen, secret};
+use estafette_links::{Address, Door, Link as RawLink, LinkError, PeerMemory, Received, secret};
 use estafette_report::model;
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    DEADLINE, Description, Elsewhere, Export, Note, Share, ShareOptions, Shown, adopt, done, export,
+    DEADLINE, Description, Export, Note, RemoteMemory, Share, ShareOptions, Shown, adopt, done, export,
     hand_over, network, this_line,
 };
 use crate::core::error::Error;
@@ -62,10 +62,10 @@ per_process! {
     static OWNERS: Mutex<BTreeMap<Vec<u8>, Arc<Owner>>> = Mutex::new(BTreeMap::new());
 }
 
-/// What a ticket names.
+/// The export that a ticket names.
 struct Ticketed {
     export: Arc<Export>,
-    /// Whether the first use is the last one.
+    /// True if the first use is the last one.
     is_for_one: bool,
 }
 
@@ -78,7 +78,7 @@ pub struct Ticket {
     address: Address,
     process: u32,
     secret: Secret,
-    /// How other machines reach the process; no bytes if they do not.
+    /// The address for other machines; no bytes if they do not reach the process.
     reach: Vec<u8>,
     is_owner: bool,
 }
@@ -156,7 +156,7 @@ impl Ticket {
         Ok(ticket)
     }
 
-    /// What the operation is called that waits for the tensor.
+    /// The name of the operation that waits for the tensor.
     pub(super) fn title(&self) -> String {
         format!("tensor of process {}", self.process)
     }
@@ -187,7 +187,7 @@ impl Ticket {
         })
     }
 
-    /// Whether other machines reach the process.
+    /// True if other machines reach the process.
     #[doc(hidden)]
     pub fn is_for_machines(&self) -> bool {
         !self.reach.is_empty()
@@ -276,7 +276,7 @@ pub(super) fn redeem(
     })
 }
 
-/// What a ticket names, as it came over the link to its owner.
+/// The named version, as it came over the link to its owner.
 struct Given {
     link: Arc<RawLink>,
     received: Received,
@@ -290,8 +290,8 @@ impl Given {
     /// calling one, would see to no other link: a worker does that.
     fn produce(self, completion: Completion, site: Option<CallSite>) {
         let must_open = match self.link.segment(self.description.number) {
-            Ok(Seen::Device(segment)) => !segment.is_opened(),
-            Ok(Seen::Host(_)) | Err(_) => false,
+            Ok(PeerMemory::Device(segment)) => !segment.is_opened(),
+            Ok(PeerMemory::Host(_)) | Err(_) => false,
         };
         let core = completion.scope().core().filter(|_| must_open);
         let name = || Name::Shared(Arc::new(format!("open memory of process {}", self.link.process())));
@@ -313,7 +313,7 @@ impl Given {
 
     fn produce_here(self, completion: Completion, site: Option<CallSite>) {
         match adopt(&self.link, self.received, self.description, Some(&self.address)) {
-            Ok(Elsewhere { managed, loan, ready, key, process }) => {
+            Ok(RemoteMemory { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
                     let elsewhere = model::Elsewhere { process, key, clock: None };
                     hooks::is_elsewhere(completion.scope().id(), &elsewhere, site.as_ref());
@@ -385,7 +385,7 @@ async fn serve(door: Door) {
     }
 }
 
-/// What a ticket names, if it may still be used.
+/// The export that a ticket names, if the ticket may still be used.
 pub(super) fn named(secret: &Secret) -> Option<Arc<Export>> {
     let mut exports = EXPORTS.lock();
     let ticketed = exports.get(secret)?;
@@ -464,7 +464,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
     let connected = || link.upgrade().ok_or_else(|| Error::invalid("the other process has left"));
     match export.shown.get().expect("known when it is ready") {
         Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place, KEPT).await,
-        Shown::Elsewhere(RemoteOrigin { address, process, share, peer }, tensor) => {
+        Shown::RemoteMemory(RemoteOrigin { address, process, share, peer }, tensor) => {
             let answer = match Owner::ask(address, *process, Request::PassOn(*share), None).await.0 {
                 // That process has ended. What was ready is passed on as a copy: on the host, where its end is known by this answer alone.
                 Err(Error::Device(error))
@@ -489,7 +489,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
 
 // Who has a ticket.
 
-/// What is asked of a process.
+/// A request to a process.
 enum Request {
     /// For what a ticket names.
     Redeem(Secret),
@@ -518,7 +518,7 @@ impl Request {
     }
 }
 
-/// What comes back.
+/// The answer.
 enum Answer {
     Tensor(Given),
     /// A ticket of the owner of the memory, which is valid until what was received is dropped.
@@ -545,7 +545,7 @@ struct OwnerState {
     link: Option<Arc<RawLink>>,
     /// The last request.
     number: u64,
-    asked: BTreeMap<u64, PendingRequest>,
+    requests: BTreeMap<u64, PendingRequest>,
 }
 
 impl Owner {
@@ -560,7 +560,7 @@ impl Owner {
         answer.await.unwrap_or_else(|_| (Err(LinkError::Closed { process }.into()), None))
     }
 
-    fn begin(address: &Address, process: u32, asked: impl FnOnce(u64) -> PendingRequest) {
+    fn begin(address: &Address, process: u32, new: impl FnOnce(u64) -> PendingRequest) {
         let mut owners = OWNERS.lock();
         let known = owners.get(address.as_bytes()).cloned();
         let owner = known.clone().unwrap_or_else(|| {
@@ -572,9 +572,9 @@ impl Owner {
         let mut state = owner.state.lock();
         state.number += 1;
         let number = state.number;
-        let asked = asked(number);
-        let request = asked.request.clone();
-        state.asked.insert(number, asked);
+        let pending = new(number);
+        let request = pending.request.clone();
+        state.requests.insert(number, pending);
         let link = state.link.clone();
         drop(state);
         drop(owners);
@@ -598,8 +598,8 @@ impl Owner {
     }
 
     fn deliver(&self, number: u64, answer: Result<Answer, Error>) {
-        let asked = self.state.lock().asked.remove(&number);
-        if let Some(PendingRequest { deliver, until_held, .. }) = asked {
+        let pending = self.state.lock().requests.remove(&number);
+        if let Some(PendingRequest { deliver, until_held, .. }) = pending {
             // Dropped where it is not wanted any more.
             let _ = deliver.send((answer, until_held));
         }
@@ -608,7 +608,7 @@ impl Owner {
     /// The other process keeps the version, and the answer comes when `known` is done.
     fn is_held(self: &Arc<Self>, number: u64, known: &Fence) {
         let mut state = self.state.lock();
-        let until_held = state.asked.get_mut(&number).and_then(|asked| asked.until_held.take());
+        let until_held = state.requests.get_mut(&number).and_then(|request| request.until_held.take());
         drop(state);
         drop(until_held);
         let owner = Arc::clone(self);
@@ -640,11 +640,11 @@ impl Owner {
         let mut owners = OWNERS.lock();
         owners.remove(address.as_bytes());
         let mut state = self.state.lock();
-        let (link, asked) = (state.link.take(), std::mem::take(&mut state.asked));
+        let (link, requests) = (state.link.take(), std::mem::take(&mut state.requests));
         drop(state);
         drop(owners);
         drop(link);
-        for PendingRequest { deliver, until_held, .. } in asked.into_values() {
+        for PendingRequest { deliver, until_held, .. } in requests.into_values() {
             let _ = deliver.send((Err(error.clone()), until_held));
         }
     }
@@ -653,7 +653,7 @@ impl Owner {
     fn connected(&self, link: &Arc<RawLink>) -> Vec<(u64, Vec<u8>)> {
         let mut state = self.state.lock();
         state.link = Some(Arc::clone(link));
-        state.asked.iter().map(|(number, asked)| (*number, asked.request.clone())).collect()
+        state.requests.iter().map(|(number, pending)| (*number, pending.request.clone())).collect()
     }
 
     async fn take_answers(self: &Arc<Self>, link: Arc<RawLink>, address: &Address) -> LinkError {

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use estafette_devices::FenceSet;
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
@@ -426,7 +426,7 @@ fn collapse(core: &CoreRef, group: &OpVar, members: &[OpVar]) -> Option<OpGrante
 pub(crate) fn merge_granted(granted: OpGranted, ready: &mut ReadyList) {
     let mut sum = VarState::default();
     for access in granted.accesses() {
-        debug_assert!(access.mode() != Mode::Read, "a collapse writes all its variables");
+        debug_assert!(access.mode() != AccessMode::Read, "a collapse writes all its variables");
         sum.add(&access.with_state(|state, _| state.copy()));
     }
     // Every variable of the collapse gets the sum: the group for later uses, the members for queries.

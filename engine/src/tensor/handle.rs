@@ -147,7 +147,7 @@ impl Tensor {
         }
     }
 
-    /// Whether two handles are of the same tensor.
+    /// True if two handles are of the same tensor.
     #[doc(hidden)]
     pub fn same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
@@ -215,7 +215,7 @@ impl Tensor {
         })
     }
 
-    /// Whether the tensor has its memory and shape.
+    /// True if the tensor has its memory and shape.
     #[doc(hidden)]
     pub fn is_defined(&self) -> bool {
         self.inner.definition.get().is_some()
@@ -227,7 +227,7 @@ impl Tensor {
         self.inner.vars.iter().map(version_of).sum()
     }
 
-    /// Whether the current version is finished, well or not. The cost is one load per variable if no use is
+    /// True if the current version is finished, well or not. The cost is one load per variable if no use is
     /// unfinished.
     ///
     /// "Current" means the version at the call: the newest write submitted so far counts.
@@ -350,7 +350,7 @@ impl TensorInner {
         self.definition.get().ok_or_else(|| self.not_defined())
     }
 
-    /// Whether the memory is another device's than `user`, of the same kind.
+    /// True if the memory is another device's than `user`, of the same kind.
     pub(crate) fn is_of_peer(&self, user: DLDevice) -> bool {
         self.definition.get().is_some_and(|definition| {
             let place = definition.layout.device();
@@ -396,14 +396,14 @@ impl TensorInner {
         })
     }
 
-    /// Whether the current version is finished and well, and no fence has to be queried. The cost is one load
+    /// True if the current version is finished and well, and no fence has to be queried. The cost is one load
     /// per variable.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.vars.iter().all(OpVar::is_quiet)
     }
 
-    /// Whether the current version is finished, as far as loads can tell: `None` where only a driver could.
+    /// True if the current version is finished, as far as loads can tell: `None` where only a driver could.
     pub(crate) fn known_finished(&self) -> Option<bool> {
         let mut known = Some(true);
         for var in &self.vars {
@@ -476,7 +476,7 @@ impl TensorInner {
         self.fences(VarState::all_fences)
     }
 
-    /// Whether device work may be writing the memory, or with `reads` reading it. What has failed may have written anything.
+    /// True if device work may be writing the memory, or with `reads` reading it. What has failed may have written anything.
     pub(crate) fn has_device_work(&self, reads: bool) -> bool {
         self.writers().iter().any(|fence| !fence.is_done())
             || reads && self.fences(|state| [state.fences().1]).iter().any(|fence| fence.state().is_pending())

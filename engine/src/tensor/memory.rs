@@ -18,7 +18,7 @@ use crate::core::program_lock::without_program_lock;
 pub(crate) use crate::exchange::table::ALIGN;
 use crate::exchange::{Layout, Storage, reaper};
 
-/// Whether the host may load and store in memory of `device` at `data`.
+/// True if the host may load and store in memory of `device` at `data`.
 pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
     device.device_type.is_host_readable()
         || core.device(device).is_some_and(|device| device.host_accessible_at(data))
@@ -95,7 +95,7 @@ pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> 
     Ok(storage)
 }
 
-/// How long an allocation for which there is no room waits for memory that comes back.
+/// The time that an allocation for which there is no room waits for memory that comes back.
 const RETURNING: Duration = Duration::from_secs(5);
 
 /// The time between the first two tries. It doubles up to [`PAUSE_MAX`].

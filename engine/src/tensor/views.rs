@@ -1,4 +1,4 @@
-//! What the body of an operation sees of its operands: borrowed views, typed on use.
+//! Views of operands in the body of an operation: borrowed, typed on use.
 
 use std::marker::PhantomData;
 
@@ -43,7 +43,7 @@ pub(crate) struct OnQueue<'a> {
     pub(crate) earlier_nodes: Option<&'a EarlierNodes<'a>>,
 }
 
-/// Whether device work that earlier nodes have left may be pending and use a tensor: write it, or with `true` read it.
+/// True if device work that earlier nodes have left may be pending and use a tensor: write it, or with `true` read it.
 pub(crate) type EarlierNodes<'a> = dyn Fn(&TensorInner, bool) -> bool + Sync + 'a;
 
 impl OnQueue<'_> {

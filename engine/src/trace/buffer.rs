@@ -74,7 +74,7 @@ impl TraceBuffer {
         end
     }
 
-    /// How many words were published: whole events.
+    /// The number of published words: whole events.
     pub(super) fn published(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }

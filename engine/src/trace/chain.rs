@@ -53,7 +53,7 @@ impl<T> Chain<T> {
 }
 
 impl<T> ChainLink<T> {
-    /// What was appended after it.
+    /// The element after it.
     pub(super) fn next(&self) -> Option<Arc<Self>> {
         self.next.get().cloned()
     }

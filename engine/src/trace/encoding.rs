@@ -9,14 +9,14 @@
 //! Two frequent events have a narrow form: a submission with a few accesses, and a body that ran well. There
 //! the upper 24 bits of word 1 carry data as well. Numbers that are too large for it take the wide one.
 
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 
 use crate::exchange::DType;
 
 /// The most words of one event.
 pub(super) const WORDS_MAX: usize = 127;
 
-/// What an event notes.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum EventKind {
@@ -55,7 +55,7 @@ pub(super) enum EventKind {
     RanNarrow,
     /// A lease was asked for and had at once: its access, and the words of [`LeaseOwner`](Self::LeaseOwner).
     LeasePinned,
-    /// What an operation gives is another process's: that process's number, the line that took it, and its key. Of another machine: its
+    /// The result of an operation is another process's: that process's number, the line that took it, and its key. Of another machine: its
     /// clock, by how much that is ahead, and how exact that is.
     Elsewhere,
     /// The engine that this thread submits to and works for from here on; whether the thread is a worker of that engine; how many workers the
@@ -63,7 +63,7 @@ pub(super) enum EventKind {
     Engine,
     /// The waiter is a thread, which blocks from here on.
     Blocks,
-    /// What a wait was for, which it did not know when it began.
+    /// The target of a wait that did not know it when it began.
     WaitedFor,
 }
 
@@ -162,7 +162,7 @@ pub(super) fn narrow(id: u64, more: u64) -> Option<u64> {
     (id >> NARROW == 0 && more >> (64 - NARROW) == 0).then_some(id | more << NARROW)
 }
 
-/// What [`narrow`] has put into one word.
+/// The inverse of [`narrow`].
 pub(super) fn widened(word: u64) -> (u64, u64) {
     (word & ((1 << NARROW) - 1), word >> NARROW)
 }
@@ -173,7 +173,7 @@ pub(super) fn name_and_use(name: u32, what: UseKind) -> u64 {
     u64::from(name) << 2 | what as u64
 }
 
-/// What [`name_and_use`] has put together.
+/// The inverse of [`name_and_use`].
 pub(super) fn name_and_use_of(about: u64) -> (u32, UseKind) {
     ((about >> 2) as u32, UseKind::from_bits((about & 3) as u8))
 }
@@ -194,7 +194,7 @@ pub(super) fn engine(id: u64, is_worker: bool) -> u64 {
     id << 1 | u64::from(is_worker)
 }
 
-/// What [`engine`] has put together.
+/// The inverse of [`engine`].
 pub(super) fn engine_of(word: u64) -> (u64, bool) {
     (word >> 1, word & 1 != 0)
 }
@@ -210,12 +210,12 @@ pub(super) fn element_of(half: u32) -> DType {
     DType { code: half as u8, bits: (half >> 8) as u8, lanes: (half >> 16) as u16 }
 }
 
-/// How an operation ended, whether device work goes on, and why it failed, in one word.
+/// The outcome of an operation, a flag for device work that goes on, and the number of the reason of a failure, in one word.
 pub(super) fn ended(how: OutcomeCode, device_work: bool, why: u32) -> u64 {
     pair(u32::from(how as u8) | u32::from(device_work) << 8, why)
 }
 
-/// What [`ended`] has put together.
+/// The inverse of [`ended`].
 pub(super) fn ended_of(word: u64) -> (OutcomeCode, bool, u32) {
     let (about, why) = halves(word);
     (OutcomeCode::from_bits(about as u8), about & 1 << 8 != 0, why)
@@ -223,28 +223,28 @@ pub(super) fn ended_of(word: u64) -> (OutcomeCode, bool, u32) {
 
 /// An access in one word; never 0.
 #[inline(always)]
-pub(super) fn access(var: u64, mode: Mode) -> u64 {
+pub(super) fn access(var: u64, mode: AccessMode) -> u64 {
     let mode = match mode {
-        Mode::Read => 1,
-        Mode::Write => 2,
-        Mode::Update => 3,
+        AccessMode::Read => 1,
+        AccessMode::Write => 2,
+        AccessMode::Update => 3,
     };
     var << 2 | mode
 }
 
 /// Variable and mode of an access.
-pub(super) fn access_of(word: u64) -> Option<(u64, estafette_report::model::Mode)> {
-    use estafette_report::model::Mode;
+pub(super) fn access_of(word: u64) -> Option<(u64, estafette_report::model::AccessMode)> {
+    use estafette_report::model::AccessMode;
     let mode = match word & 3 {
-        1 => Mode::Read,
-        2 => Mode::Write,
-        3 => Mode::Update,
+        1 => AccessMode::Read,
+        2 => AccessMode::Write,
+        3 => AccessMode::Update,
         _ => return None,
     };
     Some((word >> 2, mode))
 }
 
-/// What kind of use was submitted.
+/// The kind of use that was submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum UseKind {
@@ -261,7 +261,7 @@ impl UseKind {
     }
 }
 
-/// How an operation or its device work ended.
+/// The outcome of an operation or of its device work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum OutcomeCode {

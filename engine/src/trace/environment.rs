@@ -91,7 +91,7 @@ extern "C" fn save() {
     }
 }
 
-/// Whether there is a trace, and of this process: a forked child's belongs to its parent.
+/// True if there is a trace, and of this process: a forked child's belongs to its parent.
 fn is_of_this_process() -> bool {
     OF.get().is_some_and(|of| of.is_current())
 }

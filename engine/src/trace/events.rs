@@ -1,4 +1,4 @@
-//! What the recorder notes, as events and spans of the crate `tracing` at the level *debug*.
+//! The recorder's notes as events and spans of the crate `tracing` at the level *debug*.
 //!
 //! Names of targets and fields are stable; `docs/report.md` lists them. They are emitted after
 //! [`emit_events`]`(true)`, which sets a bit of the recorder's switch: while both are off, an operation costs no more.
@@ -49,7 +49,7 @@ pub(crate) fn begin_from_environment() {
     });
 }
 
-/// Whether `RUST_LOG` names the target `estafette`, or a part of it, with the level *debug* or *trace*, or without a level. A level for all
+/// True if `RUST_LOG` names the target `estafette`, or a part of it, with the level *debug* or *trace*, or without a level. A level for all
 /// targets does not count, since events have a cost.
 pub fn events_asked_for() -> bool {
     std::env::var("RUST_LOG").is_ok_and(|directives| ask_for_events(&directives))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use estafette_devices::{Fence, Reactor, Timing};
-use estafette_graph::{Mode, OpId, VarId};
+use estafette_graph::{AccessMode, OpId, VarId};
 #[cfg(feature = "links")]
 use estafette_report::model::{ClockOffset, Elsewhere};
 use estafette_sync::sync::Mutex;
@@ -65,7 +65,12 @@ impl Writer {
     }
 
     #[inline]
-    fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
+    fn submitted(
+        &mut self,
+        id: u64,
+        state: &OpState,
+        accesses: impl ExactSizeIterator<Item = (u64, AccessMode)>,
+    ) {
         let now = self.now();
         self.is_of(&state.core);
         let (name, what) = (self.name(&state.name), use_of(state.kind));
@@ -127,7 +132,7 @@ pub(crate) fn split_off(granted: &OpGranted) {
     });
 }
 
-/// What the variables of these tensors are.
+/// Notes the variables of these tensors.
 #[cold]
 #[inline(never)]
 pub(crate) fn uses(tensors: &[Tensor]) {
@@ -179,7 +184,7 @@ impl Copying {
     pub fn made(mut self, tensor: &Tensor) {
         self.is_made = true;
         if let Some(var) = tensor.inner.vars.first() {
-            write(EventKind::Accesses, self.id, [access(var.id().get(), Mode::Write)]);
+            write(EventKind::Accesses, self.id, [access(var.id().get(), AccessMode::Write)]);
         }
     }
 }
@@ -282,7 +287,7 @@ fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
 }
 
 estafette_sync::per_process! {
-    /// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
+    /// The timings of device work of operations under way, from the beginning of their bodies to the end. Only operations on
     /// queues that measure time are in the map.
     static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
 }
@@ -413,7 +418,12 @@ pub(crate) fn pinned(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) 
     writer::with(|writer| {
         let now = writer.now();
         let [text, site] = writer.owner(owner);
-        writer.write(EventKind::LeasePinned, now, id.get(), [access(var.get(), Mode::Read), text, site]);
+        writer.write(
+            EventKind::LeasePinned,
+            now,
+            id.get(),
+            [access(var.get(), AccessMode::Read), text, site],
+        );
         describe(writer, &tensor.inner, None);
     });
 }
@@ -429,7 +439,7 @@ pub(crate) fn unpinned(id: OpId, left: &[Fence]) {
     }
 }
 
-/// What the operation `id` gives is a value of another process: that process's number, the key of its lease there, and the clock of its
+/// Notes that the operation `id` gives a value of another process: that process's number, the key of its lease there, and the clock of its
 /// machine if that is another one.
 #[cfg(feature = "links")]
 pub(crate) fn is_elsewhere(id: u64, elsewhere: &Elsewhere, site: Option<&CallSite>) {
@@ -459,7 +469,7 @@ pub(crate) fn received(
     let id = graph().next_id();
     writer::with(|writer| {
         let (now, name) = (writer.now(), writer.text(&format!("tensor of process {process}")));
-        let about = [pair(name, UseKind::Body as u32), access(var.id().get(), Mode::Write)];
+        let about = [pair(name, UseKind::Body as u32), access(var.id().get(), AccessMode::Write)];
         writer.write(EventKind::Submitted, now, id.get(), about);
         writer.write(EventKind::Began, now, id.get(), [0]);
         writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, true, NONE)]);
@@ -514,7 +524,7 @@ impl WaitNoted {
         super::is_open().then(|| Self::begin(what, ANY, NO_ENGINE, blocking))
     }
 
-    /// Whether a thread waits, and not a task.
+    /// Notes that a thread waits, or with false a task.
     #[cfg(feature = "links")]
     pub(crate) fn set_blocking(&mut self, blocking: bool) {
         self.blocking = blocking;

@@ -117,7 +117,7 @@ pub(crate) use self::process::process_key;
 /// Memory for a trace, unless an option says otherwise: some three million operations.
 const MEMORY_DEFAULT: usize = 256 << 20;
 
-/// What a buffer of events takes until it is saved: itself, and as much again for the index that saving makes of it.
+/// The memory of a buffer of events until it is saved: itself, and as much again for the index that saving makes of it.
 const MEMORY_PER_BUFFER: usize = 2 * buffer::BUFFER_BYTES;
 
 /// The number of the set of open recorders; 0 for the empty one. Each change gives another number, so a thread sees that its buffers
@@ -129,7 +129,7 @@ const EVENTS: u32 = 1 << 31;
 const RANGES: u32 = 1 << 30;
 
 estafette_sync::per_process! {
-    /// What writers need of the open recorders.
+    /// The open recorders, as far as writers need them.
     static SESSIONS: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
 }
 
@@ -167,7 +167,7 @@ impl Opened {
     }
 }
 
-/// Whether events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges. One relaxed load.
+/// True if events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges. One relaxed load.
 #[doc(hidden)]
 #[inline(always)]
 pub fn is_open() -> bool {
@@ -180,7 +180,7 @@ pub(crate) fn forget() {
     writer::forget();
 }
 
-/// Whether a recorder is open.
+/// True if a recorder is open.
 fn is_kept() -> bool {
     session_set() != 0
 }
@@ -264,7 +264,7 @@ pub struct Recorder {
 pub struct Unsaved {
     /// Where it should have been.
     pub path: PathBuf,
-    /// What went wrong.
+    /// The error.
     pub error: io::Error,
     /// The unfinished file, which [`read`] takes: what was recorded, as far as it could be written. `None` if there is none.
     pub kept: Option<PathBuf>,
@@ -384,7 +384,7 @@ impl Recorder {
         Ok(self)
     }
 
-    /// Whether no other process records to the file. Looked at behind the lock of the recorder's own file: of two processes that begin
+    /// True if no other process records to the file. Looked at behind the lock of the recorder's own file: of two processes that begin
     /// at once, one at least sees the other.
     #[cfg(feature = "report")]
     fn is_alone(&self) -> bool {

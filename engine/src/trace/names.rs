@@ -19,7 +19,7 @@ estafette_sync::per_process! {
 }
 
 thread_local! {
-    /// What this thread is called by those who started it, where that was not Rust.
+    /// The name that this thread has from those who started it, where that was not Rust.
     static THREAD: RefCell<Option<Box<str>>> = const { RefCell::new(None) };
 }
 

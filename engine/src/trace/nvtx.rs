@@ -159,7 +159,7 @@ fn load(path: &OsStr) -> Result<Domain, String> {
     }
 }
 
-/// What the loader had to say.
+/// The loader's reason.
 fn reason(error: libloading::Error) -> String {
     std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
 }

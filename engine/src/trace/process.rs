@@ -1,4 +1,4 @@
-//! What traces say of this process, so that those of several can be put on one time axis.
+//! Facts about this process in traces, so that those of several can be put on one time axis.
 
 use std::hash::{BuildHasher, RandomState};
 // Outside of every protocol, as the name of the program.

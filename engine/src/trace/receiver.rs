@@ -9,7 +9,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Takes the events of this copy of the library, and no spans. Each type is installed at most once per process.
 pub trait EventReceiver: Send + Sync + 'static {
-    /// Whether texts among the fields stand in quotes.
+    /// True if texts among the fields stand in quotes.
     const QUOTES: bool;
 
     /// The events that are wanted now. After a change, `tracing`'s cache of interests has to be rebuilt.

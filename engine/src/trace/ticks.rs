@@ -75,7 +75,7 @@ impl Ticks {
         at_ns.saturating_sub(if matches!(self.source, Source::Given(_)) { self.first } else { self.began_ns })
     }
 
-    /// What the ticks mean, seen from now on.
+    /// The scale of the ticks, seen from now on.
     pub(super) fn scale(&self) -> Scale {
         let per_tick = match self.source {
             Source::Counter => {
@@ -93,8 +93,8 @@ impl Ticks {
     }
 }
 
-/// What `read` reads of several clocks. It says how long that took: a thread that loses the processor in between reads them at different
-/// moments, so the quickest of some readings counts.
+/// The closest reading of several clocks by `read`, which returns its own duration as well: a thread that loses the processor in between
+/// reads them at different moments, so the quickest of some readings counts.
 fn closest<T>(mut read: impl FnMut() -> (Duration, T)) -> T {
     const ENOUGH: Duration = Duration::from_micros(2);
     let mut best = read();
@@ -119,7 +119,7 @@ impl std::fmt::Debug for Ticks {
 /// Turns ticks into nanoseconds.
 pub(super) struct Scale {
     per_tick: f64,
-    /// What comes before is left out.
+    /// The first tick that is not left out.
     first: u64,
     last: u64,
 }
@@ -130,7 +130,7 @@ impl Scale {
         Self { per_tick, first: 0, last }
     }
 
-    /// What [`of`](Self::of) makes it of.
+    /// The parts that [`of`](Self::of) makes it of.
     pub(super) fn parts(&self) -> (u64, f64) {
         (self.last, self.per_tick)
     }
@@ -144,17 +144,17 @@ impl Scale {
         self.first
     }
 
-    /// Whether something is left out.
+    /// True if something is left out.
     pub(super) fn is_cut(&self) -> bool {
         self.first > 0
     }
 
-    /// Whether a moment is not left out.
+    /// True if a moment is not left out.
     pub(super) fn has(&self, ticks: u64) -> bool {
         ticks >= self.first
     }
 
-    /// How long it lasted until [`nanos`](Self::nanos) begins.
+    /// The time until [`nanos`](Self::nanos) begins.
     pub(super) fn cut_ns(&self) -> u64 {
         (self.first as f64 * self.per_tick) as u64
     }
@@ -171,7 +171,7 @@ impl Scale {
         if self.per_tick == 1.0 { ticks } else { (ticks as f64 * self.per_tick) as u64 }
     }
 
-    /// How long it all took.
+    /// The duration of all.
     pub(super) fn duration(&self) -> u64 {
         self.nanos(self.last)
     }

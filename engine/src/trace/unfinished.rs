@@ -16,8 +16,8 @@
 //! cut       ticks (u64), operations and leases (u64 each): what was noted before is not whole, and these were in flight then
 //! ```
 //!
-//! What words refer to stands before them, so the file may end anywhere. Where only the end of a trace is kept, the file is written anew
-//! now and then.
+//! Texts stand before the words that refer to them, so the file may end anywhere. Where only the end of a trace is kept, the file is
+//! written anew now and then.
 //!
 //! The same thread writes snapshots that a signal or a watchdog asks for.
 //!
@@ -55,7 +55,7 @@ use self::requests::Requests;
 pub(super) use self::read::{is_unfinished, read};
 pub(crate) use self::requests::note_stall;
 
-/// How every unfinished trace begins. A finished one begins with byte 10.
+/// The first bytes of every unfinished trace. A finished one begins with byte 10.
 pub(super) const MAGIC: [u8; 8] = *b"ESTFREC1";
 
 /// Time between two looks at what was noted: what a killed process loses.
@@ -64,10 +64,10 @@ const PERIOD: Duration = Duration::from_millis(200);
 /// Bytes that the file may have beside twice what is kept, where only the end is.
 const ANEW_MIN: usize = 4 << 20;
 
-/// What is written to the file at once, about.
+/// The number of bytes that are written to the file at once, about.
 const PART_MAX: usize = 1 << 20;
 
-/// What a part of the file is.
+/// The kind of a part of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Part {
@@ -249,7 +249,7 @@ fn create(target: &Path) -> io::Result<(File, PathBuf)> {
     Ok((file, path))
 }
 
-/// Whether another process than the one with the unfinished file `own` records to the file `target`.
+/// True if another process than the one with the unfinished file `own` records to the file `target`.
 pub(super) fn is_recorded_by_another(target: &Path, own: &Path) -> bool {
     let (Some(folder), Some(name)) = (folder_of(target), target.file_name()) else { return false };
     let Ok(entries) = fs::read_dir(folder) else { return false };
@@ -284,7 +284,7 @@ fn head(session: &Session) -> Vec<u8> {
     head
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Writing {
     session: Arc<Session>,
     requests: Requests,
@@ -296,7 +296,7 @@ struct Writing {
     cursors: BTreeMap<usize, Cursor>,
     /// Threads that the file has.
     threads: u32,
-    /// What goes to the file next.
+    /// The bytes that go to the file next.
     out: Vec<u8>,
     /// Bytes of the file, and how many it may have until it is written anew.
     written: usize,
@@ -356,7 +356,7 @@ impl Writing {
         written
     }
 
-    /// What is in flight and may have been submitted before `first`, as if by the first thread.
+    /// Adds what is in flight and may have been submitted before `first`, as if by the first thread.
     fn before(&mut self, first: u64) {
         let InFlight { ids, texts, words, .. } = InFlight::now(first);
         let bytes = |words: Vec<u64>| words.into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
@@ -403,7 +403,7 @@ impl Writing {
     }
 }
 
-/// How far a thread's log was written.
+/// The place up to which a thread's log was written.
 struct Cursor {
     log: Arc<ThreadLog>,
     number: u32,

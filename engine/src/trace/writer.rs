@@ -32,7 +32,7 @@ const RECENT: usize = 64;
 /// Ticks after which a buffer takes no more events: a day.
 const BUFFER_TICKS: u64 = 1 << 48;
 
-/// How often it is looked for what is too old, while as much is noted as is kept.
+/// The number of searches for what is too old, while as much is noted as is kept.
 const TRIMS: u64 = 8;
 
 /// Variables that a thread remembers having described.
@@ -47,10 +47,10 @@ pub(super) struct Session {
     pub(super) program: String,
     pub(super) started_unix_ns: u64,
     pub(super) process: Process,
-    /// Whether bodies ran when it began.
+    /// True if bodies ran when it began.
     pub(super) began_amid_bodies: bool,
     pub(super) ticks: Ticks,
-    /// How much of the end is kept, if not everything is.
+    /// The length of the end that is kept, if not everything is.
     pub(super) last: Option<Duration>,
     /// Buffers that may still be taken.
     budget: AtomicUsize,
@@ -156,7 +156,7 @@ impl Session {
         !given_up.is_empty()
     }
 
-    /// What the ticks mean, and from when on all that was noted is there.
+    /// The scale of the ticks, and the time from which on all notes are there.
     pub(super) fn scale(&self) -> Scale {
         let scale = self.ticks.scale();
         let kept = self.kept().unwrap_or(u64::MAX);
@@ -172,7 +172,7 @@ impl Session {
     }
 }
 
-/// What one thread has noted.
+/// The notes of one thread.
 #[derive(Debug)]
 pub(super) struct ThreadLog {
     pub(super) name: String,
@@ -385,7 +385,7 @@ impl Writer {
         }
     }
 
-    /// Whether the thread has to begin anew with its texts: where only the end is kept, what has gone may have named most of them.
+    /// True if the thread has to begin anew with its texts: where only the end is kept, what has gone may have named most of them.
     fn is_full_of_texts(&self) -> bool {
         self.session.last.is_some() && self.numbers.len() >= TEXTS_MAX
     }
@@ -479,7 +479,7 @@ impl Writer {
         true
     }
 
-    /// What comes next is of this engine.
+    /// Notes that what comes next is of this engine.
     #[inline]
     pub(super) fn is_of(&mut self, core: &Core) {
         let now = (core.id, core.pool.at_once());
@@ -543,7 +543,7 @@ impl Writer {
         number as u32
     }
 
-    /// Whether this thread has to describe the variable: it has not done so lately.
+    /// True if this thread has to describe the variable: it has not done so lately.
     pub(super) fn is_new(&mut self, var: u64) -> bool {
         let slot = &mut self.described[var as usize % DESCRIBED];
         std::mem::replace(slot, var) != var

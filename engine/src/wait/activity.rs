@@ -14,7 +14,7 @@ use crate::exchange::{Release, ReleaseStatus};
 use crate::trace;
 use crate::wait::diagnose::{Diagnosis, OpStatus, Status};
 
-/// What an engine is doing at one moment. Leases and waits of the program count like operations.
+/// The activity of an engine at one moment. Leases and waits of the program count like operations.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Activity {
@@ -56,7 +56,7 @@ impl From<&Diagnosis> for Activity {
     }
 }
 
-/// Whether leases alone are in the way of `op`. A lease that waits itself has no holder yet.
+/// True if leases alone are in the way of `op`. A lease that waits itself has no holder yet.
 fn only_leases(op: &OpStatus, waiting: &HashSet<u64>) -> bool {
     let mut blockers = op.blocked_by.iter();
     !op.blocked_by.is_empty()
@@ -71,7 +71,7 @@ pub enum Stall<'a> {
     Operation {
         /// The first that stalled for this reason.
         first: &'a OpStatus,
-        /// How many others stall for the same reason, or wait for those that do.
+        /// The number of others that stall for the same reason, or wait for those that do.
         behind: usize,
     },
     /// Memory that does not go back to its owner. Such memory belongs to the process, so each engine's
@@ -152,7 +152,7 @@ impl StallWatch {
     }
 }
 
-/// What the watchdog knows from its inspections.
+/// The watchdog's knowledge from its inspections.
 #[derive(Default)]
 struct Reported {
     /// Operations that were reported, or counted behind one that was, and are stalled still.
@@ -264,7 +264,7 @@ fn report_new(stalled: Vec<(u64, Stall<'_>)>, reported: &mut HashSet<u64>, on_st
 }
 
 impl Ended {
-    /// Whether `pause` went by without the end.
+    /// True if `pause` went by without the end.
     fn sleep(&self, pause: Duration) -> bool {
         let flag = self.flag.lock();
         if *flag {
@@ -303,7 +303,7 @@ mod tests {
         OpStatus { id, name: "op".into(), status, age: 2 * LIMIT, blocked_by, lease: None }
     }
 
-    /// What is reported at these moments: first operations, and how many are behind each.
+    /// The reports at these moments: first operations, and how many are behind each.
     fn told(looks: Vec<(u64, Vec<OpStatus>)>) -> Vec<Vec<(u64, usize)>> {
         let told: Arc<Mutex<Vec<(u64, usize)>>> = Arc::default();
         let telling = Arc::clone(&told);

@@ -56,17 +56,17 @@ const FIRST_LOOK: u32 = 8;
 /// workers.
 const ROOM_LOOK: Duration = Duration::from_millis(20);
 
-/// What a future, or a thread, waits for.
+/// The target of the wait of a future or a thread.
 pub(crate) struct Awaited {
     core: CoreRef,
-    /// What waits; `None` for an operation, by its name.
+    /// The kind of wait; `None` for an operation, by its name.
     what: Option<&'static str>,
     /// The operations that have to end, or to be granted.
     ops: SmallVec<[OpHandle; 1]>,
     /// The leases without an operation that have to end, and their tensor.
     pins: Option<(Tensor, SmallVec<[OpId; 1]>)>,
     stand_ins: StandInSet,
-    /// How long leases alone may hold up the wait; `None` for any time.
+    /// The time that leases alone may hold up the wait; `None` for any time.
     limit: Option<Duration>,
     /// True for a wait for room in the engine.
     room: bool,
@@ -160,7 +160,7 @@ impl Awaited {
         }
     }
 
-    /// What waits, in words.
+    /// The kind of wait, in words.
     fn waiting(&self) -> Cow<'static, str> {
         self.what.map_or_else(|| self.ops[0].payload().in_words().to_string().into(), Cow::Borrowed)
     }
@@ -185,7 +185,7 @@ impl Awaited {
         self.ops.iter().try_for_each(blocking::check_self_wait)
     }
 
-    /// What keeps the body that polls, if the watcher knows all of it.
+    /// The edges of the body that polls, if the watcher knows all of it.
     fn edges(&self) -> impl Iterator<Item = (Current, On)> {
         let own_room = |body: &Current| self.room && self.limit.is_some() && self.core.id == body.core;
         let body = self.body.filter(|_| self.pins.is_none());
@@ -262,7 +262,7 @@ impl Pending {
         }
     }
 
-    /// Whether the future was woken since its last poll.
+    /// True if the future was woken since its last poll.
     pub(crate) fn was_woken(&self) -> bool {
         self.0.is_some_and(|(key, _)| list(key.list()).entry(key).is_some_and(|entry| entry.waker.is_none()))
     }
@@ -291,7 +291,7 @@ struct PendingWait {
     next_look: Option<Instant>,
     /// Since when leases alone are known to hold up the wait.
     held_since: Option<Instant>,
-    /// How much had ended in the engine at the last look; for a wait for room.
+    /// The number of operations that had ended in the engine at the last poll; for a wait for room.
     ended: u64,
     verdict: Option<Error>,
 }

@@ -56,7 +56,7 @@ const LOOK_LAST: Duration = Duration::from_millis(500);
 /// search for them would cost more than it gains.
 const HELP_SCAN_MAX: usize = 4096;
 
-/// How often a snapshot yields to operations that are about to end.
+/// The number of times that a snapshot yields to operations that are about to end.
 const ENDING_YIELDS: usize = 16;
 
 /// Accesses that are inspected for an operation with a few variables.
@@ -360,7 +360,7 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the operation, if granted, has a body that has not begun.
+/// True if the operation, if granted, has a body that has not begun.
 pub(crate) fn is_ready_work(op: &OpState) -> bool {
     op.kind.has_body() && op.phase() == Phase::Queued
 }
@@ -391,7 +391,7 @@ impl Needed {
         }
     }
 
-    /// What is known at the start of a wait. Operations that are submitted later come behind it.
+    /// The needs of a wait that are known at its start. Operations that are submitted later come behind it.
     ///
     /// At the start only what is near is known. For engines without workers everything is inspected: there
     /// the waiting thread itself runs what it needs, or has to know the engines that have something to run
@@ -424,7 +424,7 @@ impl Needed {
         Self { ops: SmallVec::from_iter([waiting.id()]), cores, too_many: false, complete }
     }
 
-    /// What `waiting` needs, according to an inspection.
+    /// The needs of `waiting`, according to an inspection.
     fn by(inspection: &Inspection, waiting: &OpHandle) -> Self {
         let own = &waiting.payload().core;
         let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([own.clone()]);
@@ -445,7 +445,7 @@ impl Needed {
         }
     }
 
-    /// Whether `op` is needed, or helps a needed operation.
+    /// True if `op` is needed, or helps a needed operation.
     fn names(&self, op: &OpGranted) -> bool {
         let has = |id| self.ops.binary_search(&id).is_ok();
         has(op.id()) || op.payload().helped_op().is_some_and(has)
@@ -519,7 +519,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Whether this wait, which `current` makes, needs the end of `current`.
+    /// True if this wait, which `current` makes, needs the end of `current`.
     fn leads_back_to(&self, current: OpId, limit: usize) -> bool {
         Inspection::of(self.op, limit).leads_to(current, limit)
     }
@@ -600,7 +600,7 @@ pub(crate) fn release_unwanted_within(core: &Core, left: Option<Duration>) {
     reaper().flush(left.map_or(RELEASE_GRACE, |left| left.min(RELEASE_GRACE)));
 }
 
-/// How long a wait continues that a lease of its own thread holds up. A worker drops the operands of an
+/// The time that a wait continues that a lease of its own thread holds up. A worker drops the operands of an
 /// operation after it has notified the waiters, and these operands may be the last to keep the lease.
 const OWN_GRACE: Duration = OWN_LOOK;
 
@@ -611,5 +611,5 @@ const COLLECTED_GRACE: Duration = Duration::from_millis(200);
 /// The time between two inspections meanwhile.
 const OWN_LOOK: Duration = Duration::from_micros(200);
 
-/// How long a wait that leases hold up lets deleters finish that are already with the reaper.
+/// The time that a wait which leases hold up lets deleters finish that are already with the reaper.
 const RELEASE_GRACE: Duration = Duration::from_millis(500);

@@ -85,7 +85,7 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// Whether the wait has not slept yet.
+    /// True if the wait has not slept yet.
     pub(crate) fn are_new(&self) -> bool {
         !self.has_slept
     }
@@ -119,12 +119,12 @@ impl<'a> Checks<'a> {
         Instant::now() + self.pause
     }
 
-    /// Whether the thread checks for all, and has found nothing to move for a while.
+    /// True if the thread checks for all, and has found nothing to move for a while.
     pub(crate) fn are_in_vain(&self) -> bool {
         self.is_in_charge && self.pause > CHECK_FIRST
     }
 
-    /// Whether the thread that has slept checks.
+    /// True if the thread that has slept checks.
     pub(crate) fn are_due(&mut self) -> bool {
         self.take_charge();
         self.alone || self.is_in_charge || self.detector.stands_still.load(Ordering::SeqCst)
@@ -357,7 +357,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether `op`, or anything that it needs, can move.
+    /// True if `op`, or anything that it needs, can move.
     fn moves(&mut self, op: OpId) -> bool {
         let mut open = vec![op];
         while let Some(next) = open.pop() {
@@ -367,7 +367,7 @@ impl Search<'_> {
             // An operation that the snapshot does not have runs without variables. Or it has ended, and operations that it blocked move.
             let view = self.snapshot.op(next);
             if let Some(view) = view.filter(|view| !view.granted) {
-                open.extend(self.explained.blockers(view).into_iter().map(|blocker| blocker.op));
+                open.extend(self.explained.dependencies(view).into_iter().map(|dependency| dependency.op));
             } else if let Some(lease) = view.and_then(|view| held_lease(&view.label)) {
                 self.leases.push(lease);
             } else if let Some(blocked) = self.blocked.get(&next) {

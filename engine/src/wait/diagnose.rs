@@ -40,7 +40,7 @@ pub struct OpStatus {
     pub id: u64,
     /// Name given at submission.
     pub name: String,
-    /// What the operation is doing.
+    /// The state of the operation.
     pub status: Status,
     /// Time since submission, accurate to a few milliseconds.
     pub age: Duration,
@@ -51,7 +51,7 @@ pub struct OpStatus {
     pub lease: Option<LeaseInfo>,
 }
 
-/// What an operation in flight is doing.
+/// The state of an operation in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -102,14 +102,14 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
             status: status(op.id, &op.label, op.granted),
             age: op.label.since.elapsed(),
             blocked_by: explained
-                .blockers(op)
+                .dependencies(op)
                 .into_iter()
-                .map(|blocker| Blocker {
-                    id: blocker.op.get(),
-                    name: snapshot.op(blocker.op).map_or_else(String::new, |op| describe(&op.label)),
-                    variable: blocker.var.get(),
-                    hazard: blocker.kind,
-                    lease: snapshot.op(blocker.op).and_then(|op| op.label.lease.clone()),
+                .map(|dependency| Blocker {
+                    id: dependency.op.get(),
+                    name: snapshot.op(dependency.op).map_or_else(String::new, |op| describe(&op.label)),
+                    variable: dependency.var.get(),
+                    hazard: dependency.hazard,
+                    lease: snapshot.op(dependency.op).and_then(|op| op.label.lease.clone()),
                 })
                 .collect(),
             lease: op.label.lease.clone(),
@@ -119,7 +119,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
     Diagnosis { operations, unlisted, releases: reaper().slow() }
 }
 
-/// What holds up the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time is up. `None` where
+/// The blocker of the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time is up. `None` where
 /// an inspection of what is near does not show it.
 #[doc(hidden)]
 pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {

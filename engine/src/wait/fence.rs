@@ -15,7 +15,7 @@ use crate::wait::stand_in::{Blocked, StandInSet};
 /// Sleep of a wait on the host between two checks for an interrupt.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a wait that knows no engine sleeps before other threads run what is ready.
+/// The time that a wait which knows no engine sleeps before other threads run what is ready.
 const LOOK_FIRST: Duration = Duration::from_millis(10);
 
 /// As [`PAUSE`], in an engine without workers.

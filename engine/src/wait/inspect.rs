@@ -45,8 +45,8 @@ pub(crate) fn count(inspected: usize) {
     INSPECTED.fetch_add(inspected as u64, Ordering::Relaxed);
 }
 
-/// How long an inspection took that began at `began`, when `before` accesses had been [inspected](inspected). A garbage collection, and other
-/// threads that had the processor meanwhile, do not count.
+/// The duration of an inspection that began at `began`, when `before` accesses had been [inspected](inspected). A garbage collection, and
+/// other threads that had the processor meanwhile, do not count.
 pub(crate) fn duration(began: Instant, before: u64) -> Duration {
     let accesses = u32::try_from(inspected() - before).unwrap_or(u32::MAX);
     began.elapsed().min(ACCESS_MAX.saturating_mul(accesses.saturating_add(10)))
@@ -99,7 +99,7 @@ impl Inspection {
         Self { walk: graph().walk(), roots: BTreeSet::new(), complete: true }
     }
 
-    /// What `op` waits for, as far as `limit` accesses show.
+    /// The operations that `op` waits for, as far as `limit` accesses show.
     pub(crate) fn of(op: &OpHandle, limit: usize) -> Self {
         let mut inspection = Self::new();
         inspection.add(op);
@@ -122,7 +122,7 @@ impl Inspection {
         count(self.walk.inspected() - before);
     }
 
-    /// Whether everything was found.
+    /// True if everything was found.
     pub(crate) fn is_complete(&self) -> bool {
         self.complete
     }
@@ -135,7 +135,7 @@ impl Inspection {
         })
     }
 
-    /// What was found that waits for nothing.
+    /// The operations found that wait for nothing.
     pub(crate) fn granted(&self) -> impl Iterator<Item = Step<'_, OpState, LeaseInfo>> {
         self.walk.steps().filter(|step| step.granted)
     }
@@ -166,7 +166,7 @@ impl Inspection {
         (!leases.is_empty() && self.walk.all_still_wait()).then_some(leases)
     }
 
-    /// Whether the roots of the inspection need the end of `op`, by way of queues and of blocked operations.
+    /// True if the roots of the inspection need the end of `op`, by way of queues and of blocked operations.
     ///
     /// The needs of an operation only shrink, and `op` runs. So what was found at different times was true
     /// when the inspection began. The function inspects at most `limit` accesses; beyond these the answer is
@@ -227,7 +227,7 @@ pub(crate) fn held_lease(state: &OpState) -> Option<LeaseInfo> {
     Some(label.info())
 }
 
-/// Whether the operation can move by itself, once it is granted.
+/// True if the operation can move by itself, once it is granted.
 pub(crate) fn moves(state: &OpState) -> bool {
     state.kind != Kind::Lease || state.lease().is_none_or(|label| !label.is_held())
 }

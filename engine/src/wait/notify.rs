@@ -180,7 +180,7 @@ impl Tensor {
         })
     }
 
-    /// How the current version ended, if that is known. A failure stays unretrieved.
+    /// The outcome of the current version, if it is known. A failure stays unretrieved.
     #[doc(hidden)]
     pub fn outcome(&self) -> Option<Result<(), Error>> {
         match self.inner.inspect() {
@@ -450,7 +450,7 @@ impl Op {
         })
     }
 
-    /// How the operation ended, if it has. A failure stays unretrieved.
+    /// The outcome of the operation, if it has ended. A failure stays unretrieved.
     #[doc(hidden)]
     pub fn outcome(&self) -> Option<Result<(), Error>> {
         let state = self.handle.payload();

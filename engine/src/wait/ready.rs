@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use estafette_devices::{FenceSet, Reactor};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
@@ -61,7 +61,7 @@ fn submit_query(tensor: &TensorInner, blocks: bool) -> ReadinessQuery {
     let one_shot = Arc::new(OneShot::new());
     let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::ReadinessQuery);
     pending_op.payload_mut().set_role(Role::ReadinessQuery(Arc::clone(&one_shot), blocks));
-    tensor.vars.iter().for_each(|var| pending_op.access(var, Mode::Read));
+    tensor.vars.iter().for_each(|var| pending_op.access(var, AccessMode::Read));
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
         // Before another thread can see the query.
@@ -105,7 +105,7 @@ impl Ended {
         }
     }
 
-    /// How the version ended, if that is known.
+    /// The outcome of the version, if it is known.
     pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
         match self {
             Self::Known(outcome) => Some(outcome.clone()),

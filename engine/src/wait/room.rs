@@ -27,11 +27,11 @@ use crate::wait::fence::PAUSE;
 use crate::wait::notify::Woken;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
-/// How often a thread yields before it falls asleep because the in-flight limit is reached, or because
+/// The number of times that a thread yields before it falls asleep because the in-flight limit is reached, or because
 /// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
 const PATIENCE: u32 = 64;
 
-/// How long futures that were woken for permits, and are not polled, keep these from the next one.
+/// The time that futures which were woken for permits, and are not polled, keep these from the next one.
 const HELD_UP_MAX: Duration = Duration::from_millis(100);
 
 /// Notifies those that wait for permits in engines where it is time. Returns when it is time for the next engine.

@@ -39,11 +39,11 @@ use crate::wait::awaits;
 /// that it runs. So this number bounds how deep waits may nest where nothing else runs what they need.
 const STAND_INS_MAX: usize = 64;
 
-/// How long an unwanted stand-in rests before its thread ends: long enough for a program that waits again and
+/// The time that an unwanted stand-in rests before its thread ends: long enough for a program that waits again and
 /// again.
 const REST: Duration = Duration::from_millis(200);
 
-/// How long after the system has refused a stand-in it is asked for again.
+/// The time after which the system that has refused a stand-in is asked again.
 const REFUSED_FOR: Duration = Duration::from_millis(50);
 
 /// Longest sleep of a stand-in of an engine without workers between checks whether it is still wanted.
@@ -211,7 +211,7 @@ pub(crate) fn workerless_gone() {
     WORKERLESS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Whether there may be an engine without workers besides `core`.
+/// True if there may be an engine without workers besides `core`.
 pub(crate) fn others_without_workers(core: &Core) -> bool {
     WORKERLESS.load(Ordering::Relaxed) > usize::from(core.has_no_workers())
 }
@@ -254,7 +254,7 @@ impl Drop for Blocked {
     }
 }
 
-/// Whether the calling thread is a stand-in of any engine.
+/// True if the calling thread is a stand-in of any engine.
 pub(crate) fn is_one() -> bool {
     STANDS_IN.try_with(|stands_in| stands_in.borrow().is_some()).unwrap_or(false)
 }
@@ -343,7 +343,7 @@ impl StandIns {
         true
     }
 
-    /// Whether the calling stand-in continues: it is wanted, and the only one that takes operations.
+    /// True if the calling stand-in continues: it is wanted, and the only one that takes operations.
     fn continues(&self, core: &CoreRef) -> bool {
         self.is_wanted() && !core.is_over() && core.has_no_free_thread() && self.threads().active() <= 1
     }

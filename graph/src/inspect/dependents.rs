@@ -5,12 +5,12 @@
 //! one lock at a time. So the result is no picture of one moment. The registry is locked only while that lock
 //! is taken, so other threads wait no longer than for a submission. While the registry is locked no variable
 //! is freed, and an operation that is not over by then was in all its queues when the registry was locked.
-//! Whether the operation still is in a queue is checked again under that queue's lock.
+//! A queue's lock is held while the operation is checked again to be in that queue.
 
 use estafette_sync::thread;
 
 use crate::graph::{Graph, GraphState};
-use crate::operation::access::{AccessNode, AccessPtr, Mode};
+use crate::operation::access::{AccessMode, AccessNode, AccessPtr};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
@@ -35,7 +35,7 @@ impl<V, T> OpRef<V, T> {
     ///
     /// # Panics
     /// If `wanted` uses the graph, as [`Var::with_state`](crate::Var::with_state).
-    pub fn dependents(&self, mut wanted: impl FnMut(&T, Mode) -> bool, found: &mut Vec<Self>) {
+    pub fn dependents(&self, mut wanted: impl FnMut(&T, AccessMode) -> bool, found: &mut Vec<Self>) {
         self.each_queue(|queue, access| {
             // SAFETY: the lock is held and the access linked, so everything in the queue is in flight.
             unsafe {
@@ -67,7 +67,7 @@ impl<V, T> OpRef<V, T> {
     /// If a closure uses the graph, as [`Var::with_state`](crate::Var::with_state).
     pub fn sources(
         &self,
-        looks: impl Fn(Mode) -> bool,
+        looks: impl Fn(AccessMode) -> bool,
         mut known: impl FnMut(&T) -> bool,
         found: &mut Vec<Self>,
     ) {

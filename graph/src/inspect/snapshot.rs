@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::id::{OpId, VarId};
-use crate::operation::access::Mode;
+use crate::operation::access::AccessMode;
 
 /// Everything that was queued at one moment. Plain data: it locks nothing and keeps nothing alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,12 +21,12 @@ pub struct OpView<D> {
     pub id: OpId,
     /// The result of the caller's `describe` for its payload.
     pub label: D,
-    /// Whether all its accesses are granted: it may run, or runs, or is completing.
+    /// True if all its accesses are granted: it may run, or runs, or is completing.
     pub granted: bool,
     /// Variable, mode, and whether this access is granted; ascending by variable. All accesses of an
     /// operation that waits; of a granted operation those on variables of the snapshot that are not completed
     /// yet.
-    pub accesses: Vec<(VarId, Mode, bool)>,
+    pub accesses: Vec<(VarId, AccessMode, bool)>,
 }
 
 /// The queue of one variable of a snapshot.
@@ -36,18 +36,18 @@ pub struct VarView {
     pub id: VarId,
     /// Operation, mode, and whether this access is granted, in submission order; granted ones stay until
     /// completed.
-    pub queue: Vec<(OpId, Mode, bool)>,
+    pub queue: Vec<(OpId, AccessMode, bool)>,
 }
 
-/// What an operation directly waits for.
+/// A direct dependency of an operation that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Blocker {
+pub struct Dependency {
     /// The operation that must complete first.
     pub op: OpId,
     /// The variable both use.
     pub var: VarId,
-    /// How they conflict on it.
-    pub kind: Hazard,
+    /// Their conflict on it.
+    pub hazard: Hazard,
 }
 
 /// Why two accesses of one variable keep their order.
@@ -93,10 +93,10 @@ impl<D> Snapshot<D> {
         self.vars.binary_search_by_key(&id, |var| var.id).ok().map(|index| &self.vars[index])
     }
 
-    /// What the operation directly waits for: on each variable where it is not granted, the write ahead of
+    /// The direct dependencies of the operation: on each variable where it is not granted, the write ahead of
     /// it, or for a write the reads since then. Empty if it is granted or unknown.
-    pub fn blockers(&self, id: OpId) -> Vec<Blocker> {
-        self.op(id).map_or_else(Vec::new, |op| self.explained().blockers(op))
+    pub fn dependencies(&self, id: OpId) -> Vec<Dependency> {
+        self.op(id).map_or_else(Vec::new, |op| self.explained().dependencies(op))
     }
 
     /// Answers [`blockers`](Self::blockers) for many operations, and searches each queue once.
@@ -112,10 +112,10 @@ impl<D> Snapshot<D> {
         let mut seen: HashSet<OpId> = open.iter().copied().collect();
         let mut found = Vec::new();
         while let Some(op) = open.pop_front() {
-            let blockers = self.op(op).map_or_else(Vec::new, |op| explained.blockers(op));
-            for blocker in blockers.into_iter().filter(|blocker| seen.insert(blocker.op)) {
-                found.push(blocker.op);
-                open.push_back(blocker.op);
+            let dependencies = self.op(op).map_or_else(Vec::new, |op| explained.dependencies(op));
+            for dependency in dependencies.into_iter().filter(|dependency| seen.insert(dependency.op)) {
+                found.push(dependency.op);
+                open.push_back(dependency.op);
             }
         }
         found
@@ -142,13 +142,13 @@ pub struct Explained<'a, D> {
 type Place = (usize, Option<usize>);
 
 impl<'a, D> Explained<'a, D> {
-    /// As [`Snapshot::blockers`].
-    pub fn blockers(&mut self, op: &OpView<D>) -> Vec<Blocker> {
+    /// As [`Snapshot::dependencies`].
+    pub fn dependencies(&mut self, op: &OpView<D>) -> Vec<Dependency> {
         let waiting = op.accesses.iter().filter(|(_, _, granted)| !granted);
-        waiting.flat_map(|(var, _, _)| self.blockers_on(*var, op.id)).collect()
+        waiting.flat_map(|(var, _, _)| self.dependencies_on(*var, op.id)).collect()
     }
 
-    fn blockers_on(&mut self, var: VarId, op: OpId) -> impl Iterator<Item = Blocker> + use<'a, D> {
+    fn dependencies_on(&mut self, var: VarId, op: OpId) -> impl Iterator<Item = Dependency> + use<'a, D> {
         let view = self.snapshot.var(var);
         let places = self.queues.entry(var).or_insert_with(|| {
             let mut write_ahead = None;
@@ -176,7 +176,7 @@ impl<D> std::fmt::Debug for Explained<'_, D> {
 
 impl VarView {
     /// The accesses that the one at `position` directly waits for, given the last write ahead of it.
-    fn ahead_of(&self, position: usize, write_ahead: Option<usize>) -> impl Iterator<Item = Blocker> {
+    fn ahead_of(&self, position: usize, write_ahead: Option<usize>) -> impl Iterator<Item = Dependency> {
         let (_, mine, _) = self.queue[position];
         let reads = write_ahead.map_or(0, |write| write + 1)..position;
         let nearest = match write_ahead {
@@ -189,13 +189,13 @@ impl VarView {
         let granted = self.queue.get(nearest.start).is_some_and(|(_, _, granted)| *granted);
         let range = if granted { 0..nearest.end } else { nearest };
         self.queue[range].iter().filter_map(move |(op, theirs, _)| {
-            let kind = match (theirs.is_exclusive(), mine.is_exclusive()) {
+            let hazard = match (theirs.is_exclusive(), mine.is_exclusive()) {
                 (true, true) => Hazard::Waw,
                 (true, false) => Hazard::Raw,
                 (false, true) => Hazard::War,
                 (false, false) => return None,
             };
-            Some(Blocker { op: *op, var: self.id, kind })
+            Some(Dependency { op: *op, var: self.id, hazard })
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::biased_lock::CriticalSection;
 use crate::graph::{Graph, GraphState};
 use crate::id::{OpId, VarId};
 use crate::inspect::snapshot::{OpView, Snapshot, VarView};
-use crate::operation::access::{AccessNode, Mode};
+use crate::operation::access::{AccessMode, AccessNode};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
@@ -51,7 +51,7 @@ impl<V, T> Graph<V, T> {
         });
         let mut ops: Vec<_> = ops.collect();
         ops.extend(raw.pins.into_iter().map(|(var, id, label)| {
-            let accesses = vec![(var, Mode::Read, true)];
+            let accesses = vec![(var, AccessMode::Read, true)];
             OpView { id, label, granted: true, accesses }
         }));
         ops.sort_unstable_by_key(|op| op.id);
@@ -87,7 +87,7 @@ struct RawSnapshot<V, T, D> {
 struct Found<V, T> {
     op: OpRef<V, T>,
     granted: bool,
-    accesses: Vec<(VarId, Mode, bool)>,
+    accesses: Vec<(VarId, AccessMode, bool)>,
 }
 
 /// The locks of a set of variables.
@@ -161,7 +161,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
         self.each_pinned(|var, state| {
             let mut found = Vec::new();
             holders(state, &mut found);
-            let queue = found.iter().map(|(id, _)| (*id, Mode::Read, true)).collect();
+            let queue = found.iter().map(|(id, _)| (*id, AccessMode::Read, true)).collect();
             vars.insert(var, VarView { id: var, queue });
             pins.extend(found.into_iter().map(|(id, label)| (var, id, label)));
         });
@@ -200,7 +200,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
         }
     }
 
-    fn each(&self, mut f: impl FnMut(Node<V, T>, BlockPtr<V, T>, Mode, bool)) {
+    fn each(&self, mut f: impl FnMut(Node<V, T>, BlockPtr<V, T>, AccessMode, bool)) {
         for node in &*self.set {
             // SAFETY: the lock is held, and accesses in the queue are in flight.
             unsafe {

@@ -58,7 +58,7 @@ enum Subject<V, T, D> {
 pub struct Step<'a, T, D> {
     /// The operation, or the id that the caller gave for the pin.
     pub id: OpId,
-    /// Whether it waits for nothing: it may run, or runs, or is over.
+    /// True if it waits for nothing: it may run, or runs, or is over.
     pub granted: bool,
     /// Operation or pin.
     pub what: StepKind<'a, T, D>,
@@ -130,7 +130,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         })
     }
 
-    /// Whether every operation that was found waiting still waits.
+    /// True if every operation that was found waiting still waits.
     pub fn all_still_wait(&self) -> bool {
         self.found.iter().all(|found| match &found.subject {
             Subject::Op(op) => found.granted || !op.is_granted(),

@@ -9,9 +9,9 @@ use estafette_sync::cell::UnsafeCell;
 use crate::operation::block::{Block, BlockPtr, INLINE};
 use crate::variable::var::VarNode;
 
-/// How an operation uses a variable.
+/// The mode in which an operation uses a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Mode {
+pub enum AccessMode {
     /// Shares the variable with other reads.
     Read,
     /// Uses the variable alone, and replaces its content without reading it.
@@ -21,14 +21,14 @@ pub enum Mode {
     Update,
 }
 
-impl Mode {
-    /// Whether the access uses the variable alone.
+impl AccessMode {
+    /// True if the access uses the variable alone.
     #[inline]
     pub const fn is_exclusive(self) -> bool {
         !matches!(self, Self::Read)
     }
 
-    /// Whether the access reads what earlier operations wrote.
+    /// True if the access reads what earlier operations wrote.
     #[inline]
     pub const fn reads(self) -> bool {
         !matches!(self, Self::Write)
@@ -92,12 +92,12 @@ const _: () = assert!(INLINE <= SPILLED, "an inline slot and the spilled mark mu
 
 impl<V, T> Target<V, T> {
     #[inline]
-    pub(crate) fn new(node: NonNull<VarNode<V, T>>, mode: Mode) -> Self {
+    pub(crate) fn new(node: NonNull<VarNode<V, T>>, mode: AccessMode) -> Self {
         const { assert!(align_of::<VarNode<V, T>>() > TAG, "the tag lives in the alignment bits") };
         let tag = match mode {
-            Mode::Read => 0,
-            Mode::Write => EXCLUSIVE,
-            Mode::Update => EXCLUSIVE | UPDATE,
+            AccessMode::Read => 0,
+            AccessMode::Write => EXCLUSIVE,
+            AccessMode::Update => EXCLUSIVE | UPDATE,
         };
         Self(node.map_addr(|address| address | tag))
     }
@@ -111,14 +111,14 @@ impl<V, T> Target<V, T> {
     }
 
     #[inline(always)]
-    pub(crate) fn mode(self) -> Mode {
+    pub(crate) fn mode(self) -> AccessMode {
         let tag = self.0.addr().get();
         if tag & EXCLUSIVE == 0 {
-            Mode::Read
+            AccessMode::Read
         } else if tag & UPDATE == 0 {
-            Mode::Write
+            AccessMode::Write
         } else {
-            Mode::Update
+            AccessMode::Update
         }
     }
 

@@ -61,7 +61,7 @@ pub(crate) type BlockPtr<V, T> = NonNull<Block<V, T>>;
 struct Fixed<V, T> {
     /// Accesses. If there are more than [`INLINE`], they are all spilled.
     len: u32,
-    /// Whether lists of what is queued leave the operation out.
+    /// True if lists of what is queued leave the operation out.
     unlisted: bool,
     /// Made by the first operation in this block that needs it.
     spill: Option<Box<Spill<V, T>>>,
@@ -351,7 +351,7 @@ impl<V, T> Block<V, T> {
         OpId::new(self.id.with(|id| unsafe { *id }))
     }
 
-    /// How many distinct variables the operation uses.
+    /// The number of distinct variables of the operation.
     ///
     /// # Safety
     /// The operation is in flight.
@@ -385,7 +385,7 @@ impl<V, T> Block<V, T> {
         self.pending.store(count, Ordering::Relaxed);
     }
 
-    /// How many accesses wait.
+    /// The number of accesses that wait.
     pub(crate) fn pending(&self) -> u32 {
         match self.pending.load(Ordering::Acquire) {
             OVER => 0,
@@ -393,7 +393,7 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// Whether no access waits: the operation is granted, or over.
+    /// True if no access waits: the operation is granted, or over.
     pub(crate) fn is_granted(&self) -> bool {
         self.pending() == 0
     }
@@ -405,7 +405,7 @@ impl<V, T> Block<V, T> {
         self.pending.store(OVER, Ordering::Relaxed);
     }
 
-    /// Whether the operation leaves its queues, or has left them. Under the lock of one of its variables,
+    /// True if the operation leaves its queues, or has left them. Under the lock of one of its variables,
     /// false means that the operation is in that variable's queue until the lock is released.
     pub(crate) fn is_over(&self) -> bool {
         self.pending.load(Ordering::Acquire) == OVER
@@ -442,7 +442,7 @@ impl<V, T> Block<V, T> {
         self.refs.store(1, Ordering::Relaxed);
     }
 
-    /// Whether there are references beside the caller's.
+    /// True if there are references beside the caller's.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         self.refs.load(Ordering::Acquire) > 1
@@ -499,7 +499,7 @@ impl<V, T> Block<V, T> {
         });
     }
 
-    /// Whether lists of what is queued may contain the operation.
+    /// True if lists of what is queued may contain the operation.
     ///
     /// # Safety
     /// The operation is in flight.
@@ -529,7 +529,7 @@ impl<V, T> Block<V, T> {
         assert!(unsafe { self.is_of_graph_of(node) }, "{} belongs to another graph", node.id());
     }
 
-    /// Whether the variable belongs to the graph of the block.
+    /// True if the variable belongs to the graph of the block.
     ///
     /// # Safety
     /// The caller owns the block.

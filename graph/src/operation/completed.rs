@@ -1,4 +1,4 @@
-//! What is left to do after the completion of an operation.
+//! The work that is left after the completion of an operation.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -43,7 +43,7 @@ impl<V, T> Completed<V, T> {
         }
     }
 
-    /// Whether [`next_granted`](Self::next_granted) returns an operation.
+    /// True if [`next_granted`](Self::next_granted) returns an operation.
     #[inline(always)]
     pub fn has_granted(&self) -> bool {
         self.head.is_some()

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::biased_lock::CriticalSection;
 use crate::id::{OpId, VarId};
-use crate::operation::access::{AccessNode, AccessPtr, Mode};
+use crate::operation::access::{AccessMode, AccessNode, AccessPtr};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::completed::Completed;
 use crate::operation::op_ref::OpRef;
@@ -37,8 +37,8 @@ pub struct GrantedAccess<'a, V, T> {
 pub struct Finish<'a, V> {
     /// The variable that ordered the access (a group if it was collapsed).
     pub var: VarId,
-    /// How the operation used it.
-    pub mode: Mode,
+    /// The mode in which the operation used it.
+    pub mode: AccessMode,
     /// The variable's state.
     pub state: &'a mut V,
     /// The variable's user flags: 24 bits.
@@ -66,7 +66,7 @@ impl<V, T> Granted<V, T> {
         unsafe { self.as_block().payload() }
     }
 
-    /// Whether there are references to the operation. If not, no reference is left that was made at
+    /// True if there are references to the operation. If not, no reference is left that was made at
     /// submission or while the operation waited; [`Var::queued`] may still make one of a granted operation.
     #[inline]
     pub fn is_referenced(&self) -> bool {
@@ -224,8 +224,8 @@ impl<V, T> GrantedAccess<'_, V, T> {
         self.as_node().id()
     }
 
-    /// How the operation uses the variable.
-    pub fn mode(&self) -> Mode {
+    /// The mode in which the operation uses the variable.
+    pub fn mode(&self) -> AccessMode {
         // SAFETY: the access is in flight while its token is borrowed.
         unsafe { self.access.as_ref().target() }.mode()
     }

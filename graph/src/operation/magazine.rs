@@ -143,7 +143,7 @@ impl<V, T> Slab<V, T> {
 }
 
 /// # Safety
-/// What is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
+/// The blocks of the magazine belong to `slab`, an immortal `Slab<V, T>`.
 unsafe fn flush<V, T>(magazine: &Magazine, slab: NonNull<()>) {
     // SAFETY: an immortal slab is never freed.
     let slab = unsafe { slab.cast::<Slab<V, T>>().as_ref() };

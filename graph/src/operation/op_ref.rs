@@ -39,7 +39,7 @@ impl<V, T> OpRef<V, T> {
         unsafe { block.as_ref().is_listed().then(|| Self::retain(block)) }
     }
 
-    /// Whether no access waits: the operation is granted, or over.
+    /// True if no access waits: the operation is granted, or over.
     pub fn is_granted(&self) -> bool {
         self.as_block().is_granted()
     }
@@ -81,7 +81,7 @@ impl<V, T> Drop for OpRef<V, T> {
 }
 
 impl<V, T> PartialEq for OpRef<V, T> {
-    /// Whether both refer to one operation.
+    /// True if both refer to one operation.
     fn eq(&self, other: &Self) -> bool {
         self.block == other.block
     }

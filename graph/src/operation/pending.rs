@@ -11,7 +11,7 @@ use std::mem;
 use crate::graph::Graph;
 use crate::graph_ref::GraphRef;
 use crate::id::{OpId, VarId};
-use crate::operation::access::{Mode, Target};
+use crate::operation::access::{AccessMode, Target};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::granted::Granted;
 use crate::operation::op_ref::OpRef;
@@ -48,7 +48,7 @@ impl<V, T> Graph<V, T> {
     pub fn op<'a>(
         &'a self,
         payload: T,
-        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
+        accesses: impl IntoIterator<Item = (&'a Var<V, T>, AccessMode)>,
     ) -> PendingOp<'a, V, T> {
         // SAFETY: the payload is written.
         let mut op = unsafe { self.begin_op(|place| place.write(payload)) };
@@ -79,7 +79,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
     }
 
     /// The accesses added so far.
-    pub fn accesses(&self) -> impl ExactSizeIterator<Item = (VarId, Mode)> {
+    pub fn accesses(&self) -> impl ExactSizeIterator<Item = (VarId, AccessMode)> {
         // SAFETY: the block is ours, and the handles of its variables outlive the value.
         let accesses = unsafe { Block::accesses(self.block) };
         accesses.map(|access| {
@@ -90,7 +90,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
         })
     }
 
-    /// Whether the variable belongs to the graph of the operation.
+    /// True if the variable belongs to the graph of the operation.
     #[inline(always)]
     pub fn may_access(&self, var: &Var<V, T>) -> bool {
         // SAFETY: the handle keeps the node; the block is ours.
@@ -102,7 +102,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
     /// # Panics
     /// If the variable belongs to another graph.
     #[inline(always)]
-    pub fn access(&mut self, var: &'a Var<V, T>, mode: Mode) {
+    pub fn access(&mut self, var: &'a Var<V, T>, mode: AccessMode) {
         // SAFETY: the handle keeps the node; the block is ours.
         unsafe {
             self.block.as_ref().assert_same_graph(var.node().as_ref());

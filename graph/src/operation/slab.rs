@@ -29,7 +29,7 @@ const CHUNK: usize = if cfg!(estafette_loom) { 4 } else { 128 };
 const ID_BATCH: u64 = 64;
 
 pub(crate) struct Slab<V, T> {
-    /// Whether threads keep blocks in magazines.
+    /// True if threads keep blocks in magazines.
     immortal: bool,
     generation: Generation,
     shards: [Shard<V, T>; SHARDS],
@@ -227,7 +227,7 @@ impl<V, T> Shard<V, T> {
         result
     }
 
-    /// How many blocks are in the list.
+    /// The number of blocks in the list.
     fn count(&self) -> usize {
         self.with(|free| {
             let first = free.list.ends.map(|(head, _)| head);

@@ -4,7 +4,7 @@
 //! operation's accesses are linked directly behind the old ones, granted, so nothing gets in between when the
 //! old operation completes.
 
-use crate::operation::access::{Mode, Target};
+use crate::operation::access::{AccessMode, Target};
 use crate::operation::block::Block;
 use crate::operation::granted::Granted;
 use crate::operation::targets::{self, Targets};
@@ -21,7 +21,7 @@ impl<V, T> Granted<V, T> {
     /// # Panics
     /// If `vars` is empty, or this operation does not use one of `vars`, or only reads what `mode` would
     /// change.
-    pub fn split(&self, payload: T, vars: &[&Var<V, T>], mode: Mode) -> Self {
+    pub fn split(&self, payload: T, vars: &[&Var<V, T>], mode: AccessMode) -> Self {
         // SAFETY: the token keeps this operation in flight, hence its variables alive and its accesses
         // linked. The new block is ours until the first lock is released; a granted operation stays ours. No
         // two locks are held at once: the new accesses wait for nothing, so they need not appear in all

@@ -5,7 +5,7 @@
 //! granted. So the operation either waits, and is taken out, or has been granted already, and stays.
 
 use crate::biased_lock::CriticalSection;
-use crate::operation::access::{AccessPtr, Mode};
+use crate::operation::access::{AccessMode, AccessPtr};
 use crate::operation::accesses::Accesses;
 use crate::operation::block::Block;
 use crate::operation::completed::Completed;
@@ -161,7 +161,7 @@ unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, 
         let empty = grant_next(section, &mut guard, target.is_exclusive(), ended);
         if guard.word.group() {
             // No write was completed, but the queue may be empty now.
-            Group::completed(&mut guard, Mode::Read, ended.retired());
+            Group::completed(&mut guard, AccessMode::Read, ended.retired());
         }
         if empty && guard.word.orphaned() {
             ended.retired().retire(target.node());

@@ -54,7 +54,7 @@ const EMPTY: u32 = 0;
 pub struct Released {
     /// The operation that the caller runs next.
     pub next: Option<u32>,
-    /// How many more were listed, for any thread.
+    /// The number of further ones that were listed, for any thread.
     pub listed: usize,
 }
 
@@ -120,7 +120,7 @@ impl Countdown {
         }
     }
 
-    /// Whether there is, or was a moment ago, something to [`take`](Self::take).
+    /// True if there is, or was a moment ago, something to [`take`](Self::take).
     pub fn has_listed(&self) -> bool {
         let slot = self.listed.get(self.head.load(Ordering::Relaxed));
         slot.is_some_and(|slot| slot.load(Ordering::Relaxed) != EMPTY)

@@ -3,23 +3,23 @@
 use std::collections::HashMap;
 
 use crate::id::VarId;
-use crate::operation::access::Mode;
+use crate::operation::access::AccessMode;
 
 /// Operations and their accesses, in the order of recording.
 ///
 /// ```
 /// use estafette_graph::program::ProgramLog;
-/// use estafette_graph::{Mode, VarId};
+/// use estafette_graph::{AccessMode, VarId};
 ///
 /// let (x, y) = (VarId::new(1), VarId::new(2));
 /// let mut log = ProgramLog::new();
-/// log.push([(x, Mode::Write)]);
-/// log.push([(x, Mode::Read), (y, Mode::Write)]);
+/// log.push([(x, AccessMode::Write)]);
+/// log.push([(x, AccessMode::Read), (y, AccessMode::Write)]);
 /// assert_eq!(log.dependences(), [(0, 1)]);
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct ProgramLog {
-    ops: Vec<Vec<(VarId, Mode)>>,
+    ops: Vec<Vec<(VarId, AccessMode)>>,
 }
 
 /// The accesses of one variable that later accesses may depend on.
@@ -36,7 +36,7 @@ impl ProgramLog {
     }
 
     /// Appends an operation. Several uses of one variable are merged as the graph merges them.
-    pub fn push(&mut self, accesses: impl IntoIterator<Item = (VarId, Mode)>) {
+    pub fn push(&mut self, accesses: impl IntoIterator<Item = (VarId, AccessMode)>) {
         let mut accesses: Vec<_> = accesses.into_iter().collect();
         accesses.sort_unstable_by_key(|(var, _)| *var);
         accesses.dedup_by(|later, kept| {
@@ -50,7 +50,7 @@ impl ProgramLog {
     }
 
     /// The accesses of each operation: each distinct variable once, ascending.
-    pub fn ops(&self) -> &[Vec<(VarId, Mode)>] {
+    pub fn ops(&self) -> &[Vec<(VarId, AccessMode)>] {
         &self.ops
     }
 

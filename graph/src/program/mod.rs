@@ -11,13 +11,13 @@
 //!
 //! ```
 //! use estafette_graph::program::{Countdown, ProgramLog, ProgramOrder};
-//! use estafette_graph::{Mode, VarId};
+//! use estafette_graph::{AccessMode, VarId};
 //!
 //! let (x, y) = (VarId::new(1), VarId::new(2));
 //! let mut log = ProgramLog::new();
-//! log.push([(x, Mode::Write)]);
-//! log.push([(x, Mode::Read), (y, Mode::Write)]);
-//! log.push([(x, Mode::Read)]);
+//! log.push([(x, AccessMode::Write)]);
+//! log.push([(x, AccessMode::Read), (y, AccessMode::Write)]);
+//! log.push([(x, AccessMode::Read)]);
 //!
 //! let order = ProgramOrder::of(&log);
 //! let mut run = Countdown::new(order.len());

@@ -42,12 +42,12 @@ impl ProgramOrder {
         self.predecessors.len()
     }
 
-    /// Whether there is no operation.
+    /// True if there is no operation.
     pub fn is_empty(&self) -> bool {
         self.predecessors.is_empty()
     }
 
-    /// How many operations must end right before `op`: those that have it among their
+    /// The number of operations that must end right before `op`: those that have it among their
     /// [`successors`](Self::successors).
     #[inline]
     pub fn predecessors(&self, op: u32) -> u32 {
@@ -67,7 +67,7 @@ impl ProgramOrder {
         self.readers.of(op)
     }
 
-    /// Whether every operation waits for the one before, so that no two may run at once.
+    /// True if every operation waits for the one before, so that no two may run at once.
     pub fn is_chain(&self) -> bool {
         // A dependence of neighbours never follows from others, so the reduction keeps them all.
         (1..self.predecessors.len()).all(|op| {

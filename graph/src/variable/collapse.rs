@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use crate::graph::Graph;
 use crate::graph_ref::GraphRef;
-use crate::operation::access::{AccessPtr, Mode, Target};
+use crate::operation::access::{AccessMode, AccessPtr, Target};
 use crate::operation::block::Block;
 use crate::operation::granted::Granted;
 use crate::operation::submit;
@@ -66,8 +66,8 @@ impl<V, T> Graph<V, T> {
                 let root = VarNode::resolve(group.node());
                 let mut targets: Targets<V, T> = members
                     .iter()
-                    .map(|member| Target::new(VarNode::resolve(member.node()), Mode::Write))
-                    .chain([Target::new(root, Mode::Write)])
+                    .map(|member| Target::new(VarNode::resolve(member.node()), AccessMode::Write))
+                    .chain([Target::new(root, AccessMode::Write)])
                     .collect();
                 targets::normalize(&mut targets);
                 Block::set_targets(block, &targets);
@@ -169,7 +169,11 @@ impl<V, T> Group<V, T> {
     /// # Safety
     /// The lock is held, the access is unlinked, and `dead` is dropped when no lock is held.
     #[cold]
-    pub(crate) unsafe fn completed(guard: &mut VarGuard<V, T>, mode: Mode, dead: &mut RetiredVars<V, T>) {
+    pub(crate) unsafe fn completed(
+        guard: &mut VarGuard<V, T>,
+        mode: AccessMode,
+        dead: &mut RetiredVars<V, T>,
+    ) {
         // SAFETY: the lock is held, so this thread owns the group and its parked members.
         unsafe {
             let empty = guard.queue(|queue| queue.is_empty());

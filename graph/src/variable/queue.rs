@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::platform::prefetch::prefetch;
 
-use crate::operation::access::{AccessNode, AccessPtr, LinkPtr, Links, Mode};
+use crate::operation::access::{AccessMode, AccessNode, AccessPtr, LinkPtr, Links};
 
 /// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last,
 /// and linking and unlinking need no (unpredictable) branch.
@@ -170,7 +170,7 @@ impl<V, T> Queue<V, T> {
         &self,
         neighbour: AccessPtr<V, T>,
         access: AccessPtr<V, T>,
-        mode: Mode,
+        mode: AccessMode,
     ) {
         // SAFETY: the neighbours are linked here and we hold the lock; `access` is ours.
         unsafe {
@@ -244,7 +244,7 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether `write`, a write of an operation that waits, is granted. Such an operation was not split, so
+    /// True if `write`, a write of an operation that waits, is granted. Such an operation was not split, so
     /// its granted write is the first of the queue.
     ///
     /// # Safety
@@ -255,7 +255,7 @@ impl<V, T> Queue<V, T> {
         unsafe { self.first() == link && self.state(|state| state.waiting != link) }
     }
 
-    /// How many writes are ahead of `access`, granted or not.
+    /// The number of writes ahead of `access`, granted or not.
     ///
     /// # Safety
     /// The caller holds the variable's lock; `access` is in this list.
@@ -306,7 +306,7 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether no granted access has the variable alone. A completed write leaves granted accesses behind
+    /// True if no granted access has the variable alone. A completed write leaves granted accesses behind
     /// only if it was split.
     ///
     /// # Safety
@@ -317,7 +317,7 @@ impl<V, T> Queue<V, T> {
         unsafe {
             self.iter()
                 .take_while(|(_, granted)| *granted)
-                .all(|(access, _)| access.as_ref().target().mode() == Mode::Read)
+                .all(|(access, _)| access.as_ref().target().mode() == AccessMode::Read)
         }
     }
 

@@ -13,7 +13,7 @@ use crate::biased_lock::CriticalSection;
 use crate::graph::GraphState;
 use crate::graph_ref::GraphRef;
 use crate::id::{OpId, VarId};
-use crate::operation::access::{AccessNode, Mode};
+use crate::operation::access::{AccessMode, AccessNode};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::collapse::Group;
@@ -91,7 +91,7 @@ impl<V, T> Var<V, T> {
         self.as_node().id
     }
 
-    /// Whether the process that made the graph is one that this process was forked from: then locks may be held for ever.
+    /// True if the process that made the graph is one that this process was forked from: then locks may be held for ever.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.as_node().graph.generation.is_inherited()
@@ -109,14 +109,14 @@ impl<V, T> Var<V, T> {
         self.order_word().user()
     }
 
-    /// Whether a write is queued or granted, and not completed, on the variable that orders this one. One
+    /// True if a write is queued or granted, and not completed, on the variable that orders this one. One
     /// load.
     #[inline]
     pub fn has_unfinished_write(&self) -> bool {
         self.order_word().unfinished_write()
     }
 
-    /// Whether another variable orders this one. One load.
+    /// True if another variable orders this one. One load.
     #[inline]
     pub fn is_collapsed(&self) -> bool {
         self.as_node().lock.load().forwarded()
@@ -177,7 +177,7 @@ impl<V, T> Var<V, T> {
         }
     }
 
-    /// Whether one variable orders both. Once true, the answer stays true.
+    /// True if one variable orders both. Once true, the answer stays true.
     #[must_use]
     pub fn is_ordered_with(&self, other: &Self) -> bool {
         // SAFETY: the handles keep the nodes, which keep what they forward to.
@@ -239,10 +239,10 @@ impl<V, T> Var<V, T> {
     /// As [`queued`](Self::queued), those that write or update this variable.
     #[must_use]
     pub fn queued_writes(&self) -> Vec<OpRef<V, T>> {
-        self.queued_where(Mode::is_exclusive)
+        self.queued_where(AccessMode::is_exclusive)
     }
 
-    fn queued_where(&self, wanted: impl Fn(Mode) -> bool) -> Vec<OpRef<V, T>> {
+    fn queued_where(&self, wanted: impl Fn(AccessMode) -> bool) -> Vec<OpRef<V, T>> {
         let mut found = Vec::new();
         let mut next = Some(self.node);
         while let Some(node) = next {
@@ -291,7 +291,7 @@ impl<V, T> Drop for Var<V, T> {
 }
 
 impl<V, T> PartialEq for Var<V, T> {
-    /// Whether both are handles of one variable.
+    /// True if both are handles of one variable.
     fn eq(&self, other: &Self) -> bool {
         self.node == other.node
     }
@@ -407,7 +407,7 @@ impl<V, T> VarNode<V, T> {
         self.value.with_mut(|value| f(unsafe { &mut **value }))
     }
 
-    /// Whether anything is queued on `this`, or pins it.
+    /// True if anything is queued on `this`, or pins it.
     ///
     /// # Safety
     /// The memory of the node is kept.
@@ -422,7 +422,7 @@ impl<V, T> VarNode<V, T> {
     /// The memory of the node is kept.
     pub(crate) unsafe fn queued_into(
         this: NonNull<Self>,
-        wanted: impl Fn(Mode, bool) -> bool,
+        wanted: impl Fn(AccessMode, bool) -> bool,
         found: &mut Vec<OpRef<V, T>>,
     ) {
         // SAFETY: under the lock, which keeps the node, every queued operation stays in flight.

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use estafette_graph::{Granted, Graph, Mode, OpRef, Snapshot, Var};
+use estafette_graph::{AccessMode, Granted, Graph, OpRef, Snapshot, Var};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -25,8 +25,8 @@ mod split;
 mod submission;
 mod withdrawal;
 
-const READ: Mode = Mode::Read;
-const WRITE: Mode = Mode::Write;
+const READ: AccessMode = AccessMode::Read;
+const WRITE: AccessMode = AccessMode::Write;
 
 /// Explores with at most `preemptions` involuntary switches per execution, or as many as `LOOM_MAX_PREEMPTIONS` says if that is less. With three threads, one: two
 /// threads that wait for one lock may yield to each other for ever, which loom would follow.
@@ -45,7 +45,7 @@ struct Data {
 }
 
 /// Which cells an operation uses.
-type Uses = Vec<(usize, Mode)>;
+type Uses = Vec<(usize, AccessMode)>;
 
 struct World {
     graph: Graph<usize, Uses>,
@@ -74,7 +74,7 @@ impl World {
         Self { graph: self.graph.clone(), vars: self.vars.clone(), data: Arc::clone(&self.data) }
     }
 
-    fn submit(&self, uses: &[(usize, Mode)]) {
+    fn submit(&self, uses: &[(usize, AccessMode)]) {
         let accesses = uses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
         self.run(self.graph.op(uses.to_vec(), accesses).submit_unreferenced());
     }
@@ -87,7 +87,7 @@ impl World {
                 let cell = &self.data.cells[*cell];
                 match mode {
                     // SAFETY: exactly what the graph promises, and loom checks.
-                    Mode::Read => assert!(cell.with(|value| unsafe { *value }) < 100),
+                    AccessMode::Read => assert!(cell.with(|value| unsafe { *value }) < 100),
                     // SAFETY: as above.
                     _ => cell.with_mut(|value| unsafe { *value += 1 }),
                 }
@@ -98,12 +98,12 @@ impl World {
     }
 
     /// Submits an operation that may be withdrawn, and that cannot be granted yet.
-    fn request(&self, uses: &[(usize, Mode)]) -> OpRef<usize, Uses> {
+    fn request(&self, uses: &[(usize, AccessMode)]) -> OpRef<usize, Uses> {
         self.request_of(uses.to_vec(), uses)
     }
 
     /// As `request`, of which only `touches` is touched when it runs.
-    fn request_of(&self, touches: Uses, uses: &[(usize, Mode)]) -> OpRef<usize, Uses> {
+    fn request_of(&self, touches: Uses, uses: &[(usize, AccessMode)]) -> OpRef<usize, Uses> {
         let accesses = uses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
         let (request, granted) = self.graph.op(touches, accesses).submit();
         assert!(granted.is_none(), "something is in its way");

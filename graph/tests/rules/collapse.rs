@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::{Driver, Graph, Value, complete, none, only, r, w};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 
 #[test]
 fn accesses_to_members_are_ordered_against_each_other_after_a_collapse() {
@@ -14,7 +14,7 @@ fn accesses_to_members_are_ordered_against_each_other_after_a_collapse() {
     driver.submit("r2", &[r(2)]);
     assert_eq!(driver.granted(), ["collapse"]);
     assert_eq!(driver.complete("collapse"), ["w0"]);
-    assert_eq!(driver.accesses("w0"), [(2, Mode::Write)], "the state of the group");
+    assert_eq!(driver.accesses("w0"), [(2, AccessMode::Write)], "the state of the group");
     assert_eq!(driver.complete("w0"), ["r1", "r2"]);
     assert_eq!(driver.vars[0].with_state(|state, _| state.number), 0, "a member keeps its own state");
     assert_eq!(driver.vars[0].ordering(), driver.vars[2]);
@@ -90,10 +90,10 @@ fn duplicate_members_and_the_group_among_its_members_are_merged() {
     assert_eq!(driver.accesses("collapse").len(), 2);
     driver.complete("collapse");
     driver.collapse("again", &[0, 1], 1);
-    assert_eq!(driver.accesses("again"), [(1, Mode::Write)]);
+    assert_eq!(driver.accesses("again"), [(1, AccessMode::Write)]);
     driver.complete("again");
     driver.collapse("upside down", &[1], 0);
-    assert_eq!(driver.accesses("upside down"), [(1, Mode::Write)], "one group already");
+    assert_eq!(driver.accesses("upside down"), [(1, AccessMode::Write)], "one group already");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn two_members_of_one_group_in_one_operation_are_one_access() {
     driver.collapse("collapse", &[0, 1], 2);
     driver.complete("collapse");
     driver.submit("both", &[r(0), w(1)]);
-    assert_eq!(driver.accesses("both"), [(2, Mode::Update)]);
+    assert_eq!(driver.accesses("both"), [(2, AccessMode::Update)]);
 }
 
 #[test]
@@ -117,7 +117,10 @@ fn groups_collapse_into_larger_groups() {
     assert_eq!(driver.complete("left"), ["w0"]);
     assert_eq!(driver.complete("right"), [""; 0]);
     assert_eq!(driver.complete("w0"), ["both"]);
-    assert_eq!(driver.accesses("both"), [(1, Mode::Write), (3, Mode::Write), (4, Mode::Write)]);
+    assert_eq!(
+        driver.accesses("both"),
+        [(1, AccessMode::Write), (3, AccessMode::Write), (4, AccessMode::Write)]
+    );
     assert_eq!(driver.complete("both"), ["w2"]);
     assert_eq!(driver.complete("w2"), ["r1"]);
     assert!((0..4).all(|member| driver.vars[member].ordering() == driver.vars[4]));
@@ -154,9 +157,11 @@ fn a_member_dropped_while_its_accesses_queue_on_the_group_lives_until_they_are_t
     let member = graph.var(Value::of(witness.clone()));
     let group = graph.var(Value::default());
     let collapse = graph.collapse("collapse".into(), &[&member], &group).expect("idle");
-    assert!(graph.op("through the member".into(), [(&member, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(
+        graph.op("through the member".into(), [(&member, AccessMode::Write)]).submit_unreferenced().is_none()
+    );
     drop(member);
-    assert!(graph.op("later".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("later".into(), [(&group, AccessMode::Write)]).submit_unreferenced().is_none());
     let mut next = Some(collapse);
     let mut step = || {
         let granted = next.take().expect("a chain");
@@ -177,12 +182,20 @@ fn a_parked_member_goes_when_a_later_write_of_a_busy_group_completes() {
     let group = graph.var(Value::default());
     none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
     let (slow, quick) = (
-        graph.op("slow".into(), [(&member, Mode::Read)]).submit_unreferenced().expect("idle"),
-        graph.op("quick".into(), [(&group, Mode::Read)]).submit_unreferenced().expect("readers together"),
+        graph.op("slow".into(), [(&member, AccessMode::Read)]).submit_unreferenced().expect("idle"),
+        graph
+            .op("quick".into(), [(&group, AccessMode::Read)])
+            .submit_unreferenced()
+            .expect("readers together"),
     );
     drop(member);
-    assert!(graph.op("write".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
-    assert!(graph.op("keeps the queue busy".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("write".into(), [(&group, AccessMode::Write)]).submit_unreferenced().is_none());
+    assert!(
+        graph
+            .op("keeps the queue busy".into(), [(&group, AccessMode::Write)])
+            .submit_unreferenced()
+            .is_none()
+    );
     none(complete(quick));
     assert_eq!(Arc::strong_count(&witness), 2);
     let last = only(complete(only(complete(slow))));
@@ -196,7 +209,7 @@ fn a_member_dropped_before_its_collapse_completes_waits_for_it() {
     let witness = Arc::new(());
     let member = graph.var(Value::of(witness.clone()));
     let group = graph.var(Value::default());
-    let ahead = graph.op("ahead".into(), [(&member, Mode::Read)]).submit_unreferenced().expect("idle");
+    let ahead = graph.op("ahead".into(), [(&member, AccessMode::Read)]).submit_unreferenced().expect("idle");
     assert!(graph.collapse("collapse".into(), &[&member], &group).is_none());
     drop((member, group));
     assert_eq!(graph.snapshot(|_| ()).ops.len(), 2);

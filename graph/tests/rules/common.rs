@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 
 /// State of a variable and payload of an operation in nearly all tests: with one type the graph is compiled once.
 #[derive(Debug, Default)]
@@ -55,14 +55,14 @@ pub fn none(granted: Vec<Granted>) {
     assert!(granted.is_empty(), "{granted:?}");
 }
 
-pub type Access = (usize, Mode);
+pub type Access = (usize, AccessMode);
 
 pub fn r(var: usize) -> Access {
-    (var, Mode::Read)
+    (var, AccessMode::Read)
 }
 
 pub fn w(var: usize) -> Access {
-    (var, Mode::Write)
+    (var, AccessMode::Write)
 }
 
 /// A graph whose granted operations wait, by name, for the test to complete them.

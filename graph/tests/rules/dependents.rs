@@ -1,7 +1,7 @@
 //! Steps along the queues: what looks at the writes of an operation, and whose writes it looks at.
 
 use crate::common::{Driver, OpRef, complete, r, w};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 
 fn behind(op: &OpRef) -> Vec<String> {
     let mut found = Vec::new();
@@ -11,14 +11,14 @@ fn behind(op: &OpRef) -> Vec<String> {
 
 fn ahead(op: &OpRef) -> Vec<String> {
     let mut found = Vec::new();
-    op.sources(Mode::reads, |op| op.name == "known", &mut found);
+    op.sources(AccessMode::reads, |op| op.name == "known", &mut found);
     found.iter().map(|op| op.payload().name.clone()).collect()
 }
 
 const NONE: [&str; 0] = [];
 
 fn u(var: usize) -> crate::common::Access {
-    (var, Mode::Update)
+    (var, AccessMode::Update)
 }
 
 #[test]
@@ -97,13 +97,16 @@ fn steps_among_operations_that_come_and_go() {
             for round in 0..20_000 {
                 let fresh = graph.var(9.into());
                 let accesses = [
-                    (&variables[round % 3], Mode::Update),
-                    (&variables[(round + 1) % 3], Mode::Read),
-                    (&fresh, Mode::Write),
+                    (&variables[round % 3], AccessMode::Update),
+                    (&variables[(round + 1) % 3], AccessMode::Read),
+                    (&fresh, AccessMode::Write),
                 ];
                 let (op, granted) = graph.op("some".into(), accesses).submit();
                 let behind = graph
-                    .op("behind".into(), [(&fresh, Mode::Read), (&variables[round % 3], Mode::Update)])
+                    .op(
+                        "behind".into(),
+                        [(&fresh, AccessMode::Read), (&variables[round % 3], AccessMode::Update)],
+                    )
                     .submit();
                 drop(fresh);
                 if send.send(op).is_err() {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use estafette_graph::{Granted, Graph, Mode, OpRef, Var, VarId};
+use estafette_graph::{AccessMode, Granted, Graph, OpRef, Var, VarId};
 use petgraph::algo::toposort;
 use petgraph::graph::DiGraph;
 use proptest::prelude::*;
@@ -19,9 +19,9 @@ use proptest::prelude::*;
 /// One submission.
 #[derive(Clone, Debug)]
 enum Step {
-    Access(Vec<(usize, Mode)>),
+    Access(Vec<(usize, AccessMode)>),
     /// As `Access`; some steps later its submitter tries to withdraw it, or gives only its reads up.
-    Request(Vec<(usize, Mode)>),
+    Request(Vec<(usize, AccessMode)>),
     Collapse {
         members: Vec<usize>,
         group: usize,
@@ -48,7 +48,7 @@ struct State {
 }
 
 /// What an operation found on each variable it used.
-type Found = BTreeMap<VarId, (Mode, u64)>;
+type Found = BTreeMap<VarId, (AccessMode, u64)>;
 
 type Token = Granted<State, Name>;
 
@@ -215,7 +215,7 @@ impl Input {
     }
 
     /// Commutative over variables, since their order within an operation means nothing.
-    fn add(&mut self, mode: Mode, var: VarId, hash: u64) {
+    fn add(&mut self, mode: AccessMode, var: VarId, hash: u64) {
         if mode.reads() {
             self.0 = self.0.wrapping_add(mix(var.get(), hash));
         }
@@ -265,7 +265,7 @@ fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>,
                 let maker = writers.get(&(*var, version - 1)).ok_or("a version that no thread wrote")?;
                 order.add_edge(nodes[maker], nodes[name], ());
             }
-            if let (Mode::Read, Some(next)) = (mode, writers.get(&(*var, *version))) {
+            if let (AccessMode::Read, Some(next)) = (mode, writers.get(&(*var, *version))) {
                 order.add_edge(nodes[name], nodes[next], ());
             }
         }
@@ -293,18 +293,18 @@ fn replay(
             }
             var
         };
-        let mut accesses: BTreeMap<usize, Mode> = BTreeMap::new();
-        let mut add = |var: usize, mode: Mode| {
+        let mut accesses: BTreeMap<usize, AccessMode> = BTreeMap::new();
+        let mut add = |var: usize, mode: AccessMode| {
             let merged = accesses.entry(root(var)).or_insert(mode);
             if *merged != mode {
-                *merged = Mode::Update;
+                *merged = AccessMode::Update;
             }
         };
         let mut forward = None;
         match &program.threads[name.0][name.1] {
             Step::Access(list) | Step::Request(list) => list.iter().for_each(|(var, mode)| add(*var, *mode)),
             Step::Collapse { members, group } => {
-                members.iter().chain([group]).for_each(|var| add(*var, Mode::Write));
+                members.iter().chain([group]).for_each(|var| add(*var, AccessMode::Write));
                 forward = Some((members.iter().map(|var| root(*var)).collect::<Vec<_>>(), root(*group)));
             }
         }
@@ -366,11 +366,13 @@ fn program(seed: u64, vars: usize, threads: usize, steps: usize, collapses: bool
             return Step::Collapse { members, group: random.below(vars) };
         }
         let mut accesses: Vec<_> = (0..1 + random.below(18))
-            .map(|_| (random.below(vars), if random.below(8) == 0 { Mode::Update } else { Mode::Read }))
+            .map(|_| {
+                (random.below(vars), if random.below(8) == 0 { AccessMode::Update } else { AccessMode::Read })
+            })
             .collect();
         // Threads differ in where the write stands, so that crossings are common.
         let place = if thread.is_multiple_of(2) { 0 } else { accesses.len() };
-        accesses.insert(place, (random.below(vars), Mode::Write));
+        accesses.insert(place, (random.below(vars), AccessMode::Write));
         if random.below(4) == 0 { Step::Request(accesses) } else { Step::Access(accesses) }
     };
     Program { vars, threads: (0..threads).map(|thread| (0..steps).map(|_| step(thread)).collect()).collect() }
@@ -408,10 +410,13 @@ proptest! {
 /// The checker itself: two operations seen in opposite order on two variables are a cycle.
 #[test]
 fn the_checker_finds_crossed_operations() {
-    let step = || Step::Access(vec![(0, Mode::Write), (1, Mode::Write)]);
+    let step = || Step::Access(vec![(0, AccessMode::Write), (1, AccessMode::Write)]);
     let program = Program { vars: 2, threads: vec![vec![step()], vec![step()]] };
     let found = |first: u64, second: u64| {
-        Found::from([(VarId::new(1), (Mode::Write, first)), (VarId::new(2), (Mode::Write, second))])
+        Found::from([
+            (VarId::new(1), (AccessMode::Write, first)),
+            (VarId::new(2), (AccessMode::Write, second)),
+        ])
     };
     let crossed = HashMap::from([((0, 0), found(0, 1)), ((1, 0), found(1, 0))]);
     assert!(recover(&program, &crossed).expect_err("crossed").contains("cycle"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::{Granted, Graph, Value, Var, complete, none, only};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 
 /// Counts how often it is dropped; a second drop of one value would count twice.
 #[derive(Clone, Default)]
@@ -29,7 +29,7 @@ impl Drop for Counted {
 }
 
 fn write(graph: &Graph, payload: Value, var: &Var) -> Option<Granted> {
-    graph.op(payload, [(var, Mode::Write)]).submit_unreferenced()
+    graph.op(payload, [(var, AccessMode::Write)]).submit_unreferenced()
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn the_last_of_several_readers_frees_an_orphaned_variable() {
     let mut readers: Vec<_> = (0..3)
         .map(|_| {
             graph
-                .op(Value::default(), [(&x, Mode::Read)])
+                .op(Value::default(), [(&x, AccessMode::Read)])
                 .submit_unreferenced()
                 .expect("readers run together")
         })
@@ -93,7 +93,7 @@ fn a_payload_is_dropped_by_completion_unless_referenced() {
     none(complete(write(&graph, drops.counted(), &x).expect("idle")));
     assert_eq!(drops.count(), 1);
 
-    let (reference, granted) = graph.op(drops.counted(), [(&x, Mode::Write)]).submit();
+    let (reference, granted) = graph.op(drops.counted(), [(&x, AccessMode::Write)]).submit();
     let granted = granted.expect("idle");
     let another = granted.to_ref();
     assert_eq!(reference, another);
@@ -129,7 +129,7 @@ fn a_reference_dropped_before_completion_changes_nothing() {
     let drops = Drops::default();
     let graph = Graph::new();
     let x = graph.var(Value::default());
-    let (reference, granted) = graph.op(drops.counted(), [(&x, Mode::Write)]).submit();
+    let (reference, granted) = graph.op(drops.counted(), [(&x, AccessMode::Write)]).submit();
     drop(reference);
     drop((graph, x));
     assert_eq!(drops.count(), 0);
@@ -154,7 +154,7 @@ fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
     let other = graph.var(Value::default());
     let restless = || Value::of(Restless(graph.clone(), other.clone()));
     let x = graph.var(restless());
-    let granted = graph.op(restless(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
+    let granted = graph.op(restless(), [(&x, AccessMode::Write)]).submit_unreferenced().expect("idle");
     drop(x);
     none(complete(granted));
     assert!(other.is_quiet());
@@ -175,9 +175,9 @@ fn handles_and_operations_come_apart_on_many_threads() {
                 for round in 0..ROUNDS {
                     let x = graph.var(states.counted());
                     let y = graph.var(states.counted());
-                    let pair = [(&x, Mode::Write), (&y, Mode::Read)];
+                    let pair = [(&x, AccessMode::Write), (&y, AccessMode::Read)];
                     let (reference, granted) = graph.op(payloads.counted(), pair).submit();
-                    let later = graph.op(payloads.counted(), [(&x, Mode::Read)]).submit_unreferenced();
+                    let later = graph.op(payloads.counted(), [(&x, AccessMode::Read)]).submit_unreferenced();
                     assert!(later.is_none());
                     send.send(granted.expect("fresh variables")).expect("the completer lives");
                     if round % 2 == 0 {

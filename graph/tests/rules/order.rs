@@ -1,7 +1,7 @@
 //! Who may go when: situations of one thread, event by event.
 
 use crate::common::{Driver, Graph, Value, complete, none, only, r, w};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{AccessMode, OpId};
 
 #[test]
 fn an_operation_without_accesses_is_granted_at_once_and_outlives_the_graph() {
@@ -56,13 +56,13 @@ fn readers_join_readers_only_while_no_writer_waits() {
 
 #[test]
 fn duplicates_do_not_deadlock_and_read_with_write_is_an_update() {
-    let u = |var| (var, Mode::Update);
+    let u = |var| (var, AccessMode::Update);
     for (accesses, mode) in [
-        (&[w(0), w(0)][..], Mode::Write),
-        (&[u(0), w(0)], Mode::Update),
-        (&[r(0), w(0)], Mode::Update),
-        (&[w(0), r(0)], Mode::Update),
-        (&[r(0), w(0), r(0), w(0), r(0)], Mode::Update),
+        (&[w(0), w(0)][..], AccessMode::Write),
+        (&[u(0), w(0)], AccessMode::Update),
+        (&[r(0), w(0)], AccessMode::Update),
+        (&[w(0), r(0)], AccessMode::Update),
+        (&[r(0), w(0), r(0), w(0), r(0)], AccessMode::Update),
     ] {
         let mut driver = Driver::new(2);
         driver.submit("first", accesses);
@@ -73,7 +73,7 @@ fn duplicates_do_not_deadlock_and_read_with_write_is_an_update() {
     }
     let mut driver = Driver::new(1);
     driver.submit("reads", &[r(0), r(0), r(0)]);
-    assert_eq!(driver.accesses("reads"), [(0, Mode::Read)]);
+    assert_eq!(driver.accesses("reads"), [(0, AccessMode::Read)]);
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn quiet_means_no_unfinished_write_and_no_user_flag() {
     let x = graph.var(7.into());
     assert!(x.is_quiet());
     let reading =
-        graph.op(Value::default(), [(&x, Mode::Read)]).submit_unreferenced().expect("nothing ahead");
+        graph.op(Value::default(), [(&x, AccessMode::Read)]).submit_unreferenced().expect("nothing ahead");
     assert!(x.is_quiet(), "readers do not disturb");
-    assert!(graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op(Value::default(), [(&x, AccessMode::Write)]).submit_unreferenced().is_none());
     assert!(!x.is_quiet() && x.has_unfinished_write(), "queued counts as unfinished");
     let write = only(complete(reading));
     assert!(!x.is_quiet());
@@ -133,7 +133,7 @@ fn an_access_of_a_granted_operation_reaches_state_and_flags() {
     let graph = Graph::new();
     let (x, y) = (graph.var(1.into()), graph.var(2.into()));
     let granted = graph
-        .op(Value::default(), [(&x, Mode::Read), (&y, Mode::Write)])
+        .op(Value::default(), [(&x, AccessMode::Read), (&y, AccessMode::Write)])
         .submit_unreferenced()
         .expect("nothing ahead");
     let mut seen: Vec<_> = granted
@@ -148,7 +148,7 @@ fn an_access_of_a_granted_operation_reaches_state_and_flags() {
         })
         .collect();
     seen.sort_unstable();
-    assert_eq!(seen, [(x.id(), Mode::Read), (y.id(), Mode::Write)]);
+    assert_eq!(seen, [(x.id(), AccessMode::Read), (y.id(), AccessMode::Write)]);
     assert_eq!(x.with_state(|state, _| state.number), 11);
     let mut finished = 0;
     granted.complete(|_| finished += 1, |_| unreachable!());
@@ -159,8 +159,8 @@ fn an_access_of_a_granted_operation_reaches_state_and_flags() {
 fn an_operation_over_ten_thousand_variables_is_fine() {
     let graph = Graph::new();
     let vars: Vec<_> = (0..10_000).map(|_| graph.var(Value::default())).collect();
-    let mut wide = vars.iter().rev().map(|var| (var, Mode::Write)).collect::<Vec<_>>();
-    wide.extend(vars.iter().map(|var| (var, Mode::Read)));
+    let mut wide = vars.iter().rev().map(|var| (var, AccessMode::Write)).collect::<Vec<_>>();
+    wide.extend(vars.iter().map(|var| (var, AccessMode::Read)));
     let first = graph.op("wide".into(), wide.iter().copied()).submit_unreferenced().expect("nothing ahead");
     assert_eq!(first.accesses().len(), 10_000);
     assert!(graph.op("again".into(), wide).submit_unreferenced().is_none());
@@ -176,7 +176,7 @@ fn a_chain_of_a_million_completes_without_recursion() {
     let x = graph.var(Value::default());
     let mut next = None;
     for n in 0..1_000_000 {
-        if let Some(granted) = graph.op(n.into(), [(&x, Mode::Write)]).submit_unreferenced() {
+        if let Some(granted) = graph.op(n.into(), [(&x, AccessMode::Write)]).submit_unreferenced() {
             next = Some(granted);
         }
     }
@@ -203,8 +203,10 @@ fn names_are_unique_and_ascend_for_one_thread() {
     assert!(x.id() < graph.var(Value::default()).id());
     let mut last: Option<OpId> = None;
     for _ in 0..1000 {
-        let granted =
-            graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("completed at once");
+        let granted = graph
+            .op(Value::default(), [(&x, AccessMode::Write)])
+            .submit_unreferenced()
+            .expect("completed at once");
         assert!(last.is_none_or(|last| last < granted.id()));
         last = Some(granted.id());
         none(complete(granted));
@@ -217,9 +219,10 @@ fn names_are_unique_and_ascend_for_one_thread() {
 fn a_panicking_ready_still_gets_the_other_operations() {
     let graph = Graph::new();
     let x = graph.var(Value::default());
-    let gate = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
+    let gate =
+        graph.op(Value::default(), [(&x, AccessMode::Write)]).submit_unreferenced().expect("nothing ahead");
     for n in 1..=3 {
-        assert!(graph.op(n.into(), [(&x, Mode::Read)]).submit_unreferenced().is_none());
+        assert!(graph.op(n.into(), [(&x, AccessMode::Read)]).submit_unreferenced().is_none());
     }
     let mut got = Vec::new();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -245,7 +248,7 @@ fn a_panicking_finish_leaves_no_bit_taken_and_the_operation_visible() {
     let graph = Graph::new();
     let x = graph.var(Value::default());
     let granted =
-        graph.op("broken".into(), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
+        graph.op("broken".into(), [(&x, AccessMode::Write)]).submit_unreferenced().expect("nothing ahead");
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         granted.complete(|_| panic!("finish"), |_| ());
     }));
@@ -261,7 +264,7 @@ fn dropping_a_granted_operation_is_a_loud_bug() {
     let graph = Graph::new();
     let x = graph.var(Value::default());
     let granted =
-        graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("nothing ahead");
+        graph.op(Value::default(), [(&x, AccessMode::Write)]).submit_unreferenced().expect("nothing ahead");
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(granted)));
     let message = *panic.expect_err("it panics").downcast::<String>().expect("a formatted message");
     assert_eq!(message, "op 1 was granted and dropped without being completed");
@@ -272,5 +275,5 @@ fn dropping_a_granted_operation_is_a_loud_bug() {
 fn a_variable_of_another_graph_is_refused() {
     let (here, there) = (Graph::new(), Graph::new());
     let stranger = there.var(Value::default());
-    let _ = here.op(Value::default(), [(&stranger, Mode::Read)]);
+    let _ = here.op(Value::default(), [(&stranger, AccessMode::Read)]);
 }

@@ -1,7 +1,7 @@
 //! Reads without an operation.
 
 use crate::common::{Graph, Value, Var, complete, none, only};
-use estafette_graph::{Hazard, Mode, OpId};
+use estafette_graph::{AccessMode, Hazard, OpId};
 
 fn pin(graph: &Graph, var: &Var) -> OpId {
     let id = graph.next_id();
@@ -32,12 +32,12 @@ fn a_write_waits_for_every_hold_and_reads_do_not() {
     let (first, second) = (pin(&graph, &var), pin(&graph, &var));
     assert!(var.is_quiet(), "a reader leaves no write behind");
     let read = graph
-        .op("read".into(), [(&var, Mode::Read)])
+        .op("read".into(), [(&var, AccessMode::Read)])
         .submit_unreferenced()
         .expect("readers do not wait for readers");
-    assert!(graph.op("write".into(), [(&var, Mode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("write".into(), [(&var, AccessMode::Write)]).submit_unreferenced().is_none());
     assert!(
-        graph.op("late".into(), [(&var, Mode::Read)]).submit_unreferenced().is_none(),
+        graph.op("late".into(), [(&var, AccessMode::Read)]).submit_unreferenced().is_none(),
         "no writer starves"
     );
     assert!(!var.try_pin(|_, _| unreachable!("not asked")), "a hold does not overtake a writer either");
@@ -53,8 +53,8 @@ fn the_last_hold_lets_the_writer_in_when_it_is_later_than_the_last_read() {
     let graph = Graph::new();
     let var = graph.var(Value::default());
     let id = pin(&graph, &var);
-    let read = graph.op("read".into(), [(&var, Mode::Read)]).submit_unreferenced().expect("granted");
-    assert!(graph.op("write".into(), [(&var, Mode::Update)]).submit_unreferenced().is_none());
+    let read = graph.op("read".into(), [(&var, AccessMode::Read)]).submit_unreferenced().expect("granted");
+    assert!(graph.op("write".into(), [(&var, AccessMode::Update)]).submit_unreferenced().is_none());
     none(complete(read));
     assert_eq!(end(&var, id), ["write"]);
     assert!(var.is_quiet());
@@ -66,7 +66,7 @@ fn a_hold_may_be_refused_by_what_the_variable_carries() {
     let var = graph.var(Value::default());
     var.with_state(|_, flags| *flags = 5);
     assert!(!var.try_pin(|_, flags| flags == 0));
-    let write = graph.op("write".into(), [(&var, Mode::Write)]).submit_unreferenced();
+    let write = graph.op("write".into(), [(&var, AccessMode::Write)]).submit_unreferenced();
     none(complete(write.expect("not held")));
     assert!(var.try_pin(|_, flags| flags == 5));
     var.unpin(|_, flags| *flags = 0, |_| unreachable!());
@@ -105,7 +105,7 @@ fn a_picture_names_the_holders_that_block_a_write() {
     assert_eq!((idle.ops.len(), idle.vars.len()), (2, 1));
     assert!(
         graph
-            .op("write".into(), [(&held, Mode::Write), (&free, Mode::Write)])
+            .op("write".into(), [(&held, AccessMode::Write), (&free, AccessMode::Write)])
             .submit_unreferenced()
             .is_none()
     );
@@ -116,9 +116,9 @@ fn a_picture_names_the_holders_that_block_a_write() {
     assert_eq!(leaves, ids);
     assert!(
         snapshot
-            .blockers(write)
+            .dependencies(write)
             .iter()
-            .all(|blocker| blocker.kind == Hazard::War && blocker.var == held.id())
+            .all(|dependency| dependency.hazard == Hazard::War && dependency.var == held.id())
     );
     assert!(ids.iter().all(|id| snapshot.op(*id).is_some_and(|op| op.granted && op.label == "hold")));
     assert_eq!(end(&held, ids[0]), [""; 0]);

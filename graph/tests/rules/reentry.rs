@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use crate::common::{Graph, Value, Var, complete, none};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 
 /// Runs `test` on a thread of its own; one that has not ended after a minute has failed.
 fn watched(test: impl FnOnce() + Send + 'static) {
@@ -69,7 +69,7 @@ fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() 
             refused(|| y.with_state(|_, _| ()));
             refused(|| y.try_pin(|_, _| true));
             refused(|| y.queued());
-            refused(|| graph.op(Value::default(), [(&y, Mode::Write)]).submit_unreferenced());
+            refused(|| graph.op(Value::default(), [(&y, AccessMode::Write)]).submit_unreferenced());
             refused(|| graph.snapshot(|_| ()));
             refused(|| graph.var(Value::default()));
             refused(|| graph.share());
@@ -122,7 +122,7 @@ fn what_completes_and_what_describes_holds_is_refused_as_well() {
         for graph in graphs() {
             let x = graph.var(1.into());
             let granted = graph
-                .op(Value::default(), [(&x, Mode::Write)])
+                .op(Value::default(), [(&x, AccessMode::Write)])
                 .submit_unreferenced()
                 .expect("nothing is in the way");
             for access in granted.accesses() {
@@ -166,7 +166,7 @@ fn a_panic_in_a_closure_of_a_snapshot_leaves_the_graph_usable() {
     assert!(graph.snapshot(|_| ()).ops.is_empty());
     drop(y);
     x.unpin(|_, _| (), |_| ());
-    let written = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced();
+    let written = graph.op(Value::default(), [(&x, AccessMode::Write)]).submit_unreferenced();
     none(complete(written.expect("nothing is in the way")));
 }
 
@@ -175,7 +175,7 @@ fn a_hold_whose_closure_panics_is_none() {
     let graph = Graph::new();
     let x = graph.var(Value::default());
     let _ = catch_unwind(AssertUnwindSafe(|| x.try_pin(|_, _| panic!("accept"))));
-    let written = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced();
+    let written = graph.op(Value::default(), [(&x, AccessMode::Write)]).submit_unreferenced();
     none(complete(written.expect("nothing holds the variable")));
 }
 

@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 
 use estafette_graph::program::{Countdown, ProgramLog, ProgramOrder, Released};
-use estafette_graph::{Mode, VarId};
+use estafette_graph::{AccessMode, VarId};
 use proptest::prelude::*;
 
-const READ: Mode = Mode::Read;
-const WRITE: Mode = Mode::Write;
-const UPDATE: Mode = Mode::Update;
+const READ: AccessMode = AccessMode::Read;
+const WRITE: AccessMode = AccessMode::Write;
+const UPDATE: AccessMode = AccessMode::Update;
 
 /// The uses of each operation.
-type Program = Vec<Vec<(u64, Mode)>>;
+type Program = Vec<Vec<(u64, AccessMode)>>;
 
-fn log(program: &[Vec<(u64, Mode)>]) -> ProgramLog {
+fn log(program: &[Vec<(u64, AccessMode)>]) -> ProgramLog {
     let mut log = ProgramLog::new();
     for uses in program {
         log.push(uses.iter().map(|(var, mode)| (VarId::new(*var), *mode)));
@@ -35,8 +35,8 @@ fn ancestors(len: usize, edges: impl IntoIterator<Item = (usize, usize)>) -> Vec
 }
 
 /// All dependences, straight from the definition: one of two uses of a variable is exclusive.
-fn conflicts(program: &[Vec<(u64, Mode)>]) -> Vec<(usize, usize)> {
-    let conflict = |a: &[(u64, Mode)], b: &[(u64, Mode)]| {
+fn conflicts(program: &[Vec<(u64, AccessMode)>]) -> Vec<(usize, usize)> {
+    let conflict = |a: &[(u64, AccessMode)], b: &[(u64, AccessMode)]| {
         a.iter().any(|(var, mode)| {
             b.iter().any(|(other, its)| var == other && (mode.is_exclusive() || its.is_exclusive()))
         })

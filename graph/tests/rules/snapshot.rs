@@ -1,7 +1,7 @@
 //! Pictures of what is queued, and what they explain.
 
 use crate::common::{Driver, Graph, Value, complete, r, w};
-use estafette_graph::{Blocker, Hazard, Mode, OpId, Snapshot};
+use estafette_graph::{AccessMode, Dependency, Hazard, OpId, Snapshot};
 
 fn all(driver: &Driver) -> Snapshot<String> {
     driver.graph.snapshot(|op| op.name.clone())
@@ -23,7 +23,7 @@ fn an_idle_graph_has_an_empty_picture() {
     let driver = Driver::new(3);
     let snapshot = all(&driver);
     assert!(snapshot.ops.is_empty() && snapshot.vars.is_empty());
-    assert!(snapshot.blockers(OpId::new(1)).is_empty() && snapshot.leaves(OpId::new(1)).is_empty());
+    assert!(snapshot.dependencies(OpId::new(1)).is_empty() && snapshot.leaves(OpId::new(1)).is_empty());
 }
 
 #[test]
@@ -34,20 +34,23 @@ fn queues_show_granted_accesses_until_they_are_completed() {
     let snapshot = all(&driver);
     let (r, w) = (id(&snapshot, "r"), id(&snapshot, "w"));
     let [x, y] = [driver.vars[0].id(), driver.vars[1].id()];
-    assert_eq!(snapshot.var(x).expect("busy").queue, [(r, Mode::Read, true), (w, Mode::Write, false)]);
-    assert_eq!(snapshot.var(y).expect("busy").queue, [(w, Mode::Write, true)]);
+    assert_eq!(
+        snapshot.var(x).expect("busy").queue,
+        [(r, AccessMode::Read, true), (w, AccessMode::Write, false)]
+    );
+    assert_eq!(snapshot.var(y).expect("busy").queue, [(w, AccessMode::Write, true)]);
     let op = snapshot.op(w).expect("queued");
     assert!(!op.granted);
-    assert_eq!(op.accesses, [(x, Mode::Write, false), (y, Mode::Write, true)]);
+    assert_eq!(op.accesses, [(x, AccessMode::Write, false), (y, AccessMode::Write, true)]);
     driver.complete("r");
     let snapshot = all(&driver);
     assert_eq!(snapshot.ops.len(), 1);
     assert!(snapshot.op(w).expect("queued").granted);
-    assert!(snapshot.blockers(w).is_empty());
+    assert!(snapshot.dependencies(w).is_empty());
 }
 
 #[test]
-fn blockers_are_the_nearest_conflicts_with_their_kind() {
+fn dependencies_are_the_nearest_conflicts_with_their_kind() {
     let mut driver = Driver::new(1);
     driver.submit("w1", &[w(0)]);
     driver.submit("w2", &[w(0)]);
@@ -56,12 +59,12 @@ fn blockers_are_the_nearest_conflicts_with_their_kind() {
     driver.submit("w3", &[w(0)]);
     let snapshot = all(&driver);
     let var = driver.vars[0].id();
-    let by = |op, kind| Blocker { op: id(&snapshot, op), var, kind };
-    assert_eq!(snapshot.blockers(id(&snapshot, "w1")), []);
-    assert_eq!(snapshot.blockers(id(&snapshot, "w2")), [by("w1", Hazard::Waw)]);
-    assert_eq!(snapshot.blockers(id(&snapshot, "r1")), [by("w2", Hazard::Raw)]);
-    assert_eq!(snapshot.blockers(id(&snapshot, "r2")), [by("w2", Hazard::Raw)]);
-    assert_eq!(snapshot.blockers(id(&snapshot, "w3")), [by("r1", Hazard::War), by("r2", Hazard::War)]);
+    let by = |op, hazard| Dependency { op: id(&snapshot, op), var, hazard };
+    assert_eq!(snapshot.dependencies(id(&snapshot, "w1")), []);
+    assert_eq!(snapshot.dependencies(id(&snapshot, "w2")), [by("w1", Hazard::Waw)]);
+    assert_eq!(snapshot.dependencies(id(&snapshot, "r1")), [by("w2", Hazard::Raw)]);
+    assert_eq!(snapshot.dependencies(id(&snapshot, "r2")), [by("w2", Hazard::Raw)]);
+    assert_eq!(snapshot.dependencies(id(&snapshot, "w3")), [by("r1", Hazard::War), by("r2", Hazard::War)]);
 }
 
 #[test]
@@ -139,7 +142,7 @@ fn a_picture_of_a_long_chain_of_variables_follows_it_in_one_pass() {
     let snapshot = all(&driver);
     assert_eq!(snapshot.ops.len(), LENGTH);
     let mut explained = snapshot.explained();
-    assert_eq!(snapshot.ops.iter().filter(|op| explained.blockers(op).len() == 1).count(), LENGTH - 1);
+    assert_eq!(snapshot.ops.iter().filter(|op| explained.dependencies(op).len() == 1).count(), LENGTH - 1);
     driver.drain();
 }
 
@@ -200,9 +203,9 @@ fn pictures_taken_during_traffic_are_consistent() {
                     let own = graph.var(Value::default());
                     while in_flight.fetch_add(1, Ordering::Relaxed) < WINDOW {
                         let accesses = [
-                            (&vars[step() % 6], Mode::Read),
-                            (&vars[step() % 6], Mode::Write),
-                            (&own, Mode::Write),
+                            (&vars[step() % 6], AccessMode::Read),
+                            (&vars[step() % 6], AccessMode::Write),
+                            (&own, AccessMode::Write),
                         ];
                         ready.extend(graph.op(thread.into(), accesses).submit_unreferenced());
                     }
@@ -227,7 +230,7 @@ fn check(snapshot: &Snapshot<usize>) {
         assert!(var.queue.is_sorted_by_key(|(_, _, granted)| !granted), "granted ones first");
         assert!(var.queue[0].2, "the head is granted");
         let granted: Vec<_> = var.queue.iter().filter(|(_, _, granted)| *granted).collect();
-        assert!(granted.len() == 1 || granted.iter().all(|(_, mode, _)| *mode == Mode::Read));
+        assert!(granted.len() == 1 || granted.iter().all(|(_, mode, _)| *mode == AccessMode::Read));
     }
     for op in &snapshot.ops {
         assert!(!op.accesses.is_empty());
@@ -237,7 +240,7 @@ fn check(snapshot: &Snapshot<usize>) {
                 op.accesses.len() >= 2,
                 "an operation that waits is in the picture with all its variables"
             );
-            assert!(!snapshot.blockers(op.id).is_empty());
+            assert!(!snapshot.dependencies(op.id).is_empty());
         }
     }
     if let Some(last) = snapshot.ops.iter().rfind(|op| !op.granted) {

@@ -1,7 +1,7 @@
 //! What is found by walking back from an operation that waits.
 
 use crate::common::{Driver, Granted, Graph, OpRef, Value, Var, complete, none, only, r, w};
-use estafette_graph::{Mode, Step, StepKind, Walk};
+use estafette_graph::{AccessMode, Step, StepKind, Walk};
 
 const EVERYTHING: usize = usize::MAX;
 
@@ -64,9 +64,11 @@ fn a_writer_waits_for_the_reads_ahead_of_it_and_a_reader_for_the_last_write() {
 fn what_was_split_off_a_running_operation_is_found_beside_it() {
     let mut driver = Driver::new(1);
     let graph = driver.graph.clone();
-    let running =
-        graph.op("running".into(), [(&driver.vars[0], Mode::Write)]).submit_unreferenced().expect("granted");
-    let lease = running.split("lease".into(), &[&driver.vars[0]], Mode::Read);
+    let running = graph
+        .op("running".into(), [(&driver.vars[0], AccessMode::Write)])
+        .submit_unreferenced()
+        .expect("granted");
+    let lease = running.split("lease".into(), &[&driver.vars[0]], AccessMode::Read);
     let reader = driver.submit_ref("reader", &[r(0)]);
     let writer = driver.submit_ref("writer", &[w(0)]);
     assert_eq!(names(&walk(&driver, &[&reader])), ["reader", "running"]);
@@ -282,9 +284,9 @@ fn walks_during_traffic_lead_to_something_that_moves() {
                         in_flight.fetch_add(1, Ordering::Relaxed);
                         let own = graph.var(Value::default());
                         let accesses = [
-                            (&vars[step() % 6], Mode::Read),
-                            (&vars[step() % 6], Mode::Write),
-                            (&own, Mode::Write),
+                            (&vars[step() % 6], AccessMode::Read),
+                            (&vars[step() % 6], AccessMode::Write),
+                            (&own, AccessMode::Write),
                         ];
                         ready.extend(graph.op(thread.into(), accesses).submit_unreferenced());
                     }
@@ -296,8 +298,9 @@ fn walks_during_traffic_lead_to_something_that_moves() {
         let mut conclusive = 0;
         for round in 0..2_000 {
             let mine = graph.var(Value::default());
-            let (probe, granted) =
-                graph.op(PROBE.into(), [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]).submit();
+            let (probe, granted) = graph
+                .op(PROBE.into(), [(&vars[round % 6], AccessMode::Read), (&mine, AccessMode::Write)])
+                .submit();
             let mut walk = graph.walk::<()>();
             let index = walk.add(&probe);
             assert!(walk.run(EVERYTHING, |_, _| ()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::{Driver, Graph, Value, Var, complete, none, r, w};
-use estafette_graph::Mode;
+use estafette_graph::AccessMode;
 
 /// Nothing to wait for.
 const NONE: [&str; 0] = [];
@@ -136,8 +136,9 @@ fn an_operation_that_was_queued_before_a_collapse_leaves_the_member() {
 fn reads_of_a_write_that_was_split_are_joined() {
     let mut driver = Driver::new(1);
     let x = driver.vars[0].clone();
-    let running = driver.graph.op("running".into(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
-    let lease = running.split("lease".into(), &[&x], Mode::Read);
+    let running =
+        driver.graph.op("running".into(), [(&x, AccessMode::Write)]).submit_unreferenced().expect("idle");
+    let lease = running.split("lease".into(), &[&x], AccessMode::Read);
     none(complete(running));
     let write = driver.submit_ref("write", &[w(0)]);
     driver.submit("reader", &[r(0)]);
@@ -159,8 +160,8 @@ fn the_payload_of_a_withdrawn_operation_is_dropped_with_its_last_reference() {
     let drops = Arc::new(AtomicUsize::new(0));
     let graph = Graph::new();
     let x = graph.var(Value::default());
-    let held = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
-    let (request, _) = graph.op(Value::of(Counted(Arc::clone(&drops))), [(&x, Mode::Read)]).submit();
+    let held = graph.op(Value::default(), [(&x, AccessMode::Write)]).submit_unreferenced().expect("idle");
+    let (request, _) = graph.op(Value::of(Counted(Arc::clone(&drops))), [(&x, AccessMode::Read)]).submit();
     let another = request.clone();
     assert!(request.withdraw(|_| unreachable!("nothing waits behind it")));
     drop(request);
@@ -175,8 +176,8 @@ fn a_variable_may_go_after_the_withdrawal() {
     let drops = Arc::new(AtomicUsize::new(0));
     let graph = Graph::new();
     let x = graph.var(Value::of(Counted(Arc::clone(&drops))));
-    let held = graph.op(Value::default(), [(&x, Mode::Read)]).submit_unreferenced().expect("idle");
-    let (request, _) = graph.op(Value::default(), [(&x, Mode::Write)]).submit();
+    let held = graph.op(Value::default(), [(&x, AccessMode::Read)]).submit_unreferenced().expect("idle");
+    let (request, _) = graph.op(Value::default(), [(&x, AccessMode::Write)]).submit();
     assert!(request.withdraw(|_| ()));
     drop((x, graph));
     assert_eq!(drops.load(Ordering::SeqCst), 0);
@@ -196,14 +197,16 @@ fn a_parked_member_ends_with_its_last_access_whatever_is_withdrawn() {
     none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
     let dropped = || drops.load(Ordering::SeqCst);
 
-    let first = graph.op("first".into(), [(&group, Mode::Write)]).submit_unreferenced().expect("idle");
-    let (ahead, _) = graph.op("ahead".into(), [(&group, Mode::Write)]).submit();
-    assert!(graph.op("second".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
-    assert!(graph.op("through the member".into(), [(&member, Mode::Read)]).submit_unreferenced().is_none());
+    let first = graph.op("first".into(), [(&group, AccessMode::Write)]).submit_unreferenced().expect("idle");
+    let (ahead, _) = graph.op("ahead".into(), [(&group, AccessMode::Write)]).submit();
+    assert!(graph.op("second".into(), [(&group, AccessMode::Write)]).submit_unreferenced().is_none());
+    assert!(
+        graph.op("through the member".into(), [(&member, AccessMode::Read)]).submit_unreferenced().is_none()
+    );
     drop(member);
-    let (behind, _) = graph.op("behind".into(), [(&group, Mode::Write)]).submit();
-    assert!(graph.op("last".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
-    assert!(graph.op("more".into(), [(&group, Mode::Write)]).submit_unreferenced().is_none());
+    let (behind, _) = graph.op("behind".into(), [(&group, AccessMode::Write)]).submit();
+    assert!(graph.op("last".into(), [(&group, AccessMode::Write)]).submit_unreferenced().is_none());
+    assert!(graph.op("more".into(), [(&group, AccessMode::Write)]).submit_unreferenced().is_none());
     assert!(behind.withdraw(|_| ()));
     assert!(ahead.withdraw(|_| ()));
     let mut next = Some(first);
@@ -223,9 +226,10 @@ fn a_parked_member_ends_when_a_withdrawal_empties_the_queue() {
     let member = graph.var(Value::of(Counted(Arc::clone(&drops))));
     let (group, other) = (graph.var(Value::default()), graph.var(Value::default()));
     none(complete(graph.collapse("collapse".into(), &[&member], &group).expect("idle")));
-    let held = graph.op("held".into(), [(&other, Mode::Read)]).submit_unreferenced().expect("idle");
+    let held = graph.op("held".into(), [(&other, AccessMode::Read)]).submit_unreferenced().expect("idle");
     // Granted on the group, waits on the other.
-    let (request, _) = graph.op("request".into(), [(&member, Mode::Write), (&other, Mode::Write)]).submit();
+    let (request, _) =
+        graph.op("request".into(), [(&member, AccessMode::Write), (&other, AccessMode::Write)]).submit();
     drop(member);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     assert!(request.withdraw(|_| ()));
@@ -238,8 +242,9 @@ fn a_variable_without_handles_ends_when_its_last_access_is_withdrawn() {
     let drops = Arc::new(AtomicUsize::new(0));
     let graph = Graph::new();
     let (x, other) = (graph.var(Value::of(Counted(Arc::clone(&drops)))), graph.var(Value::default()));
-    let held = graph.op(Value::default(), [(&other, Mode::Read)]).submit_unreferenced().expect("idle");
-    let (request, _) = graph.op(Value::default(), [(&x, Mode::Write), (&other, Mode::Write)]).submit();
+    let held = graph.op(Value::default(), [(&other, AccessMode::Read)]).submit_unreferenced().expect("idle");
+    let (request, _) =
+        graph.op(Value::default(), [(&x, AccessMode::Write), (&other, AccessMode::Write)]).submit();
     drop(x);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     assert!(request.withdraw(|_| ()));
@@ -251,9 +256,9 @@ fn a_variable_without_handles_ends_when_its_last_access_is_withdrawn() {
 fn a_million_requests_that_are_withdrawn_leave_nothing() {
     let graph = Graph::new();
     let x = graph.var(Value::default());
-    let held = graph.op(Value::default(), [(&x, Mode::Write)]).submit_unreferenced().expect("idle");
+    let held = graph.op(Value::default(), [(&x, AccessMode::Write)]).submit_unreferenced().expect("idle");
     for _ in 0..1_000_000 {
-        let (request, granted) = graph.op(Value::default(), [(&x, Mode::Read)]).submit();
+        let (request, granted) = graph.op(Value::default(), [(&x, AccessMode::Read)]).submit();
         assert!(granted.is_none());
         assert!(request.withdraw(|_| unreachable!("nothing waits")));
     }

@@ -1,4 +1,4 @@
-//! What goes over the socket of a link: rings of the bell, and segments that each process shows the other.
+//! Messages on the socket of a link: wake-ups, and segments that each process shows the other.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -10,42 +10,42 @@ use estafette_sync::sync::atomic::Ordering;
 use super::{Link, Shared};
 use crate::board::SEGMENTS;
 use crate::platform::{Descriptor, Memory, is_shortage, too_many_open_files};
-use crate::ring::Nonsense;
-use crate::{LinkError, PeerDeviceSegment, PeerSegment, Seen, Segment};
+use crate::ring::Violation;
+use crate::{LinkError, PeerDeviceSegment, PeerMemory, PeerSegment, Segment};
 
-/// Messages on the socket: a ring of the bell.
-pub(super) const RING_BELL: u8 = 1;
+/// Messages on the socket: a wake-up.
+pub(super) const WAKE_UP: u8 = 1;
 /// A segment: its number and its length follow, and a descriptor comes with it.
 const SEGMENT: u8 = 2;
 /// As [`SEGMENT`], for writing.
 const WRITABLE: u8 = 3;
 /// Memory of a device: its number and its length follow, and what processes know the device by. A descriptor comes with it.
 const DEVICE: u8 = 4;
-/// A segment that is over: its number follows.
-const OVER: u8 = 5;
+/// The owner has released a segment: its number follows.
+const RELEASED: u8 = 5;
 /// Bytes of the longest message on the socket.
 const MESSAGE_BYTES: usize = 36;
-/// Messages that one look of the link thread at the socket takes.
+/// Messages that the link thread takes from the socket at once.
 const DRAINED_MAX: usize = 64;
 
-/// What the peer was shown.
+/// Segments that the peer was shown.
 #[derive(Default)]
 pub(super) struct Shown {
     /// By the number of the segment, and the kind of the message: the number there, and how many misses the peer had counted then.
     numbers: HashMap<(u64, u8), (u32, u64)>,
-    /// Numbers of segments that are over, which the peer is to hear of.
-    over: Vec<u32>,
-    /// What takes the numbers of segments whose end was said to the peer: numbers with the same count in *missed*, and never used before. The
-    /// peer may read of a segment in the ring before it comes to the end of an earlier one on the socket.
+    /// Numbers of released segments, of which the peer has not been notified.
+    released: Vec<u32>,
+    /// Fresh numbers in the place of those of segments of whose release the peer was notified, with the same count in *missed*. They were
+    /// never used: the peer may read of a segment in the ring before it reads of the release of an earlier one on the socket.
     free: Vec<u32>,
     next: u32,
     /// The socket was full, and the link thread comes when it has room.
     wants_room: bool,
 }
 
-/// A segment that the peer has shown.
-pub(super) enum Passed {
-    Mapped(Seen),
+/// The state of a segment that the peer has shown.
+pub(super) enum SegmentState {
+    Mapped(PeerMemory),
     /// Memory was short, or what else a mapping takes.
     Unmapped {
         descriptor: Descriptor,
@@ -56,15 +56,15 @@ pub(super) enum Passed {
     Missed,
 }
 
-impl Passed {
+impl SegmentState {
     /// The memory. What was short before may be there by now.
-    fn open(&mut self) -> io::Result<Seen> {
+    fn open(&mut self) -> io::Result<PeerMemory> {
         match self {
             Self::Mapped(segment) => Ok(segment.clone()),
             Self::Unmapped { descriptor, bytes, is_writable } => {
                 let (memory, is_writable) = (Memory::open(descriptor, *bytes, *is_writable)?, *is_writable);
                 memory.populate(0..*bytes);
-                let segment = Seen::Host(Arc::new(PeerSegment { memory, is_writable }));
+                let segment = PeerMemory::Host(Arc::new(PeerSegment { memory, is_writable }));
                 *self = Self::Mapped(segment.clone());
                 Ok(segment)
             }
@@ -82,12 +82,12 @@ impl Shared {
     }
 
     /// On the link thread, which has come: there is room, or senders find none and want it again.
-    pub(crate) fn rest_from_room(&self) {
+    pub(crate) fn stop_waiting_for_room(&self) {
         self.want_room(&mut self.shown.lock(), false);
     }
 
-    /// Takes messages from the socket: up to the first ring on the link thread, which comes back if there is more; else all that may be there
-    /// from a peer that keeps to the protocol. True at its end.
+    /// Takes messages from the socket: up to the first wake-up on the link thread, which comes back if there is more; else all that may be
+    /// there from a peer that keeps to the protocol. True at its end.
     pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
         // Dropped after the lock.
         let mut over = Vec::new();
@@ -100,64 +100,67 @@ impl Shared {
                 Err(error) if is_shortage(&error) => break,
                 Ok(Some(_)) | Err(_) => return true,
             };
-            let nonsense = match (bytes[0], length, descriptors.map(<[_; 1]>::try_from)) {
-                (RING_BELL, 1, Ok(Err(none))) if none.is_empty() => {
+            let violation = match (bytes[0], length, descriptors.map(<[_; 1]>::try_from)) {
+                (WAKE_UP, 1, Ok(Err(none))) if none.is_empty() => {
                     if is_link_thread {
                         break;
                     }
-                    self.hub.attend_soon(self.token);
+                    self.hub.dispatch_soon(self.token);
                     continue;
                 }
                 (SEGMENT | WRITABLE, 16, Ok(Ok([descriptor])))
                 | (DEVICE, MESSAGE_BYTES, Ok(Ok([descriptor]))) => {
-                    self.see(&mut seen, &bytes, Some(descriptor)).err()
+                    self.note_segment(&mut seen, &bytes, Some(descriptor)).err()
                 }
                 (SEGMENT | WRITABLE, 16, Err(_)) | (DEVICE, MESSAGE_BYTES, Err(_)) => {
-                    self.see(&mut seen, &bytes, None).err()
+                    self.note_segment(&mut seen, &bytes, None).err()
                 }
-                (OVER, 8, Ok(Err(none))) if none.is_empty() => {
+                (RELEASED, 8, Ok(Err(none))) if none.is_empty() => {
                     over.extend(seen.remove(&number(&bytes)));
                     None
                 }
-                _ => Some(Nonsense("an unknown message")),
+                _ => Some(Violation("an unknown message")),
             };
-            if let Some(nonsense) = nonsense {
-                self.break_off(nonsense);
+            if let Some(violation) = violation {
+                self.break_off(violation);
             }
         }
         false
     }
 
     /// Maps a segment that the peer shows, as far as this process can; memory of a device when it is used.
-    fn see(
+    fn note_segment(
         &self,
-        seen: &mut HashMap<u32, Passed>,
+        seen: &mut HashMap<u32, SegmentState>,
         message: &[u8; MESSAGE_BYTES],
         descriptor: Option<Descriptor>,
-    ) -> Result<(), Nonsense> {
+    ) -> Result<(), Violation> {
         let number = number(message);
         let bytes = u64::from_le_bytes(*message[8..16].as_array().expect("eight bytes"));
-        let bytes = usize::try_from(bytes).map_err(|_| Nonsense("a segment without end"))?;
+        let bytes = usize::try_from(bytes).map_err(|_| Violation("a segment without end"))?;
         if seen.len() >= SEGMENTS && !seen.contains_key(&number) {
-            return Err(Nonsense("a segment too many"));
+            return Err(Violation("a segment too many"));
         }
-        if seen.get(&number).is_some_and(|its| !matches!(its, Passed::Missed)) {
+        if seen.get(&number).is_some_and(|its| !matches!(its, SegmentState::Missed)) {
             // An earlier one of this number was missed, so the peer has shown this one twice.
             return Ok(());
         }
         let new = match descriptor {
             None => {
                 self.own.miss(number);
-                Passed::Missed
+                SegmentState::Missed
             }
             Some(descriptor) if message[0] == DEVICE => {
                 let identity: Identity = *message[16..].as_array().expect("twenty bytes");
-                Passed::Mapped(Seen::Device(Arc::new(PeerDeviceSegment::new(descriptor, bytes, identity))))
+                SegmentState::Mapped(PeerMemory::Device(Arc::new(PeerDeviceSegment::new(
+                    descriptor, bytes, identity,
+                ))))
             }
             Some(descriptor) => {
-                let mut new = Passed::Unmapped { descriptor, bytes, is_writable: message[0] == WRITABLE };
+                let mut new =
+                    SegmentState::Unmapped { descriptor, bytes, is_writable: message[0] == WRITABLE };
                 if new.open().is_err_and(|error| !is_shortage(&error)) {
-                    return Err(Nonsense("a segment that is none"));
+                    return Err(Violation("a segment that is none"));
                 }
                 new
             }
@@ -167,39 +170,39 @@ impl Shared {
     }
 }
 
-/// What a segment is called in a message.
+/// The number of the segment in a message.
 fn number(message: &[u8; MESSAGE_BYTES]) -> u32 {
     u32::from_le_bytes(*message[4..8].as_array().expect("four bytes"))
 }
 
 impl Viewer for Shared {
     fn is_over(&self, segment: u64) {
-        self.say_all_over(&[(segment, DEVICE)]);
+        self.report_releases(&[(segment, DEVICE)]);
     }
 }
 
 impl Shared {
-    /// Says that a segment of this process is over.
-    pub(crate) fn say_over(&self, segment: &Segment) {
-        self.say_all_over(&[(segment.number(), SEGMENT), (segment.number(), WRITABLE)]);
+    /// Notifies the peer that this process has released a segment.
+    pub(crate) fn report_release(&self, segment: &Segment) {
+        self.report_releases(&[(segment.number(), SEGMENT), (segment.number(), WRITABLE)]);
     }
 
-    fn say_all_over(&self, keys: &[(u64, u8)]) {
+    fn report_releases(&self, keys: &[(u64, u8)]) {
         if !self.hub.generation.is_current() {
             return;
         }
         let mut shown = self.shown.lock();
-        let over: Vec<_> = keys.iter().filter_map(|key| shown.numbers.remove(key)).collect();
-        shown.over.extend(over.into_iter().map(|(number, _)| number));
-        self.say_ends(&mut shown);
+        let released: Vec<_> = keys.iter().filter_map(|key| shown.numbers.remove(key)).collect();
+        shown.released.extend(released.into_iter().map(|(number, _)| number));
+        self.send_releases(&mut shown);
     }
 
     /// Under the lock, so that messages of one number keep their order. What does not get through now follows with the next segment.
-    fn say_ends(&self, shown: &mut Shown) {
-        while let Some(number) = shown.over.pop() {
-            let message = [[OVER; 4], number.to_le_bytes()].concat();
+    fn send_releases(&self, shown: &mut Shown) {
+        while let Some(number) = shown.released.pop() {
+            let message = [[RELEASED; 4], number.to_le_bytes()].concat();
             if self.channel.socket.send(&message, &[]).is_err() {
-                shown.over.push(number);
+                shown.released.push(number);
                 return;
             }
             shown.free.push(number.wrapping_add(SEGMENTS as u32));
@@ -265,7 +268,7 @@ impl Link {
         let shared = &self.shared;
         shared.check()?;
         let mut shown = shared.shown.lock();
-        shared.say_ends(&mut shown);
+        shared.send_releases(&mut shown);
         let known = shown.numbers.get(&key).copied();
         let next = Some(shown.next).filter(|next| (*next as usize) < SEGMENTS);
         let unused = shown.free.last().copied().or(next);
@@ -309,8 +312,8 @@ impl Link {
     /// # Errors
     /// The peer has shown none under this number. [`LinkError::System`]: this process lacks memory, address space or descriptors. The link
     /// stays as it is, and a later call succeeds once there are some; where descriptors were short, once the peer has shown the segment again.
-    pub fn segment(&self, number: u32) -> Result<Seen, LinkError> {
-        if let Some(Passed::Mapped(segment)) = self.shared.seen.lock().get(&number) {
+    pub fn segment(&self, number: u32) -> Result<PeerMemory, LinkError> {
+        if let Some(SegmentState::Mapped(segment)) = self.shared.seen.lock().get(&number) {
             return Ok(segment.clone());
         }
         self.check_process()?;

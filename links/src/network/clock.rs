@@ -1,4 +1,4 @@
-//! How far the clock of another machine is ahead of this one's, as NTP finds it (RFC 5905): four time stamps of a message and its answer.
+//! The offset of another machine's clock from this one's, as NTP finds it (RFC 5905): four time stamps of a message and its answer.
 //!
 //! The true value lies within half the round trip of what they say, whichever way took longer. What the shortest round trip says is kept,
 //! and counts as less exact the older it is, since clocks drift.
@@ -8,7 +8,7 @@ use estafette_devices::host_now_ns;
 /// The parts of a time by which it may be off after it, as clocks drift apart by at most 100 µs a second.
 const DRIFT: u64 = 10_000;
 
-/// What the clock of another machine shows, less what that of this machine shows.
+/// The clock of another machine less that of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockOffset {
     /// In nanoseconds.
@@ -18,7 +18,7 @@ pub struct ClockOffset {
 }
 
 impl ClockOffset {
-    /// What is known once a message has gone there and another one has come back: when the first was sent, by this clock; when it came and
+    /// The offset that follows from a message there and another one back: when the first was sent, by this clock; when it came and
     /// the second was sent, by the other; and when that came, by this one. `None` for times that no two clocks show.
     fn of([asked, came, answered, back]: [u64; 4]) -> Option<Self> {
         let round_trip = back.checked_sub(asked)?.checked_sub(answered.checked_sub(came)?)?;
@@ -34,7 +34,7 @@ impl ClockOffset {
     }
 }
 
-/// What the messages of a connection say.
+/// Time stamps of a connection's messages.
 #[derive(Debug, Default)]
 pub(super) struct PeerClock {
     /// The time stamp of the last message that came, and when it came.
@@ -75,7 +75,7 @@ impl PeerClock {
         }
     }
 
-    /// What is known at `now`.
+    /// The offset that is known at `now`.
     pub(super) fn offset(&self, now: u64) -> Option<ClockOffset> {
         self.known.map(|(known, at)| known.after(now.saturating_sub(at)))
     }

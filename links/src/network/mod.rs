@@ -9,8 +9,8 @@
 //! | part | idea |
 //! |---|---|
 //! | `thread` | the thread, and what others ask of it |
-//! | `guest` | a consumer, as its owner sees it |
-//! | `host` | an owner, as a consumer sees it |
+//! | `consumer` | a consumer, as its owner sees it |
+//! | `owner` | an owner, as a consumer sees it |
 //! | `wire` | messages over TCP |
 //! | `clock` | how far the clocks of two machines are apart |
 //!
@@ -25,8 +25,8 @@
 //! So the network must be one whose machines trust each other.
 
 mod clock;
-mod guest;
-mod host;
+mod consumer;
+mod owner;
 mod thread;
 mod wire;
 
@@ -40,7 +40,7 @@ use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::time::Duration;
 
-use self::host::Asked;
+use self::owner::Request;
 use self::thread::{Command, Network};
 use crate::platform::CloseOnFork;
 use crate::{LinkError, Segment, secret};
@@ -50,20 +50,20 @@ pub use crate::nixl::{check, suggest_library};
 
 /// The least deadline. An agent of NIXL takes up to half a second to make, and the thread that makes it says nothing meanwhile.
 pub(crate) const DEADLINE_MIN: Duration = Duration::from_secs(2);
-/// What a connection begins with.
+/// The first bytes of a connection.
 const GREETING: [u8; 16] = *b"estafette net 5\0";
 
 /// 128 random bits.
 pub type Secret = [u8; 16];
 
-/// How a process is reached from other machines.
+/// The address of a process for other machines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reach {
     /// A name or an address of the machine.
     pub host: String,
     /// The port there.
     pub port: u16,
-    /// What callers must know.
+    /// The key that callers must know.
     pub key: Secret,
     /// After how much silence each side acts, from 2 s to 12 days.
     pub deadline: Duration,
@@ -78,9 +78,9 @@ pub struct Offer {
     pub segment: Arc<Segment>,
     /// Where in it.
     pub offset: usize,
-    /// How much.
+    /// The number of bytes.
     pub bytes: usize,
-    /// What the consumer learns of it: at most a few kilobytes.
+    /// The note for the consumer: at most a few kilobytes.
     pub note: Vec<u8>,
     /// Dropped when the consumer reads it no more.
     pub keeper: Box<dyn Any + Send>,
@@ -97,12 +97,12 @@ impl fmt::Debug for Offer {
     }
 }
 
-/// What was fetched.
+/// Memory that was fetched.
 #[derive(Debug)]
 pub struct Fetched {
     /// The process that has it.
     pub process: u32,
-    /// What the owner says of it.
+    /// The owner's note.
     pub note: Vec<u8>,
     /// A copy of the memory, in the arena of this process; longer than the owner's where that has no bytes.
     pub memory: Allocation,
@@ -116,7 +116,7 @@ pub struct Fetched {
 /// Answers a consumer that has asked. Dropped without an answer, as by a panic, it answers with a failure.
 pub struct Reply {
     network: &'static Network,
-    guest: u64,
+    consumer: u64,
     number: u64,
     is_sent: bool,
 }
@@ -129,7 +129,7 @@ impl Reply {
 
     fn answer(&mut self, answer: Result<Offer, DeviceError>) {
         self.is_sent = true;
-        self.network.command(Command::Reply { guest: self.guest, number: self.number, answer });
+        self.network.command(Command::Reply { consumer: self.consumer, number: self.number, answer });
     }
 }
 
@@ -148,7 +148,7 @@ impl fmt::Debug for Reply {
 }
 
 /// Answers a secret, on the thread of the network: it must be short and must not block.
-pub type Ask = fn(Secret, Reply);
+pub type Handler = fn(Secret, Reply);
 
 per_process! {
     /// Where this process listens, as it was asked for and as it is.
@@ -161,7 +161,12 @@ per_process! {
 ///
 /// # Errors
 /// NIXL is missing; the host is not one of this machine; the port is taken.
-pub fn listen(at: &str, deadline: Duration, ask: Ask, refused: fn(&LinkError)) -> Result<Reach, LinkError> {
+pub fn listen(
+    at: &str,
+    deadline: Duration,
+    handler: Handler,
+    refused: fn(&LinkError),
+) -> Result<Reach, LinkError> {
     check().map_err(LinkError::Invalid)?;
     if deadline < DEADLINE_MIN || deadline > Duration::from_secs(1 << 20) {
         return Err(LinkError::Invalid(format!("a deadline of {deadline:?}: it is from 2 s to 12 days")));
@@ -179,7 +184,7 @@ pub fn listen(at: &str, deadline: Duration, ask: Ask, refused: fn(&LinkError)) -
     let reach = Reach { host: host.to_owned(), port, key: secret()?, deadline };
     listening.push((at.to_owned(), reach.clone()));
     drop(listening);
-    network.command(Command::Listen { listener, key: reach.key, ask, refused });
+    network.command(Command::Listen { listener, key: reach.key, handler, refused });
     Ok(reach)
 }
 
@@ -211,10 +216,10 @@ pub fn fetch(
 ) {
     match check().map_err(LinkError::Invalid).and_then(|()| Network::get()) {
         Ok(network) => {
-            let asked = Asked { secret, until_kept, done: Box::new(done) };
+            let request = Request { secret, until_kept, done: Box::new(done) };
             // A ticket is bytes from others.
             let reach = Reach { deadline: reach.deadline.max(DEADLINE_MIN), ..reach.clone() };
-            network.command(Command::Fetch { reach, process, asked });
+            network.command(Command::Fetch { reach, process, request });
         }
         Err(error) => {
             let what = format!("process {process} is on another machine, {}: {error}", reach.host);
@@ -250,23 +255,26 @@ mod tests {
         let (key, deadline) = ([3; 16], Duration::from_secs(60));
         let reach = Reach { host: "127.0.0.1".to_owned(), port: address.port(), key, deadline };
         let network = Network::get().expect("a thread");
-        let mut host = host::Host::new(reach, 7, Instant::now());
+        let mut owner = owner::Owner::new(reach, 7, Instant::now());
         let (until_kept, kept) = channel::<()>();
         let done = Box::new(|_| panic!("nothing is there"));
-        host.ask(Asked { secret: [1; 16], until_kept: Some(Box::new(until_kept)), done }, Instant::now());
-        assert!(host.connected(TcpStream::connect(address).map(CloseOnFork::new)).is_ok());
+        owner.request(
+            Request { secret: [1; 16], until_kept: Some(Box::new(until_kept)), done },
+            Instant::now(),
+        );
+        assert!(owner.connected(TcpStream::connect(address).map(CloseOnFork::new)).is_ok());
         let wire =
             wire::Wire::new(CloseOnFork::new(listener.accept().expect("a connection").0)).expect("a wire");
-        let ask = |secret, reply: Reply| assert_eq!((secret, reply.number), ([1; 16], 1));
-        let mut guest = guest::Guest::new(wire, "127.0.0.1".to_owned(), u64::MAX, key, ask);
+        let handler = |secret, reply: Reply| assert_eq!((secret, reply.number), ([1; 16], 1));
+        let mut consumer = consumer::Consumer::new(wire, "127.0.0.1".to_owned(), u64::MAX, key, handler);
         assert_eq!(kept.try_recv(), Err(TryRecvError::Empty));
         let began = Instant::now();
         while kept.try_recv() != Err(TryRecvError::Disconnected) {
             assert!(began.elapsed() < Duration::from_secs(20), "the owner says nothing");
-            let mut ends = Vec::new();
-            assert!(!guest.look(network, Instant::now(), &mut ends));
-            assert!(host.look(Instant::now(), &mut ends).is_ok());
-            ends.into_iter().for_each(|end| end());
+            let mut deferred = Vec::new();
+            assert!(!consumer.receive(network, Instant::now(), &mut deferred));
+            assert!(owner.receive(Instant::now(), &mut deferred).is_ok());
+            deferred.into_iter().for_each(|end| end());
         }
     }
 
@@ -285,13 +293,13 @@ mod tests {
             key: [3; 16],
             deadline: DEADLINE_MIN,
         };
-        let mut host = host::Host::new(reach, 7, Instant::now());
-        assert!(host.connected(TcpStream::connect(address).map(CloseOnFork::new)).is_ok());
+        let mut owner = owner::Owner::new(reach, 7, Instant::now());
+        assert!(owner.connected(TcpStream::connect(address).map(CloseOnFork::new)).is_ok());
         drop(listener.accept().expect("a connection"));
         let began = Instant::now();
         let error = loop {
             assert!(began.elapsed() < Duration::from_secs(20), "the end is not seen");
-            if let Err(host::Over::Failed(error)) = host.look(Instant::now(), &mut Vec::new()) {
+            if let Err(owner::Over::Failed(error)) = owner.receive(Instant::now(), &mut Vec::new()) {
                 break error;
             }
         };

@@ -15,10 +15,10 @@ use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, per_process, stack, statics};
 
-use super::guest::Guest;
-use super::host::{Asked, Host, Over};
+use super::consumer::Consumer;
+use super::owner::{Over, Owner, Request};
 use super::wire::Wire;
-use super::{Ask, Offer, Reach, Secret};
+use super::{Handler, Offer, Reach, Secret};
 use crate::nixl::{Agent, NixlError};
 use crate::platform::{CloseOnFork, Poll, Waker, is_shortage};
 use crate::threads::{self, Single};
@@ -27,16 +27,16 @@ use crate::{LinkError, secret};
 /// The waker's token.
 const WAKER: u64 = 0;
 /// Connections of consumers at the same time. Further ones are refused.
-const GUESTS_MAX: usize = 1024;
-/// Looks at transfers one after the other, before the thread naps between them.
-const LOOKS: u32 = 100;
+const CONSUMERS_MAX: usize = 1024;
+/// Polls of transfers one after the other, before the thread naps between them.
+const POLLS: u32 = 100;
 /// A nap: within it about as many bytes come as a socket holds.
 const NAP: Duration = Duration::from_micros(20);
-/// How long the exit of the process waits for a turn that is under way.
+/// The time that the exit of the process waits for a turn that is under way.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long a listener waits for which the system lacks something, before it tries again.
+/// The time after which a listener tries again for which the system lacked something.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time between two looks while a connection has no room, and something has come over it within [`SILENT`].
+/// Time between two rounds while a connection has no room, and something has come over it within [`SILENT`].
 const ROOM_TIME: Duration = Duration::from_millis(5);
 /// A connection over which nothing has come for so long most likely takes nothing. What comes again wakes the thread.
 const SILENT: Duration = Duration::from_secs(10);
@@ -50,15 +50,15 @@ statics! {
     static ARRANGED: [OnceLock<()>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
 }
 
-/// What runs foreign code. It is called between two looks, when nothing is borrowed.
-pub(super) type Ends = Vec<Box<dyn FnOnce() + Send>>;
+/// Calls that run foreign code. They are made between two rounds, when nothing is borrowed.
+pub(super) type Deferred = Vec<Box<dyn FnOnce() + Send>>;
 
-/// What others ask of the thread.
+/// Requests of other threads to this one.
 pub(super) enum Command {
-    Listen { listener: CloseOnFork<TcpListener>, key: Secret, ask: Ask, refused: fn(&LinkError) },
-    Reply { guest: u64, number: u64, answer: Result<Offer, DeviceError> },
-    Fetch { reach: Reach, process: u32, asked: Asked },
-    Connected { host: u64, stream: io::Result<CloseOnFork<TcpStream>> },
+    Listen { listener: CloseOnFork<TcpListener>, key: Secret, handler: Handler, refused: fn(&LinkError) },
+    Reply { consumer: u64, number: u64, answer: Result<Offer, DeviceError> },
+    Fetch { reach: Reach, process: u32, request: Request },
+    Connected { owner: u64, stream: io::Result<CloseOnFork<TcpStream>> },
     DeclareDead { host: String, process: Option<u32> },
 }
 
@@ -121,7 +121,7 @@ extern "C" fn at_exit() {
 struct Listening {
     listener: CloseOnFork<TcpListener>,
     key: Secret,
-    ask: Ask,
+    handler: Handler,
     refused: fn(&LinkError),
     /// The system has refused the last connection.
     is_short: bool,
@@ -131,27 +131,27 @@ struct State {
     network: &'static Network,
     last: u64,
     listeners: BTreeMap<u64, Listening>,
-    guests: BTreeMap<u64, Guest>,
-    hosts: BTreeMap<u64, Host>,
-    ends: Ends,
-    /// When to look at all connections.
+    consumers: BTreeMap<u64, Consumer>,
+    owners: BTreeMap<u64, Owner>,
+    deferred: Deferred,
+    /// When all connections are due.
     due: Instant,
-    /// Looks since something happened.
+    /// Polls since something happened.
     idle: u32,
-    /// When listeners are looked at again for which the system lacks something.
+    /// When listeners are tried again for which the system lacks something.
     retry: Option<Instant>,
 }
 
 impl State {
     fn new(network: &'static Network) -> Self {
-        let (listeners, guests, hosts) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (listeners, consumers, owners) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self {
             network,
             last: WAKER,
             listeners,
-            guests,
-            hosts,
-            ends: Vec::new(),
+            consumers,
+            owners,
+            deferred: Vec::new(),
             due: Instant::now(),
             idle: 0,
             retry: None,
@@ -166,7 +166,8 @@ impl State {
     fn run(mut self) {
         loop {
             let now = Instant::now();
-            let is_busy = self.guests.values().any(Guest::is_busy) || self.hosts.values().any(Host::is_busy);
+            let is_busy =
+                self.consumers.values().any(Consumer::is_busy) || self.owners.values().any(Owner::is_busy);
             let timeout = self.timeout(is_busy, now);
             let tokens = self.network.poll.wait(timeout).expect("a set of descriptors can be waited for");
             if !self.network.turns.enter() {
@@ -182,30 +183,30 @@ impl State {
             let is_due = is_time || !commands.is_empty() || !tokens.is_empty();
             for command in commands {
                 self.handle(command, now);
-                self.beat();
+                self.heartbeat();
             }
             self.retry(now);
             tokens.iter().for_each(|token| self.accept(*token));
             if is_due {
-                self.look(|token| tokens.contains(&token), is_time, now);
+                self.receive(|token| tokens.contains(&token), is_time, now);
                 self.due = self.next(now);
             }
             if is_busy {
                 self.progress(now);
             }
             self.network.turns.leave();
-            std::mem::take(&mut self.ends).into_iter().for_each(|end| end());
+            std::mem::take(&mut self.deferred).into_iter().for_each(|end| end());
         }
     }
 
     fn timeout(&self, is_busy: bool, now: Instant) -> Option<Duration> {
-        let guests = self.guests.values().filter_map(|guest| guest.wire.as_ref());
-        let mut wires = guests.chain(self.hosts.values().filter_map(|host| host.wire.as_ref()));
+        let consumers = self.consumers.values().filter_map(|consumer| consumer.wire.as_ref());
+        let mut wires = consumers.chain(self.owners.values().filter_map(|owner| owner.wire.as_ref()));
         let due = match () {
             () if is_busy => Some(Duration::ZERO),
             () if wires.any(|wire| wire.is_full() && wire.silence(now) < SILENT) => Some(ROOM_TIME),
             // With no connection there is no time to keep.
-            () if self.guests.is_empty() && self.hosts.is_empty() => None,
+            () if self.consumers.is_empty() && self.owners.is_empty() => None,
             () => Some(self.due.saturating_duration_since(now)),
         };
         due.into_iter().chain(self.retry.map(|retry| retry.saturating_duration_since(now))).min()
@@ -222,53 +223,53 @@ impl State {
 
     fn handle(&mut self, command: Command, now: Instant) {
         match command {
-            Command::Listen { listener, key, ask, refused } => {
+            Command::Listen { listener, key, handler, refused } => {
                 let token = self.token();
                 // Where it cannot be waited for, those who come find a port that does not answer.
                 let _ = self.network.poll.add(&*listener, token);
-                self.listeners.insert(token, Listening { listener, key, ask, refused, is_short: false });
+                self.listeners.insert(token, Listening { listener, key, handler, refused, is_short: false });
             }
-            Command::Reply { guest, number, answer } => match self.guests.get_mut(&guest) {
-                Some(guest) => guest.reply(number, answer, &mut self.ends),
-                None => self.ends.push(Box::new(move || drop(answer))),
+            Command::Reply { consumer, number, answer } => match self.consumers.get_mut(&consumer) {
+                Some(consumer) => consumer.reply(number, answer, &mut self.deferred),
+                None => self.deferred.push(Box::new(move || drop(answer))),
             },
-            Command::Fetch { reach, process, asked } => {
+            Command::Fetch { reach, process, request } => {
                 // The owner knows one deadline of a connection, so those of tickets with other deadlines are others.
-                let known = self.hosts.values_mut().find(|host| host.reach == reach && !host.is_replaced);
+                let known = self.owners.values_mut().find(|owner| owner.reach == reach && !owner.is_replaced);
                 match known {
-                    Some(host) => host.ask(asked, now),
-                    None => self.connect(reach, process, asked, now),
+                    Some(owner) => owner.request(request, now),
+                    None => self.connect(reach, process, request, now),
                 }
             }
-            Command::Connected { host: token, stream } => {
-                let Some(host) = self.hosts.get_mut(&token) else { return };
+            Command::Connected { owner: token, stream } => {
+                let Some(owner) = self.owners.get_mut(&token) else { return };
                 let added = stream.and_then(|stream| self.network.poll.add(&*stream, token).map(|()| stream));
-                if let Err(over) = host.connected(added) {
-                    self.end_host(token, over);
+                if let Err(over) = owner.connected(added) {
+                    self.end_owner(token, over);
                 }
             }
             Command::DeclareDead { host, process } => {
-                let is_meant = |guest: &Guest| {
-                    let own = guest.process.map(|(process, _)| process);
-                    guest.machine == host && (process.is_none() || process == own)
+                let is_meant = |consumer: &Consumer| {
+                    let own = consumer.process.map(|(process, _)| process);
+                    consumer.machine == host && (process.is_none() || process == own)
                 };
-                let dead: Vec<_> = self.guests.extract_if(.., |_, guest| is_meant(guest)).collect();
-                dead.into_iter().for_each(|(_, guest)| self.end_guest(guest));
+                let dead: Vec<_> = self.consumers.extract_if(.., |_, consumer| is_meant(consumer)).collect();
+                dead.into_iter().for_each(|(_, consumer)| self.end_consumer(consumer));
             }
         }
     }
 
-    fn connect(&mut self, reach: Reach, process: u32, asked: Asked, now: Instant) {
+    fn connect(&mut self, reach: Reach, process: u32, request: Request, now: Instant) {
         let (token, network) = (self.token(), self.network);
-        let mut host = Host::new(reach.clone(), process, now);
-        host.ask(asked, now);
-        self.hosts.insert(token, host);
+        let mut owner = Owner::new(reach.clone(), process, now);
+        owner.request(request, now);
+        self.owners.insert(token, owner);
         // Names are looked up, and connections made, by calls that wait.
         let connect =
-            move || network.command(Command::Connected { host: token, stream: Host::connect(&reach) });
+            move || network.command(Command::Connected { owner: token, stream: Owner::connect(&reach) });
         match stack::thread("estafette-connect").spawn(connect) {
             Ok(thread) => drop(daemon(thread)),
-            Err(error) => network.command(Command::Connected { host: token, stream: Err(error) }),
+            Err(error) => network.command(Command::Connected { owner: token, stream: Err(error) }),
         }
     }
 
@@ -283,7 +284,7 @@ impl State {
                 if !std::mem::replace(&mut listening.is_short, true) {
                     let (refused, error) =
                         (listening.refused, LinkError::system("accepting a connection")(error));
-                    self.ends.push(Box::new(move || refused(&error)));
+                    self.deferred.push(Box::new(move || refused(&error)));
                 }
                 return;
             }
@@ -291,8 +292,8 @@ impl State {
             Err(_) => return,
         };
         listening.is_short = false;
-        let (key, ask) = (listening.key, listening.ask);
-        if self.guests.len() >= GUESTS_MAX {
+        let (key, handler) = (listening.key, listening.handler);
+        if self.consumers.len() >= CONSUMERS_MAX {
             return;
         }
         let token = self.token();
@@ -300,73 +301,75 @@ impl State {
             && let Ok(wire) = Wire::new(stream)
         {
             let machine = address.ip().to_canonical().to_string();
-            self.guests.insert(token, Guest::new(wire, machine, token, key, ask));
+            self.consumers.insert(token, Consumer::new(wire, machine, token, key, handler));
         }
     }
 
-    /// Looks at connections that are readable or wait for room, and at all when it is time.
-    fn look(&mut self, is_readable: impl Fn(u64) -> bool, all: bool, now: Instant) {
+    /// Handles what came over connections that are readable or wait for room, and over all when it is time.
+    fn receive(&mut self, is_readable: impl Fn(u64) -> bool, all: bool, now: Instant) {
         let wanted = |token, wire: &Option<Wire>| {
             all || is_readable(token) || wire.as_ref().is_some_and(Wire::is_full)
         };
-        let (network, ends) = (self.network, &mut self.ends);
-        let mut is_over =
-            |token: u64, guest: &mut Guest| wanted(token, &guest.wire) && guest.look(network, now, ends);
-        let over: Vec<_> = self.guests.extract_if(.., |token, guest| is_over(*token, guest)).collect();
-        over.into_iter().for_each(|(_, guest)| self.end_guest(guest));
-        let tokens: Vec<u64> = (self.hosts.iter())
-            .filter_map(|(token, host)| wanted(*token, &host.wire).then_some(*token))
+        let (network, deferred) = (self.network, &mut self.deferred);
+        let mut is_over = |token: u64, consumer: &mut Consumer| {
+            wanted(token, &consumer.wire) && consumer.receive(network, now, deferred)
+        };
+        let over: Vec<_> =
+            self.consumers.extract_if(.., |token, consumer| is_over(*token, consumer)).collect();
+        over.into_iter().for_each(|(_, consumer)| self.end_consumer(consumer));
+        let tokens: Vec<u64> = (self.owners.iter())
+            .filter_map(|(token, owner)| wanted(*token, &owner.wire).then_some(*token))
             .collect();
         for token in tokens {
-            let looked = self.hosts.get_mut(&token).map(|host| host.look(now, &mut self.ends));
-            if let Some(Err(why)) = looked {
-                self.end_host(token, why);
+            let received = self.owners.get_mut(&token).map(|owner| owner.receive(now, &mut self.deferred));
+            if let Some(Err(why)) = received {
+                self.end_owner(token, why);
             }
-            self.beat();
+            self.heartbeat();
         }
     }
 
-    /// Says to other processes that this one is there, if it is time. An agent, and large memory, take long to make.
-    fn beat(&mut self) {
+    /// Sends heartbeats to other processes, if it is time. An agent, and large memory, take long to make.
+    fn heartbeat(&mut self) {
         let now = Instant::now();
         if now >= self.due {
             self.due = self.next(now);
         }
     }
 
-    /// Beats, and returns when to look at all connections.
+    /// Sends the heartbeats that are due. Returns when all connections are due again.
     fn next(&mut self, now: Instant) -> Instant {
-        let guests = self.guests.values_mut().filter_map(|guest| guest.next(now));
-        let hosts = self.hosts.values_mut().filter_map(|host| host.next(now));
-        guests.chain(hosts).min().unwrap_or(now + Duration::from_secs(3600))
+        let consumers = self.consumers.values_mut().filter_map(|consumer| consumer.next(now));
+        let owners = self.owners.values_mut().filter_map(|owner| owner.next(now));
+        consumers.chain(owners).min().unwrap_or(now + Duration::from_secs(3600))
     }
 
     /// Moves bytes. Naps if nothing has come for a while.
     fn progress(&mut self, now: Instant) {
         let mut has_come = false;
-        for guest in self.guests.values_mut() {
-            has_come |= guest.progress(&mut self.ends);
+        for consumer in self.consumers.values_mut() {
+            has_come |= consumer.progress(&mut self.deferred);
         }
-        for host in self.hosts.values_mut() {
-            has_come |= host.progress(now, &mut self.ends);
+        for owner in self.owners.values_mut() {
+            has_come |= owner.progress(now, &mut self.deferred);
         }
         self.idle = if has_come { 0 } else { self.idle.saturating_add(1) };
-        match self.idle < LOOKS {
+        match self.idle < POLLS {
             true => thread::yield_now(),
             false => thread::sleep(NAP),
         }
     }
 
-    fn end_guest(&mut self, guest: Guest) {
-        guest.wire.iter().for_each(|wire| self.network.poll.remove(&*wire.stream));
-        guest.end(&mut self.ends);
+    fn end_consumer(&mut self, consumer: Consumer) {
+        consumer.wire.iter().for_each(|wire| self.network.poll.remove(&*wire.stream));
+        consumer.end(&mut self.deferred);
     }
 
-    fn end_host(&mut self, token: u64, why: Over) {
-        let Some(host) = self.hosts.remove(&token) else { return };
-        host.wire.iter().for_each(|wire| self.network.poll.remove(&*wire.stream));
+    fn end_owner(&mut self, token: u64, why: Over) {
+        let Some(owner) = self.owners.remove(&token) else { return };
+        owner.wire.iter().for_each(|wire| self.network.poll.remove(&*wire.stream));
         if let Over::Failed(error) = why {
-            host.end(&error, &mut self.ends);
+            owner.end(&error, &mut self.deferred);
         }
     }
 }
@@ -389,41 +392,41 @@ mod tests {
     #[test]
     fn tickets_with_other_deadlines_have_a_connection_of_their_own() {
         let mut state = State::new(network());
-        let hosts = [5, 30, 5].map(|deadline| {
+        let owners = [5, 30, 5].map(|deadline| {
             let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(deadline));
             let reach = Reach { host, port: 1, key: [3; 16], deadline };
-            let asked = Asked { secret: [1; 16], until_kept: None, done: Box::new(drop) };
-            state.handle(Command::Fetch { reach, process: 7, asked }, Instant::now());
-            state.hosts.len()
+            let request = Request { secret: [1; 16], until_kept: None, done: Box::new(drop) };
+            state.handle(Command::Fetch { reach, process: 7, request }, Instant::now());
+            state.owners.len()
         });
-        assert_eq!(hosts, [1, 2, 2]);
+        assert_eq!(owners, [1, 2, 2]);
     }
 
     #[test]
-    fn beats_that_are_due_follow_a_look_at_a_host() {
+    fn heartbeats_that_are_due_follow_messages_of_an_owner() {
         let mut state = State::new(network());
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let deadline = Duration::from_secs(5);
         let reach = Reach { host: "127.0.0.1".to_owned(), port, key: [3; 16], deadline };
         let now = Instant::now();
-        let mut host = Host::new(reach.clone(), 7, now);
-        assert!(host.connected(Host::connect(&reach)).is_ok());
-        state.hosts.insert(1, host);
+        let mut owner = Owner::new(reach.clone(), 7, now);
+        assert!(owner.connected(Owner::connect(&reach)).is_ok());
+        state.owners.insert(1, owner);
         state.due = now;
-        state.look(|_| true, false, now);
+        state.receive(|_| true, false, now);
         assert!(state.due > now);
     }
 
     #[test]
     fn a_reply_that_is_dropped_says_that_there_is_none() {
         let network = network();
-        drop(Reply { network, guest: 1, number: 2, is_sent: false });
-        Reply { network, guest: 1, number: 3, is_sent: false }
+        drop(Reply { network, consumer: 1, number: 2, is_sent: false });
+        Reply { network, consumer: 1, number: 3, is_sent: false }
             .send(Err(DeviceError::new(DeviceErrorKind::Invalid, "void")));
         let commands = std::mem::take(&mut *network.commands.lock());
         let kind = |command| match command {
-            Command::Reply { guest: 1, number, answer: Err(error) } => (number, error.kind()),
+            Command::Reply { consumer: 1, number, answer: Err(error) } => (number, error.kind()),
             _ => panic!("no reply"),
         };
         let kinds: Vec<_> = commands.into_iter().map(kind).collect();
@@ -436,9 +439,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(5));
-        let (ask, refused) = (|_, _| (), |_: &LinkError| ());
+        let (handler, refused) = (|_, _| (), |_: &LinkError| ());
         let listener = CloseOnFork::new(listener);
-        state.handle(Command::Listen { listener, key: [3; 16], ask, refused }, Instant::now());
+        state.handle(Command::Listen { listener, key: [3; 16], handler, refused }, Instant::now());
         let token = state.last;
         (state, token, Reach { host, port, key: [3; 16], deadline })
     }
@@ -446,9 +449,10 @@ mod tests {
     #[test]
     fn a_forked_child_has_no_socket_of_its_parent() {
         let (mut state, listener, reach) = listening();
-        let consumer = Host::connect(&reach).expect("a connection");
+        let consumer = Owner::connect(&reach).expect("a connection");
         state.accept(listener);
-        let owner = state.guests.values().next().and_then(|guest| guest.wire.as_ref()).expect("a guest");
+        let owner =
+            state.consumers.values().next().and_then(|consumer| consumer.wire.as_ref()).expect("a consumer");
         let listener = &state.listeners[&listener].listener;
         let sockets = [listener.as_raw_fd(), owner.stream.as_raw_fd(), consumer.as_raw_fd()];
         // SAFETY: takes integers.
@@ -461,9 +465,10 @@ mod tests {
     #[test]
     fn an_owner_tries_to_reach_a_consumer_for_days() {
         let (mut state, listener, reach) = listening();
-        let _consumer = Host::connect(&reach).expect("a connection");
+        let _consumer = Owner::connect(&reach).expect("a connection");
         state.accept(listener);
-        let owner = state.guests.values().next().and_then(|guest| guest.wire.as_ref()).expect("a guest");
+        let owner =
+            state.consumers.values().next().and_then(|consumer| consumer.wire.as_ref()).expect("a consumer");
         let (socket, mut limit, mut length) = (owner.stream.as_raw_fd(), 0_i32, 4);
         let value = (&raw mut limit).cast();
         // SAFETY: writes a number.
@@ -487,7 +492,7 @@ mod tests {
         // In a child, whose limit is its own.
         assert!(in_forked_child(|| {
             let (mut state, listener, reach) = listening();
-            let _consumer = Host::connect(&reach).expect("a connection");
+            let _consumer = Owner::connect(&reach).expect("a connection");
             let poll = &state.network.poll;
             let is_readable = || poll.wait(Some(Duration::ZERO)).expect("a set").contains(&listener);
             let was_readable = is_readable();
@@ -495,13 +500,13 @@ mod tests {
             state.accept(listener);
             state.accept(listener);
             let now = Instant::now();
-            let waits = was_readable && !is_readable() && state.ends.len() == 1;
+            let waits = was_readable && !is_readable() && state.deferred.len() == 1;
             let until = state.timeout(false, now).is_some_and(|pause| pause <= PAUSE);
             limit(1024);
             state.retry(now + PAUSE);
             let again = is_readable() && state.retry.is_none();
             state.accept(listener);
-            waits && until && again && state.guests.len() == 1
+            waits && until && again && state.consumers.len() == 1
         }));
     }
 }

@@ -13,8 +13,8 @@ use crate::platform::{CloseOnFork, keep_trying};
 const MESSAGE_MAX: usize = 1 << 20;
 /// Bytes that wait to be sent. A peer that reads nothing breaks off.
 const UNSENT_MAX: usize = 16 << 20;
-/// Bytes that one look takes, so that one peer does not keep the thread from the others.
-const LOOK_MAX: usize = 1 << 20;
+/// Bytes that one receive takes, so that one peer does not keep the thread from the others.
+const RECEIVED_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     /// To the consumer, first: the process, the name of its clock.
     Welcome,
     /// To the owner: a number and a secret.
-    Ask,
+    Request,
     /// To the consumer: the number. What it has asked for is kept for it, unless a failure follows.
     Kept,
     /// To the consumer: the number, address, length, length of the agent's metadata, the metadata, a description.
@@ -33,8 +33,8 @@ pub(super) enum Kind {
     Fail,
     /// To the owner: the number. The consumer will not read what was offered.
     Return,
-    /// I am here.
-    Beat,
+    /// The process lives.
+    Heartbeat,
     /// To the consumer: what it asks for from now on goes over another connection.
     Replace,
 }
@@ -42,12 +42,12 @@ pub(super) enum Kind {
 const KINDS: [Kind; 9] = [
     Kind::Hello,
     Kind::Welcome,
-    Kind::Ask,
+    Kind::Request,
     Kind::Kept,
     Kind::Offer,
     Kind::Fail,
     Kind::Return,
-    Kind::Beat,
+    Kind::Heartbeat,
     Kind::Replace,
 ];
 
@@ -58,7 +58,7 @@ pub(super) enum End {
     /// Nothing is known of the other process.
     Lost(io::Error),
     /// The other process says what makes no sense.
-    Nonsense(&'static str),
+    Violation(&'static str),
 }
 
 /// A connection to a process on another machine.
@@ -100,7 +100,7 @@ impl Wire {
         let _ = self.flush();
     }
 
-    /// Whether there is something to send, which waits for room.
+    /// True if there is something to send, which waits for room.
     pub(super) fn is_full(&self) -> bool {
         !self.unsent.is_empty()
     }
@@ -117,12 +117,12 @@ impl Wire {
         Ok(())
     }
 
-    /// What has come, whole messages of it. Sends what has waited for room. An end comes after the messages before it.
+    /// The messages that have come whole. Sends what has waited for room. An end comes after the messages before it.
     pub(super) fn receive(&mut self) -> (Vec<(Kind, Vec<u8>)>, Option<End>) {
         let mut end = None;
         let mut buffer = [0; 1 << 16];
         let mut taken = 0;
-        while taken < LOOK_MAX {
+        while taken < RECEIVED_MAX {
             match (&*self.stream).read(&mut buffer) {
                 Ok(0) => {
                     end = Some(End::Closed);
@@ -146,15 +146,15 @@ impl Wire {
             }
         }
         if end.is_none() {
-            // A failure to send is one to receive at the next look.
+            // A failure to send is one to receive next time.
             let _ = self.flush();
             if self.unsent.len() > UNSENT_MAX {
-                end = Some(End::Nonsense("it does not read what it asked for"));
+                end = Some(End::Violation("it does not read what it asked for"));
             }
         }
         match self.messages() {
             Ok(messages) => (messages, end),
-            Err(what) => (Vec::new(), Some(End::Nonsense(what))),
+            Err(what) => (Vec::new(), Some(End::Violation(what))),
         }
     }
 
@@ -178,13 +178,13 @@ impl Wire {
     }
 
     /// Says that this process is here, if it has said nothing for a while. Returns when to do so next. What waits for room says it too.
-    pub(super) fn beat(&mut self, deadline: Duration, now: Instant) -> Instant {
+    pub(super) fn heartbeat(&mut self, deadline: Duration, now: Instant) -> Instant {
         let pause = deadline / 4;
         if self.is_full() {
             return now + pause;
         }
         if now.saturating_duration_since(self.said) >= pause {
-            self.send(Kind::Beat, &[]);
+            self.send(Kind::Heartbeat, &[]);
         }
         self.said + pause
     }

@@ -13,7 +13,7 @@ const UCX: &CStr = c"UCX";
 /// Otherwise UCX connects by calls that wait, two minutes where packets are dropped, in which the thread of the network sees to no connection.
 const UCX_OPTION: [&CStr; 2] = [c"engine_config", c"TCP_CONN_NB=y"];
 
-/// What NIXL refused, in words.
+/// The refusal of NIXL, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NixlError(String);
@@ -25,7 +25,7 @@ impl NixlError {
     }
 }
 
-/// What a call has answered, if that is no failure.
+/// The status of a call, if that is no failure.
 fn ok(what: &str, status: Status) -> Result<Status, NixlError> {
     if status < 0 { Err(NixlError(format!("NIXL: {what} failed with status {status}"))) } else { Ok(status) }
 }
@@ -45,7 +45,7 @@ pub(crate) enum Progress {
 pub(crate) struct Agent {
     api: &'static Api,
     // The fields are dropped in this order: after the agent nothing writes to memory of transfers any more.
-    /// What a look at notifications fills.
+    /// The list that a poll of notifications fills.
     notes: Owned,
     agent: Owned,
     backend: Owned,
@@ -57,7 +57,7 @@ pub(crate) struct Agent {
 
 #[derive(Debug)]
 struct Registered {
-    /// What NIXL calls it: a list of one range.
+    /// NIXL's handle: a list of one range.
     list: Owned,
     segment: Arc<Segment>,
 }
@@ -183,7 +183,7 @@ impl Agent {
         Ok(())
     }
 
-    /// How many segments nothing else has, and their bytes.
+    /// The number of segments that nothing else has, and their bytes.
     pub(crate) fn unused(&self) -> (usize, usize) {
         let unused = self.segments.iter().filter(|known| Arc::strong_count(&known.segment) == 1);
         unused.fold((0, 0), |(count, bytes), known| (count + 1, bytes + known.segment.bytes()))
@@ -202,7 +202,7 @@ impl Agent {
         }
     }
 
-    /// What a peer needs to read what is registered. No bytes if that is the same as the last time.
+    /// The metadata that a peer needs to read what is registered. No bytes if that is the same as the last time.
     pub(crate) fn metadata(&mut self) -> Result<Vec<u8>, NixlError> {
         if !self.is_changed {
             return Ok(Vec::new());

@@ -23,10 +23,10 @@ pub fn suggest_library(file: impl Into<PathBuf>) {
     SUGGESTED.lock().push(file.into());
 }
 
-/// Whether the library can be used. Loads it.
+/// Loads the library. Fails if it cannot be used.
 ///
 /// # Errors
-/// What is missing, in words.
+/// The reason, in words.
 pub fn check() -> Result<(), String> {
     api().map(drop)
 }

@@ -1,4 +1,4 @@
-//! What links ask of the operating system. It stands here and not in `estafette_sync::platform`, since descriptors that cross
+//! Requests of links to the operating system. It stands here and not in `estafette_sync::platform`, since descriptors that cross
 //! processes, sockets and sealed memory are of no use to a process alone.
 //!
 //! | part | Linux | portable |

@@ -17,9 +17,9 @@ const DOOR: &str = "ESTAFETTE_LINKS_DOOR";
 /// Rounds with failures. A board has room for the reasons of all of them, however slow the peer is.
 const FAILING: u64 = 40;
 
-/// What both processes do, until one of them has done it long enough or the other one ends: promises are kept and broken, and so is what is
-/// received used and not. `rounds` are so many of sending, and as many messages of the other process, however late it begins. Returns the
-/// fences that wait for the other process.
+/// The work of both processes, until one of them has done it long enough or the other one ends: promises are kept and broken, and so is
+/// what is received used and not. `rounds` are so many of sending, and as many messages of the other process, however late it begins.
+/// Returns the fences that wait for the other process.
 fn work(link: &Link, rounds: u64) -> Vec<Fence> {
     let fail = || DeviceError::new(DeviceErrorKind::Fault, "on purpose");
     let (mut fences, mut received) = (Vec::new(), Vec::new());
@@ -89,7 +89,7 @@ fn unless_it_ends<T>(child: &mut Child, comes: bool, future: impl Future<Output 
     let mut future = std::pin::pin!(future);
     loop {
         let has_ended = child.try_wait().expect("a child").is_some();
-        // After its end there is one more look.
+        // After its end there is one more poll.
         match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => return Some(result),
             Poll::Pending if has_ended && (!comes || Instant::now() > deadline) => return None,

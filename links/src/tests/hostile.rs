@@ -14,16 +14,16 @@ use crate::board::{BYTES, OwnBoard};
 use crate::hub::GREETING;
 use crate::platform::{Memory, Socket, own_process};
 use crate::ring::NOTE_BYTES;
-use crate::{Address, Door, Link, Received, Seen};
+use crate::{Address, Door, Link, PeerMemory, Received};
 
 /// The door of the honest process, and the seed of the hostile one.
 const HOSTILE: &str = "ESTAFETTE_LINKS_HOSTILE";
 /// Hostile processes, one after the other.
 const PROCESSES: u64 = 4;
 const CONNECTIONS: usize = 30;
-/// What a hostile process does on one connection, at most.
+/// The greatest number of acts of a hostile process on one connection.
 const ACTS: usize = 1500;
-/// The honest process looks at this many segments of each link.
+/// The honest process reads this many segments of each link.
 const SEGMENTS: u32 = 6;
 
 /// Everything that a hostile process shows, and a file that it cuts and lets grow.
@@ -118,13 +118,13 @@ fn attack(address: &Address, seed: u64) {
         }
         match random.below(3) {
             0 => drop((socket, memory)),
-            1 => memory.half_word(crate::board::LINE).store(0x4000_0000, Ordering::Relaxed),
+            1 => memory.half_word(crate::board::LIVENESS).store(0x4000_0000, Ordering::Relaxed),
             _ => open.push((socket, memory)),
         }
     }
 }
 
-/// What the honest process has of one link.
+/// The honest process's state of one link.
 struct Honest {
     link: Link,
     received: Vec<Received>,
@@ -148,14 +148,14 @@ impl Honest {
         if random.below(4) == 0 {
             self.received.clear();
         }
-        let look = |fence: &Fence| drop(fence.wait_timeout(Some(std::time::Duration::from_micros(10))));
-        self.fences.get(random.below(self.fences.len().max(1))).into_iter().for_each(look);
+        let wait = |fence: &Fence| drop(fence.wait_timeout(Some(std::time::Duration::from_micros(10))));
+        self.fences.get(random.below(self.fences.len().max(1))).into_iter().for_each(wait);
         if random.below(16) > 0 { 0 } else { (0..SEGMENTS).map(|number| self.read(number)).sum() }
     }
 
     /// The sum of all bytes of a segment, if the peer has shown one.
     fn read(&self, number: u32) -> u64 {
-        let Some(segment) = self.link.segment(number).ok().and_then(Seen::host) else { return 0 };
+        let Some(segment) = self.link.segment(number).ok().and_then(PeerMemory::host) else { return 0 };
         let start = segment.start().as_ptr();
         // SAFETY: mapped for as long as the segment is held; its owner may write, so each byte is read once.
         (0..segment.bytes()).map(|at| u64::from(unsafe { start.add(at).read_volatile() })).sum()
@@ -208,7 +208,7 @@ fn a_process_that_shows_anything_neither_harms_nor_hangs_another() {
         }
         assert!(child.wait().expect("a child").success(), "seed {seed}: the hostile process has failed");
     }
-    assert!(links > 0 && sums > 0 && kept > 0, "{links} links, {sums} looks at segments, {kept} fences");
+    assert!(links > 0 && sums > 0 && kept > 0, "{links} links, {sums} reads of segments, {kept} fences");
     assert_works(&door);
     until("all descriptors are closed", || descriptors() <= before);
 }

@@ -10,7 +10,7 @@ use crate::analysis::walk::{Step, What};
 use crate::analysis::what_if::{Change, TaskGraph, blocks, is_observed};
 use crate::analysis::with_graph::WithGraph;
 use crate::model::shown::shown;
-use crate::model::{Blocker, Cause, Hazard, Mode, Nanos, OperationId, OperationKind, TrackKind};
+use crate::model::{AccessMode, Blocker, Cause, Hazard, Nanos, OperationId, OperationKind, TrackKind};
 
 /// Changes that are listed, at most.
 const LISTED_MAX: usize = 3;
@@ -18,13 +18,13 @@ const LISTED_MAX: usize = 3;
 /// Of how many waits and tensors it is asked what the run would have been without them.
 const TRIED: usize = 3;
 
-/// What a change saves in percent of the run time at least, to be listed.
+/// The least saving of a change that is listed, in percent of the run time.
 pub(crate) const WORTH: u64 = 3;
 
 /// Where operations wait for a worker that sleeps.
 const SUBMIT_TOGETHER: &str = "submit more at once: a worker with nothing to do sleeps, and must be woken";
 
-/// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
+/// The parts of the walk that could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
 /// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
 /// trace is played again. Only changes that are to be kept are listed.
 pub(crate) fn advice(
@@ -132,7 +132,7 @@ fn overwritten(trace: &Trace) -> HashMap<String, (Nanos, HashSet<u64>)> {
     for stall in trace.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
     {
         let access = trace.access(stall.waiter, stall.access);
-        let Some(access) = access.filter(|access| access.mode == Mode::Write) else { continue };
+        let Some(access) = access.filter(|access| access.mode == AccessMode::Write) else { continue };
         // A plain variable orders what cannot be in two places, such as a file or the steps of a training.
         let Some(variable) = trace.variable(access.variable).filter(|variable| variable.bytes.is_some())
         else {
@@ -147,7 +147,7 @@ fn overwritten(trace: &Trace) -> HashMap<String, (Nanos, HashSet<u64>)> {
     names
 }
 
-/// Whether bodies need the Python lock: one came later than its thread.
+/// True if bodies need the Python lock: one came later than its thread.
 fn needs_lock(trace: &Trace) -> bool {
     trace
         .operations

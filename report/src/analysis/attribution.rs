@@ -31,8 +31,8 @@ mod tiling;
 use crate::Trace;
 use crate::model::source::{Source, operations};
 use crate::model::{
-    Blocker, Cause, Edge, Hazard, LINK_WAITS, Mode, Nanos, Operation, OperationId, OperationKind, Outcome,
-    Stall, TrackId, TrackKind,
+    AccessMode, Blocker, Cause, Edge, Hazard, LINK_WAITS, Nanos, Operation, OperationId, OperationKind,
+    Outcome, Stall, TrackId, TrackKind,
 };
 
 use self::counters::counters;
@@ -73,7 +73,7 @@ pub fn attribute_within(trace: &mut Trace, takes: &mut dyn FnMut(usize) -> bool)
     is_whole
 }
 
-/// What attribution knows of a trace: enough to say of each operation why it waited.
+/// The state of attribution for a trace: enough to say of each operation why it waited.
 pub(crate) struct Attribution<'a, S> {
     pub(crate) source: &'a S,
     order: Order,
@@ -110,7 +110,7 @@ impl<'a, S: Source> Attribution<'a, S> {
         stalls
     }
 
-    /// What the operation at `at` directly depended on.
+    /// The direct dependences of the operation at `at`.
     pub(crate) fn edges(&self, at: usize, operation: &Operation) -> Vec<Edge> {
         let mut edges = Vec::new();
         for (access, used) in operation.accesses.iter().enumerate() {
@@ -127,7 +127,7 @@ impl<'a, S: Source> Attribution<'a, S> {
         edges
     }
 
-    /// What the operation at `at` depended on: positions, and numbers of the dependences.
+    /// The predecessors of the operation at `at`: positions, and numbers of the dependences.
     pub(crate) fn arriving(&self, at: usize, operation: &Operation) -> Vec<(usize, u64)> {
         let accesses = 0..operation.accesses.len();
         let mut arriving: Vec<(usize, u64)> = accesses
@@ -139,7 +139,7 @@ impl<'a, S: Source> Attribution<'a, S> {
         arriving
     }
 
-    /// What depended on the operation at `at`: positions, and numbers of the dependences.
+    /// The successors of the operation at `at`: positions, and numbers of the dependences.
     pub(crate) fn leaving(&self, at: usize, operation: &Operation) -> Vec<(usize, u64)> {
         let accesses = 0..operation.accesses.len();
         let mut leaving: Vec<(usize, u64)> =
@@ -181,7 +181,7 @@ fn executor(operation: &Operation) -> Option<TrackId> {
     track.filter(|_| is_handed_over)
 }
 
-/// How a blocker's time divides, as others see it.
+/// The parts of a blocker's time, as others see them.
 struct Phases {
     blocker: Blocker,
     waiting_for: Blocker,
@@ -274,7 +274,7 @@ impl<S: Source> Attribution<'_, S> {
         }
     }
 
-    /// Whether the device, not the host, orders `waiter` after the device work of the earlier operation.
+    /// True if the device, not the host, orders `waiter` after the device work of the earlier operation.
     fn orders(&self, on_device: bool, earlier: usize, waiter: &Operation) -> bool {
         let earlier = &*self.source.operation(earlier);
         // What began only when the earlier work was done was parked until then: no device could wait for it.
@@ -285,7 +285,7 @@ impl<S: Source> Attribution<'_, S> {
         on_device && queue_of(self.source.about(), earlier).is_some() && !parked()
     }
 
-    /// What comes after all blockers have ended.
+    /// The time after all blockers have ended.
     fn rest(&self, tiling: &mut Tiling<'_>, operation: &Operation, waits: &Waits, hazard: Option<Hazard>) {
         if let Some(track) = executor(operation) {
             tiling.until(self.free_since(track, waits.ready), Cause::NoWorker, None, Blocker::Pool);
@@ -346,7 +346,7 @@ impl<S: Source> Attribution<'_, S> {
         }
     }
 
-    /// What device work waited for on its queue: earlier work of others, then whatever was in front of it there.
+    /// The causes for which device work waited on its queue: earlier work of others, then whatever was in front of it there.
     fn on_queue(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
         let (Some(track), Some(own_issue)) = (operation.track, operation.issued) else { return };
         let issued = own_issue.max(Waits::of(operation, self.source.about().duration).end);
@@ -427,28 +427,28 @@ impl Waits {
     }
 }
 
-/// Whether it waited for what another process does.
+/// True if it waited for what another process does.
 pub(crate) fn is_link_wait(operation: &Operation) -> bool {
     let waits = matches!(operation.kind, OperationKind::Wait | OperationKind::Await);
     waits && LINK_WAITS.contains(&operation.own_name())
 }
 
 /// The conflict between an earlier and a later access of one variable; `None` if they are both reads.
-pub(crate) fn hazard(earlier: Mode, later: Mode) -> Option<Hazard> {
+pub(crate) fn hazard(earlier: AccessMode, later: AccessMode) -> Option<Hazard> {
     match (earlier, later) {
-        (Mode::Read, Mode::Read) => None,
-        (Mode::Read, Mode::Write | Mode::Update) => Some(Hazard::War),
-        (Mode::Write | Mode::Update, Mode::Write) => Some(Hazard::Waw),
-        (Mode::Write | Mode::Update, Mode::Read | Mode::Update) => Some(Hazard::Raw),
+        (AccessMode::Read, AccessMode::Read) => None,
+        (AccessMode::Read, AccessMode::Write | AccessMode::Update) => Some(Hazard::War),
+        (AccessMode::Write | AccessMode::Update, AccessMode::Write) => Some(Hazard::Waw),
+        (AccessMode::Write | AccessMode::Update, AccessMode::Read | AccessMode::Update) => Some(Hazard::Raw),
     }
 }
 
-/// Whether it is the time of a thread between two of its calls, as observe mode notes it.
+/// True if it is the time of a thread between two of its calls, as observe mode notes it.
 pub(crate) fn is_own_time(operation: &Operation) -> bool {
     operation.kind == OperationKind::Operation && operation.library.is_none() && ran_at_once(operation)
 }
 
-/// Whether the submitter of an operation ran it itself, and at once.
+/// True if the submitter of an operation ran it itself, and at once.
 pub(crate) fn ran_at_once(operation: &Operation) -> bool {
     operation.track.is_some()
         && operation.track == operation.submitter

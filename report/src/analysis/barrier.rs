@@ -1,4 +1,4 @@
-//! What a global barrier at each hand-over would have cost: the usual alternative (`cudaDeviceSynchronize` before every exchange),
+//! The cost of a global barrier at each hand-over: the usual alternative (`cudaDeviceSynchronize` before every exchange),
 //! at which everything that was submitted before must end, needed or not.
 
 use std::collections::BTreeMap;
@@ -16,9 +16,9 @@ pub struct Barriers {
     pub hand_overs: usize,
     /// Those at which it would have waited longer than was waited.
     pub longer: usize,
-    /// How much longer, summed over all of them.
+    /// The extra time, summed over all of them.
     pub extra_ns: Nanos,
-    /// How much longer the worst one would have been.
+    /// The extra time of the worst one.
     pub worst_ns: Nanos,
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::analysis::summary::Report;
 use crate::model::Nanos;
 
-/// What changed from one report to another.
+/// The changes from one report to another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
     /// Run times.
@@ -22,10 +22,10 @@ pub struct Difference {
     pub operations: Vec<NamedChange>,
     /// Running by operation, greatest change first.
     pub running: Vec<NamedChange>,
-    /// What is missing of the first, in words.
+    /// The losses of the first, in words.
     #[serde(default)]
     pub missing_before: Vec<String>,
-    /// What is missing of the second, in words.
+    /// The losses of the second, in words.
     #[serde(default)]
     pub missing_after: Vec<String>,
 }

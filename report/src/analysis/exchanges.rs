@@ -16,11 +16,11 @@ pub struct Exchange {
     pub producer: String,
     /// The library that took it; `host` is the program itself.
     pub consumer: String,
-    /// How often.
+    /// The number of times.
     pub count: usize,
     /// Bytes that were handed over, as far as known.
     pub bytes: u64,
-    /// How many of them were copied.
+    /// The number of copies among them.
     pub copies: usize,
     /// Bytes of these.
     pub copied_bytes: u64,

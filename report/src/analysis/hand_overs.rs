@@ -25,7 +25,7 @@ pub struct HandOver {
     pub taken: String,
     /// The reason, in words.
     pub why: String,
-    /// How many there were.
+    /// Their number.
     pub count: usize,
 }
 

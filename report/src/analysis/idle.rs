@@ -4,7 +4,7 @@ use crate::Trace;
 use crate::analysis::walk::{Step, What};
 use crate::model::{Nanos, OperationKind};
 
-/// How much of the walk was the program's own doing, with nothing under way.
+/// The time of the walk that was the program's own doing, with nothing under way.
 pub(crate) fn idle(trace: &Trace, steps: &[Step]) -> Nanos {
     let busy = under_way(trace);
     let program = steps.iter().filter(|step| step.what == What::Program);

@@ -1,4 +1,4 @@
-//! Who held the Python lock while others waited for it.
+//! Owners of the Python lock while others waited for it.
 //!
 //! The lock has no events. But what holds it runs: where of all that a trace shows one alone ran for (nearly) a whole wait, that one
 //! is named. What a trace does not show, such as a thread that calls no engine, may be to blame all the same; so the report says what is
@@ -47,7 +47,7 @@ pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
 struct Runner {
     /// In order of time, apart from each other: from, to, what ran. `None` is the program itself.
     intervals: Vec<(Nanos, Nanos, Option<OperationId>)>,
-    /// How long it ran before each.
+    /// The time that it ran before each.
     before: Vec<Nanos>,
 }
 
@@ -65,7 +65,7 @@ impl Runner {
         Self { intervals, before }
     }
 
-    /// How long it ran until `at`.
+    /// The time that it ran until `at`.
     fn until(&self, at: Nanos) -> Nanos {
         let Some(last) = self.intervals.partition_point(|(from, ..)| *from < at).checked_sub(1) else {
             return 0;
@@ -74,7 +74,7 @@ impl Runner {
         self.before[last] + to.min(at) - from
     }
 
-    /// What ran last before `at`.
+    /// The last that ran before `at`.
     fn last(&self, at: Nanos) -> Option<(Nanos, Nanos, Option<OperationId>)> {
         let last = self.intervals.partition_point(|(from, ..)| *from < at).checked_sub(1)?;
         Some(self.intervals[last])

@@ -26,7 +26,7 @@ const OTHERS: &str = "others";
 /// Libraries with a row and a column of their own: more than anybody reads, and few enough for a square of them.
 const LIBRARIES_MAX: usize = 30;
 
-/// Who waited, and for whom.
+/// The place that waited, and the place that it waited for.
 fn cell(trace: &Trace, root: &Root) -> (Place, Place) {
     let blocker = match root.blocker {
         Blocker::Operation(id) => of_blocker(trace, id),

@@ -30,7 +30,7 @@ const PROCESSES_MAX: usize = (TAG >> TAG_SHIFT) as usize + 1;
 /// Clocks drift apart by at most a part in so many.
 const DRIFT: i128 = 10_000;
 
-/// What a lease directly depended on, at most: it is for reading, and waits for one writer.
+/// The greatest number of direct dependences of a lease: it is for reading, and waits for one writer.
 const EDGES_MAX: usize = 16;
 
 /// The process of an operation, a lease or a variable: an index into [`Trace::processes`].
@@ -45,7 +45,7 @@ impl Trace {
     }
 }
 
-/// What is added to names of a process: `@4711`.
+/// The suffix of names of a process: `@4711`.
 pub(crate) fn label(trace: &Trace, process: usize) -> String {
     let number = |at: usize| trace.processes.get(at).map_or(0, |process| process.number);
     match (0..process).filter(|earlier| number(*earlier) == number(process)).count() {
@@ -73,7 +73,7 @@ pub fn merge(traces: Vec<Trace>) -> Result<Trace, String> {
 pub(crate) struct Axes {
     /// The axis of each trace, and where on it the trace begins. No trace alone has one.
     starts: Vec<(usize, Nanos)>,
-    /// How clocks differ, in words.
+    /// The differences of clocks, in words.
     clocks: Vec<String>,
 }
 
@@ -207,7 +207,7 @@ fn around(one: Span, other: Span) -> Span {
     (one.0.min(other.0), one.1.max(other.1))
 }
 
-/// What other clocks show less what the clock of the trace shows, at every time at which that is known.
+/// The offsets of other clocks from the clock of the trace, at every time at which that is known.
 fn offsets(trace: &Trace) -> BTreeMap<&str, Span> {
     let mut known: Vec<(Nanos, &str, Span)> = Vec::new();
     for operation in &trace.operations {

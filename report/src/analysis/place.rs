@@ -9,9 +9,9 @@ use crate::model::{Lease, LibraryId, Nanos, Operation, OperationKind, Trace, Tra
 /// A row of a picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Row {
-    /// What ran, or waited, on a track.
+    /// A track that something ran or waited on.
     Track(TrackId),
-    /// What belongs to a library and to no track.
+    /// A library, for what belongs to no track.
     Library(Option<LibraryId>),
 }
 

@@ -32,7 +32,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// How long it lasted.
+    /// Its duration.
     pub fn duration(&self) -> Nanos {
         self.to.saturating_sub(self.from)
     }

@@ -141,7 +141,7 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
     }
 }
 
-/// What an import is from.
+/// The origin of an import.
 fn elsewhere(trace: &Trace, id: OperationId) -> Option<&Elsewhere> {
     trace.operation(id)?.elsewhere.as_deref()
 }

@@ -39,9 +39,9 @@ pub const SCHEMA: u32 = 2;
 pub struct Report {
     /// [`SCHEMA`] of the version that made the report.
     pub schema: u32,
-    /// What held up most of the run.
+    /// The cause that held up most of the run.
     pub headline: String,
-    /// What was recorded.
+    /// The program that was recorded.
     pub program: String,
     /// Run time.
     pub duration_ns: Nanos,
@@ -54,14 +54,14 @@ pub struct Report {
     pub causes: Vec<CauseRow>,
     /// The worst waits, equal ones as one, those that took most time together first.
     pub worst: Vec<WorstRow>,
-    /// Who waited for whom.
+    /// The waits by waiter and blocker.
     pub matrix: Matrix,
-    /// What was handed from library to library, longest waits first.
+    /// The hand-overs from library to library, longest waits first.
     pub exchanges: Vec<Exchange>,
     /// Hand-overs of device memory that nothing ordered after the work that made it, or that may not have been.
     #[serde(default)]
     pub hand_overs: Vec<HandOver>,
-    /// What Estafette would change in a program that was only observed.
+    /// The changes by Estafette in a program that was only observed.
     #[serde(default)]
     pub with_graph: WithGraph,
     /// By name, most waiting first.
@@ -70,16 +70,16 @@ pub struct Report {
     pub tensors: Vec<TensorRow>,
     /// The longest chain of work.
     pub critical_path: PathRow,
-    /// What the run time was spent on, most first.
+    /// The uses of the run time, most first.
     pub run_time: Vec<RunTimeRow>,
-    /// What barriers would have cost.
+    /// The cost of barriers.
     pub barriers: Barriers,
     /// The changes that would help most.
     pub advice: Vec<Advice>,
-    /// How the clocks of several machines differ, in words.
+    /// The differences of several machines' clocks, in words.
     #[serde(default)]
     pub clocks: Vec<String>,
-    /// What is missing, in words.
+    /// The losses, in words.
     pub missing: Vec<String>,
 }
 
@@ -108,7 +108,7 @@ pub struct Totals {
     pub waited_ns: Nanos,
 }
 
-/// What failed for one reason, of one name.
+/// Failures for one reason, of one name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureRow {
     /// The name.
@@ -117,7 +117,7 @@ pub struct FailureRow {
     pub operation: OperationId,
     /// The failure, in the words of the operation.
     pub why: String,
-    /// How many there were.
+    /// Their number.
     pub count: usize,
 }
 
@@ -137,19 +137,19 @@ pub struct CauseRow {
 pub struct WorstRow {
     /// In words.
     pub sentence: String,
-    /// Who waited longest.
+    /// The operation that waited longest.
     pub waiter: OperationId,
-    /// How long it did.
+    /// The time that it waited.
     pub waited_ns: Nanos,
-    /// How many of these waits there were.
+    /// The number of these waits.
     #[serde(default)]
     pub count: usize,
-    /// How long they were together.
+    /// Their total time.
     #[serde(default)]
     pub total_ns: Nanos,
     /// The cause of most of it, at the root.
     pub cause: String,
-    /// Who is to blame for most of it, in words.
+    /// The blocker of most of it, in words.
     pub blocker: String,
 }
 
@@ -161,7 +161,7 @@ pub struct OperationRow {
     /// The kind: `operation`, `copy`, `wait`, `await`, `export` or `import`.
     #[serde(default)]
     pub kind: String,
-    /// How many there were.
+    /// Their number.
     pub count: usize,
     /// Time that they ran.
     pub running_ns: Nanos,
@@ -196,7 +196,7 @@ pub struct TensorRow {
 pub struct PathRow {
     /// Time that its operations took: no number of workers makes the run shorter than this.
     pub length_ns: Nanos,
-    /// How many operations it has.
+    /// The number of its operations.
     pub count: usize,
     /// Its operations by name, in order; consecutive ones of the same name are one.
     pub names: Vec<String>,
@@ -207,16 +207,16 @@ pub struct PathRow {
 pub struct RunTimeRow {
     /// In words.
     pub what: String,
-    /// How much.
+    /// The time.
     pub time_ns: Nanos,
 }
 
 /// A change that would help.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advice {
-    /// What to do.
+    /// The change.
     pub change: String,
-    /// What it would save at most.
+    /// The greatest saving.
     pub saves_ns: Nanos,
 }
 
@@ -226,12 +226,12 @@ const PATH_NAMES: usize = 64;
 /// Tracks whose losses have a line each.
 const LOSSES: usize = 10;
 
-/// What rows of operations are sorted by.
+/// The order of rows of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SortBy {
     /// The name, in the order of the alphabet.
     Name,
-    /// How many there were; most first, as all that follow.
+    /// Their number; most first, as all that follow.
     Count,
     /// Time that they ran.
     Ran,
@@ -327,7 +327,7 @@ struct Wait {
     longest: Nanos,
     /// The longest interval of that one.
     main: Root,
-    /// Whether all waited for the same tensor.
+    /// True if all waited for the same tensor.
     is_of_one: bool,
 }
 
@@ -439,7 +439,7 @@ fn share(part: Nanos, whole: Nanos) -> String {
     format!("{:.0} %", part as f64 / whole.max(1) as f64 * 100.0)
 }
 
-/// What took most of the run time, apart from the program itself, and the wait that shows it best.
+/// The part that took most of the run time, apart from the program itself, and the wait that shows it best.
 fn headline(trace: &Trace, steps: &[Step], waits: &[Wait]) -> String {
     let mut groups: BTreeMap<(Cause, String), Nanos> = BTreeMap::new();
     for step in steps {
@@ -695,7 +695,7 @@ fn run_time(trace: &Trace, steps: &[Step], keep: &dyn Fn(&str) -> bool) -> Vec<R
     rows
 }
 
-/// What the trace lacks, in words.
+/// The losses of the trace, in words.
 pub fn missing(trace: &Trace) -> Vec<String> {
     let (first, others) = trace.losses.records.split_at(trace.losses.records.len().min(LOSSES));
     let lost = first.iter().map(|lost| {

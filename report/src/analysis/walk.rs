@@ -1,4 +1,4 @@
-//! What the end waited for: a walk from the end of the trace back to its beginning, at each moment along whatever held up
+//! The critical path: a walk from the end of the trace back to its beginning, at each moment along whatever held up
 //! the rest.
 //!
 //! Unlike the critical path, which knows work alone, this covers the whole time: work, waiting of every cause, and the time
@@ -19,11 +19,11 @@ pub struct Step {
     pub from: Nanos,
     /// Until when.
     pub to: Nanos,
-    /// What there was.
+    /// The use of the time.
     pub what: What,
 }
 
-/// What an interval of the walk was spent on.
+/// The use of an interval of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum What {
     /// An operation ran.
@@ -68,7 +68,7 @@ fn walked(trace: &Trace) -> Walker<'_> {
     walker
 }
 
-/// Whether it goes on at the end of the trace. A future that was dropped is done.
+/// True if it goes on at the end of the trace. A future that was dropped is done.
 fn is_unfinished(operation: &Operation) -> bool {
     operation.issued.is_none() && operation.done.is_none() && operation.resumed.is_none()
 }
@@ -105,7 +105,7 @@ struct Walker<'a> {
 struct Own<'a> {
     /// In order of time.
     stalls: Vec<&'a Stall>,
-    /// How many of them may still cover the time at which the walk stands; it only goes back. `None` before it was here.
+    /// The number of them that may still cover the time at which the walk stands; it only goes back. `None` before it was here.
     left: Option<usize>,
 }
 
@@ -191,7 +191,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// What a thread came back from last while it ran `current`. A wait for `current` itself is not a part of it.
+    /// The wait that a thread came back from last while it ran `current`. A wait for `current` itself is not a part of it.
     fn inside(&self, current: &Operation) -> Option<(Nanos, &'a Operation)> {
         let (track, began, _) = on_thread(self.trace, current)?;
         let is_part = |it: &Operation| it.waits_for != Some(current.id);
@@ -200,7 +200,7 @@ impl<'a> Walker<'a> {
         last.filter(|(back, _)| *back > began)
     }
 
-    /// What its thread did before it submitted `current`: what it had come back from, or what it was running.
+    /// The operation of its thread before it submitted `current`: the wait that it had come back from, or the body that it was running.
     fn before(&mut self, current: &Operation) -> Option<&'a Operation> {
         let (track, at) = (current.submitter?, current.submitted.min(self.at));
         let is_earlier = |it: &Operation| it.submitted < current.submitted;
@@ -216,7 +216,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// What a thread came back from last, until `at`.
+    /// The wait that a thread came back from last, until `at`.
     fn last(
         &self,
         within: Within,
@@ -235,10 +235,10 @@ impl<'a> Walker<'a> {
 /// A thread, and the operation that it runs, of several the innermost.
 type Within = (TrackId, Option<OperationId>);
 
-/// What the threads of a trace ran.
+/// The operations that the threads of a trace ran.
 #[derive(Default)]
 struct Threads {
-    /// What the submitter of each operation ran when it submitted that.
+    /// The operation that the submitter of each operation ran when it submitted that.
     runners: HashMap<OperationId, OperationId>,
     /// When each thread came back from a wait or from its own time, and from which. Outside of everything else also from an
     /// operation that it ran: a body that began while another one ran is no part of that one, which may be asynchronous.
@@ -307,7 +307,7 @@ fn on_thread(trace: &Trace, operation: &Operation) -> Option<(TrackId, Nanos, Na
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Access, Mode, Outcome};
+    use crate::model::{Access, AccessMode, Outcome};
 
     /// One operation that waits in so many pieces, with gaps between them in which it ran.
     fn pieces(count: u64) -> Trace {
@@ -320,7 +320,7 @@ mod tests {
             issued: Some(10 * count),
             done: Some(10 * count),
             outcome: Outcome::Ok,
-            accesses: vec![Access { variable: 1, mode: Mode::Write }],
+            accesses: vec![Access { variable: 1, mode: AccessMode::Write }],
             ..Operation::default()
         };
         let stall = |at: u64| Stall {

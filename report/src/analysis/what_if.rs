@@ -1,4 +1,4 @@
-//! What the run would have taken, with one change: the trace is simulated again with the times that things took of
+//! The duration of the run with one change: the trace is simulated again with the times that things took of
 //! themselves, in the order that dependences, workers, queues and the program's own steps allow.
 //!
 //! This is list scheduling (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969): whatever is ready first gets the first free
@@ -15,11 +15,11 @@ use crate::Trace;
 use crate::analysis::attribution::{is_own_time, queue_of, ran_at_once};
 use crate::analysis::critical_path::own_time;
 use crate::model::{
-    Blocker, Cause, Edge, Hazard, LibraryId, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
+    AccessMode, Blocker, Cause, Edge, Hazard, LibraryId, Nanos, Operation, OperationId, OperationKind, Stall,
     TrackId, TrackKind,
 };
 
-/// What differs from the recorded run.
+/// The difference from the recorded run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Change {
     /// The program goes on at once where it waited for these.
@@ -30,7 +30,7 @@ pub(crate) struct Change {
     pub(crate) shared: HashSet<OperationId>,
 }
 
-/// What may have come back at one moment and is looked at.
+/// The number of waits that may have ended at one moment and are considered.
 pub(crate) const SAME_MOMENT_MAX: usize = 4;
 
 /// The tasks of a trace and the edges between them.
@@ -39,18 +39,18 @@ pub(crate) struct TaskGraph<'a> {
     tasks: Vec<Task>,
     /// Edges between tasks, by their earlier end.
     edges: Vec<Vec<(usize, &'a Edge)>>,
-    /// How many bodies may run at once.
+    /// The number of bodies that may run at once.
     workers: usize,
-    /// How long an observed program goes on after the last wait that it came back from.
+    /// The time that an observed program goes on after the last wait that it came back from.
     tail: Option<(usize, Nanos)>,
 }
 
 /// An operation, a wait or a lease.
 struct Task {
-    /// What it takes of itself.
+    /// The time that it takes of itself.
     takes: Nanos,
     place: Place,
-    /// What its thread came back from before it, or began, and how long after that it was submitted; else since the start.
+    /// The task that its thread came back from before it, or began, and the time after which it was submitted; else since the start.
     after: (Option<usize>, Nanos),
 }
 
@@ -141,7 +141,7 @@ impl<'a> TaskGraph<'a> {
         Simulation::new(self, change).run()
     }
 
-    /// How long it plays as it was, beside how long it took. A trace that plays quite differently says nothing about changes.
+    /// The duration of the replay without a change, beside the recorded one. A trace that plays quite differently says nothing about changes.
     pub(crate) fn as_it_was(&self, took: Nanos) -> Option<Nanos> {
         self.play(&Change::default()).filter(|played| *played > took / 2 && *played < took + took / 10)
     }
@@ -151,14 +151,14 @@ impl<'a> TaskGraph<'a> {
             let later = self.trace.operation(edge.to);
             let access =
                 later.and_then(|it| it.accesses.iter().find(|access| access.variable == edge.variable));
-            access.is_some_and(|access| access.mode == Mode::Write)
+            access.is_some_and(|access| access.mode == AccessMode::Write)
         };
         let gone = edge.hazard != Hazard::Raw && change.renamed.contains(&edge.variable) && overwrites();
         !gone
     }
 }
 
-/// Whether there must have been a worker beside those that ran something: a trace has no more of a worker than what it ran, and one
+/// True if there must have been a worker beside those that ran something: a trace has no more of a worker than what it ran, and one
 /// after the other a single worker runs everything. Had there been no other, another operation would have waited for it.
 fn has_another(trace: &Trace) -> bool {
     let for_workers = |stall: &&Stall| (stall.cause, stall.blocker) == (Cause::NoWorker, Blocker::Pool);
@@ -166,7 +166,7 @@ fn has_another(trace: &Trace) -> bool {
     waited < trace.duration / 100
 }
 
-/// Whether the trace is of observe mode: it has threads of the program alone, and what one of them did at once it did not submit before.
+/// True if the trace is of observe mode: it has threads of the program alone, and what one of them did at once it did not submit before.
 pub(crate) fn is_observed(trace: &Trace) -> bool {
     let program = |kind| matches!(kind, TrackKind::Thread | TrackKind::EventLoop);
     let works = |it: &&Operation| matches!(it.kind, OperationKind::Operation | OperationKind::Copy);
@@ -184,7 +184,7 @@ fn observed_place(trace: &Trace, operation: &Operation) -> Place {
     }
 }
 
-/// Whether the thread that it is submitted on stands still until it is over.
+/// True if the thread that it is submitted on stands still until it is over.
 pub(crate) fn blocks(kind: OperationKind) -> bool {
     matches!(kind, OperationKind::Wait | OperationKind::Export)
 }
@@ -193,11 +193,11 @@ pub(crate) fn blocks(kind: OperationKind) -> bool {
 struct Simulation<'a> {
     graph: &'a TaskGraph<'a>,
     change: &'a Change,
-    /// What each task still waits for: its dependences and its submission.
+    /// The number of things that each task still waits for: its dependences and its submission.
     missing: Vec<usize>,
     /// Until when, as far as known.
     ready: Vec<Nanos>,
-    /// What a thread does after each task.
+    /// The tasks of a thread after each task.
     next: Vec<Vec<usize>>,
     events: BinaryHeap<Reverse<(Nanos, Event, usize)>>,
     workers: BinaryHeap<Reverse<Nanos>>,
@@ -251,7 +251,7 @@ impl<'a> Simulation<'a> {
         (self.finished == self.graph.tasks.len()).then_some(self.end)
     }
 
-    /// Whether the program does not wait for this one.
+    /// True if the program does not wait for this one.
     fn resumes(&self, at: usize) -> bool {
         self.change.unwaited.contains(&self.graph.trace.operations[at].id)
     }

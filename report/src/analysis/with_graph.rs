@@ -1,4 +1,4 @@
-//! What Estafette would change in a program that was only observed: the worst waits for other libraries, copies and functions, each
+//! The changes by Estafette in a program that was only observed: the worst waits for other libraries, copies and functions, each
 //! with what the run would save if the program went on where it waited.
 //!
 //! The trace is played again (`what_if`) without the wait. What the program did with the result is not known: the gain is what there is if
@@ -20,24 +20,24 @@ use crate::model::{Nanos, Operation, OperationId, OperationKind};
 /// Lines that are tried: the trace is played again for each.
 const TRIED: usize = 6;
 
-/// What part of the run a call has to have waited, to be listed.
+/// The part of the run that a call has to have waited, to be listed.
 const LEAST: Nanos = 1_000;
 
-/// What Estafette would change; empty for a trace of its own engines.
+/// The changes by Estafette; empty for a trace of its own engines.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WithGraph {
     /// By the calls that waited, those that waited longest first.
     pub changes: Vec<GraphChange>,
-    /// What the run would save with all of them.
+    /// The saving with all of them.
     pub saves_ns: Nanos,
 }
 
-/// What would change at one line.
+/// The change at one line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphChange {
     /// The call that waited, and its line.
     pub call: String,
-    /// What it waited for.
+    /// The target of its wait.
     pub waited_for: String,
     /// The library whose memory or work it waited for; `host` is no known library.
     pub producer: String,
@@ -45,11 +45,11 @@ pub struct GraphChange {
     pub consumer: String,
     /// `no wait`: the program goes on, and the work or the copy runs beside it. `no copy`: both libraries use the same memory.
     pub change: String,
-    /// How many waits there were.
+    /// The number of waits.
     pub count: usize,
-    /// How long they were together.
+    /// Their total time.
     pub waited_ns: Nanos,
-    /// What the run would save.
+    /// The saving.
     pub saves_ns: Nanos,
 }
 
@@ -88,7 +88,7 @@ impl Call {
         }
     }
 
-    /// What would change at the call of this name, without what that saves.
+    /// The change at the call of this name, without its saving.
     fn change(&self, name: &str) -> GraphChange {
         GraphChange {
             call: name.to_owned(),
@@ -103,7 +103,7 @@ impl Call {
     }
 }
 
-/// What Estafette would change in a trace of observe mode, of the changes whose sentences are to be kept.
+/// The changes by Estafette in a trace of observe mode, of the changes whose sentences are to be kept.
 pub(crate) fn with_graph(trace: &Trace, steps: &[Step], keep: &dyn Fn(&str) -> bool) -> WithGraph {
     if !is_observed(trace) {
         return WithGraph::default();

@@ -1,9 +1,9 @@
-//! What may be made of a file: memory in proportion to its size, be it made by this project or not.
+//! The budget for reading a file: memory in proportion to its size, be it made by this project or not.
 
 /// Bytes of a trace in memory for each byte of its file. Files that are written here take some ten times their size.
 const PER_BYTE: usize = 64;
 
-/// What any file may take, however small it is.
+/// The memory that any file may take, however small it is.
 const FREE: usize = 16 << 20;
 
 /// The bytes that a reading may still take.
@@ -38,7 +38,7 @@ impl Budget {
         Ok(())
     }
 
-    /// What was exceeded, in words.
+    /// The exceeded budget, in words.
     pub fn words(&self, file_bytes: usize) -> String {
         format!(
             "reading has stopped: what the file holds takes more than its budget of {} MiB of memory ({PER_BYTE} times its size of \

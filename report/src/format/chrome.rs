@@ -153,7 +153,7 @@ impl Thing {
     }
 }
 
-/// What is shown, in rows: tracks first, then libraries.
+/// The shown things, in rows: tracks first, then libraries.
 fn groups(trace: &Trace) -> BTreeMap<(Row, u8), Vec<Thing>> {
     let mut groups: BTreeMap<(Row, u8), Vec<Thing>> = BTreeMap::new();
     for (operation, placed) in trace.operations.iter().zip(place::operations(trace)) {

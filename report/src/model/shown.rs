@@ -40,7 +40,7 @@ impl Display for Shown<'_> {
     }
 }
 
-/// Whether a terminal or a text view does something for this character instead of showing it: the control characters of ASCII and
+/// True if a terminal or a text view does something for this character instead of showing it: the control characters of ASCII and
 /// of Latin-1 (C1), separators of lines and paragraphs, and what changes the direction of text.
 fn is_obeyed(character: char) -> bool {
     matches!(character,

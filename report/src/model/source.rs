@@ -10,7 +10,7 @@ pub trait Source {
     /// Program, duration, tracks, libraries and losses. Its other lists may be empty.
     fn about(&self) -> &Trace;
 
-    /// How many operations there are. Their positions are in the order of their ids.
+    /// The number of operations. Their positions are in the order of their ids.
     fn operations(&self) -> usize;
 
     /// The operation at a position below [`operations`](Self::operations).
@@ -19,13 +19,13 @@ pub trait Source {
     /// The position of the operation with this id.
     fn position(&self, id: OperationId) -> Option<usize>;
 
-    /// How many leases there are.
+    /// The number of leases.
     fn leases(&self) -> usize;
 
     /// The lease with the id of `operation`, which is at position `at`.
     fn lease<'s>(&'s self, at: usize, operation: &Operation) -> Option<Cow<'s, Lease>>;
 
-    /// How many variables there are. Their positions are in the order of their ids.
+    /// The number of variables. Their positions are in the order of their ids.
     fn variables(&self) -> usize;
 
     /// The variable at a position below [`variables`](Self::variables).

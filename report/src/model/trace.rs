@@ -29,7 +29,7 @@ pub(crate) const LINK_WAITS: [&str; 4] = ["connect", "accept", "send", "receive"
 pub struct Trace {
     /// When it began, in nanoseconds since 1970.
     pub started_unix_ns: u64,
-    /// How long it lasted.
+    /// Its duration.
     pub duration: Nanos,
     /// The program that was recorded: its file name.
     pub program: Text,
@@ -39,7 +39,7 @@ pub struct Trace {
     pub tracks: Vec<Track>,
     /// Package names: `numpy`, `torch`, ..., and `host` for what is no known library.
     pub libraries: Vec<Text>,
-    /// What order was kept for, sorted by `id`.
+    /// The variables that order was kept for, sorted by `id`.
     pub variables: Vec<Variable>,
     /// Sorted by `id`.
     pub operations: Vec<Operation>,
@@ -47,7 +47,7 @@ pub struct Trace {
     pub leases: Vec<Lease>,
     /// The result of attribution, sorted by `waiter`, `from` and `access`.
     pub stalls: Vec<Stall>,
-    /// Who waited for whom in a queue; direct dependences only. Sorted by `to`.
+    /// The dependences of operations in a queue; direct dependences only. Sorted by `to`.
     pub edges: Vec<Edge>,
     /// Quantities over time.
     pub counters: Vec<Counter>,
@@ -55,9 +55,9 @@ pub struct Trace {
     pub clocks: Vec<String>,
     /// Of traces of several processes that were [merged](crate::merge): when that of each process ended. No file has them.
     pub ends: Vec<Nanos>,
-    /// What is missing.
+    /// The losses.
     pub losses: Losses,
-    /// Whether bodies ran when it began, which are not in it. Only attribution needs it: no file has it.
+    /// True if bodies ran when it began, which are not in it. Only attribution needs it: no file has it.
     #[doc(hidden)]
     pub began_amid_bodies: bool,
     /// Those of each engine. Empty in a file of before they were noted, and in a merged trace.
@@ -65,16 +65,16 @@ pub struct Trace {
     pub workers: Vec<Workers>,
 }
 
-/// How many bodies an engine runs at once.
+/// The workers of an engine.
 #[doc(hidden)]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Workers {
     /// The engine's number in its process; 0 if that is not known. No file has it.
     pub engine: u64,
-    /// How many workers it has.
+    /// The number of workers.
     pub count: u32,
-    /// How many of them run at once, at most, as long as none of them waits; and from when on. Fewer than `count` where bodies share a lock.
-    /// A file has the least.
+    /// The greatest number of them that run at once, as long as none of them waits, and the time from which that holds. Fewer than `count`
+    /// where bodies share a lock. A file has the least.
     pub at_once: Vec<(Nanos, u32)>,
     /// The tracks of its threads; sorted. No file has them.
     pub tracks: Vec<TrackId>,
@@ -96,7 +96,7 @@ pub struct Process {
     pub key: u64,
     /// When the trace began, in nanoseconds of `clock`.
     pub started_ns: u64,
-    /// What clock that is: that of this boot of this machine. Empty for a clock that no other process has.
+    /// The name of the clock: that of this boot of this machine. Empty for a clock that no other process has.
     pub clock: Text,
 }
 
@@ -105,11 +105,11 @@ pub struct Process {
 pub struct Track {
     /// Its name, unique among tracks of a kind or not.
     pub name: Text,
-    /// What it is.
+    /// Its kind.
     pub kind: TrackKind,
 }
 
-/// What a track is.
+/// The kind of a track.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TrackKind {
     /// A thread of an engine's pool. More than its workers, where some stand in for those that wait.
@@ -126,7 +126,7 @@ pub enum TrackKind {
     Reaper,
 }
 
-/// What order is kept for.
+/// A variable, for which order is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
     /// Identity, as in diagnoses.
@@ -148,7 +148,7 @@ pub struct Operation {
     pub id: OperationId,
     /// Name given at submission.
     pub name: Text,
-    /// What it is.
+    /// Its kind.
     pub kind: OperationKind,
     /// On whose behalf it ran.
     pub library: Option<LibraryId>,
@@ -181,9 +181,9 @@ pub struct Operation {
     pub observed: Option<Nanos>,
     /// When the waiter ran again.
     pub resumed: Option<Nanos>,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// What it used.
+    /// Its accesses.
     pub accesses: Vec<Access>,
     /// The operation whose end it waits for by name, if it has no accesses of its own.
     pub waits_for: Option<OperationId>,
@@ -202,7 +202,7 @@ impl Operation {
         self.name.split_once(" @").map_or(&self.name, |(name, _)| name)
     }
 
-    /// What happened to it after its submission.
+    /// The times of what happened to it after its submission.
     pub(crate) fn later(&self) -> impl Iterator<Item = Nanos> + use<> {
         let Self { granted, ready, awake, began, issued, ran, done, observed, resumed, .. } = *self;
         let (ran_from, ran_to) = ran.unzip();
@@ -223,7 +223,7 @@ pub struct Elsewhere {
     pub clock: Option<ClockOffset>,
 }
 
-/// What the clock of another machine shows, less what the own clock shows, when something had come from there.
+/// The clock of another machine less the own clock, when something had come from there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClockOffset {
     /// [`Process::clock`] of the processes there.
@@ -237,7 +237,7 @@ pub struct ClockOffset {
 /// A hand-over of device memory that nothing ordered after the work which made it, or that may not have been ordered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Disorder {
-    /// Whether it is certain that nothing did.
+    /// True if it is certain that nothing did.
     pub is_known: bool,
     /// The line behind which the memory was made.
     pub after: Option<Site>,
@@ -245,7 +245,7 @@ pub struct Disorder {
     pub why: Text,
 }
 
-/// What an operation is.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OperationKind {
     /// Has a body.
@@ -263,7 +263,7 @@ pub enum OperationKind {
     Import,
 }
 
-/// How an operation ended.
+/// The outcome of an operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Outcome {
     /// Well.
@@ -284,13 +284,13 @@ pub enum Outcome {
 pub struct Access {
     /// [`Variable::id`].
     pub variable: u64,
-    /// How it was used.
-    pub mode: Mode,
+    /// The mode of its use.
+    pub mode: AccessMode,
 }
 
-/// How a variable is used.
+/// The mode in which a variable is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum AccessMode {
     /// Together with other readers.
     Read,
     /// Alone, whatever was there before.
@@ -318,10 +318,10 @@ pub struct Lease {
     /// [`Variable::id`].
     pub variable: u64,
     /// Read leases are shared, others exclusive.
-    pub access: Mode,
-    /// Who has it.
+    pub access: AccessMode,
+    /// The library that has it.
     pub library: Option<LibraryId>,
-    /// Who has it, in words.
+    /// The owner, in words.
     pub owner: Text,
     /// The line that took it.
     pub site: Option<Site>,
@@ -334,7 +334,7 @@ pub struct Lease {
 /// An interval of time in which one access of one operation waited, for one reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stall {
-    /// Who waited.
+    /// The operation that waited.
     pub waiter: OperationId,
     /// Index into its `accesses`; 0 if it has none, because it waits for an operation by name.
     pub access: usize,
@@ -348,13 +348,13 @@ pub struct Stall {
     pub hazard: Option<Hazard>,
     /// Because of whom.
     pub blocker: Blocker,
-    /// Whether this access is the one that the operation waited for longest. The critical stalls of an operation do not
+    /// True if this access is the one that the operation waited for longest. The critical stalls of an operation do not
     /// overlap, and together are the time that it waited; those of its other accesses are hidden behind them.
     pub critical: bool,
 }
 
 impl Stall {
-    /// How long it lasted.
+    /// Its duration.
     pub fn duration(&self) -> Nanos {
         self.to.saturating_sub(self.from)
     }
@@ -363,13 +363,13 @@ impl Stall {
 /// Why an access waited; the six causes that there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Cause {
-    /// What it waited for was being computed.
+    /// The data that it waited for was being computed.
     Computing,
-    /// What it waited for stood in a queue itself.
+    /// The operation that it waited for stood in a queue itself.
     Queued,
     /// It could have run, but no worker or queue was free.
     NoWorker,
-    /// What it waited for was done, and that had not been observed.
+    /// The work that it waited for was done, and that had not been observed.
     NotObserved,
     /// The engine knew that it could go on, but the waiter did not run: a wake-up, the Python lock, an event loop.
     NotResumed,
@@ -395,7 +395,7 @@ impl Cause {
     }
 }
 
-/// Who is to blame for a stall.
+/// The blocker of a stall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Blocker {
     /// No particular blocker, or the record of it is lost.
@@ -458,7 +458,7 @@ pub struct Edge {
 /// A quantity over time. It keeps its value from one sample to the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counter {
-    /// What is counted: `operations in flight`, `bytes leased`, `fences pending`.
+    /// The counted quantity: `operations in flight`, `bytes leased`, `fences pending`.
     pub name: Text,
     /// `operations`, `bytes`, `fences`.
     pub unit: Text,
@@ -466,12 +466,12 @@ pub struct Counter {
     pub samples: Vec<(Nanos, i64)>,
 }
 
-/// What a trace lacks. Its other fields are right, but not complete, when any of these is set.
+/// The losses of a trace. Its other fields are right, but not complete, when any of these is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Losses {
     /// Records that did not fit, per track that lost any.
     pub records: Vec<LostRecords>,
-    /// What is wrong with the file, in words, each naming the place: `truncated at byte 1234 of packet 17`. Of much damage the first
+    /// The damage of the file, in words, each naming the place: `truncated at byte 1234 of packet 17`. Of much damage the first
     /// hundred, and how much more there is.
     pub damage: Vec<String>,
 }
@@ -481,12 +481,12 @@ pub struct Losses {
 pub struct LostRecords {
     /// Which track.
     pub track: TrackId,
-    /// How many.
+    /// Their number.
     pub count: u64,
 }
 
 impl Losses {
-    /// Whether nothing is missing.
+    /// True if nothing is missing.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty() && self.damage.is_empty()
     }

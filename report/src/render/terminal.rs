@@ -17,12 +17,12 @@ const ROWS: usize = 12;
 /// The least width that tables are made for; narrower terminals wrap.
 const WIDTH_MIN: usize = 40;
 
-/// How it is shown.
+/// Options of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
     /// Columns of the terminal.
     pub width: usize,
-    /// Whether to use ANSI colours.
+    /// Use ANSI colours.
     pub colour: bool,
     /// Only the headline, the causes, the worst waits and the advice.
     pub short: bool,

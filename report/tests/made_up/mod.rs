@@ -37,7 +37,7 @@ struct Stage {
     uses: fn(u64) -> Vec<Access>,
 }
 
-fn access(variable: u64, mode: Mode) -> Access {
+fn access(variable: u64, mode: AccessMode) -> Access {
     Access { variable, mode }
 }
 
@@ -59,7 +59,7 @@ const STAGES: [Stage; 7] = [
         library: NUMPY,
         line: 18,
         takes: (300_000, 620_000),
-        uses: |buffer| vec![access(batch(buffer), Mode::Write)],
+        uses: |buffer| vec![access(batch(buffer), AccessMode::Write)],
     },
     Stage {
         name: "augment",
@@ -67,7 +67,7 @@ const STAGES: [Stage; 7] = [
         library: NUMPY,
         line: 22,
         takes: (120_000, 260_000),
-        uses: |buffer| vec![access(batch(buffer), Mode::Update)],
+        uses: |buffer| vec![access(batch(buffer), AccessMode::Update)],
     },
     Stage {
         name: "preview",
@@ -75,7 +75,7 @@ const STAGES: [Stage; 7] = [
         library: TORCH,
         line: 38,
         takes: (30_000, 90_000),
-        uses: |buffer| vec![access(batch(buffer), Mode::Read)],
+        uses: |buffer| vec![access(batch(buffer), AccessMode::Read)],
     },
     Stage {
         name: "model.features",
@@ -83,7 +83,9 @@ const STAGES: [Stage; 7] = [
         library: JAX,
         line: 31,
         takes: (420_000, 700_000),
-        uses: |buffer| vec![access(batch(buffer), Mode::Read), access(features(buffer), Mode::Write)],
+        uses: |buffer| {
+            vec![access(batch(buffer), AccessMode::Read), access(features(buffer), AccessMode::Write)]
+        },
     },
     Stage {
         name: "train.step",
@@ -93,9 +95,9 @@ const STAGES: [Stage; 7] = [
         takes: (380_000, 640_000),
         uses: |buffer| {
             vec![
-                access(features(buffer), Mode::Read),
-                access(WEIGHTS, Mode::Update),
-                access(LOSS, Mode::Write),
+                access(features(buffer), AccessMode::Read),
+                access(WEIGHTS, AccessMode::Update),
+                access(LOSS, AccessMode::Write),
             ]
         },
     },
@@ -105,7 +107,7 @@ const STAGES: [Stage; 7] = [
         library: HOST,
         line: 47,
         takes: (20_000, 60_000),
-        uses: |_| vec![access(LOSS, Mode::Read)],
+        uses: |_| vec![access(LOSS, AccessMode::Read)],
     },
     Stage {
         name: "await loss",
@@ -113,7 +115,7 @@ const STAGES: [Stage; 7] = [
         library: HOST,
         line: 52,
         takes: (0, 0),
-        uses: |_| vec![access(LOSS, Mode::Read)],
+        uses: |_| vec![access(LOSS, AccessMode::Read)],
     },
 ];
 
@@ -182,7 +184,7 @@ impl Plan {
             let stage = plan.stage(at);
             for used in (stage.uses)(buffer_of(at)) {
                 let (writer, readers) = lines.entry(used.variable).or_default();
-                if used.mode == Mode::Read || readers.is_empty() {
+                if used.mode == AccessMode::Read || readers.is_empty() {
                     plan.before[at].extend(*writer);
                 } else {
                     plan.before[at].extend(readers.iter().copied());
@@ -190,7 +192,7 @@ impl Plan {
                 match (stage.kind, used.mode) {
                     // Readers do not hold each other up.
                     (OperationKind::Await, _) => {}
-                    (_, Mode::Read) => readers.push(at),
+                    (_, AccessMode::Read) => readers.push(at),
                     _ => (*writer, *readers) = (Some(at), Vec::new()),
                 }
             }
@@ -299,7 +301,7 @@ fn lease(export: &Operation, opened: u64, closed: u64) -> Lease {
     Lease {
         id: export.id,
         variable: export.accesses[0].variable,
-        access: Mode::Read,
+        access: AccessMode::Read,
         library: Some(TORCH),
         owner: "torch.from_dlpack".into(),
         site: Some(Site { file: "pipeline.py".into(), line: 38, function: "preview".into() }),

@@ -23,7 +23,13 @@ fn two_branches_that_share_a_scratch_tensor_should_have_two() {
     for turn in 0..4 {
         let (name, own) = if turn % 2 == 0 { ("blur", left) } else { ("edges", right) };
         let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
-        program.ran(name, turn as usize % 2, 0, times, &[(scratch, Mode::Write), (own, Mode::Update)]);
+        program.ran(
+            name,
+            turn as usize % 2,
+            0,
+            times,
+            &[(scratch, AccessMode::Write), (own, AccessMode::Update)],
+        );
     }
     let told = program.report(40 * MS);
     assert_eq!(saves(&told, "use two of `scratch` in turn"), Some(20 * MS), "{:?}", told.advice);
@@ -38,9 +44,9 @@ fn a_program_that_looks_at_each_result_should_look_later() {
     let mut program = Program::new(&["even", "odd", "loss"]);
     for turn in 0..4_u64 {
         let (batch, begin) = (1 + turn % 2, turn * 18 * MS);
-        program.ran("load", 0, begin, (begin, begin + 8 * MS), &[(batch, Mode::Write)]);
+        program.ran("load", 0, begin, (begin, begin + 8 * MS), &[(batch, AccessMode::Write)]);
         let train = (begin + 8 * MS, begin + 18 * MS);
-        program.ran("train", 1, begin, train, &[(batch, Mode::Read), (3, Mode::Update)]);
+        program.ran("train", 1, begin, train, &[(batch, AccessMode::Read), (3, AccessMode::Update)]);
         program.waited(begin, begin + 18 * MS, 3, 41);
     }
     let told = program.report(72 * MS);
@@ -57,8 +63,8 @@ fn a_program_that_looks_at_each_result_should_look_later() {
 #[test]
 fn a_wait_at_the_end_is_no_advice() {
     let mut program = Program::new(&["loss"]);
-    program.ran("train", 0, 0, (0, 10 * MS), &[(1, Mode::Update)]);
-    program.ran("train", 0, 0, (10 * MS, 20 * MS), &[(1, Mode::Update)]);
+    program.ran("train", 0, 0, (0, 10 * MS), &[(1, AccessMode::Update)]);
+    program.ran("train", 0, 0, (10 * MS, 20 * MS), &[(1, AccessMode::Update)]);
     program.waited(0, 20 * MS, 1, 50);
     let told = program.report(20 * MS);
     assert_eq!(told.advice.len(), 1, "{:?}", told.advice);
@@ -70,7 +76,7 @@ fn a_program_that_does_everything_itself_is_told_so_first() {
     let mut program = Program::new(&["loss"]);
     for turn in 0..3_u64 {
         let begin = (turn * 20 + 17) * MS;
-        program.ran("train", 0, begin, (begin, begin + 3 * MS), &[(1, Mode::Update)]);
+        program.ran("train", 0, begin, (begin, begin + 3 * MS), &[(1, AccessMode::Update)]);
         program.waited(begin, begin + 3 * MS, 1, 50);
     }
     let told = program.report(60 * MS);
@@ -87,10 +93,10 @@ fn a_worker_that_sleeps_is_not_one_that_is_busy() {
     // worker 0 |--10--| 5 |-1-|     worker 1 |-----12-----|
     let three = || {
         let mut program = Program::new(&["a", "b", "c"]);
-        program.ran("one", 0, 0, (0, 10 * MS), &[(1, Mode::Write)]);
-        program.ran("two", 1, 0, (0, 12 * MS), &[(2, Mode::Write)]);
+        program.ran("one", 0, 0, (0, 10 * MS), &[(1, AccessMode::Write)]);
+        program.ran("two", 1, 0, (0, 12 * MS), &[(2, AccessMode::Write)]);
         // Submitted when both are busy; one is free from 10 on, and takes it at 15.
-        program.ran("three", 0, 5 * MS, (15 * MS, 16 * MS), &[(3, Mode::Write)]);
+        program.ran("three", 0, 5 * MS, (15 * MS, 16 * MS), &[(3, AccessMode::Write)]);
         let part = program.0.operations.last_mut().unwrap();
         (part.granted, part.ready) = (Some(5 * MS), Some(5 * MS));
         program
@@ -115,10 +121,10 @@ fn a_body_that_waits_for_its_event_loop_waits_for_no_lock_and_keeps_no_worker() 
     // loop |-----------50-----------|-1-|     worker 0 |-10-|
     let mut program = Program::new(&["x", "y"]);
     program.0.tracks[0].kind = TrackKind::EventLoop;
-    program.ran("fetch", 0, 0, (50 * MS, 51 * MS), &[(1, Mode::Write)]);
+    program.ran("fetch", 0, 0, (50 * MS, 51 * MS), &[(1, AccessMode::Write)]);
     let fetch = program.0.operations.last_mut().unwrap();
     (fetch.granted, fetch.ready, fetch.awake, fetch.track) = (Some(0), Some(0), Some(0), Some(0));
-    program.ran("work", 0, 0, (0, 10 * MS), &[(2, Mode::Write)]);
+    program.ran("work", 0, 0, (0, 10 * MS), &[(2, AccessMode::Write)]);
     let told = program.report(51 * MS);
     assert!(told.worst[0].sentence.ends_with("because the event loop was busy"), "{:?}", told.worst);
     assert!(told.headline.contains("not resumed (the event loop)"), "{}", told.headline);
@@ -133,7 +139,7 @@ fn a_wait_for_an_operation_by_name_is_played_too() {
     let mut program = Program::new(&["a", "b", "c", "d"]);
     for turn in 0..4 {
         let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
-        program.ran("work", turn as usize % 2, times.0, times, &[(1 + turn, Mode::Write)]);
+        program.ran("work", turn as usize % 2, times.0, times, &[(1 + turn, AccessMode::Write)]);
     }
     // The engine gives these numbers behind all operations.
     for turn in 0..4 {
@@ -148,9 +154,9 @@ fn the_copy_of_an_import_makes_no_worker_of_the_programs_thread() {
     let mut program = Program::new(&["a", "b", "c", "d", "imported"]);
     for turn in 0..4 {
         let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
-        program.ran("work", turn as usize % 2, times.0, times, &[(1 + turn, Mode::Write)]);
+        program.ran("work", turn as usize % 2, times.0, times, &[(1 + turn, AccessMode::Write)]);
     }
-    program.ran("copy by numpy", 0, 0, (0, 0), &[(5, Mode::Write)]);
+    program.ran("copy by numpy", 0, 0, (0, 0), &[(5, AccessMode::Write)]);
     let copy = program.0.operations.last_mut().unwrap();
     (copy.kind, copy.track) = (OperationKind::Copy, copy.submitter);
     for turn in 0..4 {
@@ -172,7 +178,7 @@ fn a_plain_variable_is_not_to_be_had_twice() {
                 turn as usize % 2,
                 0,
                 times,
-                &[(1, Mode::Write), (2 + turn % 2, Mode::Update)],
+                &[(1, AccessMode::Write), (2 + turn % 2, AccessMode::Update)],
             );
         }
         program
@@ -189,7 +195,7 @@ fn a_report_about_a_name_has_what_a_whole_one_has_no_room_for() {
     let mut program = Program::new(&["x"]);
     let mut at = 0;
     for length in (1..12).rev() {
-        program.ran(&format!("op-{length:02}"), 0, 0, (at, at + length * MS), &[(1, Mode::Update)]);
+        program.ran(&format!("op-{length:02}"), 0, 0, (at, at + length * MS), &[(1, AccessMode::Update)]);
         at += length * MS;
     }
     program.0.duration = at;
@@ -211,7 +217,7 @@ fn a_report_about_a_name_has_what_a_whole_one_has_no_room_for() {
 /// The main thread computes, and holds the Python lock, from `from` to `to`: an operation waits for the lock meanwhile.
 fn lock_held(from: u64, to: u64) -> Program {
     let mut program = Program::new(&["x"]);
-    program.ran("score", 0, from, (to, to + MS), &[(1, Mode::Write)]);
+    program.ran("score", 0, from, (to, to + MS), &[(1, AccessMode::Write)]);
     let score = program.0.operations.last_mut().unwrap();
     (score.granted, score.ready, score.awake) = (Some(from), Some(from), Some(from));
     program.waited_for(to, to + MS, 1);
@@ -302,8 +308,8 @@ fn equal_waits_are_one_and_the_headline_is_of_the_run_time() {
     let mut program = Program::new(&["batch"]);
     for turn in 0..10 {
         let begin = turn * 11 * MS;
-        program.ran("decode", 0, 0, (begin, begin + MS), &[(1, Mode::Write)]);
-        program.ran("augment", 0, 0, (begin + MS, begin + 11 * MS), &[(1, Mode::Update)]);
+        program.ran("decode", 0, 0, (begin, begin + MS), &[(1, AccessMode::Write)]);
+        program.ran("augment", 0, 0, (begin + MS, begin + 11 * MS), &[(1, AccessMode::Update)]);
     }
     let told = program.report(110 * MS);
     // Summed, it is ten times the run: 0 to 9 times 11 ms of each, and 1 ms more of `augment`.
@@ -330,9 +336,9 @@ fn equal_waits_are_one_and_the_headline_is_of_the_run_time() {
 #[test]
 fn what_the_engine_does_for_the_program_is_not_among_its_operations() {
     let mut program = Program::new(&["loss"]);
-    program.ran("train", 0, 0, (0, 10 * MS), &[(1, Mode::Update)]);
+    program.ran("train", 0, 0, (0, 10 * MS), &[(1, AccessMode::Update)]);
     program.waited(0, 10 * MS, 1, 50);
-    program.part("lease", OperationKind::Export, 10 * MS, &[(1, Mode::Read)]).resumed = Some(11 * MS);
+    program.part("lease", OperationKind::Export, 10 * MS, &[(1, AccessMode::Read)]).resumed = Some(11 * MS);
     let told = program.report(12 * MS);
     let kinds: Vec<_> = told.operations.iter().map(|row| (row.name.as_str(), row.kind.as_str())).collect();
     assert_eq!(kinds, [("`wait` at program.py:50", "wait"), ("a lease", "export"), ("`train`", "operation")]);
@@ -364,7 +370,7 @@ fn a_wait_on_a_link_says_what_the_other_process_had_not_done() {
 fn a_wait_for_room_says_so() {
     // work |-10-|      main |-wait for room-|
     let mut program = Program::new(&["a"]);
-    program.ran("work", 0, 0, (0, 10 * MS), &[(1, Mode::Write)]);
+    program.ran("work", 0, 0, (0, 10 * MS), &[(1, AccessMode::Write)]);
     program.waited_for(0, 10 * MS, 1);
     program.0.operations.last_mut().unwrap().name = "in-flight limit".into();
     let told = program.report(10 * MS);

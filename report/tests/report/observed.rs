@@ -110,8 +110,8 @@ fn asynchronous_bodies_of_one_event_loop_are_no_part_of_each_other() {
     //        |-b-40-|
     let mut program = Program::new(&["x", "y"]);
     program.0.tracks[1].kind = TrackKind::EventLoop;
-    program.ran("a", 0, 0, (0, 100 * MS), &[(1, Mode::Write)]);
-    program.ran("b", 0, 0, (10 * MS, 50 * MS), &[(2, Mode::Write)]);
+    program.ran("a", 0, 0, (0, 100 * MS), &[(1, AccessMode::Write)]);
+    program.ran("b", 0, 0, (10 * MS, 50 * MS), &[(2, AccessMode::Write)]);
     program.waited(0, 100 * MS, 1, 5);
     assert_eq!(spent(&program.report(100 * MS)), [("`a` ran", 100)]);
 }
@@ -119,10 +119,10 @@ fn asynchronous_bodies_of_one_event_loop_are_no_part_of_each_other() {
 #[test]
 fn an_asynchronous_body_does_not_have_what_its_worker_ran_meanwhile() {
     let mut program = Program::new(&["x", "y", "z"]);
-    program.ran("a", 0, 0, (0, 100 * MS), &[(1, Mode::Write)]);
-    program.ran("b", 0, 0, (10 * MS, 50 * MS), &[(2, Mode::Write)]);
+    program.ran("a", 0, 0, (0, 100 * MS), &[(1, AccessMode::Write)]);
+    program.ran("b", 0, 0, (10 * MS, 50 * MS), &[(2, AccessMode::Write)]);
     // `b` waits for what another worker runs.
-    program.ran("c", 1, 0, (10 * MS, 40 * MS), &[(3, Mode::Write)]);
+    program.ran("c", 1, 0, (10 * MS, 40 * MS), &[(3, AccessMode::Write)]);
     program.waited(20 * MS, 40 * MS, 3, 6);
     program.0.operations.last_mut().unwrap().submitter = Some(1);
     program.waited(0, 100 * MS, 1, 5);

@@ -143,7 +143,13 @@ fn processes_of_one_number_are_told_apart() {
     assert_eq!(both.program, *"pipeline.py @4711, pipeline.py @4711-2");
 }
 
-fn operation(id: u64, name: &str, kind: OperationKind, times: [Nanos; 3], uses: (u64, Mode)) -> Operation {
+fn operation(
+    id: u64,
+    name: &str,
+    kind: OperationKind,
+    times: [Nanos; 3],
+    uses: (u64, AccessMode),
+) -> Operation {
     let [submitted, began, done] = times;
     Operation {
         id,
@@ -184,30 +190,30 @@ fn program(number: u32, started_ns: Nanos, operations: Vec<Operation>) -> Trace 
 /// ```
 fn handed_over() -> [Trace; 2] {
     use OperationKind::{Export, Import, Operation};
-    let export = operation(2, "lease", Export, [20, 100, 100], (1, Mode::Read));
+    let export = operation(2, "lease", Export, [20, 100, 100], (1, AccessMode::Read));
     let mut owner = program(
         1,
         5_000,
         vec![
-            operation(1, "produce", Operation, [0, 0, 100], (1, Mode::Write)),
+            operation(1, "produce", Operation, [0, 0, 100], (1, AccessMode::Write)),
             export,
-            operation(3, "overwrite", Operation, [150, 300, 310], (1, Mode::Write)),
+            operation(3, "overwrite", Operation, [150, 300, 310], (1, AccessMode::Write)),
         ],
     );
     owner.leases.push(Lease {
         id: 2,
         variable: 1,
-        access: Mode::Read,
+        access: AccessMode::Read,
         library: None,
         owner: "process 2".into(),
         site: None,
         opened: 100,
         closed: Some(300),
     });
-    let mut import = operation(1, "tensor of process 1", Import, [0, 0, 60], (1, Mode::Write));
+    let mut import = operation(1, "tensor of process 1", Import, [0, 0, 60], (1, AccessMode::Write));
     import.elsewhere = Some(Box::new(Elsewhere { process: 1, key: owner.processes[0].key + 2, clock: None }));
     import.site = Some(Site { file: "/home/worker.py".into(), line: 38, function: "work".into() });
-    let used = operation(2, "use", Operation, [10, 60, 150], (1, Mode::Read));
+    let used = operation(2, "use", Operation, [10, 60, 150], (1, AccessMode::Read));
     let mut consumer = program(2, 5_050, vec![import, used]);
     [&mut owner, &mut consumer].into_iter().for_each(attribute);
     [owner, consumer]
@@ -327,8 +333,8 @@ fn what_a_process_left_unfinished_ends_with_its_own_trace() {
     use OperationKind::{Operation, Wait};
     // The first process is killed at 1,000, in a body and in a wait, and with a lease of what it had.
     let [mut killed, _] = handed_over();
-    let body = operation(10, "body", Operation, [400, 500, 0], (1, Mode::Read));
-    let wait = operation(11, "wait", Wait, [600, 600, 0], (1, Mode::Read));
+    let body = operation(10, "body", Operation, [400, 500, 0], (1, AccessMode::Read));
+    let wait = operation(11, "wait", Wait, [600, 600, 0], (1, AccessMode::Read));
     for it in [body, wait] {
         let outcome = Outcome::Unfinished;
         killed.operations.push(estafette_report::model::Operation {
@@ -341,7 +347,7 @@ fn what_a_process_left_unfinished_ends_with_its_own_trace() {
     }
     killed.leases[0].closed = None;
     let mut other =
-        program(2, 5_050, vec![operation(1, "last", Operation, [0, 10, 90_000], (1, Mode::Write))]);
+        program(2, 5_050, vec![operation(1, "last", Operation, [0, 10, 90_000], (1, AccessMode::Write))]);
     other.duration = 100_000;
     for (traces, label) in
         [(vec![killed.clone(), other.clone()], "first"), (vec![other.clone(), killed.clone()], "second")]
@@ -373,8 +379,9 @@ fn what_a_process_left_unfinished_ends_with_its_own_trace() {
 #[test]
 fn a_barrier_waits_for_its_own_process() {
     use OperationKind::{Operation, Wait};
-    let waits = program(1, 5_000, vec![operation(1, "wait", Wait, [500, 500, 600], (1, Mode::Read))]);
-    let works = program(2, 5_000, vec![operation(1, "long", Operation, [0, 10, 900_000], (1, Mode::Write))]);
+    let waits = program(1, 5_000, vec![operation(1, "wait", Wait, [500, 500, 600], (1, AccessMode::Read))]);
+    let works =
+        program(2, 5_000, vec![operation(1, "long", Operation, [0, 10, 900_000], (1, AccessMode::Write))]);
     let alone = report(&waits).barriers;
     assert_eq!(report(&merge(vec![waits, works]).unwrap()).barriers, alone);
     assert_eq!((alone.hand_overs, alone.extra_ns), (1, 0));

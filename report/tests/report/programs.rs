@@ -33,7 +33,7 @@ impl Program {
         name: &str,
         kind: OperationKind,
         submitted: u64,
-        uses: &[(u64, Mode)],
+        uses: &[(u64, AccessMode)],
     ) -> &mut Operation {
         let id = self.0.operations.len() as u64 + 1;
         self.0.operations.push(Operation {
@@ -59,7 +59,7 @@ impl Program {
         worker: usize,
         submitted: u64,
         times: (u64, u64),
-        uses: &[(u64, Mode)],
+        uses: &[(u64, AccessMode)],
     ) {
         let part = self.part(name, OperationKind::Operation, submitted, uses);
         let (began, done) = (Some(times.0), Some(times.1));
@@ -70,7 +70,7 @@ impl Program {
 
     /// The program waits for a tensor.
     pub fn waited(&mut self, from: u64, to: u64, tensor: u64, line: u32) {
-        let part = self.part("wait", OperationKind::Wait, from, &[(tensor, Mode::Read)]);
+        let part = self.part("wait", OperationKind::Wait, from, &[(tensor, AccessMode::Read)]);
         (part.granted, part.observed, part.resumed) = (Some(to), Some(to), Some(to));
         part.site = Some(Site { file: "program.py".into(), line, function: "main".into() });
     }

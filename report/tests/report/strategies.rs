@@ -41,8 +41,8 @@ fn operation_kind() -> BoxedStrategy<OperationKind> {
     prop::sample::select(vec![Operation, Wait, Await, Copy, Export, Import]).boxed()
 }
 
-fn mode() -> BoxedStrategy<Mode> {
-    prop::sample::select(vec![Mode::Read, Mode::Write, Mode::Update]).boxed()
+fn mode() -> BoxedStrategy<AccessMode> {
+    prop::sample::select(vec![AccessMode::Read, AccessMode::Write, AccessMode::Update]).boxed()
 }
 
 fn hazard() -> BoxedStrategy<Hazard> {

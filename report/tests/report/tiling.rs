@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use estafette_report::Trace;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, Blocker, Cause, IN_FLIGHT_LIMIT, Lease, LostRecords, Mode, Operation, OperationKind, Outcome,
-    Stall, Track, TrackKind, Workers,
+    Access, AccessMode, Blocker, Cause, IN_FLIGHT_LIMIT, Lease, LostRecords, Operation, OperationKind,
+    Outcome, Stall, Track, TrackKind, Workers,
 };
 use estafette_report::roots::roots;
 use estafette_report::walk::walk;
@@ -19,8 +19,8 @@ fn moment() -> BoxedStrategy<Option<u64>> {
     prop_oneof![1 => Just(None), 4 => (0..DURATION).prop_map(Some)].boxed()
 }
 
-fn mode() -> BoxedStrategy<Mode> {
-    prop_oneof![Just(Mode::Read), Just(Mode::Write), Just(Mode::Update)].boxed()
+fn mode() -> BoxedStrategy<AccessMode> {
+    prop_oneof![Just(AccessMode::Read), Just(AccessMode::Write), Just(AccessMode::Update)].boxed()
 }
 
 fn kind() -> BoxedStrategy<OperationKind> {
@@ -142,7 +142,7 @@ fn ran(id: u64, [submitted, ready, awake, issued, track]: [u64; 5]) -> Operation
         done: Some(issued),
         observed: Some(issued),
         outcome: Outcome::Ok,
-        accesses: vec![Access { variable: id, mode: Mode::Write }],
+        accesses: vec![Access { variable: id, mode: AccessMode::Write }],
         ..Operation::default()
     }
 }
@@ -184,13 +184,13 @@ fn a_lease_that_its_holder_was_late_for_is_open_from_then_on() {
             // Granted at once, to a task that is polled at three milliseconds.
             Operation {
                 kind: OperationKind::Export,
-                accesses: vec![Access { variable: 1, mode: Mode::Write }],
+                accesses: vec![Access { variable: 1, mode: AccessMode::Write }],
                 resumed: Some(3_000_000),
                 awake: None,
                 ..ran(1, [0, 0, 0, 4_000_000, 1])
             },
             Operation {
-                accesses: vec![Access { variable: 1, mode: Mode::Write }],
+                accesses: vec![Access { variable: 1, mode: AccessMode::Write }],
                 granted: Some(4_000_000),
                 ..ran(2, [1_000_000, 4_000_000, 4_000_000, 5_000_000, 0])
             },
@@ -198,7 +198,7 @@ fn a_lease_that_its_holder_was_late_for_is_open_from_then_on() {
         leases: vec![Lease {
             id: 1,
             variable: 1,
-            access: Mode::Write,
+            access: AccessMode::Write,
             opened: 0,
             closed: Some(4_000_000),
             library: None,

@@ -1,7 +1,9 @@
 //! Traces that end before what is in them does: what has not ended waits, or runs, until the end of the trace.
 
 use estafette_report::attribution::attribute;
-use estafette_report::model::{Access, Lease, Mode, Operation, OperationKind, Outcome, Track, TrackKind};
+use estafette_report::model::{
+    Access, AccessMode, Lease, Operation, OperationKind, Outcome, Track, TrackKind,
+};
 use estafette_report::{Trace, report};
 
 const MAIN: usize = 0;
@@ -16,7 +18,7 @@ fn tracks() -> Vec<Track> {
 }
 
 /// Submitted by the program, and nothing more.
-fn unfinished(id: u64, name: &str, kind: OperationKind, submitted: u64, mode: Mode) -> Operation {
+fn unfinished(id: u64, name: &str, kind: OperationKind, submitted: u64, mode: AccessMode) -> Operation {
     Operation {
         id,
         name: name.into(),
@@ -42,21 +44,21 @@ fn assert_whole(trace: &Trace) {
 
 #[test]
 fn a_wait_that_never_ends_is_named_with_the_lease_that_holds_it_up() {
-    let mut export = unfinished(1, "lease", OperationKind::Export, 1_000, Mode::Read);
+    let mut export = unfinished(1, "lease", OperationKind::Export, 1_000, AccessMode::Read);
     (export.granted, export.ready, export.began) = (Some(1_000), Some(1_000), Some(1_000));
     (export.issued, export.done, export.outcome) = (Some(1_000), Some(1_000), Outcome::Ok);
     let lease = Lease {
         id: 1,
         variable: 1,
-        access: Mode::Read,
+        access: AccessMode::Read,
         library: None,
         owner: "the plotter".into(),
         site: None,
         opened: 1_000,
         closed: None,
     };
-    let writer = unfinished(2, "writer", OperationKind::Operation, 2_000, Mode::Write);
-    let wait = unfinished(3, "ready", OperationKind::Await, 3_000, Mode::Read);
+    let writer = unfinished(2, "writer", OperationKind::Operation, 2_000, AccessMode::Write);
+    let wait = unfinished(3, "ready", OperationKind::Await, 3_000, AccessMode::Read);
     let trace = trace(vec![export, writer, wait], vec![lease]);
     let headline = report(&trace).headline;
     assert!(
@@ -69,11 +71,11 @@ fn a_wait_that_never_ends_is_named_with_the_lease_that_holds_it_up() {
 
 #[test]
 fn a_wait_for_what_still_runs_lasts_until_the_end() {
-    let mut stuck = unfinished(1, "stuck", OperationKind::Operation, 1_000, Mode::Read);
+    let mut stuck = unfinished(1, "stuck", OperationKind::Operation, 1_000, AccessMode::Read);
     (stuck.granted, stuck.ready, stuck.began) = (Some(1_000), Some(1_000), Some(2_000));
     stuck.track = Some(WORKER);
-    let writer = unfinished(2, "writer", OperationKind::Operation, 3_000, Mode::Write);
-    let wait = unfinished(3, "ready", OperationKind::Await, 4_000, Mode::Read);
+    let writer = unfinished(2, "writer", OperationKind::Operation, 3_000, AccessMode::Write);
+    let wait = unfinished(3, "ready", OperationKind::Await, 4_000, AccessMode::Read);
     let trace = trace(vec![stuck, writer, wait], vec![]);
     let headline = report(&trace).headline;
     assert!(headline.contains("computing (`stuck`)"), "{headline}");
@@ -83,7 +85,8 @@ fn a_wait_for_what_still_runs_lasts_until_the_end() {
 
 #[test]
 fn what_waits_for_something_before_the_trace_is_named() {
-    let trace = trace(vec![unfinished(1, "behind", OperationKind::Operation, 1_000, Mode::Write)], vec![]);
+    let trace =
+        trace(vec![unfinished(1, "behind", OperationKind::Operation, 1_000, AccessMode::Write)], vec![]);
     let headline = report(&trace).headline;
     assert!(
         headline.contains("queued (something unknown)") && headline.contains("`behind` waited"),
@@ -94,9 +97,9 @@ fn what_waits_for_something_before_the_trace_is_named() {
 
 #[test]
 fn a_future_that_was_dropped_does_not_wait_until_the_end() {
-    let mut dropped = unfinished(2, "ready", OperationKind::Await, 1_000, Mode::Read);
+    let mut dropped = unfinished(2, "ready", OperationKind::Await, 1_000, AccessMode::Read);
     (dropped.done, dropped.outcome) = (Some(2_000), Outcome::Cancelled);
-    let stuck = unfinished(1, "behind", OperationKind::Operation, 500, Mode::Write);
+    let stuck = unfinished(1, "behind", OperationKind::Operation, 500, AccessMode::Write);
     let trace = trace(vec![stuck, dropped], vec![]);
     let report = report(&trace);
     assert!(report.worst.iter().all(|row| row.waiter != 2 || row.waited_ns == 1_000), "{:?}", report.worst);

@@ -90,7 +90,7 @@ impl Seen {
     }
 
     fn handed_over(&mut self, kind: OperationKind, name: &str, times: (u64, u64)) -> OperationId {
-        let accesses = vec![Access { variable: 1, mode: Mode::Read }];
+        let accesses = vec![Access { variable: 1, mode: AccessMode::Read }];
         let resumed = (kind == OperationKind::Export).then_some(times.1 * MS);
         self.did(
             name,

@@ -1,4 +1,4 @@
-//! What a kernel passes from one process to another.
+//! The handle that a kernel passes from one process to another.
 
 /// A descriptor. It is closed on drop, and in programs that this process becomes.
 #[cfg(unix)]

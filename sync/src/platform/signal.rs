@@ -21,7 +21,7 @@ mod unknown {
 
 static COUNTS: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 
-/// How many signals of this number have come since [`count`].
+/// The number of signals of this kind that have come since [`count`].
 pub fn times(number: i32) -> u32 {
     let count = usize::try_from(number).ok().and_then(|number| COUNTS.get(number));
     count.map_or(0, |count| count.load(Ordering::Relaxed))
@@ -71,7 +71,7 @@ pub fn count(number: i32) -> io::Result<()> {
     }
 }
 
-/// Whether a process exists: a signal could be sent to it, or the system forbids that.
+/// True if a process exists: a signal could be sent to it, or the system forbids that.
 #[cfg(unix)]
 pub fn reaches(process: u32) -> bool {
     let Ok(process) = i32::try_from(process) else { return false };

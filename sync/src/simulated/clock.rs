@@ -11,7 +11,7 @@ use std::time::Duration;
 use shuttle::sync::Condvar;
 use shuttle::thread::Thread;
 
-/// What each look at the clock takes, so that a loop that waits for a time by looking comes to its end.
+/// The time that each reading of the clock takes, so that a loop that waits for a time by looking comes to its end.
 const LOOK: Duration = Duration::from_micros(1);
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
 
 type Key = (Duration, u64);
 
-/// Who sleeps until a time.
+/// A thread that sleeps until a time.
 #[derive(Clone)]
 pub(super) enum Sleeper {
     Parked(Thread),
@@ -61,7 +61,7 @@ pub(super) fn look() -> Duration {
     NOW.get()
 }
 
-/// Whether [`start`] has been called, so that a thread moves the clock of this execution.
+/// True if [`start`] has been called, so that a thread moves the clock of this execution.
 pub(super) fn moves() -> bool {
     MOVES.get()
 }
@@ -135,6 +135,6 @@ fn run(limit: Duration, describe: &dyn Fn() -> String) {
     }
 }
 
-/// What the clock moves by at most while threads can go on: more than the pauses of threads that look now and
+/// The greatest step of the clock while threads can go on: more than the pauses of threads that look now and
 /// then, less than the timeouts of leases.
 const EARLY: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! What shuttle leaves out: time, timeouts, thread-locals and statics as engines use them, and a scheduler
+//! Additions to shuttle: time, timeouts, thread-locals and statics as engines use them, and a scheduler
 //! with a seed.
 //!
 //! Shuttle runs all threads of an execution on one thread of the system and decides at each operation which

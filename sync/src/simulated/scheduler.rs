@@ -10,16 +10,16 @@ use super::clock;
 /// The thread that moves the clock is the second one of an execution.
 const CLOCK: usize = 1;
 
-/// How often time passes while threads can go on: once in so many choices.
+/// The rate at which time passes while threads can go on: once in so many choices.
 const TIME_PASSES: u64 = 512;
 
-/// How often parked threads may wake without a cause beside others: once in so many choices.
+/// The rate at which parked threads may wake without a cause beside others: once in so many choices.
 const WAKES: u64 = 64;
 
-/// How often a slow thread is chosen beside others: once in so many choices.
+/// The rate at which a slow thread is chosen beside others: once in so many choices.
 const SLOW: u64 = 64;
 
-/// What an execution was like: equal for two executions if all choices were.
+/// The trace of an execution: equal for two executions if all choices were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Trace {
     /// Choices made.

@@ -16,7 +16,7 @@ pub struct Condvar {
     inner: Place<Arc<shuttle::sync::Condvar>>,
 }
 
-/// Whether the time was over.
+/// True if the time was over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitTimeoutResult(bool);
 

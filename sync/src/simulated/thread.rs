@@ -99,7 +99,7 @@ impl Builder {
     }
 }
 
-/// What one scoped thread has returned.
+/// The result of one scoped thread.
 type Returned<T> = Arc<(Mutex<Option<T>>, Condvar)>;
 
 /// As in `std`. Shuttle's own wakes the thread that has opened a scope when the last thread in it ends, even

@@ -42,7 +42,7 @@ pub struct Ended {
 
 /// An entry in the log of a cell.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry {
+pub struct LogEntry {
     /// Who.
     pub op: OpIndex,
     /// Whether its body ran, or was dropped.
@@ -56,7 +56,7 @@ pub struct Cell {
     data: *mut u64,
     /// -1 while a writer is inside, else the number of readers.
     users: AtomicIsize,
-    log: Mutex<Vec<Entry>>,
+    log: Mutex<Vec<LogEntry>>,
     /// Whether its versions are those of the program's operations alone.
     versioned: bool,
 }
@@ -100,7 +100,7 @@ impl Cell {
     }
 
     /// All users of the cell, in order.
-    pub fn log(&self) -> Vec<Entry> {
+    pub fn log(&self) -> Vec<LogEntry> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -403,7 +403,7 @@ impl World {
 
     pub(super) fn sign(&self, op: OpIndex, ran: bool) {
         for (cell, _, _) in self.plans[op].1.accesses() {
-            self.cells[cell].log.lock().unwrap_or_else(PoisonError::into_inner).push(Entry { op, ran });
+            self.cells[cell].log.lock().unwrap_or_else(PoisonError::into_inner).push(LogEntry { op, ran });
         }
     }
 }

@@ -18,13 +18,13 @@ const OVERLAP_MAX: usize = 16;
 /// How a request uses a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the words of the contract")]
-pub enum Mode {
+pub enum AccessMode {
     Read,
     Write,
     Update,
 }
 
-impl Mode {
+impl AccessMode {
     /// Whether it must be alone.
     pub fn is_exclusive(self) -> bool {
         self != Self::Read
@@ -83,15 +83,15 @@ pub struct Request {
     /// Cancelled before it began.
     pub cancelled: bool,
     /// What it uses.
-    pub tensors: Vec<(TensorId, Mode)>,
-    accesses: BTreeMap<VarId, Mode>,
+    pub tensors: Vec<(TensorId, AccessMode)>,
+    accesses: BTreeMap<VarId, AccessMode>,
 }
 
 /// What a version of a variable carries, and who waits for it.
 #[derive(Debug, Default)]
 struct Variable {
     forwarded: Option<VarId>,
-    queue: Vec<(RequestId, Mode)>,
+    queue: Vec<(RequestId, AccessMode)>,
     failed: bool,
     /// Fences that hold up every later use.
     writers: BTreeSet<FenceId>,
@@ -231,7 +231,7 @@ impl Model {
 
     fn collapse(&mut self, members: &[VarId], group: VarId) {
         let accesses: BTreeMap<_, _> =
-            members.iter().chain([&group]).map(|var| (self.root(*var), Mode::Write)).collect();
+            members.iter().chain([&group]).map(|var| (self.root(*var), AccessMode::Write)).collect();
         self.enter(Kind::Collapse, Vec::new(), accesses);
         for member in members {
             let root = self.root(*member);
@@ -242,13 +242,13 @@ impl Model {
     }
 
     /// An operation or a lease joins the queues of everything it uses.
-    pub fn submit(&mut self, kind: Kind, tensors: Vec<(TensorId, Mode)>) -> RequestId {
-        let mut accesses: BTreeMap<VarId, Mode> = BTreeMap::new();
+    pub fn submit(&mut self, kind: Kind, tensors: Vec<(TensorId, AccessMode)>) -> RequestId {
+        let mut accesses: BTreeMap<VarId, AccessMode> = BTreeMap::new();
         for (tensor, mode) in &tensors {
             for var in self.roots(*tensor) {
                 let merged = accesses.entry(var).or_insert(*mode);
                 if *merged != *mode {
-                    *merged = Mode::Update;
+                    *merged = AccessMode::Update;
                 }
             }
         }
@@ -258,8 +258,8 @@ impl Model {
     fn enter(
         &mut self,
         kind: Kind,
-        tensors: Vec<(TensorId, Mode)>,
-        accesses: BTreeMap<VarId, Mode>,
+        tensors: Vec<(TensorId, AccessMode)>,
+        accesses: BTreeMap<VarId, AccessMode>,
     ) -> RequestId {
         let id = self.requests.len();
         for (var, mode) in &accesses {
@@ -291,7 +291,7 @@ impl Model {
                 Some(failed) => fails |= failed && mode.looks(),
             }
         }
-        let pending = |(var, mode): (&VarId, &Mode)| {
+        let pending = |(var, mode): (&VarId, &AccessMode)| {
             let var = &self.vars[*var];
             !var.writers.is_empty() || (mode.is_exclusive() && !var.readers.is_empty())
         };
@@ -307,7 +307,7 @@ impl Model {
     }
 
     /// Whether nothing is in the way of `request` on `var`; then, whether it finds a failed version.
-    fn clear(&self, var: VarId, mode: Mode, request: RequestId, soonest: bool) -> Option<bool> {
+    fn clear(&self, var: VarId, mode: AccessMode, request: RequestId, soonest: bool) -> Option<bool> {
         let queue = &self.vars[var].queue;
         let Some(own) = queue.iter().position(|(id, _)| *id == request) else { return Some(false) };
         let mut failed = self.vars[var].failed;
@@ -324,7 +324,7 @@ impl Model {
     /// Whether `request`, which waits and uses a variable in this mode, may have left already; then, whether the
     /// variable fails by that. A cancelled operation may give up at once what it only reads, and the rest when
     /// its turn comes. A collapse or a question behind such an operation may then be over too.
-    fn may_be_gone(&self, request: RequestId, mode: Mode) -> Option<bool> {
+    fn may_be_gone(&self, request: RequestId, mode: AccessMode) -> Option<bool> {
         let Request { kind, cancelled, accesses, .. } = &self.requests[request];
         if matches!(kind, Kind::Collapse | Kind::Question) {
             let mut found = accesses.iter().map(|(var, mode)| self.clear(*var, *mode, request, true));
@@ -353,7 +353,7 @@ impl Model {
         for (var, own_mode) in &self.requests[request].accesses {
             let queue = &self.vars[*var].queue;
             let own = queue.iter().position(|(id, _)| *id == request).unwrap_or(0);
-            let in_the_way = |(_, mode): &&(_, Mode)| own_mode.is_exclusive() || mode.is_exclusive();
+            let in_the_way = |(_, mode): &&(_, AccessMode)| own_mode.is_exclusive() || mode.is_exclusive();
             over.extend(queue[..own].iter().filter(in_the_way).map(|(id, _)| *id));
         }
         over.retain(|id| matches!(self.requests[*id].kind, Kind::Collapse | Kind::Question));
@@ -413,13 +413,13 @@ impl Model {
         request: RequestId,
         well: bool,
         fence: Option<FenceId>,
-        views: &[(TensorId, Mode)],
+        views: &[(TensorId, AccessMode)],
     ) -> Vec<RequestId> {
         let leases = self.split(request, views);
         let accesses = self.requests[request].accesses.clone();
         for (var, mode) in &accesses {
             self.carry(*var, *mode, fence);
-            if mode.is_exclusive() && (!well || *mode == Mode::Write) {
+            if mode.is_exclusive() && (!well || *mode == AccessMode::Write) {
                 self.vars[*var].failed = !well;
             }
         }
@@ -453,10 +453,10 @@ impl Model {
         leases
     }
 
-    fn split(&mut self, request: RequestId, parts: &[(TensorId, Mode)]) -> Vec<RequestId> {
+    fn split(&mut self, request: RequestId, parts: &[(TensorId, AccessMode)]) -> Vec<RequestId> {
         let mut leases = Vec::new();
         for (tensor, mode) in parts {
-            let mode = if mode.is_exclusive() { Mode::Update } else { Mode::Read };
+            let mode = if mode.is_exclusive() { AccessMode::Update } else { AccessMode::Read };
             let id = self.requests.len();
             let mut accesses = BTreeMap::new();
             for var in self.tensors[*tensor].vars.clone() {
@@ -501,7 +501,7 @@ impl Model {
         self.leave(request);
     }
 
-    fn carry(&mut self, var: VarId, mode: Mode, fence: Option<FenceId>) {
+    fn carry(&mut self, var: VarId, mode: AccessMode, fence: Option<FenceId>) {
         let var = &mut self.vars[var];
         if mode.is_exclusive() { var.writers.extend(fence) } else { var.readers.extend(fence) }
     }
@@ -543,7 +543,7 @@ impl Model {
     }
 
     /// Whether an operation would wait for the lease that one of its own operands keeps.
-    pub fn waits_for_itself(&self, tensors: &[(TensorId, Mode)]) -> bool {
+    pub fn waits_for_itself(&self, tensors: &[(TensorId, AccessMode)]) -> bool {
         tensors.iter().any(|(operand, _)| {
             let Some(lease) = self.tensors[*operand].derived_from else { return false };
             let (leased, held) = self.requests[lease].tensors[0];
@@ -556,7 +556,7 @@ impl Model {
 
     /// Whether something that uses `tensors` would wait, by way of whatever else is queued, for the lease
     /// that one of these keeps. Such a program stands still for ever.
-    pub fn leads_back(&self, tensors: &[(TensorId, Mode)]) -> bool {
+    pub fn leads_back(&self, tensors: &[(TensorId, AccessMode)]) -> bool {
         let kept: Vec<RequestId> =
             tensors.iter().filter_map(|(tensor, _)| self.tensors[*tensor].derived_from).collect();
         if kept.is_empty() {
@@ -585,7 +585,12 @@ impl Model {
     }
 
     /// What an access of `request`, or of one that is yet to come, waits for.
-    fn ahead(&self, var: VarId, mode: Mode, request: Option<RequestId>) -> impl Iterator<Item = RequestId> {
+    fn ahead(
+        &self,
+        var: VarId,
+        mode: AccessMode,
+        request: Option<RequestId>,
+    ) -> impl Iterator<Item = RequestId> {
         let before = self.vars[var].queue.iter().take_while(move |(id, _)| Some(*id) != request);
         before.filter(move |(_, its)| mode.is_exclusive() || its.is_exclusive()).map(|(id, _)| *id)
     }
@@ -625,7 +630,7 @@ impl Model {
             var.failed && !var.queue.iter().any(|(_, mode)| mode.is_exclusive())
         };
         let failed = vars.iter().any(has_failed);
-        let accesses = vars.iter().map(|var| (*var, Mode::Read)).collect();
+        let accesses = vars.iter().map(|var| (*var, AccessMode::Read)).collect();
         let request = self.enter(Kind::Question, Vec::new(), accesses);
         Question { request, fences, vars, failed }
     }

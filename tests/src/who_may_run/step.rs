@@ -7,7 +7,7 @@ use estafette::bindings::Origin;
 use estafette::devices::FenceSet;
 use estafette::{Access, Error, ExportOptions, ImportOptions, Tensor};
 
-use super::model::{FenceId, Kind, Mode, Model, Request, RequestId, State, TensorId, Verdict};
+use super::model::{AccessMode, FenceId, Kind, Model, Request, RequestId, State, TensorId, Verdict};
 use super::world::{Asked, Asking, BLOCK, Real, World};
 use crate::dice::Dice;
 use crate::foreign::Deleted;
@@ -30,7 +30,7 @@ pub enum Step {
     /// Very many small tensors, and one that overlaps them all.
     ImportMany { engine: usize, block: usize },
     /// An operation that the test ends.
-    Submit { engine: usize, uses: Vec<(TensorId, Mode)> },
+    Submit { engine: usize, uses: Vec<(TensorId, AccessMode)> },
     /// The body of an operation comes to its end; perhaps it leaves work that a fence marks.
     End { request: RequestId, well: bool, fence: bool },
     /// A running operation lends an operand out.
@@ -332,7 +332,7 @@ fn is_read_only(world: &World, tensor: TensorId) -> bool {
 }
 
 /// What an operation uses: one to three tensors, perhaps one of them twice.
-fn uses(world: &World, dice: &mut Dice, alive: &[TensorId]) -> Option<Vec<(TensorId, Mode)>> {
+fn uses(world: &World, dice: &mut Dice, alive: &[TensorId]) -> Option<Vec<(TensorId, AccessMode)>> {
     if alive.is_empty() {
         return None;
     }
@@ -340,27 +340,28 @@ fn uses(world: &World, dice: &mut Dice, alive: &[TensorId]) -> Option<Vec<(Tenso
     let mut updated = false;
     for _ in 0..=dice.roll(3) {
         let tensor = dice.pick(alive);
-        let mode = match dice.pick(&[Mode::Read, Mode::Read, Mode::Write, Mode::Update]) {
-            _ if is_read_only(world, tensor) => Mode::Read,
-            // The number of updates is part of the type.
-            Mode::Update if std::mem::replace(&mut updated, true) => Mode::Write,
-            mode => mode,
-        };
+        let mode =
+            match dice.pick(&[AccessMode::Read, AccessMode::Read, AccessMode::Write, AccessMode::Update]) {
+                _ if is_read_only(world, tensor) => AccessMode::Read,
+                // The number of updates is part of the type.
+                AccessMode::Update if std::mem::replace(&mut updated, true) => AccessMode::Write,
+                mode => mode,
+            };
         uses.push((tensor, mode));
     }
     can_end(world, &uses).then_some(uses)
 }
 
 /// Whether nothing that is drawn would stand still for ever. What is to be refused may be drawn.
-fn can_end(world: &World, uses: &[(TensorId, Mode)]) -> bool {
+fn can_end(world: &World, uses: &[(TensorId, AccessMode)]) -> bool {
     world.model.waits_for_itself(uses) || !world.model.leads_back(uses)
 }
 
-fn submit(world: &mut World, engine: usize, uses: Vec<(TensorId, Mode)>) {
-    let of = |mode: Mode| -> Vec<Tensor> {
+fn submit(world: &mut World, engine: usize, uses: Vec<(TensorId, AccessMode)>) {
+    let of = |mode: AccessMode| -> Vec<Tensor> {
         uses.iter().filter(|(_, its)| *its == mode).map(|(tensor, _)| world.tensor(*tensor)).collect()
     };
-    let (reads, writes, updates) = (of(Mode::Read), of(Mode::Write), of(Mode::Update));
+    let (reads, writes, updates) = (of(AccessMode::Read), of(AccessMode::Write), of(AccessMode::Update));
     let builder = world.engines[engine].op(format!("op {}", world.model.requests.len()));
     let builder = builder.reads(&reads).writes(&writes);
     let body = world.body();
@@ -400,8 +401,8 @@ fn view(world: &mut World, request: RequestId, tensor: TensorId) {
     world.views.push((request, tensor, view));
 }
 
-fn mode(access: Access) -> Mode {
-    if access == Access::Write { Mode::Update } else { Mode::Read }
+fn mode(access: Access) -> AccessMode {
+    if access == Access::Write { AccessMode::Update } else { AccessMode::Read }
 }
 
 fn lease_of(world: &World, dice: &mut Dice, alive: &[TensorId]) -> Option<(TensorId, Access)> {

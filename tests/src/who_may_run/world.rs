@@ -13,7 +13,7 @@ use estafette::devices::{Fence, host};
 use estafette::wait::{Ready, Status};
 use estafette::{Completion, Engine, Error, Lease, ManagedTensor, Op, Tensor};
 
-use super::model::{FenceId, Kind, Mode, Model, Question, RequestId, State, TensorId, Verdict};
+use super::model::{AccessMode, FenceId, Kind, Model, Question, RequestId, State, TensorId, Verdict};
 use crate::dice::Dice;
 use crate::foreign::{Deleted, Memory};
 use crate::nothing_left::assert_nothing_left;
@@ -478,7 +478,7 @@ impl World {
         self.views = others;
         let mode = |tensor: TensorId| {
             let its = self.model.requests[id].tensors.iter().filter(|(used, _)| *used == tensor);
-            its.map(|(_, mode)| *mode).reduce(|a, b| if a == b { a } else { Mode::Update })
+            its.map(|(_, mode)| *mode).reduce(|a, b| if a == b { a } else { AccessMode::Update })
         };
         let views: Vec<_> =
             kept.iter().filter_map(|(_, tensor, _)| Some((*tensor, mode(*tensor)?))).collect();

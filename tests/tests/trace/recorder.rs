@@ -10,7 +10,7 @@ use estafette::bindings::{copy_begins, wait_any};
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Trace;
-use estafette_report::model::{Blocker, Cause, Mode, Nanos, Operation, OperationKind, Outcome};
+use estafette_report::model::{AccessMode, Blocker, Cause, Nanos, Operation, OperationKind, Outcome};
 use futures::FutureExt;
 use futures::executor::block_on;
 
@@ -148,13 +148,14 @@ fn any_number_of_accesses_is_kept() {
     }
     let trace = recorder.finish();
     for count in counts {
-        let mut kept: Vec<(u64, Mode)> = operation(&trace, &format!("uses {count}"))
+        let mut kept: Vec<(u64, AccessMode)> = operation(&trace, &format!("uses {count}"))
             .accesses
             .iter()
             .map(|access| (access.variable, access.mode))
             .collect();
         kept.sort_unstable_by_key(|(variable, _)| *variable);
-        let mut wanted: Vec<(u64, Mode)> = vars[..count].iter().map(|var| (var.id(), Mode::Read)).collect();
+        let mut wanted: Vec<(u64, AccessMode)> =
+            vars[..count].iter().map(|var| (var.id(), AccessMode::Read)).collect();
         wanted.sort_unstable_by_key(|(variable, _)| *variable);
         assert_eq!(kept, wanted, "{count}");
     }
@@ -193,7 +194,7 @@ fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> 
     clock.set(80);
     let trace = recorder.finish();
     let [lease] = &trace.leases[..] else { panic!("{:?}", trace.leases) };
-    assert_eq!((lease.opened, lease.closed, lease.access), (10, Some(60), Mode::Read));
+    assert_eq!((lease.opened, lease.closed, lease.access), (10, Some(60), AccessMode::Read));
     assert_eq!(lease.owner, "a reader");
     assert_eq!(trace.operations.iter().find(|op| op.id == lease.id).map(|op| op.submitted), Some(10));
     let write = operation(&trace, "write");

@@ -1,4 +1,4 @@
-//! What a task is suspended on: a future in asyncio's sense, as far as tasks need one.
+//! The object that a task is suspended on: a future in asyncio's sense, as far as tasks need one.
 //!
 //! asyncio's own future would do, and costs a turn of the loop more: finishing it has the loop call the task's wake-up in its
 //! next turn. Here the wake-up is called where the future is finished, which is in a callback of the loop already, in
@@ -24,7 +24,7 @@ struct FutureState {
     /// Set by the awaitable that yields the future to a task, cleared by the task: so asyncio distinguishes `await` from a bare `yield`.
     blocking: bool,
     end: End,
-    /// What was said when it was cancelled.
+    /// The message of its cancellation.
     message: Option<Py<PyAny>>,
     callbacks: Vec<Callback>,
 }
@@ -48,7 +48,7 @@ impl AsyncioFuture {
         Py::new(event_loop.py(), Self { event_loop: event_loop.clone().unbind(), inner: Mutex::new(inner) })
     }
 
-    /// Whether no task waits for the future any more.
+    /// True if no task waits for the future any more.
     pub fn is_over(&self) -> bool {
         self.inner.lock().end != End::Pending
     }
@@ -147,7 +147,7 @@ impl AsyncioFuture {
         self.inner.lock().end == End::Cancelled
     }
 
-    /// What the task asks when it is woken.
+    /// The result, for which the task asks when it is woken.
     fn result(&self, py: Python<'_>) -> PyResult<()> {
         let (end, message) = {
             let inner = self.inner.lock();

@@ -44,14 +44,14 @@ use crate::submission::scope;
 type Finish = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 type Work = Pin<Box<dyn Future<Output = Finish> + Send>>;
 
-/// What `await` iterates over. Each `__await__` makes a new one.
+/// The iterator of `await`. Each `__await__` makes a new one.
 #[pyclass(module = "estafette._estafette", name = "_Awaiter")]
 pub struct Awaiter {
     state: State,
     waiter: Option<Arc<Waiter>>,
-    /// What the task is suspended on.
+    /// The future that the task is suspended on.
     suspended: Option<Py<AsyncioFuture>>,
-    /// Who keeps that, and under which number.
+    /// The list that keeps that future, and its number there.
     left: Option<(Py<Wakeups>, u64)>,
     /// The operation that it is polled as.
     scope: Option<Scope>,
@@ -313,7 +313,7 @@ impl Waiter {
         !woken
     }
 
-    /// Whether an asyncio future waits for the wake-up.
+    /// True if an asyncio future waits for the wake-up.
     fn is_expecting(&self) -> bool {
         matches!(*self.slot.lock(), Slot::Expected(_))
     }
@@ -339,7 +339,7 @@ impl Wake for Waiter {
     }
 }
 
-/// What is woken of one event loop, so that any number of wake-ups costs one call into Python.
+/// The futures of one event loop that are woken, so that any number of wake-ups costs one call into Python.
 struct Inbox {
     /// A weak reference to the loop's `Wakeups`: the engine must not keep what a loop keeps.
     wakeups: OnceLock<Py<PyAny>>,
@@ -412,7 +412,7 @@ impl Drop for Unsent<'_> {
     }
 }
 
-/// What the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
+/// The futures that the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups", weakref)]
 pub struct Wakeups {
     /// A weak reference, so that a loop that is released is collected at once.

@@ -11,12 +11,12 @@ thread_local! {
     static RUNS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread has called while it ran a loop.
+/// True if this thread has called while it ran a loop.
 pub fn has_run_here() -> bool {
     HAS_RUN.get()
 }
 
-/// Whether a loop ran at the last call of [`get`] on this thread.
+/// True if a loop ran at the last call of [`get`] on this thread.
 pub fn ran_last() -> bool {
     RUNS.get()
 }

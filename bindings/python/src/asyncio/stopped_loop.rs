@@ -44,12 +44,12 @@ pub fn stand_for(thread: u64) {
     STANDS_FOR.set(Some(thread));
 }
 
-/// Whether the calling thread waits for another one that runs an event loop.
+/// True if the calling thread waits for another one that runs an event loop.
 pub fn stands_for_another() -> bool {
     STANDS_FOR.get().is_some()
 }
 
-/// What event loops run for engines.
+/// Coroutines that event loops run for engines.
 struct OnLoops {
     /// The oldest first.
     all: BTreeMap<u64, OnLoop>,
@@ -169,7 +169,7 @@ impl Drop for SentOff {
     }
 }
 
-/// Whether an operation that was [sent off](SentOff) was cancelled meanwhile. From now on [`cancel`] finds what ends it: called with the
+/// True if an operation that was [sent off](SentOff) was cancelled meanwhile. From now on [`cancel`] finds what ends it: called with the
 /// Python lock since [`Begun::ends_by`].
 pub fn was_cancelled(op: u64) -> bool {
     SENT_OFF.lock().remove(&op).unwrap_or(false)
@@ -249,7 +249,7 @@ pub fn check_again(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) 
     }
 }
 
-/// Whether this thread may wait.
+/// True if this thread may wait.
 #[pyfunction(name = "_may_block")]
 pub fn may_block(py: Python<'_>) -> PyResult<bool> {
     match running_loop::get(py)? {
@@ -258,13 +258,13 @@ pub fn may_block(py: Python<'_>) -> PyResult<bool> {
     }
 }
 
-/// Whether the engine has begun something on this loop that has not ended.
+/// True if the engine has begun something on this loop that has not ended.
 fn is_needed(event_loop: &Bound<'_, PyAny>) -> bool {
     let address = event_loop.as_ptr().addr();
     BEGUN.lock().all.values().any(|on_loop| on_loop.address == address)
 }
 
-/// Whether this thread is that of a notebook's cells.
+/// True if this thread is that of a notebook's cells.
 fn is_notebook(py: Python<'_>) -> PyResult<bool> {
     let Some(ipython) = loaded(py, intern!(py, "IPython"))? else { return Ok(false) };
     // Another thread may be in the middle of importing it.

@@ -29,7 +29,7 @@ pub struct PyAccess {
     engine: EngineHandle,
     wanted: Vec<(Py<PyTensor>, Access)>,
     using: Option<Py<PyAny>>,
-    /// Whether the block gets its one view instead of a tuple.
+    /// True if the block gets its one view instead of a tuple.
     single: bool,
     views: Mutex<Views>,
 }

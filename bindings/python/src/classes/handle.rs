@@ -1,4 +1,4 @@
-//! What the objects of one engine share.
+//! The state that the objects of one engine share.
 
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ pub struct EngineHandle {
 
 pub(crate) struct Shared {
     pub(crate) engine: ProcessBound<Engine>,
-    /// What becomes of failures that nothing has looked at.
+    /// The treatment of unretrieved failures.
     pub(crate) failures: Failures,
-    /// What makes arrays of tensors for functions whose submission names nothing.
+    /// The converter of tensors to arrays for functions whose submission names nothing.
     pub(crate) using: using::Default,
-    /// Whether the exit waits for the engine on its behalf.
+    /// True if the exit waits for the engine on its behalf.
     pub(crate) is_watched: bool,
 }
 
 impl Drop for Shared {
-    /// What is in flight has no object of the engine left, and the exit waits for it all the same.
+    /// No object of the engine is left, and the exit waits for what is in flight all the same.
     fn drop(&mut self) {
         if self.is_watched
             && let Ok(engine) = self.engine.get()

@@ -1,4 +1,4 @@
-//! What observe mode has noted (`estafette/_observe/notes.py`), as the file of an ordinary trace.
+//! Notes of observe mode (`estafette/_observe/notes.py`), as the file of an ordinary trace.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use estafette::bindings::this_process;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, Disorder, LibraryId, Mode, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind,
+    Access, AccessMode, Disorder, LibraryId, Operation, OperationKind, Outcome, Site, Text, Track, TrackKind,
     Variable,
 };
 use estafette_report::{Trace, file, perfetto};
@@ -19,7 +19,7 @@ use crate::interpreter::guard;
 /// A line of a program: file, line, function.
 type Place = (String, u32, String);
 
-/// What was handed over: name, bytes, library.
+/// The thing that was handed over: name, bytes, library.
 type Thing = (String, Option<u64>, Option<String>);
 
 /// The fields of `Step`, in their order; times are those of the clock.
@@ -103,7 +103,7 @@ fn unknown(what: &str, word: &str) -> PyErr {
     PyValueError::new_err(format!("`{word}` is no {what}"))
 }
 
-/// What is made of the steps so far.
+/// The trace of the steps so far.
 #[derive(Default)]
 struct Made {
     began: u64,
@@ -164,7 +164,7 @@ impl Made {
         let [began, done, resumed] =
             [began, done, resumed].map(|time| time.map(|time| self.time(time).max(submitted)));
         let runs = matches!(kind, OperationKind::Operation | OperationKind::Copy);
-        let access = thing.map(|thing| Access { variable: self.variable(thing), mode: Mode::Read });
+        let access = thing.map(|thing| Access { variable: self.variable(thing), mode: AccessMode::Read });
         Ok(Operation {
             id,
             name: self.text(name),

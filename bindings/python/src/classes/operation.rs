@@ -32,7 +32,7 @@ impl PyOperation {
         self.op.get().or_raise(py)
     }
 
-    /// What ``await`` gives.
+    /// The result of ``await``.
     fn awaited(this: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
         Ok(this.py().None())
     }
@@ -54,7 +54,7 @@ impl PyOperation {
         Ok(self.op.get().or_raise(py)?.id())
     }
 
-    /// Whether the operation has ended, well or not.
+    /// True if the operation has ended, well or not.
     fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.op.get().or_raise(py)?.is_done())
     }

@@ -162,26 +162,26 @@ pub struct PyOperator {
 
 #[pymethods]
 impl PyOperator {
-    /// What it is called.
+    /// Its name.
     #[getter]
     fn name(&self) -> &str {
         &self.operator.name
     }
 
-    /// Who decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator says what they look like and
+    /// The side that decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator says what they look like and
     /// the engine makes them; ``"allocating"``, the operator.
     #[getter]
     fn kind(&self) -> String {
         self.operator.signature.kind.to_string()
     }
 
-    /// How many inputs it takes; None for any number.
+    /// The number of inputs; None for any number.
     #[getter]
     fn inputs(&self) -> Option<usize> {
         self.operator.signature.inputs
     }
 
-    /// How many outputs it has.
+    /// The number of outputs.
     #[getter]
     fn outputs(&self) -> usize {
         self.operator.signature.outputs

@@ -1,4 +1,4 @@
-//! What `Tensor` and `Operation` have in common with futures of `concurrent.futures`.
+//! Methods that `Tensor` and `Operation` have in common with futures of `concurrent.futures`.
 //!
 //! `concurrent.futures.wait` and `as_completed` take any object with the attributes of a future that they use: `_condition`, `_state`
 //! and `_waiters` (CPython: Lib/concurrent/futures/_base.py). `asyncio.wrap_future` wants the class itself, which `future()` gives.
@@ -42,7 +42,7 @@ pub fn flush(py: Python<'_>, timeout: Duration) {
 /// A handle of the engine that ends.
 pub trait Ends {
     fn is_done(&self, py: Python<'_>) -> bool;
-    /// How it ended, if that is known; a failure stays unretrieved, as with the callback.
+    /// The outcome, if it is known; a failure stays unretrieved, as with the callback.
     fn outcome(&self, py: Python<'_>) -> Option<Result<(), Error>>;
     /// Calls back on any thread, under no lock.
     fn on_end(&self, callback: impl FnOnce(Result<(), Error>) + Send + 'static) -> Notice;
@@ -85,7 +85,7 @@ pub fn is_failed(handle: &impl Ends, py: Python<'_>) -> bool {
     matches!(handle.outcome(py), Some(Err(error)) if !matches!(error, Error::Cancelled(_)))
 }
 
-/// How a promise has failed. The failure stays unretrieved until [`retrieve`](Self::retrieve).
+/// The failure of a promise. The failure stays unretrieved until [`retrieve`](Self::retrieve).
 #[pyclass(frozen, module = "estafette", name = "_Failure")]
 pub struct PyFailure(Error);
 
@@ -314,7 +314,7 @@ macro_rules! future_methods {
                 crate::classes::promise::on_end(this.get().ended(this.py())?, this.clone().into_any(), r#fn)
             }
 
-            /// What ``await`` gives of a promise that is done.
+            /// The result of ``await`` for a promise that is done.
             #[pyo3(name = "_awaited")]
             fn awaited_now(this: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
                 Self::awaited(this)
@@ -331,7 +331,7 @@ macro_rules! future_methods {
                 crate::classes::promise::helper(this.as_any(), "state")
             }
 
-            /// Whether the operation failed and was not cancelled; the failure stays unretrieved.
+            /// True if the operation failed and was not cancelled; the failure stays unretrieved.
             fn _failed(&self, py: Python<'_>) -> PyResult<bool> {
                 Ok(crate::classes::promise::is_failed(self.ended(py)?, py))
             }

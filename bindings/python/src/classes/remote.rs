@@ -50,7 +50,7 @@ fn wait<T: Send>(
     }
 }
 
-/// What is closed while others wait for it.
+/// An object that may be closed while others wait for it.
 trait Closes: Send + Sync {
     const WHAT: &str;
 
@@ -107,7 +107,7 @@ impl<T: Closes> Open<T> {
         Ok(value)
     }
 
-    /// What `future` gives, which waits for the object, or that it was closed meanwhile.
+    /// The result of `future`, which waits for the object, or an error if it was closed meanwhile.
     fn unless_closed<U, F: Future<Output = Result<U, Error>>>(
         &self,
         future: F,

@@ -1,4 +1,4 @@
-//! What an engine reports about itself, as the plain Python objects of `estafette/_reports.py`.
+//! An engine's reports about itself, as the plain Python objects of `estafette/_reports.py`.
 
 use estafette::engine::{ShutdownReport, Stats};
 use estafette::exchange::ReleaseStatus;

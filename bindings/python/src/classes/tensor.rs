@@ -107,7 +107,7 @@ impl PyTensor {
         self.results.as_ref().filter(|results| results.is_structured())
     }
 
-    /// What a call has returned if that is no single array, with promises in place of arrays. Waits until that is known.
+    /// The value that a call has returned if it is no single array, with promises in place of arrays. Waits until that is known.
     /// Raises the failure of the call; `WouldBlockError` on an event loop's thread; those of a submission.
     fn unpacked<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.results.is_some() && self.structure().is_none() {
@@ -116,7 +116,7 @@ impl PyTensor {
         self.structure().map(|results| results.unpack(py, &self.engine)).transpose()
     }
 
-    /// What ``await`` gives: the tensor, or what the call has returned.
+    /// The result of ``await``: the tensor, or the value that the call has returned.
     pub(super) fn awaited(this: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
         match this.get().structure() {
             Some(results) => results.unpack(this.py(), &this.get().engine).map(Bound::unbind),
@@ -269,7 +269,7 @@ impl PyTensor {
         Ok(self.tensor(py)?.data_ptr().or_raise(py)? as usize)
     }
 
-    /// Whether the owner of the memory forbids writing it.
+    /// True if the owner of the memory forbids writing it.
     #[getter]
     fn read_only(&self, py: Python<'_>) -> PyResult<bool> {
         self.tensor(py)?.is_read_only().or_raise(py)

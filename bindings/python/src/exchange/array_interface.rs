@@ -1,4 +1,4 @@
-//! What CUDA's and SYCL's array interfaces have in common: a dictionary that says where memory is, and an object that keeps it.
+//! The common part of CUDA's and SYCL's array interfaces: a dictionary that says where memory is, and an object that keeps it.
 
 use estafette::Layout;
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 use crate::error::OrRaise;
 use crate::interpreter::kept::Kept;
 
-/// Whether an object has the interface `name` and does not speak DLPack.
+/// True if an object has the interface `name` and does not speak DLPack.
 pub fn is_all_there_is(object: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> {
     Ok(!object.hasattr(crate::interpreter::once::intern!(object.py(), "__dlpack__"))?
         && object.hasattr(name)?)

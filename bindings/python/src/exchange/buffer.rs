@@ -19,7 +19,7 @@ use crate::exchange::export::{self, From, Request};
 use crate::exchange::typestr;
 use crate::interpreter::interrupt;
 
-/// What a buffer keeps until it is released.
+/// The values that a buffer keeps until it is released.
 struct Lent {
     /// Holds the lease. First, so that it is the first to go.
     _managed: ManagedTensor,
@@ -154,7 +154,7 @@ pub unsafe fn fill(
     Ok(())
 }
 
-/// Whether the buffer is one that the reader can use.
+/// Fails if the reader cannot use the buffer.
 fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyResult<()> {
     let wants = |flag: c_int| flags & flag == flag;
     let refuse = |message: &str| Err(exchange_error(py, message));

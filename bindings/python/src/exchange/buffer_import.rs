@@ -18,7 +18,7 @@ use crate::error::{OrRaise, exchange_error};
 use crate::interpreter::once::intern;
 use crate::interpreter::{fastcall, guard};
 
-/// Whether `object` exports buffers and does not speak DLPack.
+/// True if `object` exports buffers and does not speak DLPack.
 pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(has_buffer(object) && !object.hasattr(intern!(object.py(), "__dlpack__"))?)
 }

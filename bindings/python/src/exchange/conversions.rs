@@ -105,7 +105,7 @@ impl Way {
         }
     }
 
-    /// Whether the library makes the same array this way.
+    /// True if the library makes the same array this way.
     fn takes(&self, layout: &Layout) -> bool {
         let dtype = layout.dtype();
         let is_taken = match self {

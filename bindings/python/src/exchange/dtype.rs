@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::interpreter::once::{imported, intern};
 
-/// What `t.dtype` is: a text that is equal to the type's name.
+/// The value of `t.dtype`: a text that is equal to the type's name.
 pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
     imported!(py, "estafette._dtype", "of")?.call1((dtype.to_string(), dtype.itemsize()))
 }

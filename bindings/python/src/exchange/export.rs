@@ -39,12 +39,12 @@ pub struct Request<'a, 'py> {
 }
 
 impl Request<'_, '_> {
-    /// Whether the tensor is wanted as and where it is, by a consumer without a stream.
+    /// True if the tensor is wanted as and where it is, by a consumer without a stream.
     fn is_plain(&self) -> bool {
         self.stream.is_none() && self.dl_device.is_none() && self.copy != Some(true)
     }
 
-    /// Whether it may come to a copy.
+    /// True if it may come to a copy.
     fn may_copy(&self) -> bool {
         self.copy == Some(true) || self.dl_device.is_some() && self.copy.is_none()
     }
@@ -68,7 +68,7 @@ impl Request<'_, '_> {
         if versioned { Abi::Versioned } else { Abi::Legacy }
     }
 
-    /// What it comes to for memory of `tensor` on `device`.
+    /// The options of the export for memory of `tensor` on `device`.
     /// Raises as [`kinds::consumer`]; `BufferError` for another device.
     fn options(
         &self,
@@ -106,7 +106,7 @@ pub fn can_go_to_host(device: DLDevice) -> bool {
     device.device_type.is_host_readable() || kinds::has_queues(device)
 }
 
-/// What the tensor is exported from.
+/// The source of the export.
 #[derive(Clone, Copy)]
 pub enum From<'a> {
     /// The tensor itself, with the access that the consumer is given, and the engine that may be asked to make a copy.
@@ -278,7 +278,7 @@ fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
     Ok(managed)
 }
 
-/// Whether the consumer's queue comes after the tensor, and not the host.
+/// True if the consumer's queue comes after the tensor, and not the host.
 fn is_ordered(options: &ExportOptions) -> bool {
     !matches!(options.consumer, Consumer::Host)
 }
@@ -352,7 +352,7 @@ pub fn until_ready(py: Python<'_>, tensor: &Tensor, timeout: Option<Duration>) -
     error::or_say_why(py, waited, || bindings::tensor_waits_for(tensor))
 }
 
-/// Whether the tensor is ready for readers. A driver is asked without the Python lock.
+/// True if the tensor is ready for readers. A driver is asked without the Python lock.
 pub fn is_ready(py: Python<'_>, tensor: &Tensor) -> bool {
     tensor.known_ready().unwrap_or_else(|| guard::detach(py, || tensor.is_ready()))
 }

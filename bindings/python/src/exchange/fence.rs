@@ -21,7 +21,7 @@ use crate::interpreter::once::intern;
 use crate::interpreter::{call_site, guard};
 use crate::submission::scope;
 
-/// What the consumer renames it to.
+/// The name that the consumer gives it.
 const USED: &CStr = c"used_dltensor_fenced";
 
 /// The method of a type.

@@ -46,7 +46,7 @@ pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
     }
 }
 
-/// What a future reports its end to: `delivery(value, error, cancelled)`. Only the first call counts.
+/// The callback that a future reports its end to: `delivery(value, error, cancelled)`. Only the first call counts.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Delivery", weakref)]
 pub struct Delivery {
     slot: ProcessBound<Slot>,

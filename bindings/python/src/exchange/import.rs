@@ -31,28 +31,28 @@ estafette_sync::per_process! {
 /// The newest DLPack version that we understand.
 const MAX_VERSION: (u32, u32) = (1, 3);
 
-/// What an XLA client says of a stream that it cannot order an array before.
+/// The error of an XLA client for a stream that it cannot order an array before.
 const UNIMPLEMENTED: &str = "UNIMPLEMENTED";
 
-/// What the caller asks of an import.
+/// The caller's wishes for an import.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted {
     /// Where the data shall be; `None` means where it is.
     pub device: Option<DLDevice>,
-    /// Whether it shall be copied; `None` means if needed.
+    /// True for a copy, false for none, `None` for one where it is needed.
     pub copy: Option<bool>,
-    /// Whether operations may write it: the caller vouches for it, or forbids it. `None` means what the producer says.
+    /// True if operations may write it, for which the caller vouches; false if they may not. `None` means what the producer says.
     pub writable: Option<bool>,
 }
 
 impl Wanted {
-    /// Whether a copy that is made here gives what is wanted, where the producer did not.
+    /// True if a copy that is made here gives what is wanted, where the producer did not.
     pub fn can_be_moved_from(&self, device: DLDevice) -> bool {
         let reachable = |to: DLDevice| to == DLDevice::CPU || kinds::has_queues(to);
         self.copy != Some(false) && self.device.is_some_and(reachable) && export::can_go_to_host(device)
     }
 
-    /// Whether the memory is taken as and where it is.
+    /// True if the memory is taken as and where it is.
     fn is_plain(&self) -> bool {
         self.device.is_none() && self.copy.is_none()
     }
@@ -153,7 +153,7 @@ fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether operations may not write the memory although its struct does not say so. A flag in the struct is looked at by the engine.
+/// True if operations may not write the memory although its struct does not say so. A flag in the struct is looked at by the engine.
 /// Raises `BufferError` where the caller vouches for memory that its owner declares read-only, or whose library never changes its arrays.
 fn is_immutable(
     py: Python<'_>,
@@ -435,7 +435,7 @@ fn ask<'py>(
     }
 }
 
-/// Whether the signature of `__dlpack__` has all of these arguments by name. Functions written in C often have none to look at.
+/// True if the signature of `__dlpack__` has all of these arguments by name. Functions written in C often have none to look at.
 fn knows(object: &Bound<'_, PyAny>, arguments: &[&str]) -> bool {
     let look = || -> PyResult<bool> {
         let method = object.getattr(intern!(object.py(), "__dlpack__"))?;
@@ -458,7 +458,7 @@ fn versioned<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     fastcall::call_method(object, intern!(py, "__dlpack__"), names.bind(py), &[version.bind(py)])
 }
 
-/// Whether the producer did what was wanted. What was taken is given back otherwise.
+/// Fails if the producer did not do what was wanted. What was taken is released then.
 fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<()> {
     if let Some(device) = wanted.device
         && managed.device() != device

@@ -113,7 +113,7 @@ impl Drop for OnComplete {
     }
 }
 
-/// What MXNet's engine keeps for the function until it has ended, or was skipped.
+/// The values that MXNet's engine keeps for the function until it has ended, or was skipped.
 struct Pending {
     slot: Slot,
     array: Mutex<Option<Array>>,

@@ -149,7 +149,7 @@ impl NumPy {
     }
 }
 
-/// What an array of NumPy is made with.
+/// The description that an array of NumPy is made with.
 struct Described {
     number: c_int,
     ndim: usize,
@@ -182,7 +182,7 @@ impl Described {
         Some(Self { number, ndim, shape, strides, data, flags: if read_only { 0 } else { WRITEABLE } })
     }
 
-    /// Whether an array of NumPy that has the right type is described.
+    /// True if an array of NumPy that has the right type is described.
     fn is_of(&self, array: &Bound<'_, PyAny>) -> bool {
         let fields = fields_of(array);
         // SAFETY: both have an entry for each dimension.
@@ -205,7 +205,7 @@ fn fields_of<'a>(array: &'a Bound<'_, PyAny>) -> &'a Fields {
     unsafe { &*array.as_ptr().cast() }
 }
 
-/// Whether instances of `class` are read here.
+/// True if instances of `class` are read here.
 pub fn is_understood(class: &Bound<'_, PyType>) -> bool {
     NumPy::get(class.py()).is_some_and(|numpy| numpy.class.is(class))
 }
@@ -270,7 +270,7 @@ impl<'py> Made<'py> {
         Self { array: array.clone(), base, dtype: fields.dtype, flags: fields.flags }
     }
 
-    /// Whether nothing else has the array, its base or a weak reference to it, and it is as it was but for its shape.
+    /// True if nothing else has the array, its base or a weak reference to it, and it is as it was but for its shape.
     fn is_unused(&self) -> bool {
         let fields = fields_of(&self.array);
         references(&self.array) == 1

@@ -37,7 +37,7 @@ estafette_sync::per_process! {
 }
 
 thread_local! {
-    /// Whether this thread has the lock.
+    /// True if this thread has the lock.
     static HAS_LOCK: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -99,7 +99,7 @@ fn run_releases(py: Python<'_>) -> bool {
     true
 }
 
-/// Whether a thread is within an export, or about to begin one. True until the calling thread gives up the Python lock.
+/// True if a thread is within an export, or about to begin one. True until the calling thread gives up the Python lock.
 fn is_exporting(py: Python<'_>) -> PyResult<bool> {
     // A finalizer that the collector ran here might give up the lock.
     let _uncollected = Uncollected::begin(py);

@@ -1,4 +1,4 @@
-//! Whether an array has its memory from its owner, or from one of our exports: asked when memory is imported that a lease is
+//! The origin of an array's memory: its owner, or one of our exports. It is looked up when memory is imported that a lease is
 //! open for, since the address is the same.
 
 use estafette::bindings::Origin;

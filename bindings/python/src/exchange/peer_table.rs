@@ -54,7 +54,7 @@ impl PeerTable {
         managed.or_raise(py)
     }
 
-    /// Whether the library makes objects of tensors.
+    /// True if the library makes objects of tensors.
     pub fn makes_objects(self) -> bool {
         self.table.managed_tensor_to_py_object_no_sync.is_some()
     }
@@ -86,7 +86,7 @@ impl PeerTable {
     }
 }
 
-/// What a function of a table has raised, which gave no `what`.
+/// The error that a function of a table has raised, which gave no `what`.
 fn error_of(py: Python<'_>, what: &str) -> PyErr {
     PyErr::take(py).unwrap_or_else(|| {
         PySystemError::new_err(format!("a C exchange table gave no {what} and no exception"))

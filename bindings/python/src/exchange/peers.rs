@@ -1,4 +1,4 @@
-//! What we know of other libraries: one table, a row for each, with the source of what it says.
+//! Facts about other libraries: one table, a row for each, with the source of what it says.
 //!
 //! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands
 //! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
@@ -15,7 +15,7 @@ use crate::exchange::peer_table::{self, PeerTable};
 use crate::interpreter::fastcall;
 use crate::interpreter::once::{PyOnce, intern};
 
-/// What a producer does about a consumer's stream.
+/// A producer's treatment of a consumer's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     /// Orders its work before it, as the array API says.
@@ -26,7 +26,7 @@ pub enum Stream {
     HostOnly,
 }
 
-/// What a producer takes an omitted stream (`None`) for.
+/// A producer's meaning of an omitted stream (`None`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Omitted {
     /// The device's default stream, as the array API says.
@@ -37,7 +37,7 @@ pub enum Omitted {
     NoSync,
 }
 
-/// Whether the streams that a consumer names by bare handles outlive the exchange.
+/// The lifetime of the streams that a consumer names by bare handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streams {
     /// Nothing is known: a handle may be another stream's when the consumer has released the tensor.
@@ -59,19 +59,19 @@ pub struct Peer {
     pub immutable: bool,
     /// As a consumer it honours DLPack's read-only flag: its array cannot be written.
     pub honours_read_only: bool,
-    /// What it does with the stream it is given.
+    /// Its treatment of the stream it is given.
     pub stream: Stream,
-    /// What it takes an omitted stream for.
+    /// Its meaning of an omitted stream.
     pub omitted: Omitted,
     /// When it names no stream as a consumer on a device, it works on streams of its own, which the default stream does not order: the host
     /// waits for it. Else it works on the default stream, as the array API says.
     pub own_streams: bool,
-    /// Whether the streams that it names as a consumer stay.
+    /// The lifetime of the streams that it names as a consumer.
     pub streams: Streams,
     /// The module and the function in it that gives its current stream on a device, an object with `ptr`. An export for that stream
     /// makes no event and no wait, which cost such a library some microseconds; the import orders itself behind the stream.
     pub current_stream: Option<(&'static str, &'static str)>,
-    /// Whether it takes a stream for pinned memory, as for memory of a device. Else none is named, as for the host's.
+    /// True if it takes a stream for pinned memory, as for memory of a device. Else none is named, as for the host's.
     pub streams_for_pinned: bool,
     /// The method by which the host waits for an array, of a library that can refuse every stream.
     pub host_wait: Option<&'static str>,
@@ -91,7 +91,7 @@ pub struct Peer {
     pub inline_deleter: bool,
     /// Its arrays have methods `is_deleted` and `platform`. Where the latter says `cpu`, their buffer says what `__dlpack__` says, and costs less.
     pub has_host_buffers: bool,
-    /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
+    /// Arrays that its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
     /// methods that are true of such an array.
     pub unsaid: &'static [Unsaid],
     /// Where this is from.
@@ -349,18 +349,18 @@ pub fn of_module(module: &str) -> Option<&'static Peer> {
     PEERS.iter().find(|peer| peer.root == root)
 }
 
-/// What is known of a type whose instances we are given.
+/// Facts about a type whose instances we are given.
 #[derive(Clone, Copy)]
 pub struct Known {
     /// The row of its library, or of one that it inherits from.
     peer: Option<&'static Peer>,
     /// Its C exchange table, if it has one that we understand.
     pub table: Option<PeerTable>,
-    /// Whether its objects have `__dlpack_fence__`.
+    /// True if its objects have `__dlpack_fence__`.
     pub fences: bool,
-    /// Whether its objects have `__dlpack__`.
+    /// True if its objects have `__dlpack__`.
     pub speaks: bool,
-    /// Whether it is NumPy's array, whose fields are read.
+    /// True if it is NumPy's array, whose fields are read.
     pub is_numpy_array: bool,
 }
 
@@ -384,7 +384,7 @@ struct KnownClass {
 /// Each is set once and stays, so no lock is needed to read one.
 static KNOWN: [OnceLock<KnownClass>; TYPES] = [const { OnceLock::new() }; TYPES];
 
-/// What is known of the type of `object`.
+/// Facts about the type of `object`.
 #[inline]
 pub fn of(object: &Bound<'_, PyAny>) -> Known {
     let class = object.get_type_ptr();

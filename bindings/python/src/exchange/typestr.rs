@@ -1,4 +1,4 @@
-//! How NumPy writes an element type: `typestr` of the array interfaces (numpy/numpy: doc/source/reference/arrays.interface.rst), and the
+//! NumPy's notation of element types: `typestr` of the array interfaces (numpy/numpy: doc/source/reference/arrays.interface.rst), and the
 //! format of a buffer.
 
 use std::ffi::{CStr, c_long};

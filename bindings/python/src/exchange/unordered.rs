@@ -80,7 +80,7 @@ estafette_sync::per_process! {
     static NOTES: Mutex<Notes> = Mutex::new(Notes { last: VecDeque::new(), logged: 0 });
 }
 
-/// How many there were in this process.
+/// The number of them in this process.
 pub fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }

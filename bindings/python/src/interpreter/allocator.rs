@@ -1,4 +1,4 @@
-//! How the C library keeps memory that array libraries have freed.
+//! Settings of the C library for memory that array libraries have freed.
 //!
 //! glibc gives freed memory back to the system where more than a threshold is free at the end of a heap, and maps requests above another
 //! threshold one by one. Both grow by themselves, to 64 and 32 MiB, when a program frees such arrays. Until then a pipeline of arrays of

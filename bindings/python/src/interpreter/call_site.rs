@@ -22,11 +22,11 @@ const FRAMES_MAX: usize = 8;
 /// Places whose text is kept. A program that exchanges in a loop does so from few; a new one takes the slot of an old one.
 const KEPT: usize = 128;
 
-/// Who calls into this package from Python.
+/// The caller of this package in Python.
 pub struct Caller {
     /// The function and line outside any known library.
     pub place: LeaseOwner,
-    /// Whether it is this package, on behalf of the function of an operation.
+    /// True if it is this package, on behalf of the function of an operation.
     pub is_body: bool,
     /// The innermost library on the way.
     pub library: Option<&'static Peer>,
@@ -128,7 +128,7 @@ fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> 
     Ok(Caller { place, is_body: false, library })
 }
 
-/// Whether a module only stands between a program and this package: its own files, and what pickles tensors for other processes.
+/// True if a module only stands between a program and this package: its own files, and what pickles tensors for other processes.
 fn is_between(module: &str) -> bool {
     matches!(module.split('.').next(), Some("estafette" | "multiprocessing"))
 }

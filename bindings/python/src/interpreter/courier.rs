@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::interpreter::guard;
 
-/// What is done with the Python lock. With the guard closed it is left to the interpreter that is going away.
+/// A call that is made with the Python lock. With the guard closed it is left to the interpreter that is going away.
 pub type Job = Box<dyn FnOnce(Python<'_>) + Send>;
 
 /// A queue of jobs and the thread that does them, one after the other. The thread starts with the first job and lasts as long as the
@@ -30,7 +30,7 @@ pub struct Courier {
 struct State {
     waiting: VecDeque<Job>,
     has_thread: bool,
-    /// Whether a job is being done.
+    /// True if a job is being done.
     is_busy: bool,
     /// Jobs that are not here yet.
     expected: usize,
@@ -99,7 +99,7 @@ impl Courier {
         });
     }
 
-    /// Whether neither has a job, also none that is expected. Jobs of each may hand jobs to the other.
+    /// True if neither has a job, also none that is expected. Jobs of each may hand jobs to the other.
     pub fn are_idle(one: &Self, other: &Self) -> bool {
         // Meanwhile a job of the other one that hands over a job here goes on being done.
         let state = one.state.lock();

@@ -148,7 +148,7 @@ unsafe fn plain<'py>(
     capsule::wrap(py, export::export_plain(py, from, &request)?).map(Some)
 }
 
-/// Whether it is a pair of integers that says 1.0 or newer.
+/// True if it is a pair of integers that says 1.0 or newer.
 ///
 /// # Safety
 /// `version` is a live object.
@@ -169,7 +169,7 @@ unsafe fn is_versioned(version: *mut ffi::PyObject) -> bool {
     }
 }
 
-/// What the names mean; `None` for too many or unknown ones.
+/// The meaning of the names; `None` for too many or unknown ones.
 fn meaning_of(names: &Bound<'_, PyAny>) -> Option<Meaning> {
     let slot = (names.as_ptr() as usize >> 4) % KEPT;
     let kept = NAMES.lock()[slot]

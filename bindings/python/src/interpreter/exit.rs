@@ -32,13 +32,13 @@ use crate::interpreter::interrupt;
 use crate::log;
 use crate::submission::running;
 
-/// How long the exit waits while no operation ends, and how long functions that run then may take to end by themselves.
+/// The time that the exit waits while no operation ends, and that functions which run then may take to end by themselves.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long they may take once they were interrupted.
+/// The time that they may take once they were interrupted.
 const LAST_GRACE: Duration = Duration::from_secs(1);
 
-/// How long deleters that are due may take.
+/// The time that deleters which are due may take.
 const DELETERS: Duration = Duration::from_secs(5);
 
 /// Time between two looks at what is in flight.
@@ -52,7 +52,7 @@ estafette_sync::per_process! {
     static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     /// Engines without an object, with operations in flight.
     static LEFT: Mutex<Vec<Engine>> = Mutex::new(Vec::new());
-    /// What is in flight is not waited for any longer, and was named.
+    /// The exit no longer waits for operations in flight, which were named.
     static ABANDONED: AtomicBool = AtomicBool::new(false);
     /// The exit waits.
     static WAITS: AtomicBool = AtomicBool::new(false);
@@ -74,7 +74,7 @@ pub fn leave(engine: &Engine) {
     });
 }
 
-/// What the objects of an engine share that Python has.
+/// The shared state of an engine's objects that Python has.
 pub fn known(engine: &Engine) -> Option<EngineHandle> {
     let is_it = |shared: &Arc<Shared>| shared.engine.get().is_ok_and(|known| known.is_same(engine));
     there().into_iter().find(is_it).map(|shared| EngineHandle { shared })
@@ -116,7 +116,7 @@ pub fn at_exit(py: Python<'_>) {
     });
 }
 
-/// Whether the exit waits for what is in flight.
+/// True if the exit waits for what is in flight.
 pub fn waits() -> bool {
     WAITS.load(Ordering::Relaxed)
 }
@@ -203,7 +203,7 @@ fn wait(engines: &[Engine]) -> Outcome {
     }
 }
 
-/// Whether nothing of the engine runs or may run: what is in flight is behind leases.
+/// True if nothing of the engine runs or may run: what is in flight is behind leases.
 fn is_held(engine: &Engine) -> bool {
     let waiting = in_order(engine);
     // Operations without operands are not among them, and none of those waits for anything.

@@ -222,7 +222,7 @@ pub fn attribute<'py>(
     }
 }
 
-/// Whether instances of `class` have the attribute `name` by their class. A missing one makes no exception, which costs more than a call.
+/// True if instances of `class` have the attribute `name` by their class. A missing one makes no exception, which costs more than a call.
 pub fn class_has(class: &Bound<'_, PyType>, name: &Bound<'_, PyString>) -> bool {
     // SAFETY: both are alive. The answer, a borrowed reference or NULL without an exception, is not used.
     unsafe { !(found().type_lookup)(class.as_type_ptr(), name.as_ptr()).is_null() }
@@ -243,7 +243,7 @@ pub unsafe fn code_and_module<'py>(function: &Bound<'py, PyAny>) -> [Bound<'py, 
     }
 }
 
-/// Whether the calling thread has the Python lock. `PyGILState_Check` says yes to every thread of a program
+/// True if the calling thread has the Python lock. `PyGILState_Check` says yes to every thread of a program
 /// that has ever made a subinterpreter.
 pub fn has_lock() -> bool {
     let current = found().current_thread_state;

@@ -38,12 +38,12 @@ estafette_sync::per_process! {
 static MAIN_IDENT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// How often this thread is inside; only the first time counts.
+    /// The number of times that this thread is inside; only the first time counts.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     static MAIN: Cell<Option<bool>> = const { Cell::new(None) };
     /// Python's name for this thread, once it was asked for. A fork keeps it.
     static IDENT: Cell<Option<u64>> = const { Cell::new(None) };
-    /// Whether traces know what `threading` calls this thread.
+    /// True if traces know what `threading` calls this thread.
     static IS_NAMED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -172,7 +172,7 @@ pub fn become_main(py: Python<'_>) {
     }
 }
 
-/// Whether this is Python's main thread, the one that handles signals and runs the exit.
+/// True if this is Python's main thread, the one that handles signals and runs the exit.
 pub fn is_main(py: Python<'_>) -> bool {
     MAIN.get().unwrap_or_else(|| {
         let main = ident(py).is_ok_and(|ident| ident == MAIN_IDENT.load(Ordering::Relaxed));
@@ -228,7 +228,7 @@ pub fn close(py: Python<'_>, timeout: Duration) -> bool {
     py.detach(|| GATE.close(timeout))
 }
 
-/// Whether the interpreter is on its way out.
+/// True if the interpreter is on its way out.
 pub fn is_closed() -> bool {
     GATE.is_closed()
 }

@@ -17,12 +17,12 @@ use crate::interpreter::guard;
 use crate::submission::body::helper;
 
 thread_local! {
-    /// What a signal handler has raised during a wait or a submission, until that comes back and raises it.
+    /// The exception that a signal handler has raised during a wait or a submission, until that comes back and raises it.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// Whether any thread has set [`RAISED`].
+/// True if any thread has set [`RAISED`].
 static HAS_EVER_RAISED: AtomicBool = AtomicBool::new(false);
 
 /// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for ``__array_interface__`` or ``__array__``. So an
@@ -34,7 +34,7 @@ struct Kept {
     since: Instant,
 }
 
-/// How long an interruption is kept: the other call follows at once, or not at all.
+/// The time that an interruption is kept: the other call follows at once, or not at all.
 const KEPT_MAX: Duration = Duration::from_millis(500);
 
 /// Keeps `error`, which the buffer protocol is about to give, if it is no ordinary exception.
@@ -44,7 +44,7 @@ pub fn keep(py: Python<'_>, owner: usize, error: &PyErr) {
     }
 }
 
-/// What was kept a moment ago for this object.
+/// The exception that was kept a moment ago for this object.
 pub fn kept(owner: usize) -> Option<PyErr> {
     let kept = KEPT.take()?;
     (kept.owner == owner && kept.since.elapsed() < KEPT_MAX).then_some(kept.error)
@@ -82,7 +82,7 @@ impl WaitHook for Interrupts {
         guard::attach(raise_next);
     }
 
-    /// Whether a signal handler has raised something, or the wait can no longer end.
+    /// True if a signal handler has raised something, or the wait can no longer end.
     fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool {
         if self.has_raised() {
             return true;
@@ -139,7 +139,7 @@ fn was_sent(py: Python<'_>, error: &PyErr) -> PyResult<bool> {
     helper(py, "was_sent")?.call1((error.value(py), error.traceback(py)))?.is_truthy()
 }
 
-/// What was raised during this thread's last wait or submission.
+/// The exception that was raised during this thread's last wait or submission.
 #[inline]
 pub fn take() -> Option<PyErr> {
     // Each result of the engine asks, and a thread-local with a destructor costs more than most of them.

@@ -1,4 +1,4 @@
-//! Whether leases note the line of Python code that takes them, and what becomes of their memory there.
+//! Call sites of leases: the line of Python code that takes one, and what becomes of its memory there.
 //!
 //! Off, a lease has the text that its owner is known by, and costs nothing more. On, it has file, line and function as well,
 //! and the type of the object behind it where that passes through our hands. It is for the whole process: a library that
@@ -16,13 +16,13 @@ use crate::exchange::peers;
 
 static RECORDED: AtomicBool = AtomicBool::new(false);
 
-/// Whether they are recorded.
+/// True if they are recorded.
 pub fn are_recorded() -> bool {
     RECORDED.load(Ordering::Relaxed)
 }
 
-/// Whether leases taken from now on note the file, line and function that take them, and the type of the object that they
-/// are for where that is known. Says what it was before. Off, as it is at first, taking a lease costs less.
+/// Switches the notes of leases taken from now on: the file, line and function that take them, and the type of the object that they
+/// are for where that is known. Returns the former setting. Off, as it is at first, taking a lease costs less.
 ///
 /// See `Diagnosis` and `Lease` for where it is shown.
 ///

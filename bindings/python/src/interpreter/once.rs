@@ -38,7 +38,7 @@ impl<T> PyOnce<T> {
 }
 
 impl<T: PyTypeCheck> PyOnce<Py<T>> {
-    /// What a module has by a name.
+    /// The object of a module by its name.
     pub fn import<'py>(&self, py: Python<'py>, module: &str, name: &str) -> PyResult<&Bound<'py, T>> {
         let found = self.get_or_try_init(py, || {
             Ok(import_module(py, module)?.getattr(name)?.cast_into::<T>()?.unbind())
@@ -47,7 +47,7 @@ impl<T: PyTypeCheck> PyOnce<Py<T>> {
     }
 }
 
-/// What a module has by a name, looked up at the first use.
+/// The object of a module by its name, looked up at the first use.
 macro_rules! imported {
     ($py:expr, $module:literal, $name:literal) => {{
         static FOUND: $crate::interpreter::once::PyOnce<::pyo3::Py<::pyo3::PyAny>> =

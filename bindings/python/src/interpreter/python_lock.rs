@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use crate::interpreter::once::imported;
 use crate::interpreter::{fastcall, guard};
 
-/// How often a thread asks for the interval, which a program may change.
+/// The time between two questions of a thread for the interval, which a program may change.
 const LOOK: Duration = Duration::from_secs(1);
 
 thread_local! {

@@ -19,14 +19,14 @@ use crate::interpreter::guard;
 use crate::submission::plain_call::note_fork;
 
 estafette_sync::per_process! {
-    /// Whether a thread makes or deletes a thread state, or forks.
+    /// True if a thread makes or deletes a thread state, or forks.
     static BUSY: Mutex<bool> = Mutex::new(false);
     static IDLE: Condvar = Condvar::new();
 }
 
 thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
-    /// Whether this thread has a state that lasts, ours or Python's own.
+    /// True if this thread has a state that lasts, ours or Python's own.
     static KNOWN: Cell<bool> = const { Cell::new(false) };
 }
 

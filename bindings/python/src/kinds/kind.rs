@@ -1,4 +1,4 @@
-//! What one kind of device answers.
+//! Questions to one kind of device.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -16,7 +16,7 @@ use crate::kinds::{Place, device_of};
 
 /// One kind of device. What a kind does not have it leaves as it is here.
 pub trait Kind: Sync {
-    /// Whether queues of this kind use memory on `device`.
+    /// True if queues of this kind use memory on `device`.
     fn covers(&self, device: DLDevice) -> bool;
 
     /// Makes the driver findable, before a device is looked up.
@@ -35,7 +35,7 @@ pub trait Kind: Sync {
         Ok(None)
     }
 
-    /// Whether the numbers of devices are those of our device table. Producers then know at best a device of their own.
+    /// True if the numbers of devices are those of our device table. Producers then know at best a device of their own.
     fn has_numbers_of_ours(&self) -> bool {
         false
     }
@@ -51,13 +51,13 @@ pub trait Kind: Sync {
         None
     }
 
-    /// Whether memory on `device` is elsewhere than its struct says: then everything would be ordered there.
+    /// True if memory on `device` is elsewhere than its struct says: then everything would be ordered there.
     /// Raises `BufferError` that names both places.
     fn check_place(&self, _py: Python<'_>, _managed: &ManagedTensor) -> PyResult<()> {
         Ok(())
     }
 
-    /// What a queue of this kind is called in errors.
+    /// The name of a queue of this kind in errors.
     fn queue_name(&self) -> Option<&'static str> {
         None
     }
@@ -78,7 +78,7 @@ pub trait Kind: Sync {
         Err(PyTypeError::new_err(format!("{} is no stream", stream.repr()?)))
     }
 
-    /// Who takes `tensor`, memory of `device`, with `stream`, which is neither `None` nor -1; `None` for what is no queue of this
+    /// The consumer of `tensor`, memory of `device`, with `stream`, which is neither `None` nor -1; `None` for what is no queue of this
     /// kind.
     /// Raises `ValueError` for a stream of another device; `TypeError` for what is no stream.
     fn consumer(
@@ -124,9 +124,9 @@ pub trait Kind: Sync {
         Ok(None)
     }
 
-    /// What has to be done before memory at an address of a device may be read that `object` has given: on `stream`, the producer's, where it came
-    /// with one (0 is the default stream), and else on the queue that the object names, where its library orders nothing.
-    /// Raises `BufferError` for memory that cannot be ordered.
+    /// Orders reads of memory at an address of a device that `object` has given after the work before: on `stream`, the producer's, where
+    /// it came with one (0 is the default stream), and else on the queue that the object names, where its library orders nothing. Raises
+    /// `BufferError` for memory that cannot be ordered.
     fn acquire(
         &self,
         _object: &Bound<'_, PyAny>,

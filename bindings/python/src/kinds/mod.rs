@@ -1,4 +1,4 @@
-//! What Python has to know of kinds of devices beyond [`Device`]: their libraries' streams, queues and array interfaces.
+//! Facts about kinds of devices for Python, beyond [`Device`]: their libraries' streams, queues and array interfaces.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -61,7 +61,7 @@ pub fn of(device: DLDevice) -> &'static dyn Kind {
     KINDS.iter().find(|kind| kind.covers(device)).copied().unwrap_or(&Opaque)
 }
 
-/// Whether `device` has queues of its own, so that it is in the device table, allocates and copies.
+/// True if `device` has queues of its own, so that it is in the device table, allocates and copies.
 pub fn has_queues(device: DLDevice) -> bool {
     !device.device_type.is_host_readable() && KINDS.iter().any(|kind| kind.covers(device))
 }
@@ -94,7 +94,7 @@ pub fn ordered_on(
     }
 }
 
-/// Who takes `tensor`, memory of `device`, with `stream`.
+/// The consumer of `tensor`, memory of `device`, with `stream`.
 /// Raises `ValueError` for a stream that memory of this kind has not, or of another device; `TypeError` for what is no stream.
 pub fn consumer(
     tensor: &Tensor,
@@ -131,7 +131,7 @@ pub fn consumer(
     })
 }
 
-/// Who takes `tensor`, memory of `device`, on the stream with this native handle, which stays as long as `keeper` if there is one.
+/// The consumer of `tensor`, memory of `device`, on the stream with this native handle, which stays as long as `keeper` if there is one.
 /// Raises `ValueError` for a stream of another device.
 fn consumer_on(
     py: Python<'_>,

@@ -56,7 +56,7 @@ struct Parts {
     event_loop: Option<Py<PyAny>>,
     /// The submitter's thread, as Python calls it.
     submitter: u64,
-    /// Whether calling the function gives a coroutine, for the event loop.
+    /// True if calling the function gives a coroutine, for the event loop.
     is_async: bool,
     result: Use,
     /// Where the function enqueues: what is there when it returns is a part of the operation.
@@ -286,7 +286,7 @@ impl Parts {
         }
     }
 
-    /// What a plain function has returned; `None` for a coroutine, which goes to the event loop of the submitter.
+    /// The result of a plain function; `None` for a coroutine, which goes to the event loop of the submitter.
     fn take(
         &self,
         value: &Bound<'_, PyAny>,

@@ -1,4 +1,4 @@
-//! What kind of function a body is, and results that no operation may have.
+//! The kind of function that a body is, and results that no operation may have.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const ASYNC_GENERATOR: u32 = 0x200;
 /// A partial of a partial is one partial, so deeper ones are made on purpose.
 const PARTIALS_MAX: usize = 8;
 
-/// What calling a function gives.
+/// The result of calling a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FunctionKind {
     /// Its result, or a coroutine that nothing announces.
@@ -37,7 +37,7 @@ pub enum FunctionKind {
     Generator,
 }
 
-/// What is known of a function.
+/// Facts about a function.
 pub struct Known<'py> {
     pub kind: FunctionKind,
     /// See [`innermost`].
@@ -53,19 +53,19 @@ pub struct Known<'py> {
 /// The options of `call`.
 pub const OPTIONS: [&str; 8] = ["using", "alias_of", "like", "copy", "outputs", "name", "on", "priority"];
 
-/// What the code of a function says of its parameters.
+/// The parameters in the code of a function.
 #[derive(Clone, Copy)]
 struct Parameters {
-    /// Whether one has the name of each of [`OPTIONS`].
+    /// True for each of [`OPTIONS`] that a parameter is named after.
     named: [bool; OPTIONS.len()],
-    /// Whether there is one as `**kwargs`.
+    /// True if there is one as `**kwargs`.
     has_keywords: bool,
 }
 
 /// Functions that are remembered, of each kind. A program submits few in a loop; a new one takes the slot of an old one.
 const FUNCTIONS: usize = 64;
 
-/// What such a function is, by what it is made of.
+/// The kind of such a function, by its parts.
 struct Remembered {
     /// Kept, so that its address stays unique, as is that of the name.
     code: Py<PyAny>,
@@ -125,7 +125,7 @@ impl<'py> Known<'py> {
         Ok(Self { kind, innermost, module, name, parameters: Some(parameters) })
     }
 
-    /// Whether it is a function written in Python.
+    /// True if it is a function written in Python.
     pub fn is_python(&self) -> bool {
         self.parameters.is_some()
     }
@@ -148,7 +148,7 @@ impl<'py> Known<'py> {
         }
     }
 
-    /// Whether a function has `like` for another library's arrays in the place of its own, and `value` is none. NumPy's functions that make
+    /// True if a function has `like` for another library's arrays in the place of its own, and `value` is none. NumPy's functions that make
     /// arrays do.
     pub fn cannot_take_like(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         let module: Option<String> = self.module()?.and_then(|module| module.extract().ok());
@@ -169,7 +169,7 @@ impl<'py> Known<'py> {
         self.module.is_none().then(|| self.innermost.get_type())
     }
 
-    /// What `function`, which this is known of, calls itself.
+    /// The name of `function`, which these facts are about.
     pub fn name(&self, function: &Bound<'py, PyAny>) -> PyResult<Arc<String>> {
         self.name.as_ref().map_or_else(|| name_of(function).map(Arc::new), |name| Ok(Arc::clone(name)))
     }
@@ -205,7 +205,7 @@ impl FunctionKind {
     }
 }
 
-/// Whether it is a function written in Python.
+/// True if it is a function written in Python.
 fn is_python(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(function.get_type_ptr().cast() == imported!(function.py(), "types", "FunctionType")?.as_ptr())
 }
@@ -263,13 +263,13 @@ fn inspected(function: &Bound<'_, PyAny>) -> PyResult<[bool; OPTIONS.len()]> {
     Ok(named)
 }
 
-/// Whether it is a ufunc that calls a function of the program.
+/// True if it is a ufunc that calls a function of the program.
 fn is_wrapped(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let name = function.getattr_opt(intern!(function.py(), "__name__"))?;
     Ok(name.is_some_and(|name| name.to_string().ends_with(" (vectorized)")))
 }
 
-/// Whether its class was made while the program ran, as those written in Python are.
+/// True if its class was made while the program ran, as those written in Python are.
 fn is_of_heap_class(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the class of a live object.
     unsafe { ffi::PyType_HasFeature(object.get_type_ptr(), ffi::Py_TPFLAGS_HEAPTYPE) != 0 }
@@ -316,7 +316,7 @@ pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
     Err(never_runs(&format!("the function returned {kind}")))
 }
 
-/// Whether a function has returned a coroutine, of Python or of a class of a library's own, such as aiohttp's.
+/// True if a function has returned a coroutine, of Python or of a class of a library's own, such as aiohttp's.
 pub fn is_coroutine(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!value.is_none() && value.is_instance(imported!(value.py(), "collections.abc", "Coroutine")?)?)
 }

@@ -1,8 +1,8 @@
-//! Whether waits run operations on the thread that waits.
+//! The choice of threads to run operations while they wait.
 
 use pyo3::prelude::*;
 
-/// Says whether the engine's functions may run operations on the calling thread; gives what was said before.
+/// Sets if the engine's functions may run operations on the calling thread. Returns the former setting.
 #[pyfunction(name = "_set_helping")]
 pub fn set_helping(allowed: bool) -> bool {
     estafette::bindings::set_helping(allowed)

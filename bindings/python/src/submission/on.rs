@@ -26,7 +26,7 @@ impl On {
         Arc::new(Self { queue, _owner: Some(Kept::new(owner.clone().unbind())) })
     }
 
-    /// What a queue is called that coroutines cannot run on; `None` if they can on this one.
+    /// The name of a queue that coroutines cannot run on; `None` if they can on this one.
     pub fn without_coroutines(&self) -> Option<&'static str> {
         let kind = kinds::of(self.queue.device());
         kind.current_stream(&*self.queue).and_then(|_| kind.queue_name())

@@ -1,4 +1,4 @@
-//! What is called in place of a function whose operation is skipped.
+//! The callback in place of a function whose operation is skipped.
 
 use estafette::operation::OperationError;
 use pyo3::exceptions::PyTypeError;

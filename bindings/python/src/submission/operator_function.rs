@@ -157,7 +157,7 @@ fn with_attributes<'py>(
     function.py().import("functools")?.getattr("partial")?.call((function,), Some(attributes))
 }
 
-/// What `infer` has said: a pair for one output, else a sequence of pairs.
+/// The result of `infer`: a pair for one output, else a sequence of pairs.
 fn described_outputs(described: &Bound<'_, PyAny>, outputs: usize) -> PyResult<Vec<(DType, Vec<i64>)>> {
     if outputs == 1 {
         return Ok(vec![parse_like(described)?]);

@@ -21,7 +21,7 @@ use crate::interpreter::once::intern;
 use crate::submission::on::On;
 use crate::submission::results::{self, Results};
 
-/// What becomes of a function's result.
+/// The use of a function's result.
 #[derive(Clone)]
 pub enum Use {
     /// Nothing: the operation is what it does to its operands.
@@ -39,7 +39,7 @@ pub struct DeferredResult {
     ready: FenceSet,
 }
 
-/// What a function has returned, taken over from the library that made it.
+/// The result of a function, adopted from the library that made it.
 pub fn take_result(value: &Bound<'_, PyAny>) -> PyResult<Produced> {
     take_one(value, false).map(|(produced, _)| produced)
 }
@@ -149,7 +149,7 @@ fn number(value: &Bound<'_, PyAny>) -> PyResult<Option<ManagedTensor>> {
     Ok(Some(unsafe { export(&layout, data.cast_mut().cast(), flags, Abi::Versioned, move || drop(memory)) }))
 }
 
-/// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
+/// True if it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
 fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let known = peers::of(value);
     Ok(!known.speaks && known.peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
@@ -192,7 +192,7 @@ impl Pending {
     }
 }
 
-/// How a function's operation ends.
+/// The end of a function's operation.
 #[derive(Clone)]
 pub struct Ending {
     pub result: Use,

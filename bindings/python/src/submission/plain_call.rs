@@ -16,7 +16,7 @@ use crate::interpreter::{call_site, fastcall};
 use crate::submission::body::helper;
 use crate::submission::scope::{self, OperationScope};
 
-/// What the process was forked in, in the child: the scope of a plain function. The function holds it for as long as it runs.
+/// The scope of the plain function that the process was forked in, in the child. The function holds it for as long as it runs.
 static FORKED_IN: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Notes in a forked child what it was forked in.
@@ -26,7 +26,7 @@ pub fn note_fork(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether functions are called by `call_in_span`.
+/// True if functions are called by `call_in_span`.
 static IN_SPANS: AtomicBool = AtomicBool::new(false);
 
 /// Says whether functions of operations are called in the spans that `estafette/_spans.py` makes.

@@ -31,13 +31,13 @@ use crate::submission::submission_args::SubmissionArgs;
 
 /// The results of one call.
 pub struct Results {
-    /// What the operations ask for that make tensors of the arrays.
+    /// The arguments of the operations that make tensors of the arrays.
     args: SubmissionArgs,
     /// Takes the arrays out of what the function returns, where the caller has declared the structure.
     take: Option<Kept<Py<PyAny>>>,
     /// The engine of the promise, where the structure is unknown. Once that is gone, the promise cannot be unpacked.
     engine: Weak<Shared>,
-    /// Whether the function has returned no single array, and the promises of its arrays are defined.
+    /// True if the function has returned no single array, and the promises of its arrays are defined.
     structured: AtomicBool,
     state: Mutex<State>,
 }
@@ -53,7 +53,7 @@ struct State {
     promises: Vec<Tensor>,
     /// Makes the structure of the promises.
     build: Option<Kept<Py<PyAny>>>,
-    /// What the first attempt to make it has raised.
+    /// The exception of the first attempt to make it.
     refused: Option<Kept<PyErr>>,
     /// The structure.
     built: Option<Kept<Py<PyAny>>>,
@@ -72,7 +72,7 @@ impl Results {
         Self { args, take: Some(Kept::new(take)), engine, structured, state }
     }
 
-    /// Whether the function has returned no single array.
+    /// True if the function has returned no single array.
     pub fn is_structured(&self) -> bool {
         self.structured.load(Ordering::Acquire)
     }
@@ -174,7 +174,7 @@ impl Results {
         array.ok_or_else(|| NO_RESULT.into())
     }
 
-    /// What the function has returned, with promises in place of arrays: the same at every call, from whatever threads.
+    /// The value that the function has returned, with promises in place of arrays: the same at every call, from whatever threads.
     /// Raises what making the structure raises; a later call makes it of the same promises.
     pub fn unpack<'py>(&self, py: Python<'py>, engine: &EngineHandle) -> PyResult<Bound<'py, PyAny>> {
         let refused = self.state.lock().refused.take();
@@ -225,7 +225,7 @@ impl Results {
 
 const NO_RESULT: &str = "the function gave no such result";
 
-/// Whether a value is no structure for sure.
+/// True if a value is no structure for sure.
 fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let may_be_other = value.is_none()
         || value.is_instance_of::<PyString>()
@@ -235,7 +235,7 @@ fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!may_be_other && !peers::of(value).peer().root.is_empty())
 }
 
-/// What defines the promise of a call whose function has returned no single array. No library takes elements of this type.
+/// The placeholder that defines the promise of a call whose function has returned no single array. No library takes elements of this type.
 pub fn placeholder(py: Python<'_>) -> PyResult<ManagedTensor> {
     let layout = Layout::contiguous(PLACEHOLDER, DLDevice::CPU, &[0]).or_raise(py)?;
     let flags = ExportFlags { read_only: true, is_copied: false };

@@ -14,7 +14,7 @@ pub struct OperationScope {
     scope: Scope,
 }
 
-/// How many scopes there are. While there is none, no caller needs to find out whether its code belongs to one.
+/// The number of scopes. While there is none, no caller needs to find out whether its code belongs to one.
 static SCOPES: AtomicUsize = AtomicUsize::new(0);
 
 impl OperationScope {
@@ -73,7 +73,7 @@ pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, Operati
     Ok(current.and_then(|current| current.cast_into::<OperationScope>().ok()))
 }
 
-/// Whether the calling code belongs to the body of an operation that has `tensor` as an operand.
+/// True if the calling code belongs to the body of an operation that has `tensor` as an operand.
 pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
     Ok(current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some()))
 }

@@ -1,4 +1,4 @@
-//! What a submission asks for, read from the arguments of `submit` and `call`.
+//! The options of a submission, read from the arguments of `submit` and `call`.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Operands {
     }
 }
 
-/// What a submission asks for.
+/// The options of a submission.
 #[derive(Clone)]
 pub struct SubmissionArgs {
     pub operands: Operands,
@@ -104,7 +104,7 @@ impl SubmissionArgs {
     }
 }
 
-/// What all submissions of a function have in common.
+/// The common part of all submissions of a function.
 pub struct Submission<'a, 'py> {
     pub function: &'a Bound<'py, PyAny>,
     pub using: Option<&'a Bound<'py, PyAny>>,
@@ -114,7 +114,7 @@ pub struct Submission<'a, 'py> {
     pub priority: i32,
 }
 
-/// What `submit` asks for, and the body.
+/// The options of `submit`, and the body.
 pub fn of_submit(
     submission: Submission<'_, '_>,
     reads: Option<&Bound<'_, PyAny>>,
@@ -171,11 +171,11 @@ pub struct ResultOptions<'a, 'py> {
     pub alias_of: Option<&'a Bound<'py, PyAny>>,
     pub like: Option<&'a Bound<'py, PyAny>>,
     pub copy: Option<bool>,
-    /// How many arrays there are, or their names.
+    /// The number of arrays, or their names.
     pub outputs: Option<&'a Bound<'py, PyAny>>,
 }
 
-/// What a call gives.
+/// The result of a call.
 pub enum Outcome {
     /// A promise of one array, or of what it is unpacked into if nothing was said of it.
     One(Option<Arc<Results>>),
@@ -183,7 +183,7 @@ pub enum Outcome {
     Several { results: Arc<Results>, promises: Vec<SubmissionArgs>, build: Py<PyAny> },
 }
 
-/// What `call` asks for, and the body.
+/// The options of `call`, and the body.
 pub fn of_call(
     submission: Submission<'_, '_>,
     args: &Bound<'_, PyTuple>,
@@ -266,7 +266,7 @@ pub fn of_call(
     Ok((SubmissionArgs { operands, queue, ..args }, body, outcome))
 }
 
-/// Whether an argument, which is no tensor, is certainly nothing that may have tensors in it.
+/// True if an argument, which is no tensor, is certainly nothing that may have tensors in it.
 fn has_no_tensors(item: &Bound<'_, PyAny>) -> bool {
     let may_have = item.is_instance_of::<PyTuple>()
         || item.is_instance_of::<PyList>()
@@ -279,7 +279,7 @@ fn has_no_tensors(item: &Bound<'_, PyAny>) -> bool {
 /// Takes the arrays, builds the structure of their promises, and says what each is like.
 type Declared = (Py<PyAny>, Py<PyAny>, Vec<Option<(estafette::DType, Vec<i64>)>>);
 
-/// What the caller has declared of several results.
+/// The caller's declaration of several results.
 fn declared(py: Python<'_>, result: &ResultOptions<'_, '_>) -> PyResult<Option<Declared>> {
     let several =
         result.like.is_some_and(|like| like.is_instance_of::<PyList>() || like.is_instance_of::<PyDict>());
@@ -343,7 +343,7 @@ fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
     }))
 }
 
-/// What a function calls itself.
+/// The name of a function.
 pub fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
     let py = function.py();
     for attribute in [intern!(py, "__qualname__"), intern!(py, "__name__")] {

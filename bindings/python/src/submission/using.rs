@@ -1,4 +1,4 @@
-//! What makes arrays of an operation's tensors: the function that is given, the engine's, or that of the function's own library.
+//! The converter of an operation's tensors to arrays: the function that is given, the engine's, or that of the function's own library.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
@@ -16,9 +16,9 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 /// Modules that are remembered to be of no array library.
 const KNOWN_MAX: usize = 1024;
 
-/// What makes arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it is, or
-/// whose class it is of. Where the `default` is such a `from_dlpack` too, that of the function's library goes first: PyTorch's functions take
-/// no arrays of NumPy. NumPy's take those of others. `None` for a function that gets the tensors themselves.
+/// The converter to arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
+/// is, or whose class it is of. Where the `default` is such a `from_dlpack` too, that of the function's library goes first: PyTorch's
+/// functions take no arrays of NumPy. NumPy's take those of others. `None` for a function that gets the tensors themselves.
 pub fn of<'py>(
     function: &Known<'py>,
     given: Option<&Bound<'py, PyAny>>,

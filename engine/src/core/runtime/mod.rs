@@ -1,4 +1,4 @@
-//! What polls the asynchronous bodies of an engine: a tokio runtime, given or made at first use. Without the feature `tokio` a thread of
+//! The executor of an engine's asynchronous bodies: a tokio runtime, given or made at first use. Without the feature `tokio` a thread of
 //! the engine polls them, made at first use.
 //!
 //! | part | what it has |

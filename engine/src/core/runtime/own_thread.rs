@@ -17,7 +17,7 @@ use crate::core::error::Error;
 /// The thread of an engine.
 #[derive(Default)]
 pub(crate) struct Runtime {
-    /// How the thread is reached; none before the first use, and when closed.
+    /// The way to the thread; none before the first use, and when closed.
     queue: Mutex<Option<Sender<Arc<Task>>>>,
 }
 

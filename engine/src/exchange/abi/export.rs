@@ -12,7 +12,7 @@ use super::{
     DLPackVersion, DLTensor, DType, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION,
 };
 
-/// What an exported tensor says about its memory. Padding comes from the layout.
+/// Flags of an exported tensor's memory. Padding comes from the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExportFlags {
     /// The consumer must not write. Lost in the legacy struct.
@@ -128,7 +128,7 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
         start.cast()
     }
 
-    /// What the consumer calls, once.
+    /// The deleter, which the consumer calls once.
     ///
     /// # Safety
     /// `managed` came from [`allocate`](Self::allocate) with the same types and was not deleted before.

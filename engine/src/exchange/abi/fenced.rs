@@ -35,7 +35,7 @@ pub struct Fenced {
     pub(crate) managed: ManagedTensor,
     /// Part of the struct: valid as long as `managed`.
     pub(crate) ready: NonNull<RawFence>,
-    /// Whether `managed` is described only once `ready` is done.
+    /// True if `managed` is described only once `ready` is done.
     pub(crate) described_late: bool,
 }
 
@@ -93,7 +93,7 @@ impl Fenced {
     }
 }
 
-/// What an exported fenced tensor calls.
+/// Calls of an exported fenced tensor.
 pub(crate) trait FencedOwner: Send + Sync + 'static {
     /// Retains a fence of the consumer; returns a status of a fence.
     ///

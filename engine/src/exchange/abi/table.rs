@@ -89,7 +89,7 @@ pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
 /// for its receiver alone. Needs no engine and no Python.
 ///
 /// # Errors
-/// What is wrong with the prototype; [`Error::Invalid`] for a device that is not the host; [`Error::Device`] when memory is
+/// A mistake in the prototype; [`Error::Invalid`] for a device that is not the host; [`Error::Device`] when memory is
 /// exhausted.
 ///
 /// # Safety

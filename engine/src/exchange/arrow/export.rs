@@ -84,7 +84,7 @@ impl ArrowDeviceArray {
     }
 }
 
-/// What an exported array keeps until it is released.
+/// The values that an exported array keeps until it is released.
 struct ArrayOwner {
     /// The validity bitmap, which there is none of, and the data.
     buffers: [*const c_void; 2],
@@ -92,7 +92,7 @@ struct ArrayOwner {
     _lent: ProcessBound<(ManagedTensor, Option<NativeEvent>)>,
 }
 
-/// What the consumer calls, once, with the struct wherever it has been moved.
+/// The release, which the consumer calls once, with the struct wherever it has been moved.
 ///
 /// # Safety
 /// `array` was made by [`ArrowDeviceArray::from_tensor`], perhaps moved, and not released.

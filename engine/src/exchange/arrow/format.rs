@@ -20,7 +20,7 @@ const PRIMITIVES: [(&CStr, DType); 11] = [
     (c"g", DType::F64),
 ];
 
-/// What a format begins with that tensors do not have, and what that is. The first that fits is meant.
+/// The beginnings of formats that tensors do not have, and their names. The first that fits is meant.
 const OTHERS: [(&str, &str); 15] = [
     ("n", "nulls alone"),
     ("b", "bit-packed booleans; cast them to uint8"),

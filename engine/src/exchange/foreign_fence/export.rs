@@ -21,7 +21,7 @@ use super::{
 use crate::core::core_ref::CoreRef;
 use crate::exchange::callback;
 
-/// How threads of other schedulers wait for a fence of an engine whose operations may be what settles it.
+/// The function by which threads of other schedulers wait for a fence of an engine whose operations may be what settles it.
 pub(crate) type Wait = fn(&CoreRef, &Fence, Option<Duration>) -> Option<Outcome>;
 
 /// As [`Wait`], for a fence that no engine is known of.
@@ -113,7 +113,7 @@ pub(super) fn own(raw: &RawFence) -> Option<Fence> {
     own_struct(raw).map(|own| own.fence.clone())
 }
 
-/// Whether the struct is one that this copy of the library has made, of a fence that waits for the end of `op`.
+/// True if the struct is one that this copy of the library has made, of a fence that waits for the end of `op`.
 pub(crate) fn waits_for(raw: &RawFence, op: OpId) -> bool {
     own_struct(raw).is_some_and(|own| own.after.contains(&op))
 }

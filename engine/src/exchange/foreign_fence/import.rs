@@ -111,7 +111,7 @@ impl RetainedFence {
         self.0.query.map_or(OK, |query| valgrind::foreign(|| unsafe { query(self.0.context) }))
     }
 
-    /// What the fence says about its failure.
+    /// The fence's text of its failure.
     fn text(&self) -> Option<String> {
         // SAFETY: the fence is retained, so its text is valid.
         self.0.error.and_then(|error| unsafe { text_of(error(self.0.context)) })
@@ -137,7 +137,7 @@ unsafe fn text_of(text: *const c_char) -> Option<String> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// What a fence says by a status that is not [`PENDING`].
+/// The outcome that a fence reports by a status that is not [`PENDING`].
 fn outcome_of(status: i32, text: impl FnOnce() -> Option<String>) -> Outcome {
     if status == OK {
         return Ok(());
@@ -160,10 +160,10 @@ struct ForeignEvent {
     /// `None` only while this is dropped.
     held: Option<RetainedFence>,
     own: Weak<ForeignEvent>,
-    /// How it settled: what was heard first.
+    /// The outcome: the first that was reported.
     outcome: OnceLock<Outcome>,
     subscriptions: Mutex<Subscriptions>,
-    /// What its native event is to our own device.
+    /// Its native event as a fence of our own device.
     native: Option<Fence>,
     generation: Generation,
 }
@@ -401,7 +401,7 @@ impl Registry {
         self.inner.lock().entries.remove(&number)
     }
 
-    /// Whether the callback was called, or no subscriber waits any more.
+    /// True if the callback was called, or no subscriber waits any more.
     fn is_over(&self, number: u64) -> bool {
         let subscriber = self.inner.lock().entries.get(&number).map(|entry| entry.subscriber.clone());
         subscriber.is_none_or(|subscriber| subscriber.abandoned())
@@ -445,7 +445,7 @@ pub(crate) fn stand_in_for_queries() {
     }
 }
 
-/// What a foreign scheduler calls, perhaps under its own lock: it takes notes, and everything else is done elsewhere.
+/// The callback of a foreign scheduler, perhaps under its own lock: it takes notes, and everything else is done elsewhere.
 unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const c_char) {
     valgrind::before();
     // A second call, one that comes too late, and one that was arranged for in the parent of this process find nothing.

@@ -32,7 +32,7 @@ pub(super) fn set_first(pause: Duration) {
     FIRST.store(nanoseconds.max(1_000), Ordering::Relaxed);
 }
 
-/// Whether the system has refused the thread, which no later try has started.
+/// True if the system has refused the thread, which no later try has started.
 pub(super) fn is_missing() -> bool {
     MISSING.load(Ordering::Relaxed)
 }
@@ -50,7 +50,7 @@ impl Due {
         Self { at: Instant::now() + pause, pause }
     }
 
-    /// Whether it is time. The next time is set then.
+    /// True if it is time. The next time is set then.
     pub(super) fn is_reached(&mut self, now: Instant) -> bool {
         let is_reached = self.at <= now;
         if is_reached {

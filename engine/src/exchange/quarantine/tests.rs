@@ -12,7 +12,7 @@ struct Slow {
     host: Arc<HostDevice>,
     asked: SyncSender<()>,
     go: Mutex<Receiver<()>>,
-    /// How often the driver refuses, first.
+    /// The number of times that the driver refuses at first.
     refusals: AtomicU64,
 }
 

@@ -30,7 +30,7 @@ pub fn with_inline_deleters<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether the calling thread is in [`with_inline_deleters`].
+/// True if the calling thread is in [`with_inline_deleters`].
 pub(super) fn is_good_place() -> bool {
     PLACE.get() != Place::Elsewhere
 }

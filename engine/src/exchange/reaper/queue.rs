@@ -1,4 +1,4 @@
-//! What is ready, and the books about what is not: one state, all of it under the lock of
+//! Storages that are ready, and the books about those that are not: one state, all of it under the lock of
 //! [`Shared`](super::thread::Shared).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -43,11 +43,11 @@ pub(super) struct Queue {
     pub(super) threads: Vec<thread::JoinHandle<()>>,
     /// Why the system has refused a thread, until that is logged.
     pub(super) refused: Option<io::Error>,
-    /// What the leader does.
+    /// The state of the leader.
     pub(super) rest: LeaderState,
-    /// Whether the leader has to have fences observed that no thread observes.
+    /// True if the leader has to have fences observed that no thread observes.
     pub(super) watch_due: bool,
-    /// What a thread does before its first deleter.
+    /// The call of a thread before its first deleter.
     pub(super) on_start: Option<fn()>,
     /// Storages that wait for fences, the oldest first.
     pub(super) fenced: BTreeMap<u64, (Coarse, ReleasedMemory)>,
@@ -71,7 +71,7 @@ pub(super) enum Phase {
     Stopped,
 }
 
-/// What the leader does. See the module's protocol.
+/// The state of the leader. See the module's protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum LeaderState {
     #[default]
@@ -92,7 +92,7 @@ pub(super) enum Follower {
 }
 
 impl Queue {
-    /// Whether the leader has something to do.
+    /// True if the leader has something to do.
     pub(super) fn has_work(&self) -> bool {
         self.watch_due || !self.ready.is_empty()
     }

@@ -16,7 +16,7 @@ use estafette_sync::thread_local;
 pub(super) struct Mark {
     /// Odd while set.
     count: AtomicU64,
-    /// Whether a thread has this mark.
+    /// True if a thread has this mark.
     taken: AtomicBool,
 }
 
@@ -121,14 +121,14 @@ impl Others {
         Self(others.filter_map(|mark| Some((*mark, mark.set_at()?))).collect())
     }
 
-    /// Whether all of them were cleared.
+    /// True if all of them were cleared.
     pub(super) fn are_through(&mut self) -> bool {
         self.0.retain(|(mark, count)| mark.set_at() == Some(*count));
         self.0.is_empty()
     }
 }
 
-/// Whether this thread reports an end: a flush here may be what the end of another thread's mark waits for.
+/// True if this thread reports an end: a flush here may be what the end of another thread's mark waits for.
 pub(crate) fn is_releasing() -> bool {
     own().is_some_and(|mark| mark.set_at().is_some())
 }

@@ -59,7 +59,7 @@ impl ReleasedMemory {
         Self { address: data.addr(), ..self }
     }
 
-    /// Whether both had the same memory.
+    /// True if both had the same memory.
     pub(super) fn has_memory_of(&self, other: *mut u8) -> bool {
         self.address != 0 && self.address == other.addr()
     }
@@ -90,14 +90,14 @@ pub struct Release {
     pub id: u64,
     /// Whose memory it is, in words: the variable of the tensor, its element type, shape, device and address.
     pub what: String,
-    /// What it waits for.
+    /// The reason for which it waits.
     pub status: ReleaseStatus,
     /// Time since the deleter was called, for [`ReleaseStatus::Deleting`]; for the others, time since the memory was given up. Some
     /// milliseconds coarse.
     pub age: Duration,
 }
 
-/// What memory on its way back waits for.
+/// The reason for which memory on its way back waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseStatus {

@@ -1,4 +1,4 @@
-//! What one thread of the reaper has taken and is doing, where others can look at it and take it over.
+//! The jobs of one thread of the reaper, where other threads can inspect and adopt them.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -42,7 +42,7 @@ pub(super) struct ActiveDeleter {
     pub(super) what: ReleasedMemory,
 }
 
-/// What a thread does next.
+/// The next step of a thread.
 pub(super) enum Step {
     Run(Ready),
     /// The batch is empty.
@@ -92,11 +92,11 @@ impl DeleterThread {
     }
 }
 
-/// What an overtaken thread leaves to the next one.
+/// The jobs that an overtaken thread leaves to the next one.
 pub(super) struct Overtaken {
-    /// What it has not begun with.
+    /// Jobs that it has not begun.
     pub(super) rest: VecDeque<Ready>,
-    /// What the queue's counters do not include yet.
+    /// Counts that the queue's counters do not include yet.
     pub(super) returned: Option<Run>,
     /// Whose deleter it is in.
     pub(super) what: ReleasedMemory,

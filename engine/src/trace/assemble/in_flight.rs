@@ -1,8 +1,8 @@
-//! What is in flight where the beginning of a trace is left out: as events that one thread more would have noted there.
+//! Operations in flight where the beginning of a trace is left out: as events that one thread more would have noted there.
 
 use std::collections::{HashMap, HashSet};
 
-use estafette_graph::{Mode, OpId, VarId};
+use estafette_graph::{AccessMode, OpId, VarId};
 
 use super::super::buffer::WORDS;
 use super::super::encoding::{EventKind, NONE, UseKind, access, head, pair};
@@ -25,7 +25,7 @@ pub(in super::super) struct InFlight {
     at: u64,
 }
 
-/// Whether the body of any operation runs.
+/// True if the body of any operation runs.
 pub(in super::super) fn is_any_running() -> bool {
     let runs = |state: &OpState| use_of(state.kind) == UseKind::Body && state.phase() == Phase::Begun;
     graph().snapshot_with(runs, |_, _| {}).ops.iter().any(|op| op.label)
@@ -74,7 +74,7 @@ impl InFlight {
         all
     }
 
-    fn add(&mut self, id: u64, it: &Description, accesses: &[(VarId, Mode, bool)]) {
+    fn add(&mut self, id: u64, it: &Description, accesses: &[(VarId, AccessMode, bool)]) {
         self.ids.insert(id);
         let about = pair(self.text(it.name.as_str()), use_of(it.kind) as u32);
         let accesses: Vec<u64> = accesses.iter().map(|(var, mode, _)| access(var.get(), *mode)).collect();

@@ -44,7 +44,7 @@ pub(super) struct Thread {
     pub(super) kind: TrackKind,
     /// Events that did not fit.
     pub(super) lost: u64,
-    /// What its events refer to by number.
+    /// Texts that its events refer to by number.
     pub(super) texts: Vec<Text>,
     /// The body that still ran there: operation and ticks.
     pub(super) running: Option<(u64, u64)>,
@@ -72,7 +72,7 @@ pub(super) struct EventIndex<'a> {
     /// Where the events of each operation begin in the index; one more at the end.
     operations: Vec<u32>,
     leases: usize,
-    /// What waits for whatever ends last waited for: position of the wait, operation. Sorted.
+    /// Waits for the operation that ends last: position of the wait, operation. Sorted.
     waits_for_any: Vec<(u32, u64)>,
     /// All variables, sorted.
     variables: Vec<u64>,
@@ -109,7 +109,7 @@ impl EventIndex<'static> {
         events.finish()
     }
 
-    /// What is in flight and was submitted before the part that is kept. What was noted of it takes precedence, since it comes later.
+    /// Adds what is in flight and was submitted before the part that is kept. What was noted of it takes precedence, since it comes later.
     fn before(&mut self, in_flight: InFlight) {
         let InFlight { ids, texts, words, .. } = in_flight;
         if !ids.is_empty() {
@@ -381,7 +381,7 @@ impl<'a> EventIndex<'a> {
         operations
     }
 
-    /// Whether what has nothing within the part that is kept goes on in it.
+    /// True if what has nothing within the part that is kept goes on in it.
     fn is_under_way(&self, places: &[u32]) -> bool {
         let Some((first, last)) = places.first().zip(places.last()) else { return false };
         let (id, (newest, _)) = (self.kind_and_id(*first).1, self.kind_and_id(*last));
@@ -440,11 +440,11 @@ impl<'a> EventIndex<'a> {
     }
 }
 
-/// What ends in an engine, and the waits for that.
+/// The ends in an engine, and the waits for them.
 struct Ends {
     /// In order.
     waits: Vec<WaitForAny>,
-    /// What ends between the end of one such wait and that of the next: the last of it, and the first.
+    /// The ends between the end of one such wait and that of the next: the last of it, and the first.
     lasts: Vec<Option<(Nanos, u64)>>,
     firsts: Vec<Option<(Nanos, u64, Nanos)>>,
 }
@@ -466,7 +466,7 @@ impl Ends {
         self.firsts[wait] = Some(self.firsts[wait].map_or(own, |first| first.min(own)));
     }
 
-    /// What each wait was for, if anything: position of the wait, operation.
+    /// The target of each wait, if it has one: position of the wait, operation.
     fn targets(self) -> Vec<(u32, u64)> {
         let Self { waits, lasts, mut firsts } = self;
         let mut next = None;

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use estafette_report::model::{
-    Access, ClockOffset, Elsewhere, Lease, LibraryId, Mode, Nanos, Operation, OperationKind, Outcome, Site,
-    Text, TrackId, TrackKind,
+    Access, AccessMode, ClockOffset, Elsewhere, Lease, LibraryId, Nanos, Operation, OperationKind, Outcome,
+    Site, Text, TrackId, TrackKind,
 };
 
 use super::super::encoding::{
@@ -14,7 +14,7 @@ use super::super::encoding::{
 };
 use super::EventIndex;
 
-/// What is known of one operation so far.
+/// Facts about one operation so far.
 pub(super) struct AssembledOp {
     pub(super) operation: Operation,
     pub(super) submitted: Option<UseKind>,
@@ -342,5 +342,5 @@ impl ThreadTable {
 }
 
 fn access_in(word: u64) -> Option<Access> {
-    access_of(word).map(|(variable, mode): (u64, Mode)| Access { variable, mode })
+    access_of(word).map(|(variable, mode): (u64, AccessMode)| Access { variable, mode })
 }

@@ -1,4 +1,4 @@
-//! What is read from the index: operations, leases and variables, one by one or all at once.
+//! Reads from the index: operations, leases and variables, one by one or all at once.
 
 use std::borrow::Cow;
 

@@ -15,12 +15,12 @@ use super::{MAGIC, Part, TRACK_KINDS};
 /// Threads that are believed; a larger number is damage.
 const THREADS_MAX: usize = 1 << 16;
 
-/// Whether a file is one.
+/// True if a file is one.
 pub(in super::super) fn is_unfinished(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
-/// What a thread has noted.
+/// The notes of a thread.
 #[derive(Default)]
 struct ThreadSection<'a> {
     kind: usize,

@@ -20,7 +20,7 @@ pub(crate) fn note_stall() {
     STALLS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What was asked for so far.
+/// The requests so far.
 pub(super) struct Requests {
     target: PathBuf,
     signal: Option<i32>,

@@ -81,7 +81,7 @@ pub(super) fn watcher() -> &'static Watcher {
     watcher
 }
 
-/// Whether the watcher runs. If its thread could not be started, blocked threads inspect for themselves.
+/// True if the watcher runs. If its thread could not be started, blocked threads inspect for themselves.
 pub(crate) fn has_watcher() -> bool {
     watcher().is_running.load(Ordering::Acquire)
 }

@@ -1,4 +1,4 @@
-//! How much memory there is. The kernel takes shared memory page by page. Where there is less than was asked for, it ends processes until
+//! The memory that is available. The kernel takes shared memory page by page. Where there is less than was asked for, it ends processes until
 //! there is enough, and those need not be the ones that asked.
 
 use std::fs::read_to_string;

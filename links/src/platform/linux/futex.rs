@@ -109,7 +109,7 @@ impl RobustList {
     }
 }
 
-/// Whether the kernel has marked a word.
+/// True if the kernel has marked a word.
 pub fn owner_died(word: u32) -> bool {
     word & OWNER_DIED != 0
 }

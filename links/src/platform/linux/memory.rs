@@ -12,7 +12,7 @@ use estafette_sync::sync::atomic::{AtomicU32, AtomicU64};
 use super::available::available;
 use super::{CloseOnFork, check, new_descriptor};
 
-/// What the machine may not have. To ask that of the system costs a hundredth of what it takes to make as much memory.
+/// A size that the machine may not have. To ask that of the system costs a hundredth of what it takes to make as much memory.
 const LARGE: usize = 16 << 20;
 /// The size of a large page.
 const STEP: libc::off_t = 2 << 20;

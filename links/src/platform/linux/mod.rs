@@ -1,4 +1,4 @@
-//! What Linux has. See `platform`.
+//! The form for Linux. See `platform`.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -46,7 +46,7 @@ fn open_process(process: u32) -> io::Result<Descriptor> {
     })
 }
 
-/// Whether a descriptor may be that of process `process`, or of one that has ended. Of something else the end would never come, or too
+/// True if a descriptor may be that of process `process`, or of one that has ended. Of something else the end would never come, or too
 /// early. True where the system does not say; an error where this process lacks what it takes to ask.
 pub fn may_be_process(descriptor: &Descriptor, process: u32) -> io::Result<bool> {
     // As the files of processes number it, which may be those of another namespace.
@@ -66,7 +66,7 @@ pub fn may_be_process(descriptor: &Descriptor, process: u32) -> io::Result<bool>
     }
 }
 
-/// Whether a call has failed for want of something that this process or machine has too little of.
+/// True if a call has failed for want of something that this process or machine has too little of.
 pub fn is_shortage(error: &io::Error) -> bool {
     let short = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::ENOBUFS];
     let is_short = error.raw_os_error().is_some_and(|code| short.contains(&code));

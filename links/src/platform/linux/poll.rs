@@ -100,7 +100,7 @@ impl Waker {
         let _ = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
-    /// What a [`Poll`] waits for.
+    /// The descriptor that a [`Poll`] waits for.
     pub fn descriptor(&self) -> &OwnedFd {
         &self.0
     }

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 
 use super::{check, new_descriptor, open_process, too_many_open_files};
 
-/// What comes over a socket.
+/// A message of a socket.
 pub type Message = (usize, io::Result<Vec<OwnedFd>>);
 
 /// A listening or a connected socket.
@@ -30,7 +30,7 @@ impl Socket {
         unsafe { new_descriptor(libc::socket(libc::AF_UNIX, kind, 0)) }.map(Self)
     }
 
-    /// What passes for a socket.
+    /// A socket of a descriptor, which need not be one.
     #[cfg(test)]
     pub fn of(descriptor: OwnedFd) -> Self {
         Self(descriptor)
@@ -174,7 +174,7 @@ impl Socket {
         Ok(Some((length, if is_short { Err(too_many_open_files()) } else { Ok(descriptors) })))
     }
 
-    /// What [`Poll`](super::Poll) waits for.
+    /// The descriptor that [`Poll`](super::Poll) waits for.
     pub fn descriptor(&self) -> &OwnedFd {
         &self.0
     }

@@ -9,7 +9,8 @@ use estafette_sync::time::{Duration, Instant};
 
 use super::{CloseOnFork, Poll, check, new_descriptor};
 
-/// How long the kernel tries to reach a peer: 12 days, in milliseconds. Without a limit of its own a socket ends after a quarter of an hour.
+/// The time that the kernel tries to reach a peer: 12 days, in milliseconds. Without a limit of its own a socket ends after a quarter of an
+/// hour.
 const TRIES_MS: libc::c_int = 1 << 30;
 
 /// A connection to `address`, made within `timeout`.

@@ -3,11 +3,12 @@
 use crate::Trace;
 use crate::model::{Counter, Lease, Nanos, Operation, OperationKind};
 
-/// What is counted, and in which unit.
+/// The counters, and their units.
 pub(crate) const COUNTERS: [(&str, &str); 3] =
     [("operations in flight", "operations"), ("bytes leased", "bytes"), ("fences pending", "fences")];
 
-/// What an operation, and the lease that has its id, change: which counter, when, by how much. `bytes` is the size of what is leased.
+/// The changes of counters by an operation, and by the lease that has its id: which counter, when, by how much. `bytes` is the size of what
+/// is leased.
 pub(crate) fn changes(
     operation: Option<&Operation>,
     lease: Option<&Lease>,

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 
 use crate::model::source::{Merging, Source, operations};
-use crate::model::{Hazard, Mode, Nanos, Operation, OperationKind, Outcome};
+use crate::model::{AccessMode, Hazard, Nanos, Operation, OperationKind, Outcome};
 
 use super::hazard;
 
@@ -44,11 +44,11 @@ pub(crate) struct Order {
 /// A use of a variable.
 #[derive(Debug, Clone, Copy)]
 struct Used {
-    mode: Mode,
+    mode: AccessMode,
     stay: Stay,
 }
 
-/// How long a use is in the way of others.
+/// The time that a use is in the way of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stay {
     /// Until its operation ends.
@@ -65,7 +65,7 @@ impl Used {
     }
 
     fn writes(self) -> bool {
-        self.mode != Mode::Read && self.is_firm()
+        self.mode != AccessMode::Read && self.is_firm()
     }
 }
 
@@ -107,7 +107,7 @@ impl Order {
             given_up: Vec::new(),
             withdrawn: Default::default(),
         };
-        order.uses = vec![Used { mode: Mode::Read, stay: Stay::Firm }; count];
+        order.uses = vec![Used { mode: AccessMode::Read, stay: Stay::Firm }; count];
         order.fill(source, queue_of);
         drop(variables);
         for queue in 0..order.queues.len() - 1 {
@@ -129,11 +129,11 @@ impl Order {
         let mut number = 0;
         for operation in operations(source) {
             let given_up = is_given_up(&operation);
-            let stay = |mode: Mode| match operation.kind {
+            let stay = |mode: AccessMode| match operation.kind {
                 OperationKind::Wait | OperationKind::Await => Stay::Waits,
                 OperationKind::Export if given_up => Stay::Withdrawn,
                 // A cancelled operation keeps its place among the writers of its outputs.
-                _ if given_up && mode == Mode::Read => Stay::Withdrawn,
+                _ if given_up && mode == AccessMode::Read => Stay::Withdrawn,
                 _ => Stay::Firm,
             };
             for access in &operation.accesses {
@@ -200,7 +200,7 @@ impl Order {
         let (mut writers, mut all_uses) = (0, 0);
         for (_, access, used, granted) in &mut all {
             if given_up.binary_search(access).is_ok() {
-                *granted = if used.mode == Mode::Read { writers } else { all_uses };
+                *granted = if used.mode == AccessMode::Read { writers } else { all_uses };
             }
             if used.is_firm() {
                 all_uses = all_uses.max(*granted);
@@ -221,12 +221,12 @@ impl Order {
             for place in places.clone() {
                 if writes(place) && !(place > 0 && writes(place - 1) && writes(place + 1)) {
                     self.turns.push(place as u32);
-                } else if !self.uses[place].is_firm() && self.uses[place].mode != Mode::Read {
+                } else if !self.uses[place].is_firm() && self.uses[place].mode != AccessMode::Read {
                     self.write_waits.push(place as u32);
                 }
                 if self.uses[place].stay == Stay::Withdrawn {
                     self.withdrawn[0].push(place as u32);
-                    if self.uses[place].mode != Mode::Read {
+                    if self.uses[place].mode != AccessMode::Read {
                         self.withdrawn[1].push(place as u32);
                     }
                 }
@@ -265,9 +265,9 @@ impl Order {
         self.turns.get(turn).map(|turn| *turn as usize).filter(|turn| queue.contains(turn))
     }
 
-    /// Whether a place is a reader's that holds up writers.
+    /// True if a place is a reader's that holds up writers.
     fn reads(&self, place: usize) -> bool {
-        self.uses[place].mode == Mode::Read && self.uses[place].is_firm()
+        self.uses[place].mode == AccessMode::Read && self.uses[place].is_firm()
     }
 
     /// The dependence of `later` on `earlier`, if there is one.
@@ -277,7 +277,7 @@ impl Order {
         (at != own).then_some(Before { at, hazard, arrow: (later as u64) << 32 | earlier as u64 })
     }
 
-    /// What directly stood before an access of the operation at `at`.
+    /// The accesses that directly stood before an access of the operation at `at`.
     pub(crate) fn predecessors(&self, at: usize, access: usize) -> Vec<Before> {
         let place = self.place(at, access);
         let queue = self.around(place);
@@ -286,7 +286,7 @@ impl Order {
         let withdrawn = self.withdrawn_before(place).filter(|withdrawn| *withdrawn >= since);
         let mut before: Vec<Before> =
             withdrawn.and_then(|withdrawn| self.before(withdrawn, place)).into_iter().collect();
-        if self.uses[place].mode != Mode::Read {
+        if self.uses[place].mode != AccessMode::Read {
             let mut readers = (since..place).filter(|reader| self.reads(*reader)).peekable();
             if readers.peek().is_some() {
                 before.extend(readers.filter_map(|reader| self.before(reader, place)));
@@ -300,12 +300,12 @@ impl Order {
     /// The last withdrawn access that was in the way of the one at `place`. Those before that one are not known to have been: where
     /// something is asked for again and again, each was given up before the next one came.
     fn withdrawn_before(&self, place: usize) -> Option<usize> {
-        let conflicting = &self.withdrawn[usize::from(self.uses[place].mode == Mode::Read)];
+        let conflicting = &self.withdrawn[usize::from(self.uses[place].mode == AccessMode::Read)];
         let next = conflicting.partition_point(|withdrawn| (*withdrawn as usize) < place);
         next.checked_sub(1).map(|last| conflicting[last] as usize)
     }
 
-    /// What the operation at `at` directly stood before with one of its accesses: other operations, and the numbers of their
+    /// The successors of one access of the operation at `at`: other operations, and the numbers of their
     /// dependences.
     pub(crate) fn successors(&self, at: usize, access: usize) -> Vec<(usize, u64)> {
         let place = self.place(at, access);
@@ -325,7 +325,7 @@ impl Order {
         } else if self.uses[place].writes() {
             let mut read = false;
             for after in place + 1..queue.end {
-                if self.uses[after].mode == Mode::Read || !read {
+                if self.uses[after].mode == AccessMode::Read || !read {
                     note(after);
                 }
                 read |= self.reads(after);
@@ -339,7 +339,8 @@ impl Order {
                 if self.withdrawn_before(after) == Some(place) {
                     note(after);
                 }
-                let hides = self.uses[after].mode != Mode::Read || self.uses[place].mode == Mode::Read;
+                let hides =
+                    self.uses[after].mode != AccessMode::Read || self.uses[place].mode == AccessMode::Read;
                 if self.uses[after].stay == Stay::Withdrawn && hides {
                     break;
                 }
@@ -349,7 +350,7 @@ impl Order {
     }
 }
 
-/// Whether it has left its queues without having been granted.
+/// True if it has left its queues without having been granted.
 fn is_given_up(operation: &Operation) -> bool {
     let was_granted = operation.granted.or(operation.ready).or(operation.began).is_some();
     operation.outcome == Outcome::Cancelled && !was_granted
@@ -383,16 +384,16 @@ mod tests {
         let mut found = Vec::new();
         for queue in queues.values_mut() {
             queue.sort_by_key(|&(at, access)| key(at, access));
-            let (mut writer, mut readers): (Option<(usize, Mode)>, Vec<usize>) = (None, Vec::new());
+            let (mut writer, mut readers): (Option<(usize, AccessMode)>, Vec<usize>) = (None, Vec::new());
             // The last that was withdrawn, and the last of these that was to write.
-            let mut withdrawn: [Option<(usize, Mode)>; 2] = [None; 2];
+            let mut withdrawn: [Option<(usize, AccessMode)>; 2] = [None; 2];
             for &(at, access) in &*queue {
                 let mode = trace.operations[at].accesses[access].mode;
-                let mut earlier: Vec<(usize, Mode)> =
-                    withdrawn[usize::from(mode == Mode::Read)].into_iter().collect();
+                let mut earlier: Vec<(usize, AccessMode)> =
+                    withdrawn[usize::from(mode == AccessMode::Read)].into_iter().collect();
                 match mode {
-                    Mode::Write | Mode::Update if !readers.is_empty() => {
-                        earlier.extend(readers.iter().map(|reader| (*reader, Mode::Read)));
+                    AccessMode::Write | AccessMode::Update if !readers.is_empty() => {
+                        earlier.extend(readers.iter().map(|reader| (*reader, AccessMode::Read)));
                     }
                     _ => earlier.extend(writer),
                 }
@@ -405,12 +406,12 @@ mod tests {
                     continue;
                 }
                 let is_lease = trace.operations[at].kind == OperationKind::Export;
-                if is_given_up(&trace.operations[at]) && (is_lease || mode == Mode::Read) {
+                if is_given_up(&trace.operations[at]) && (is_lease || mode == AccessMode::Read) {
                     withdrawn[0] = Some((at, mode));
-                    if mode != Mode::Read {
+                    if mode != AccessMode::Read {
                         withdrawn[1] = Some((at, mode));
                     }
-                } else if mode == Mode::Read {
+                } else if mode == AccessMode::Read {
                     readers.push(at);
                 } else {
                     writer = Some((at, mode));
@@ -424,13 +425,13 @@ mod tests {
     }
 
     fn operation(id: u64, granted: u64, kind: OperationKind, accesses: Vec<(u64, u8)>) -> Operation {
-        let mode = |mode| [Mode::Read, Mode::Write, Mode::Update][usize::from(mode)];
+        let mode = |mode| [AccessMode::Read, AccessMode::Write, AccessMode::Update][usize::from(mode)];
         let accesses =
             accesses.into_iter().map(|(variable, its)| Access { variable, mode: mode(its) }).collect();
         Operation { id, kind, granted: Some(granted), outcome: Outcome::Ok, accesses, ..Operation::default() }
     }
 
-    /// What was given up, and two writers around it, each granted at its time.
+    /// A request that was given up, and two writers around it, each granted at its time.
     fn around_what_was_given_up(
         kind: OperationKind,
         mode: u8,

@@ -116,7 +116,7 @@ impl Intervals {
     }
 }
 
-/// Whether the workers belong to several engines: those of one engine have different names.
+/// True if the workers belong to several engines: those of one engine have different names.
 pub(crate) fn has_several_pools(trace: &Trace) -> bool {
     let mut names = HashSet::new();
     let mut workers = trace.tracks.iter().filter(|track| track.kind == TrackKind::Worker);
@@ -139,7 +139,7 @@ fn engines(trace: &Trace, workers: &HashSet<TrackId>) -> Vec<Workers> {
     }
 }
 
-/// Whether more threads take turns than run at once.
+/// True if more threads take turns than run at once.
 fn is_limited(engine: &Workers) -> bool {
     engine.least() < engine.count
 }

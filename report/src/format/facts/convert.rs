@@ -3,11 +3,11 @@
 use super::words::{Word, blocker, blocker_words, cause};
 use super::{Fact, Facts, Item, ReadFacts};
 use crate::model::{
-    Access, ClockOffset, Disorder, Edge, Elsewhere, Hazard, Lease, LostRecords, Mode, Operation,
+    Access, AccessMode, ClockOffset, Disorder, Edge, Elsewhere, Hazard, Lease, LostRecords, Operation,
     OperationKind, Outcome, Process, Site, Stall, Text, Trace, Track, TrackKind, Variable, Workers,
 };
 
-/// What is said once about a whole trace.
+/// Facts about a whole trace.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Head {
     pub started_unix_ns: u64,
@@ -20,13 +20,13 @@ pub(crate) struct Head {
     pub lost: Vec<LostRecords>,
     pub clocks: Vec<Text>,
     pub damage: Vec<Text>,
-    /// Whether it is the one at the end.
+    /// True if it is the one at the end.
     pub is_last: bool,
-    /// How many of each kind of thing were written, to say how many are missing.
+    /// The number of things of each kind that were written, which tells the number of missing ones.
     pub totals: Totals,
 }
 
-/// How many things there are of each kind.
+/// The number of things of each kind.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub(crate) struct Totals {
     pub operations: u64,
@@ -261,7 +261,7 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
     let mut accesses = Vec::new();
     for facts in facts.find_things("accesses") {
         let facts = facts?;
-        let mode = Mode::of(facts.need_text("access")?)?;
+        let mode = AccessMode::of(facts.need_text("access")?)?;
         accesses.push(Access { variable: facts.need_uint("tensor")?, mode });
     }
     accesses.shrink_to_fit();
@@ -319,7 +319,7 @@ pub(crate) fn lease_from(facts: &impl ReadFacts) -> Result<Lease, String> {
     Ok(Lease {
         id: facts.need_uint("id")?,
         variable: facts.need_uint("tensor")?,
-        access: Mode::of(facts.need_text("access")?)?,
+        access: AccessMode::of(facts.need_text("access")?)?,
         library: facts.find_index("library"),
         owner: facts.need_text("owner")?.clone(),
         site: site_from(facts)?,

@@ -1,11 +1,11 @@
 //! The words that files use for the enumerations of the model, both ways.
 
 use crate::model::source::Source;
-use crate::model::{Blocker, Cause, Hazard, Mode, OperationKind, Text, TrackKind};
+use crate::model::{AccessMode, Blocker, Cause, Hazard, OperationKind, Text, TrackKind};
 
 /// An enumeration whose values have words in files.
 pub(crate) trait Word: Copy + PartialEq + 'static {
-    /// What it is, in messages.
+    /// Its name in messages.
     const WHAT: &'static str;
     /// Its values and their words, in the order of their numbers on the page.
     const WORDS: &'static [(Self, &'static str)];
@@ -14,7 +14,7 @@ pub(crate) trait Word: Copy + PartialEq + 'static {
         Self::WORDS.iter().find(|(value, _)| *value == self).map_or("?", |(_, word)| word)
     }
 
-    /// What stands for it on the page.
+    /// The number that stands for it on the page.
     fn number(self) -> Option<usize> {
         Self::WORDS.iter().position(|(value, _)| *value == self)
     }
@@ -49,7 +49,7 @@ impl Word for OperationKind {
     ];
 }
 
-impl Word for Mode {
+impl Word for AccessMode {
     const WHAT: &'static str = "access";
     const WORDS: &'static [(Self, &'static str)] =
         &[(Self::Read, "read"), (Self::Write, "write"), (Self::Update, "update")];

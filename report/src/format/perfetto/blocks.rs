@@ -8,15 +8,15 @@ use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 
-/// What a block may grow to when it is read; a larger one is written as it is.
+/// The size that a block may grow to when it is read; a larger one is written as it is.
 const INFLATED_MAX: usize = 8 << 20;
 
-/// How many times its size a block may grow to, and what it may grow to however small it is. So a file takes memory in relation to its
+/// The factor by which a block may grow, and the size that any block may grow to. So a file takes memory in relation to its
 /// size, whatever its origin. Blocks of traces grow to some ten times their size.
 const GROWTH_MAX: usize = 100;
 const GROWTH_FREE: usize = 1 << 16;
 
-/// What the inflated form of a block of so many bytes may have.
+/// The greatest inflated size of a block of so many bytes.
 fn inflated_max(compressed: usize) -> usize {
     compressed.saturating_mul(GROWTH_MAX).saturating_add(GROWTH_FREE).min(INFLATED_MAX)
 }
@@ -32,7 +32,7 @@ pub fn deflate(block: &[u8]) -> Option<Vec<u8>> {
     (block.len() <= inflated_max(compressed.len())).then_some(compressed)
 }
 
-/// What has become of a block.
+/// The result of inflating a block.
 pub enum Inflated {
     /// All of it.
     Whole(Vec<u8>),

@@ -1,4 +1,4 @@
-//! What is wrong with a file, in words: the first of much, and how much more there is.
+//! The damage of a file, in words: the first of much, and how much more there is.
 
 /// Places of damage that are kept.
 const KEPT: usize = 100;

@@ -27,13 +27,13 @@ pub struct TracePacket {
 /// The number of [`TracePacket::compressed_packets`].
 pub const COMPRESSED_PACKETS: u32 = 50;
 
-/// What was interned before is forgotten.
+/// Strings that were interned before are forgotten.
 pub const SEQ_INCREMENTAL_STATE_CLEARED: u32 = 1;
 /// The packet refers to what was interned before.
 pub const SEQ_NEEDS_INCREMENTAL_STATE: u32 = 2;
 
-/// How each block of a file begins, and so each file: a packet with nothing but the marker that Perfetto's own writers put between packets
-/// to find the way back after damage. Tag and length of the packet, field 36 with 16 bytes, the marker.
+/// The beginning of each block of a file, and so of each file: a packet with nothing but the marker that Perfetto's own writers put between
+/// packets to find the way back after damage. Tag and length of the packet, field 36 with 16 bytes, the marker.
 #[rustfmt::skip]
 pub const BLOCK: [u8; 21] = [
     0x0a, 0x13, 0xa2, 0x02, 0x10,

@@ -51,7 +51,7 @@ pub fn check_file(path: &Path) -> io::Result<()> {
     file::check_alike(path, &messages::BLOCK)
 }
 
-/// What an event is, as its category says.
+/// The kinds of events, by their categories.
 mod category {
     pub const HEAD: &str = "recording";
     pub const TENSORS: &str = "tensors";

@@ -7,7 +7,7 @@ use super::write::PACKET_TAG;
 pub enum Piece<'a> {
     /// A packet, and the byte at which it begins.
     Packet(usize, &'a [u8]),
-    /// What is wrong, in words.
+    /// The damage, in words.
     Damage(String),
     /// The same of the end of the file, and what there is of the last packet.
     Cut(String, &'a [u8]),
@@ -32,7 +32,7 @@ impl<'a> Pieces<'a> {
         Some((body, self.bytes.len() - after.len() + length))
     }
 
-    /// How long the packet at the current place is, and what follows its length.
+    /// The length of the packet at the current place, and the bytes after its length.
     fn frame(&self) -> Option<(usize, &'a [u8])> {
         let (&PACKET_TAG, mut after) = self.bytes[self.at..].split_first()? else { return None };
         let length = usize::try_from(prost::encoding::decode_varint(&mut after).ok()?).ok()?;

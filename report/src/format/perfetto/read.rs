@@ -38,7 +38,7 @@ pub fn read(bytes: &[u8]) -> Trace {
 /// Sequences of packets that are distinguished in one file: each of our writers has one, as has each thread of other writers.
 const SEQUENCES_MAX: usize = 1_024;
 
-/// What can be had of a compressed block whose end is not in the file.
+/// The readable part of a compressed block whose end is not in the file.
 fn beginning_of_block(packet: &[u8]) -> Option<Vec<u8>> {
     let mut rest = packet;
     let (tag, _) = prost::encoding::decode_key(&mut rest).ok()?;
@@ -55,13 +55,13 @@ struct Reader {
     /// By their numbers; in the order of their first packets.
     sequences: Vec<(u64, Sequence)>,
     damage: Damage,
-    /// How many of what could not be read, and why the first of them could not.
+    /// The number of unreadable things of each kind, and the reason for the first of them.
     unreadable: BTreeMap<&'static str, (u64, String)>,
     /// Why reading has stopped before the end.
     stopped: Option<String>,
 }
 
-/// What one writer has written.
+/// The packets of one writer.
 #[derive(Default)]
 struct Sequence {
     known: Known,
@@ -515,7 +515,7 @@ fn compressed(packet: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// What an event describes.
+/// The thing that an event describes.
 #[derive(Clone, Copy)]
 enum What {
     Head,

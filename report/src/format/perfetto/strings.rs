@@ -65,7 +65,7 @@ impl Interner {
         annotation
     }
 
-    /// What the next packet has to carry, if anything.
+    /// The interned strings that the next packet has to carry, if any.
     pub fn take(&mut self) -> Option<InternedData> {
         let data = InternedData {
             event_categories: std::mem::take(&mut self.categories.unwritten),

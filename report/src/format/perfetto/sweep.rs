@@ -21,7 +21,7 @@ use crate::model::{Lease, Nanos, Operation, Stall};
 /// Things that are kept for their next events: about as many as are in flight at most unless a program asks for more.
 const KEPT: usize = 4096;
 
-/// What comes first of what happens at one moment. A slice ends before another one begins; one that begins and ends at once comes
+/// The order of what happens at one moment. A slice ends before another one begins; one that begins and ends at once comes
 /// before those that last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Turn {
@@ -31,7 +31,7 @@ enum Turn {
     Begin,
 }
 
-/// What happens next: the order is that of the fields.
+/// The next event: the order is that of the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Next {
     time: Nanos,
@@ -43,7 +43,7 @@ struct Next {
     track: u32,
 }
 
-/// What a thing's event is about.
+/// The subject of a thing's event.
 #[derive(Debug, Clone, Copy)]
 pub enum What {
     Operation,
@@ -75,7 +75,7 @@ pub struct Thing<'a> {
 }
 
 impl Thing<'_> {
-    /// Whether this event carries the thing's dependences: that of the operation, if there is one.
+    /// True if this event carries the thing's dependences: that of the operation, if there is one.
     pub fn has_dependences(&self, what: What) -> bool {
         match what {
             What::Operation => true,
@@ -91,7 +91,7 @@ pub enum Event<'a> {
     Begin(Rc<Thing<'a>>, What, u32),
     /// A moment, on a track.
     Moment(Rc<Thing<'a>>, What, u32),
-    /// What an operation waited for was over; its wait is on a track.
+    /// The wait of an operation was over; its wait is on a track.
     Freed(Rc<Thing<'a>>, u32),
     /// The slice on a track ends.
     End(u32),
@@ -341,7 +341,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         (numbers(arriving), numbers(leaving))
     }
 
-    /// Whether arrows end at an event after the beginning of a thing.
+    /// True if arrows end at an event after the beginning of a thing.
     pub fn is_freed_later(&self, thing: &Thing<'_>) -> bool {
         self.arrives(thing.number).1 == Turn::Freed
     }

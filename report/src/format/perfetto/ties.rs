@@ -1,4 +1,4 @@
-//! What ties the things of a trace together: stalls and dependences, which a trace has, or which are attributed as it is written.
+//! Ties between the things of a trace: stalls and dependences, which a trace has, or which are attributed as it is written.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use crate::format::facts::Totals;
 use crate::model::source::{Source, earliest};
 use crate::model::{Counter, Edge, Nanos, Operation, OperationId, Stall, Trace};
 
-/// What is written beside operations: a lease or a stall whose operation is not in the trace.
+/// Things written beside operations: a lease or a stall whose operation is not in the trace.
 #[derive(Debug, Clone, Copy)]
 pub enum Orphan {
     /// Index into the trace's leases.
@@ -18,10 +18,10 @@ pub enum Orphan {
 
 /// Stalls and dependences of things, which are numbered: operations by their positions, orphans after them.
 pub trait Ties {
-    /// How many things there are.
+    /// The number of things.
     fn things(&self) -> usize;
 
-    /// What a thing is that is no operation.
+    /// The thing, if it is no operation.
     fn orphan(&self, _thing: usize) -> Option<Orphan> {
         None
     }
@@ -34,13 +34,13 @@ pub trait Ties {
 
     fn stalls<'s>(&'s self, at: usize, operation: &Operation) -> Cow<'s, [Stall]>;
 
-    /// What a thing directly depended on. `operation` is the thing, if it is one.
+    /// The direct dependences of a thing. `operation` is the thing, if it is one.
     fn edges<'s>(&'s self, id: OperationId, thing: usize, operation: Option<&Operation>) -> Cow<'s, [Edge]>;
 
     /// The same by numbers: of the other thing, and of the dependence.
     fn arriving(&self, id: OperationId, thing: usize, operation: Option<&Operation>) -> Vec<(usize, u64)>;
 
-    /// What directly depended on a thing: numbers of the other thing, and of the dependence.
+    /// The direct successors of a thing: numbers of the other thing, and of the dependence.
     fn leaving(&self, id: OperationId, thing: usize, operation: Option<&Operation>) -> Vec<(usize, u64)>;
 
     /// Dependences of what is not in the trace.
@@ -53,7 +53,7 @@ pub trait Ties {
         None
     }
 
-    /// What is known of the totals before everything is written.
+    /// The totals that are known before everything is written.
     fn totals(&self) -> Totals;
 }
 

@@ -19,13 +19,13 @@ pub const ROOT: u32 = 1; // 0 is Perfetto's own default track
 /// Things that are shown as one track.
 #[derive(Debug)]
 struct Group {
-    /// How its first track was described.
+    /// The description of its first track.
     descriptor: TrackDescriptor,
     /// Its tracks on which no slice is open.
     free: BinaryHeap<Reverse<u32>>,
 }
 
-/// What is shown of a library, as its groups follow each other.
+/// The groups of a library, as its groups follow each other.
 #[derive(Debug, Clone, Copy)]
 pub enum OfLibrary {
     Operations,
@@ -154,7 +154,7 @@ impl Tracks {
     }
 }
 
-/// What of a head's totals a trace lacks, in words.
+/// The part of a head's totals that a trace lacks, in words.
 pub fn missing(head: &Head, trace: &Trace) -> Option<String> {
     let there = Totals::of(trace).named();
     let lacks = |((name, written), (_, read)): ((&str, u64), (&str, u64))| {

@@ -19,8 +19,8 @@ use crate::format::facts::{self, Fact, Facts, Totals};
 use crate::model::source::Source;
 use crate::model::{Nanos, Text, Trace};
 
-/// What tells the packets of one file from those of others, since files may be put behind each other: viewers and our reader then take them
-/// as traces of several processes. All of it is 0 for a trace that is not of one process.
+/// The mark that tells the packets of one file from those of others, since files may be put behind each other: viewers and our reader then
+/// take them as traces of several processes. All of it is 0 for a trace that is not of one process.
 #[derive(Debug, Clone, Copy, Default)]
 struct Origin {
     /// Packets of one writer are one sequence.
@@ -51,7 +51,7 @@ const BYTES_PER_BLOCK: usize = 1 << 20;
 /// The tag of [`TracePacket`] in a trace: field 1, with a length.
 pub(super) const PACKET_TAG: u8 = 0x0a;
 
-/// How many tensors one event describes: few enough to lose little with it.
+/// The number of tensors that one event describes: few enough to lose little with it.
 const TENSORS_PER_EVENT: usize = 256;
 
 /// Writes `trace` as a Perfetto trace.
@@ -127,7 +127,7 @@ struct Packets<W> {
     in_block: usize,
     /// The packets of this block, as a file has them.
     block: Vec<u8>,
-    /// What was written.
+    /// The totals of what was written.
     totals: Totals,
 }
 
@@ -252,7 +252,7 @@ impl<W: Write> Packets<W> {
         self.track_event(time, track, body);
     }
 
-    /// What is said, as an event of this type.
+    /// The content, as an event of this type.
     fn encode(&mut self, content: EventBody, r#type: i32) -> TrackEvent {
         TrackEvent {
             r#type: Some(r#type),
@@ -277,7 +277,7 @@ impl<W: Write> Packets<W> {
         });
     }
 
-    /// What is said of a thing.
+    /// The content of a thing's event.
     fn body_of(
         &mut self,
         source: &impl Source,

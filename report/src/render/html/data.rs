@@ -1,4 +1,4 @@
-//! What the page gets: the report, and the trace in columns. Numbers of operations and leases ("nodes") run through both:
+//! The data of the page: the report, and the trace in columns. Numbers of operations and leases ("nodes") run through both:
 //! operations first.
 
 use std::borrow::Cow;
@@ -208,7 +208,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// How far before its waiter the operation is that an interval of waiting came by.
+    /// The distance from a waiter back to the operation that an interval of waiting came by.
     fn before(&self, root: &Root, waiter: Option<usize>) -> Option<i64> {
         Some(waiter? as i64 - self.node(root.via?)? as i64)
     }
@@ -262,7 +262,7 @@ fn counters(columns: &mut Columns, trace: &Trace) -> Value {
     trace.counters.iter().map(&mut counter).collect()
 }
 
-/// How it ended, unless well.
+/// Its outcome, unless it ended well.
 fn outcome(outcome: &Outcome) -> Option<String> {
     match outcome {
         Outcome::Ok => None,

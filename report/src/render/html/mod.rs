@@ -82,7 +82,7 @@ pub fn write(trace: &Trace, report: &Report, out: impl Write) -> io::Result<()> 
     out.flush()
 }
 
-/// What the page shows: the length of the JSON in four bytes (the lowest first), the JSON, the columns. A script element can hold
+/// The data that the page shows: the length of the JSON in four bytes (the lowest first), the JSON, the columns. A script element can hold
 /// base64 as it is.
 fn embed(trace: &Trace, report: &Report, out: impl Write) -> io::Result<()> {
     let (json, columns) = data::of(trace, report);

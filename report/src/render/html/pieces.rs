@@ -15,7 +15,7 @@ const PARTS: [u64; 6] = [64, 32, 16, 8, 4, 2];
 pub struct Pieces {
     pub pieces: Vec<Root>,
     most: usize,
-    /// How many of [`PARTS`] were tried.
+    /// The number of [`PARTS`] that were tried.
     tried: usize,
 }
 

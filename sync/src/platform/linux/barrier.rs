@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 
 use super::membarrier;
 
-/// Whether `heavy` makes others fence. Until it is known, `light` fences itself.
+/// True if `heavy` makes others fence. Until it is known, `light` fences itself.
 static EXPEDITED: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]

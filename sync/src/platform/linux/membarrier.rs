@@ -15,10 +15,10 @@
 
 use std::io;
 
-/// How often a call is repeated that the kernel has no memory for.
+/// The number of times that a call is repeated which the kernel has no memory for.
 const TRIES: u32 = 8;
 
-/// What the kernel is asked for.
+/// Questions to the kernel.
 trait System {
     fn membarrier(&self, command: libc::c_int) -> io::Result<()>;
     /// Has every processor that runs a thread of this process fence, by a change of a page's protection.
@@ -143,7 +143,7 @@ mod page {
         if refused { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Whether the processor notifies others of changed pages without interrupting them.
+    /// True if the processor notifies others of changed pages without interrupting them.
     fn has_invlpgb() -> bool {
         const SIZES: u32 = 0x8000_0008;
         const INVLPGB: u32 = 1 << 3;
@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    /// What comes of these answers; all of them have been asked for.
+    /// The choice that follows from these answers; all of them have been asked for.
     fn after(answers: &[(libc::c_int, libc::c_int)]) -> Option<libc::c_int> {
         let script = Script(RefCell::new(answers.to_vec()));
         let result = fence_despite_refusal(&script);

@@ -2,7 +2,7 @@
 
 use std::ptr::{NonNull, null_mut};
 
-/// Whether [`map`] gives memory.
+/// True if [`map`] gives memory.
 pub const MAPS: bool = true;
 
 /// `bytes` bytes of new pages, all zero, in large pages where the system has them. `None` if there is no room.

@@ -1,4 +1,4 @@
-//! What Linux has. See `platform`.
+//! The form for Linux. See `platform`.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What the kernel knows of a thread.
+//! Facts about a thread from the kernel.
 
 /// The system may end naps of the calling thread late by a microsecond, instead of the usual 50 that spare it
 /// wake-ups.

@@ -1,4 +1,4 @@
-//! What every operating system has, by the standard library. See `platform`.
+//! The form for every operating system, by the standard library. See `platform`.
 
 #[path = "clock.rs"]
 pub mod clock;
@@ -49,7 +49,7 @@ pub mod library {
 pub mod memory {
     use std::ptr::NonNull;
 
-    /// Whether [`map`] gives memory.
+    /// True if [`map`] gives memory.
     pub const MAPS: bool = false;
 
     /// Nothing.

@@ -1,4 +1,4 @@
-//! What x86-64 has. See `platform`.
+//! The form for x86-64. See `platform`.
 //!
 //! | part | what it has |
 //! |---|---|

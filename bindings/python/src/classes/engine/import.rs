@@ -33,7 +33,7 @@ const BACKLOG_MAX: u64 = 128;
 /// Number of imports between inspections of the backlog.
 const BACKLOG_LOOK: u64 = 128;
 
-/// How long an import yields to deleters. Releases that wait for unfinished work do not count on this time.
+/// The time that an import yields to deleters. Releases that wait for unfinished work do not count on this time.
 const BACKLOG_WAIT: Duration = Duration::from_millis(20);
 
 #[pymethods]
@@ -196,7 +196,7 @@ impl PyEngine {
     }
 }
 
-/// Whether a copy has to be made of a tensor. The device of an undefined tensor is waited for only where the answer depends on it.
+/// True if a copy has to be made of a tensor. The device of an undefined tensor is waited for only where the answer depends on it.
 /// Raises `BufferError` for a tensor that is not moved to the device; what [`until_defined`] raises.
 fn must_copy(py: Python<'_>, tensor: &Tensor, wanted: &Wanted) -> PyResult<bool> {
     let copies = wanted.copy == Some(true);

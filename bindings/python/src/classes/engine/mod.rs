@@ -168,7 +168,7 @@ fn stats(py: Python<'_>, engine: &Engine) -> PyResult<Py<PyAny>> {
     report::stats(py, &stats, &live, imported, exported)
 }
 
-/// What each engine of this process says of itself: `Stats` and `Diagnosis`.
+/// The state of each engine of this process: `Stats` and `Diagnosis`.
 #[pyfunction(name = "_engine_states")]
 pub fn engine_states(py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Py<PyAny>)>> {
     let state = |shared: Arc<Shared>| {
@@ -302,7 +302,7 @@ impl PyEngine {
         report::shutdown(py, &ended)
     }
 
-    /// Whether the engine takes operations: not after its shutdown, nor in a forked child.
+    /// True if the engine takes operations: not after its shutdown, nor in a forked child.
     fn _is_usable(&self) -> bool {
         self.handle.shared.engine.get().is_ok_and(|engine| engine.check_usable().is_ok())
     }

@@ -34,7 +34,7 @@ const NAME: &str = "__cuda_array_interface__";
 /// The version whose producers name a stream.
 const WITH_STREAM: i64 = 3;
 
-/// Whether an object is to be taken by this interface: it does not speak DLPack, or not in its own library's name.
+/// True if an object is to be taken by this interface: it does not speak DLPack, or not in its own library's name.
 pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> {
     if peer.interface_first && object.hasattr(NAME)? {
         return Ok(true);

@@ -119,7 +119,7 @@ impl Kind for Cuda {
         array::is_to_be_asked(object, peer)?.then(|| array::take(object, peer)).transpose()
     }
 
-    /// What is enqueued on the producer's stream by now, it may have enqueued for this tensor.
+    /// Work that is on the producer's stream by now may be for this tensor.
     fn acquire(
         &self,
         object: &Bound<'_, PyAny>,
@@ -172,7 +172,7 @@ fn check_managed(py: Python<'_>, data: *mut u8) -> PyResult<()> {
     })
 }
 
-/// Whether both the host and CUDA's streams use memory of `device`.
+/// True if both the host and CUDA's streams use memory of `device`.
 fn is_shared(device: DLDevice) -> bool {
     [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED].contains(&device.device_type)
 }

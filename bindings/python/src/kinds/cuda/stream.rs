@@ -47,7 +47,7 @@ pub fn handle(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     }
 }
 
-/// What `__cuda_stream__` gives: a method in the protocol, an attribute in its first version.
+/// The handle of `__cuda_stream__`: a method in the protocol, an attribute in its first version.
 fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     let py = stream.py();
     let Some(given) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? else { return Ok(None) };
@@ -68,7 +68,7 @@ fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     Ok(Some(if handle == 0 { LEGACY } else { handle }))
 }
 
-/// What keeps a consumer's stream until the end of its lease; `None` where the stream may end before, so that a barrier over the
+/// The object that keeps a consumer's stream until the end of its lease; `None` where the stream may end before, so that a barrier over the
 /// device has to show the end of its work.
 pub fn keeper(stream: &Bound<'_, PyAny>, handle: usize, device: DLDevice) -> Option<Keeper> {
     let py = stream.py();
@@ -87,7 +87,7 @@ pub fn keeper(stream: &Bound<'_, PyAny>, handle: usize, device: DLDevice) -> Opt
     stays.then(|| Arc::new(()) as Keeper)
 }
 
-/// Whether `handle` is PyTorch's current stream and one of its pool. The identifier of an external stream is its handle
+/// True if `handle` is PyTorch's current stream and one of its pool. The identifier of an external stream is its handle
 /// (pytorch/pytorch: c10/cuda/CUDAStream.cpp).
 fn is_of_pytorch_pool(py: Python<'_>, handle: usize, device: i32) -> PyResult<bool> {
     let Some(torch) = loaded(py, intern!(py, "torch"))? else { return Ok(false) };

@@ -29,7 +29,7 @@ use crate::kinds::sycl::{self, sycl_device};
 const NAME: &str = "__sycl_usm_array_interface__";
 const VERSION: i64 = 1;
 
-/// Whether an object speaks this interface and not DLPack, as `dpctl.memory`'s do.
+/// True if an object speaks this interface and not DLPack, as `dpctl.memory`'s do.
 pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     array_interface::is_all_there_is(object, NAME)
 }

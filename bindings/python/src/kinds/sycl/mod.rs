@@ -88,7 +88,7 @@ impl Kind for Sycl {
         Ok(queue_on(object, None)?.map(|queue| queue as Arc<dyn Queue>))
     }
 
-    /// What SYCL's libraries enqueue goes to a queue that they agree on, not to one of the engine: the one that dpctl and dpnp use by
+    /// Work of SYCL's libraries goes to a queue that they agree on, not to one of the engine: the one that dpctl and dpnp use by
     /// default, which dpctl keeps for the whole process. It keeps none of a registered context.
     fn queue_for_functions<'py>(&self, py: Python<'py>, device: DLDevice) -> PyResult<Option<Place<'py>>> {
         suggest(py)?;

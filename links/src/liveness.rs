@@ -10,20 +10,20 @@ use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::Duration;
 
 use crate::LinkError;
-use crate::board::LINE;
+use crate::board::LIVENESS;
 use crate::link::Shared;
 use crate::platform::{Memory, RobustList, owner_died, wait_for_any, wake_all};
 use crate::threads;
 
 /// Life lines that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning.
 const WATCHED_MAX: usize = 126;
-/// How long the thread that watches rests where the system lacks something.
+/// The time that the thread that watches rests where the system lacks something.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The thread that holds the lines of this process and watches those of its peers. It does nothing else: its end is, for all peers, the
 /// death of this process.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct Liveness {
     state: Mutex<State>,
     started: Condvar,
     /// Changes when the list of what is watched does.
@@ -38,17 +38,17 @@ struct State {
     error: Option<io::Error>,
 }
 
-impl Lines {
+impl Liveness {
     /// Starts the thread, unless it runs.
     pub(crate) fn start(&'static self) -> Result<(), LinkError> {
         if self.state.lock().held.is_some() {
             return Ok(());
         }
-        threads::start("estafette-lives", move || essential("the thread of life lines", || self.run()))?;
+        threads::start("estafette-lives", move || essential("the thread of liveness locks", || self.run()))?;
         let mut state = self.state.lock();
         loop {
             if let Some(error) = state.error.take() {
-                return Err(LinkError::system("holding a life line")(error));
+                return Err(LinkError::system("holding a liveness lock")(error));
             }
             if state.held.is_some() {
                 return Ok(());
@@ -57,25 +57,25 @@ impl Lines {
         }
     }
 
-    pub(crate) fn hold(&'static self, board: Arc<Memory>) -> Line {
+    pub(crate) fn hold(&'static self, board: Arc<Memory>) -> LivenessLock {
         if let Some(held) = &self.state.lock().held {
-            held.hold(&board, LINE);
+            held.hold(&board, LIVENESS);
         }
-        Line { board, lines: self }
+        LivenessLock { board, lines: self }
     }
 
     /// From now on the death of the peer is noted.
     pub(crate) fn watch(&self, link: Arc<Shared>) {
         self.state.lock().watched.push(link);
-        self.look_again();
+        self.reload();
     }
 
     pub(crate) fn unwatch(&self, link: &Shared) {
         self.state.lock().watched.retain(|watched| !std::ptr::eq(&raw const **watched, link));
-        self.look_again();
+        self.reload();
     }
 
-    fn look_again(&self) {
+    fn reload(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         wake_all(&self.changes);
     }
@@ -136,18 +136,18 @@ fn pause_after(error: &io::Error) -> Option<Duration> {
 
 /// The held line of a board.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct LivenessLock {
     board: Arc<Memory>,
-    lines: &'static Lines,
+    lines: &'static Liveness,
 }
 
-impl Drop for Line {
+impl Drop for LivenessLock {
     fn drop(&mut self) {
         // A child has neither the board nor the thread.
         if self.lines.generation.is_current()
             && let Some(held) = &self.lines.state.lock().held
         {
-            held.release(&self.board, LINE);
+            held.release(&self.board, LIVENESS);
         }
     }
 }

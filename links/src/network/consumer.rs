@@ -7,15 +7,15 @@ use estafette_devices::{DeviceError, DeviceErrorKind};
 use estafette_sync::platform::clock::monotonic_name;
 use estafette_sync::time::{Duration, Instant};
 
-use super::thread::{Ends, Network, new_agent};
+use super::thread::{Deferred, Network, new_agent};
 use super::wire::{End, Kind, Wire, number, short};
-use super::{Ask, DEADLINE_MIN, GREETING, Offer, Remark, Reply, Secret};
+use super::{DEADLINE_MIN, GREETING, Handler, Offer, Remark, Reply, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError};
 
 /// Questions of one consumer that are not answered.
-const ASKED_MAX: usize = 1 << 16;
-/// How long a connection may say nothing before it greets.
+const REQUESTS_MAX: usize = 1 << 16;
+/// The time that a connection may be silent before it greets.
 const GREETING_TIME: Duration = Duration::from_secs(10);
 /// Memory that its owner has released, and that the agent of a connection keeps: beyond so many segments or bytes another connection
 /// takes its place. Making one takes 0.1 s.
@@ -25,11 +25,11 @@ const UNUSED_BYTES_MAX: usize = 1 << 30;
 const TEXT_MAX: usize = 1 << 16;
 
 /// One connection. It has an agent of its own from the first offer on: see [`Agent`].
-pub(super) struct Guest {
+pub(super) struct Consumer {
     /// `None` once nothing can come any more, while what it was lent is kept.
     pub(super) wire: Option<Wire>,
     key: Secret,
-    ask: Ask,
+    handler: Handler,
     pub(super) token: u64,
     pub(super) machine: String,
     /// Once it has greeted: its number, and its deadline.
@@ -37,7 +37,7 @@ pub(super) struct Guest {
     agent: Option<Agent>,
     /// The consumer has been sent [`Kind::Replace`].
     is_replaced: bool,
-    asked: usize,
+    requests: usize,
     lent: BTreeMap<u64, Loan>,
     is_silent: bool,
 }
@@ -47,18 +47,18 @@ struct Loan {
     remark: Remark,
 }
 
-impl Guest {
-    pub(super) fn new(wire: Wire, machine: String, token: u64, key: Secret, ask: Ask) -> Self {
+impl Consumer {
+    pub(super) fn new(wire: Wire, machine: String, token: u64, key: Secret, handler: Handler) -> Self {
         Self {
             wire: Some(wire),
             key,
-            ask,
+            handler,
             token,
             machine,
             process: None,
             agent: None,
             is_replaced: false,
-            asked: 0,
+            requests: 0,
             lent: BTreeMap::new(),
             is_silent: false,
         }
@@ -68,26 +68,31 @@ impl Guest {
         format!("process {} on {}", self.process.map_or(0, |(process, _)| process), self.machine)
     }
 
-    /// Whether it reads now.
+    /// True if it reads now.
     pub(super) fn is_busy(&self) -> bool {
         !self.lent.is_empty() && !self.is_silent
     }
 
-    /// Looks at what has come. True if the guest is over.
-    pub(super) fn look(&mut self, network: &'static Network, now: Instant, ends: &mut Ends) -> bool {
+    /// Handles the messages that have come. True if the consumer is over.
+    pub(super) fn receive(
+        &mut self,
+        network: &'static Network,
+        now: Instant,
+        deferred: &mut Deferred,
+    ) -> bool {
         let Some(wire) = &mut self.wire else { return false };
         let (messages, end) = wire.receive();
         let has_spoken = !messages.is_empty();
         let mut end = end;
         for (kind, body) in messages {
-            if self.take(network, kind, &body, ends).is_none() {
-                end = Some(End::Nonsense("a message makes no sense"));
+            if self.handle(network, kind, &body, deferred).is_none() {
+                end = Some(End::Violation("a message makes no sense"));
                 break;
             }
         }
         match end {
             // Nothing of it can read any more. One that does not keep to the protocol has no rights.
-            Some(End::Closed | End::Nonsense(_)) => return true,
+            Some(End::Closed | End::Violation(_)) => return true,
             Some(End::Lost(error)) => {
                 self.wire.take().iter().for_each(|wire| network.poll.remove(&*wire.stream));
                 if self.lent.is_empty() {
@@ -99,12 +104,12 @@ impl Guest {
                 self.is_silent = false;
                 self.remark(None);
             }
-            None => self.look_at_silence(now),
+            None => self.check_silence(now),
         }
         self.wire.as_ref().is_some_and(|wire| self.process.is_none() && wire.silence(now) > GREETING_TIME)
     }
 
-    fn look_at_silence(&mut self, now: Instant) {
+    fn check_silence(&mut self, now: Instant) {
         let (Some(wire), Some((_, deadline))) = (&self.wire, self.process) else { return };
         let silence = wire.silence(now);
         if silence > deadline && !self.is_silent {
@@ -125,16 +130,22 @@ impl Guest {
         self.lent.values().for_each(|loan| (loan.remark)(&name, what));
     }
 
-    /// Beats, and returns when to look at this guest again.
+    /// Sends a heartbeat if it is time. Returns when this consumer is due again.
     pub(super) fn next(&mut self, now: Instant) -> Option<Instant> {
         let wire = self.wire.as_mut()?;
         let Some((_, deadline)) = self.process else { return Some(now + GREETING_TIME) };
-        let beat = wire.beat(deadline, now);
+        let beat = wire.heartbeat(deadline, now);
         let silent = now + deadline.saturating_sub(wire.silence(now)) + Duration::from_millis(1);
         Some(if self.is_silent { beat } else { beat.min(silent) })
     }
 
-    fn take(&mut self, network: &'static Network, kind: Kind, body: &[u8], ends: &mut Ends) -> Option<()> {
+    fn handle(
+        &mut self,
+        network: &'static Network,
+        kind: Kind,
+        body: &[u8],
+        deferred: &mut Deferred,
+    ) -> Option<()> {
         match (kind, self.process) {
             (Kind::Hello, None) => {
                 let rest = body.strip_prefix(&GREETING)?.strip_prefix(&self.key)?;
@@ -145,39 +156,42 @@ impl Guest {
                 let (own, clock) = (std::process::id().to_le_bytes(), monotonic_name().unwrap_or_default());
                 self.wire.as_mut()?.send(Kind::Welcome, &[&own, clock.as_bytes()]);
             }
-            (Kind::Ask, Some(_)) => {
+            (Kind::Request, Some(_)) => {
                 let (number, secret) = number(body)?;
-                self.asked += 1;
-                if self.asked > ASKED_MAX {
+                self.requests += 1;
+                if self.requests > REQUESTS_MAX {
                     return None;
                 }
-                (self.ask)(*secret.as_array()?, Reply { network, guest: self.token, number, is_sent: false });
+                (self.handler)(
+                    *secret.as_array()?,
+                    Reply { network, consumer: self.token, number, is_sent: false },
+                );
                 self.wire.as_mut()?.send(Kind::Kept, &[&number.to_le_bytes()]);
             }
-            (Kind::Return, Some(_)) => self.release(number(body)?.0, ends),
-            (Kind::Beat, Some(_)) => {}
+            (Kind::Return, Some(_)) => self.release(number(body)?.0, deferred),
+            (Kind::Heartbeat, Some(_)) => {}
             _ => return None,
         }
         Some(())
     }
 
-    fn release(&mut self, number: u64, ends: &mut Ends) {
+    fn release(&mut self, number: u64, deferred: &mut Deferred) {
         if let Some(loan) = self.lent.remove(&number) {
             (loan.remark)(&self.name(), None);
-            ends.push(Box::new(move || drop(loan.keeper)));
+            deferred.push(Box::new(move || drop(loan.keeper)));
         }
     }
 
-    pub(super) fn reply(&mut self, number: u64, answer: Result<Offer, DeviceError>, ends: &mut Ends) {
-        self.asked = self.asked.saturating_sub(1);
+    pub(super) fn reply(&mut self, number: u64, answer: Result<Offer, DeviceError>, deferred: &mut Deferred) {
+        self.requests = self.requests.saturating_sub(1);
         let Some(wire) = &mut self.wire else {
             // A consumer that cannot be reached is lent nothing more.
-            return ends.push(Box::new(move || drop(answer)));
+            return deferred.push(Box::new(move || drop(answer)));
         };
         let offered = answer.and_then(|offer| match describe(&mut self.agent, &offer) {
             Ok(metadata) => Ok((offer, metadata)),
             Err(error) => {
-                ends.push(Box::new(move || drop(offer)));
+                deferred.push(Box::new(move || drop(offer)));
                 let text = format!("the memory cannot be shown to other machines: {error}");
                 Err(DeviceError::new(DeviceErrorKind::Other, text))
             }
@@ -195,7 +209,7 @@ impl Guest {
                 }
                 let loan = Loan { keeper: offer.keeper, remark: offer.remark };
                 if let Some(former) = self.lent.insert(number, loan) {
-                    ends.push(Box::new(move || drop(former.keeper)));
+                    deferred.push(Box::new(move || drop(former.keeper)));
                 }
             }
             Err(error) => {
@@ -209,7 +223,7 @@ impl Guest {
     }
 
     /// Moves bytes, and takes what was read back. True if something was.
-    pub(super) fn progress(&mut self, ends: &mut Ends) -> bool {
+    pub(super) fn progress(&mut self, deferred: &mut Deferred) -> bool {
         let notes = match &self.agent {
             Some(agent) if self.is_busy() => agent.notes(),
             _ => return false,
@@ -217,17 +231,17 @@ impl Guest {
         // The consumer learns of a failure of its own transfer.
         let notes = notes.unwrap_or_default();
         for (number, _) in notes.iter().filter_map(|note| number(note)) {
-            self.release(number, ends);
+            self.release(number, deferred);
         }
         !notes.is_empty()
     }
 
     /// Ends everything: what was lent is given back, once the agent can move no bytes of it.
-    pub(super) fn end(mut self, ends: &mut Ends) {
+    pub(super) fn end(mut self, deferred: &mut Deferred) {
         self.remark(None);
         let lent = std::mem::take(&mut self.lent);
         drop(self);
-        ends.push(Box::new(move || drop(lent)));
+        deferred.push(Box::new(move || drop(lent)));
     }
 }
 
@@ -257,24 +271,24 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let stream = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
         let wire = Wire::new(CloseOnFork::new(stream)).expect("a wire");
-        let mut guest = Guest::new(wire, "127.0.0.1".to_owned(), 1, [3; 16], |_, _| ());
+        let mut consumer = Consumer::new(wire, "127.0.0.1".to_owned(), 1, [3; 16], |_, _| ());
         let segment = Arc::new(Segment::new(4096).expect("a segment"));
         // The owners of what keeps the offer, in the turn and after it.
-        let owners = |guest: &mut Guest| {
+        let owners = |consumer: &mut Consumer| {
             let kept = Arc::new(());
             let keeper = Box::new(Arc::clone(&kept));
             let (segment, remark) = (Arc::clone(&segment), Box::new(|_: &str, _: Option<&str>| ()));
             let offer = Offer { segment, offset: 0, bytes: 8, note: Vec::new(), keeper, remark };
-            let mut ends = Vec::new();
-            guest.reply(1, Ok(offer), &mut ends);
+            let mut deferred = Vec::new();
+            consumer.reply(1, Ok(offer), &mut deferred);
             let in_turn = Arc::strong_count(&kept);
-            ends.into_iter().for_each(|end| end());
+            deferred.into_iter().for_each(|end| end());
             (in_turn, Arc::strong_count(&kept))
         };
         double::refuse(Some(Call::Describe));
-        assert_eq!(owners(&mut guest), (2, 1), "its memory cannot be shown");
+        assert_eq!(owners(&mut consumer), (2, 1), "its memory cannot be shown");
         double::refuse(None);
-        guest.wire = None;
-        assert_eq!(owners(&mut guest), (2, 1), "the consumer cannot be reached");
+        consumer.wire = None;
+        assert_eq!(owners(&mut consumer), (2, 1), "the consumer cannot be reached");
     }
 }

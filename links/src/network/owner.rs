@@ -9,7 +9,7 @@ use estafette_devices::host::HostMemory;
 use estafette_devices::{Allocation, DeviceError, DeviceErrorKind, host_now_ns};
 use estafette_sync::time::{Duration, Instant};
 
-use super::thread::{Ends, new_agent};
+use super::thread::{Deferred, new_agent};
 use super::wire::{End, Kind, Wire, number, short};
 use super::{Fetched, GREETING, Reach, Secret};
 use crate::board::KINDS;
@@ -19,10 +19,10 @@ use crate::{Arena, Segment};
 
 /// A connection of no use is closed after this time: it holds descriptors on both sides, and memory that was shown.
 const IDLE_TIME: Duration = Duration::from_secs(30);
-/// How long a failed transfer waits for news of its owner, which say more.
+/// The time that a failed transfer waits for news of its owner, which say more.
 const NEWS_TIME: Duration = Duration::from_secs(1);
-/// Looks at transfers of which nothing has come, half a deadline apart, after which they fail.
-const LOOKS_MAX: u32 = 8;
+/// Checks of transfers of which nothing has come, half a deadline apart, after which they fail.
+const CHECKS_MAX: u32 = 8;
 const ALIGN: usize = 64;
 /// Where bytes are to come, this number is written before. A read has so many marks at most, evenly spread.
 const MARK: u64 = u64::from_le_bytes(*b"\xd3estafet");
@@ -32,8 +32,8 @@ const LARGE: usize = 256 << 20;
 
 type Done = Box<dyn FnOnce(Result<Fetched, DeviceError>) + Send>;
 
-/// What is wanted of an owner.
-pub(super) struct Asked {
+/// A request to an owner.
+pub(super) struct Request {
     pub(super) secret: Secret,
     /// Dropped once the owner keeps it.
     pub(super) until_kept: Option<Box<dyn Send>>,
@@ -41,7 +41,7 @@ pub(super) struct Asked {
 }
 
 /// One connection. It has an agent of its own from the first offer on: see [`Agent`].
-pub(super) struct Host {
+pub(super) struct Owner {
     pub(super) reach: Reach,
     process: u32,
     has_greeted: bool,
@@ -50,38 +50,38 @@ pub(super) struct Host {
     /// `None` while it is connected to.
     pub(super) wire: Option<Wire>,
     agent: Option<(Agent, CString)>,
-    /// What the owner has said of its agent, and this one could not take so far.
+    /// The metadata of the owner's agent that this process could not load so far.
     metadata: Vec<u8>,
     last: u64,
-    asked: BTreeMap<u64, Asked>,
+    requests: BTreeMap<u64, Request>,
     reads: Vec<Read>,
-    /// When transfers were looked at for marks, and how often nothing had come since the look before.
+    /// When transfers were checked for marks, and how often nothing had come since the check before.
     inspected: Instant,
     stalled: u32,
     /// A transfer has failed, and why.
     failed: Option<(Instant, NixlError)>,
-    /// What is asked for from now on goes over another connection.
+    /// Requests go over another connection from now on.
     pub(super) is_replaced: bool,
     used: Instant,
 }
 
-/// What is on its way.
+/// A transfer that is under way.
 struct Read {
     transfer: Transfer,
     fetched: Fetched,
     done: Done,
-    /// Marks that were there at the last look.
+    /// Marks that were there at the last check.
     marks: usize,
 }
 
-/// How a host is over.
+/// The end of the connection to an owner.
 pub(super) enum Over {
     /// It is not needed any more.
     Idle,
     Failed(DeviceError),
 }
 
-impl Host {
+impl Owner {
     pub(super) fn new(reach: Reach, process: u32, now: Instant) -> Self {
         Self {
             reach,
@@ -92,7 +92,7 @@ impl Host {
             agent: None,
             metadata: Vec::new(),
             last: 0,
-            asked: BTreeMap::new(),
+            requests: BTreeMap::new(),
             reads: Vec::new(),
             inspected: now,
             stalled: 0,
@@ -139,51 +139,51 @@ impl Host {
         let deadline = self.reach.deadline.as_millis() as u32;
         let (own, deadline) = (std::process::id().to_le_bytes(), deadline.to_le_bytes());
         wire.send(Kind::Hello, &[&GREETING, &self.reach.key, &own, &deadline]);
-        for (number, asked) in &self.asked {
-            wire.send(Kind::Ask, &[&number.to_le_bytes(), &asked.secret]);
+        for (number, request) in &self.requests {
+            wire.send(Kind::Request, &[&number.to_le_bytes(), &request.secret]);
         }
         self.wire = Some(wire);
         Ok(())
     }
 
-    pub(super) fn ask(&mut self, asked: Asked, now: Instant) {
+    pub(super) fn request(&mut self, request: Request, now: Instant) {
         self.last += 1;
         self.used = now;
         if let Some(wire) = &mut self.wire {
-            wire.send(Kind::Ask, &[&self.last.to_le_bytes(), &asked.secret]);
+            wire.send(Kind::Request, &[&self.last.to_le_bytes(), &request.secret]);
         }
-        self.asked.insert(self.last, asked);
+        self.requests.insert(self.last, request);
     }
 
-    /// Whether bytes are on their way.
+    /// True if bytes are on their way.
     pub(super) fn is_busy(&self) -> bool {
         !self.reads.is_empty() && self.failed.is_none()
     }
 
-    pub(super) fn look(&mut self, now: Instant, ends: &mut Ends) -> Result<(), Over> {
+    pub(super) fn receive(&mut self, now: Instant, deferred: &mut Deferred) -> Result<(), Over> {
         let Some(wire) = &mut self.wire else { return Ok(()) };
         let (messages, end) = wire.receive();
         for (kind, body) in messages {
-            if self.take(kind, &body, ends).is_none() {
+            if self.handle(kind, &body, deferred).is_none() {
                 let what = "it broke the protocol: a message makes no sense";
                 return Err(Over::Failed(self.failure(DeviceErrorKind::Other, what)));
             }
         }
         let over = match end {
-            None => return self.look_at_time(now),
+            None => return self.check_deadlines(now),
             Some(End::Closed) if self.has_greeted => self.died("died"),
             Some(End::Closed) => self.died(
                 "hung up without a greeting: it has died, is another version of this library, or serves too many processes",
             ),
             Some(End::Lost(error)) => self.died(&format!("cannot be reached: {error}")),
-            Some(End::Nonsense(what)) => {
+            Some(End::Violation(what)) => {
                 self.failure(DeviceErrorKind::Other, &format!("it broke the protocol: {what}"))
             }
         };
         Err(Over::Failed(over))
     }
 
-    fn look_at_time(&mut self, now: Instant) -> Result<(), Over> {
+    fn check_deadlines(&mut self, now: Instant) -> Result<(), Over> {
         let Some(wire) = &self.wire else { return Ok(()) };
         if let Some((since, error)) = &self.failed
             && now.saturating_duration_since(*since) > NEWS_TIME
@@ -195,10 +195,10 @@ impl Host {
             let what = format!("has been silent for {:.1} s, and is taken for dead", silence.as_secs_f32());
             return Err(Over::Failed(self.died(&what)));
         }
-        if !self.asked.is_empty() || !self.reads.is_empty() {
+        if !self.requests.is_empty() || !self.reads.is_empty() {
             self.used = now;
         }
-        self.look_at_marks(now)?;
+        self.check_progress(now)?;
         let idle_time = if self.is_replaced { Duration::ZERO } else { IDLE_TIME };
         match now.saturating_duration_since(self.used) > idle_time {
             true => Err(Over::Idle),
@@ -206,8 +206,8 @@ impl Host {
         }
     }
 
-    /// Fails where the process answers and sends no bytes. Looks are counted and not time: this process may have been stopped.
-    fn look_at_marks(&mut self, now: Instant) -> Result<(), Over> {
+    /// Fails where the process answers and sends no bytes. Checks are counted and not time: this process may have been stopped.
+    fn check_progress(&mut self, now: Instant) -> Result<(), Over> {
         let pause = self.reach.deadline / 2;
         if self.reads.is_empty() {
             self.stalled = 0;
@@ -224,21 +224,21 @@ impl Host {
             read.marks = left;
         }
         self.stalled = if has_come { 0 } else { self.stalled + 1 };
-        if self.stalled < LOOKS_MAX {
+        if self.stalled < CHECKS_MAX {
             return Ok(());
         }
         let what = format!(
             "NIXL: the process answers, and no byte of its memory has come for {:.0} s: its ports of UCX may be closed to this machine",
-            (LOOKS_MAX * pause).as_secs_f32()
+            (CHECKS_MAX * pause).as_secs_f32()
         );
         Err(Over::Failed(self.failure(DeviceErrorKind::Other, &what)))
     }
 
-    /// Beats, and returns when to look at this host again.
+    /// Sends a heartbeat if it is time. Returns when this owner is due again.
     pub(super) fn next(&mut self, now: Instant) -> Option<Instant> {
         let wire = self.wire.as_mut()?;
         let deadline = self.reach.deadline;
-        let mut next = wire.beat(deadline, now);
+        let mut next = wire.heartbeat(deadline, now);
         next = next.min(now + deadline.saturating_sub(wire.silence(now)) + Duration::from_millis(1));
         if let Some((since, _)) = &self.failed {
             next = next.min(*since + NEWS_TIME + Duration::from_millis(1));
@@ -246,9 +246,9 @@ impl Host {
         Some(next)
     }
 
-    fn take(&mut self, kind: Kind, body: &[u8], ends: &mut Ends) -> Option<()> {
+    fn handle(&mut self, kind: Kind, body: &[u8], deferred: &mut Deferred) -> Option<()> {
         match kind {
-            Kind::Beat => {}
+            Kind::Heartbeat => {}
             Kind::Replace => self.is_replaced = true,
             Kind::Welcome => {
                 let clock =
@@ -257,9 +257,9 @@ impl Host {
                 self.has_greeted = true;
             }
             Kind::Kept => {
-                let asked = self.asked.get_mut(&number(body)?.0);
-                let kept = asked.and_then(|asked| asked.until_kept.take());
-                ends.push(Box::new(move || drop(kept)));
+                let request = self.requests.get_mut(&number(body)?.0);
+                let kept = request.and_then(|request| request.until_kept.take());
+                deferred.push(Box::new(move || drop(kept)));
             }
             Kind::Fail => {
                 let (number, rest) = number(body)?;
@@ -271,33 +271,33 @@ impl Host {
                 if !name.is_empty() {
                     error = error.with_operation(&String::from_utf8_lossy(name));
                 }
-                if let Some(asked) = self.asked.remove(&number) {
-                    ends.push(Box::new(move || asked.end(Err(error))));
+                if let Some(request) = self.requests.remove(&number) {
+                    deferred.push(Box::new(move || request.end(Err(error))));
                 }
             }
             Kind::Offer => {
                 let (number, rest) = number(body)?;
                 let ([address, bytes, length], rest) = words(rest)?;
                 let (metadata, note) = rest.split_at_checked(usize::try_from(length).ok()?)?;
-                let asked = self.asked.remove(&number)?;
+                let request = self.requests.remove(&number)?;
                 match self.read(number, address, bytes, metadata, note) {
                     Ok((transfer, fetched)) => {
-                        ends.push(Box::new(move || drop(asked.until_kept)));
+                        deferred.push(Box::new(move || drop(request.until_kept)));
                         match transfer {
                             Some(transfer) => {
                                 let marks = marks_of(&fetched).count();
-                                self.reads.push(Read { transfer, fetched, done: asked.done, marks });
+                                self.reads.push(Read { transfer, fetched, done: request.done, marks });
                             }
-                            None => self.has_come(fetched, asked.done, ends),
+                            None => self.has_come(fetched, request.done, deferred),
                         }
                     }
                     Err(error) => {
                         self.wire.as_mut()?.send(Kind::Return, &[&number.to_le_bytes()]);
-                        ends.push(Box::new(move || asked.end(Err(error))));
+                        deferred.push(Box::new(move || request.end(Err(error))));
                     }
                 }
             }
-            Kind::Hello | Kind::Ask | Kind::Return => return None,
+            Kind::Hello | Kind::Request | Kind::Return => return None,
         }
         Some(())
     }
@@ -321,9 +321,9 @@ impl Host {
         // Memory of many gigabytes takes seconds to make, and the first agent half a second, so this process says first that it is there.
         if let Some(wire) = &mut self.wire {
             if bytes < LARGE {
-                wire.beat(self.reach.deadline, Instant::now());
+                wire.heartbeat(self.reach.deadline, Instant::now());
             } else {
-                wire.send(Kind::Beat, &[]);
+                wire.send(Kind::Heartbeat, &[]);
             }
         }
         let memory = Arena.allocate(bytes.max(1), ALIGN)?;
@@ -367,7 +367,7 @@ impl Host {
     }
 
     /// Moves bytes. True if something has come.
-    pub(super) fn progress(&mut self, now: Instant, ends: &mut Ends) -> bool {
+    pub(super) fn progress(&mut self, now: Instant, deferred: &mut Deferred) -> bool {
         if !self.is_busy() {
             return false;
         }
@@ -386,38 +386,38 @@ impl Host {
         }
         for Read { transfer, fetched, done, .. } in done {
             agent.end(transfer);
-            self.has_come(fetched, done, ends);
+            self.has_come(fetched, done, deferred);
         }
         has_come
     }
 
-    fn has_come(&self, mut fetched: Fetched, done: Done, ends: &mut Ends) {
+    fn has_come(&self, mut fetched: Fetched, done: Done, deferred: &mut Deferred) {
         let offset = self.wire.as_ref().and_then(|wire| wire.clock.offset(host_now_ns()));
         fetched.clock = self.clock.clone().zip(offset);
-        ends.push(Box::new(move || done(Ok(fetched))));
+        deferred.push(Box::new(move || done(Ok(fetched))));
     }
 
     /// Fails everything that has not come, once no byte of it can come any more.
-    pub(super) fn end(mut self, error: &DeviceError, ends: &mut Ends) {
+    pub(super) fn end(mut self, error: &DeviceError, deferred: &mut Deferred) {
         let reads = std::mem::take(&mut self.reads).into_iter();
         let (transfers, reads): (Vec<_>, Vec<_>) =
             reads.map(|Read { transfer, fetched, done, .. }| (transfer, (fetched, done))).unzip();
         if let Some((agent, _)) = self.agent.take() {
             transfers.into_iter().for_each(|transfer| agent.end(transfer));
         }
-        for asked in std::mem::take(&mut self.asked).into_values() {
+        for request in std::mem::take(&mut self.requests).into_values() {
             let error = error.clone();
-            ends.push(Box::new(move || asked.end(Err(error))));
+            deferred.push(Box::new(move || request.end(Err(error))));
         }
         // The memory goes after the agent.
         for (_memory, done) in reads {
             let error = error.clone();
-            ends.push(Box::new(move || done(Err(error))));
+            deferred.push(Box::new(move || done(Err(error))));
         }
     }
 }
 
-impl Asked {
+impl Request {
     fn end(self, fetched: Result<Fetched, DeviceError>) {
         (self.done)(fetched);
         drop(self.until_kept);
@@ -455,90 +455,90 @@ mod tests {
     const BYTES: u64 = 4096;
 
     /// A consumer that is connected to nothing that answers, with a question; its end of the answer.
-    fn host() -> (Host, TcpListener) {
+    fn owner() -> (Owner, TcpListener) {
         double::install();
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(2));
-        let mut host = Host::new(Reach { host, port, key: [3; 16], deadline }, 7, Instant::now());
-        assert!(host.connected(Host::connect(&host.reach)).is_ok());
-        (host, listener)
+        let mut owner = Owner::new(Reach { host, port, key: [3; 16], deadline }, 7, Instant::now());
+        assert!(owner.connected(Owner::connect(&owner.reach)).is_ok());
+        (owner, listener)
     }
 
-    /// What was fetched, once it is there.
-    fn ask(host: &mut Host) -> std::sync::mpsc::Receiver<Result<Fetched, DeviceError>> {
+    /// Requests memory; the result comes once it is there.
+    fn request(owner: &mut Owner) -> std::sync::mpsc::Receiver<Result<Fetched, DeviceError>> {
         let (done, fetched) = channel();
         let done = Box::new(move |what| done.send(what).expect("awaited"));
-        host.ask(Asked { secret: [1; 16], until_kept: None, done }, Instant::now());
+        owner.request(Request { secret: [1; 16], until_kept: None, done }, Instant::now());
         fetched
     }
 
-    fn offer(host: &mut Host, number: u64, bytes: u64, metadata: &[u8]) {
+    fn offer(owner: &mut Owner, number: u64, bytes: u64, metadata: &[u8]) {
         let numbers = [number, 1 << 20, bytes, metadata.len() as u64].map(u64::to_le_bytes).concat();
-        let mut ends = Vec::new();
-        assert!(host.take(Kind::Offer, &[&numbers, metadata].concat(), &mut ends).is_some());
-        ends.into_iter().for_each(|end| end());
+        let mut deferred = Vec::new();
+        assert!(owner.handle(Kind::Offer, &[&numbers, metadata].concat(), &mut deferred).is_some());
+        deferred.into_iter().for_each(|end| end());
     }
 
-    fn progress(host: &mut Host) {
-        let mut ends = Vec::new();
-        host.progress(Instant::now(), &mut ends);
-        ends.into_iter().for_each(|end| end());
+    fn progress(owner: &mut Owner) {
+        let mut deferred = Vec::new();
+        owner.progress(Instant::now(), &mut deferred);
+        deferred.into_iter().for_each(|end| end());
     }
 
     #[test]
     fn what_is_under_way_stays_so_when_the_metadata_of_another_offer_is_refused() {
-        let (mut host, _listener) = host();
-        let (first, second) = (ask(&mut host), ask(&mut host));
-        offer(&mut host, 1, BYTES, b"metadata");
+        let (mut owner, _listener) = owner();
+        let (first, second) = (request(&mut owner), request(&mut owner));
+        offer(&mut owner, 1, BYTES, b"metadata");
         double::refuse(Some(Call::Load));
-        offer(&mut host, 2, BYTES, b"more");
+        offer(&mut owner, 2, BYTES, b"more");
         double::refuse(None);
         assert!(second.try_recv().expect("an answer").is_err());
-        progress(&mut host);
-        progress(&mut host);
+        progress(&mut owner);
+        progress(&mut owner);
         assert_eq!(first.try_recv().expect_err("no byte has come"), TryRecvError::Empty);
         double::finish();
-        progress(&mut host);
+        progress(&mut owner);
         assert!(first.try_recv().expect("it has come").is_ok());
     }
 
     #[test]
     fn what_has_no_bytes_comes_with_its_offer() {
-        let (mut host, _listener) = host();
-        let fetched = ask(&mut host);
-        offer(&mut host, 1, 0, b"metadata");
+        let (mut owner, _listener) = owner();
+        let fetched = request(&mut owner);
+        offer(&mut owner, 1, 0, b"metadata");
         assert_eq!(fetched.try_recv().expect("an answer").expect("nothing is fetched").bytes, 0);
-        assert!(!host.is_busy());
+        assert!(!owner.is_busy());
     }
 
     #[test]
     fn transfers_of_which_nothing_comes_fail_and_others_go_on() {
-        let (mut host, _listener) = host();
-        let fetched = ask(&mut host);
-        offer(&mut host, 1, BYTES, b"metadata");
+        let (mut owner, _listener) = owner();
+        let fetched = request(&mut owner);
+        offer(&mut owner, 1, BYTES, b"metadata");
         let mut now = Instant::now();
-        let mut look = |host: &mut Host| {
-            now += host.reach.deadline;
-            host.look_at_marks(now)
+        let mut check = |owner: &mut Owner| {
+            now += owner.reach.deadline;
+            owner.check_progress(now)
         };
         for part in 1..20 {
-            let memory = host.reads[0].fetched.memory.ptr();
+            let memory = owner.reads[0].fetched.memory.ptr();
             // SAFETY: memory of a transfer that nothing works on.
             unsafe { memory.add(part * 100).write_bytes(5, 100) };
-            assert!(look(&mut host).is_ok(), "{part}");
+            assert!(check(&mut owner).is_ok(), "{part}");
         }
-        for _ in 1..LOOKS_MAX {
-            assert!(look(&mut host).is_ok());
+        for _ in 1..CHECKS_MAX {
+            assert!(check(&mut owner).is_ok());
         }
-        let Err(Over::Failed(error)) = look(&mut host) else { panic!("it is waited for") };
+        let Err(Over::Failed(error)) = check(&mut owner) else { panic!("it is waited for") };
         assert!(error.message().contains("ports of UCX"), "{error}");
         assert_eq!(fetched.try_recv().expect_err("the network ends it"), TryRecvError::Empty);
         // What has no room for a mark ends in the same time.
-        let _small = ask(&mut host);
-        host.reads.clear();
-        assert!(look(&mut host).is_ok());
-        offer(&mut host, 2, 7, b"");
-        assert_eq!((1..100).find(|_| look(&mut host).is_err()), Some(LOOKS_MAX));
+        let _small = request(&mut owner);
+        owner.reads.clear();
+        assert!(check(&mut owner).is_ok());
+        offer(&mut owner, 2, 7, b"");
+        assert_eq!((1..100).find(|_| check(&mut owner).is_err()), Some(CHECKS_MAX));
     }
 }
