@@ -42,7 +42,6 @@ pub(super) struct Shared {
     /// Whether events announce themselves.
     pub(super) pushes: bool,
     pub(super) counters: Counters,
-    /// What is known of its clock.
     pub(super) clock: Mutex<ClockBracket>,
     device: Handle,
     name: String,

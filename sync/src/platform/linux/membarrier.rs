@@ -18,7 +18,6 @@ use std::io;
 /// How often a call is repeated that the kernel has no memory for.
 const TRIES: u32 = 8;
 
-/// What the kernel is asked for.
 trait System {
     fn membarrier(&self, command: libc::c_int) -> io::Result<()>;
     /// Has every processor that runs a thread of this process fence, by a change of a page's protection.
