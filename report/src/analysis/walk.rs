@@ -235,7 +235,6 @@ impl<'a> Walker<'a> {
 /// A thread, and the operation that it runs, of several the innermost.
 type Within = (TrackId, Option<OperationId>);
 
-/// What the threads of a trace ran.
 #[derive(Default)]
 struct Threads {
     /// What the submitter of each operation ran when it submitted that.

@@ -3,7 +3,6 @@
 use crate::Trace;
 use crate::model::{Counter, Lease, Nanos, Operation, OperationKind};
 
-/// What is counted, and in which unit.
 pub(crate) const COUNTERS: [(&str, &str); 3] =
     [("operations in flight", "operations"), ("bytes leased", "bytes"), ("fences pending", "fences")];
 
