@@ -18,9 +18,7 @@ use crate::{DeviceError, DeviceErrorKind};
 /// The time that the exit waits for calls that are under way. One that waits for the device may last for ever.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
-/// See the module.
 pub(crate) struct DriverExit {
-    /// In words.
     driver: &'static str,
     /// Closed when the process exits. Calls that are under way are its uses.
     calls: Rundown,
@@ -54,7 +52,6 @@ impl DriverExit {
         }
     }
 
-    /// True if calls are refused.
     pub(crate) fn has_begun(&self) -> bool {
         self.calls.is_closed()
     }

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use estafette_sync::sync::{Condvar, Mutex};
 
-/// The first piece.
 const PIECE_MIN: usize = 16 << 20;
 /// The largest, but of what one block needs. As many as a link shows to another process, 1,024, are 256 GiB.
 const PIECE_MAX: usize = 256 << 20;
@@ -40,7 +39,6 @@ pub struct Extents<S> {
 #[derive(Debug)]
 struct State<S> {
     extents: Vec<Extent<S>>,
-    /// A thread makes a piece.
     is_making: bool,
 }
 

@@ -19,7 +19,6 @@
 //! | [`host`], [`cpu`] | promises of the host; the worker pool |
 //! | [`sim`], `cuda`, `sycl` | the other backends; the last two are features, on by default |
 //! | [`conformance`] | the suite that every backend passes |
-//! | `debug` | the `Debug` of handles |
 //! | `counters` | counters of calls into a driver |
 //! | `current_guard` | a context that is current on a thread |
 //! | `log_panic` | foreign code, whose panics are contained and logged |
@@ -51,8 +50,8 @@
 //! - The number of a context in the device table is never given twice.
 //! - A driver measures device time only while a queue is asked for it ([`Queue::time`]).
 
-#[macro_use]
-mod debug;
+#[macro_use(debug_as)]
+extern crate estafette_sync;
 
 #[cfg(not(estafette_loom))]
 pub mod conformance;

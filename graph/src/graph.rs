@@ -1,7 +1,5 @@
 //! The graph, and the memory behind its variables and operations.
 
-use std::fmt;
-
 use estafette_sync::process::Generation;
 use estafette_sync::sync::Arc;
 
@@ -120,8 +118,4 @@ impl<V, T> Default for Graph<V, T> {
     }
 }
 
-impl<V, T> fmt::Debug for Graph<V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph").finish_non_exhaustive()
-    }
-}
+debug_as!([V, T] _graph: Graph<V, T>, "Graph");

@@ -55,6 +55,9 @@
 //!   others.
 #![doc(test(attr(deny(warnings))))]
 
+#[macro_use(debug_as)]
+extern crate estafette_sync;
+
 mod addresses;
 mod biased_lock;
 mod graph;

@@ -25,7 +25,6 @@ pub(crate) struct Registry<V, T> {
 pub(crate) struct RegistryState<V, T> {
     nodes: Vec<NonNull<VarNode<V, T>>>,
     next_id: u64,
-    /// Scans in progress.
     scans: usize,
     /// Nodes that were removed from the list during a scan.
     gone: Vec<NonNull<VarNode<V, T>>>,

@@ -15,6 +15,7 @@
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
 //! | [`process`] | what a forked child must not use, wait for or drop, and what it has of its own |
 //! | [`platform`] | what is Linux or x86-64 only, and its portable forms |
+//! | `debug` | the `Debug` of handles |
 //! | `mutex`, `local_key` | the mutex without poison; methods of `std`'s thread-locals for those of a model checker |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
 //! | `exhaustive` | under loom: thread-locals and statics as engines use them |
@@ -32,6 +33,9 @@ pub use simulated::{thread, time};
 pub use std::time;
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 pub use std::{hint, thread, thread_local};
+
+#[macro_use]
+mod debug;
 
 pub mod barrier;
 pub mod essential;

@@ -27,7 +27,6 @@ use crate::time::{Duration, Instant};
 
 /// Set once closed.
 const CLOSED: usize = 1;
-/// One use.
 const USE: usize = 2;
 
 /// See the module.

@@ -144,11 +144,7 @@ impl Default for ShardedCounter {
     }
 }
 
-impl std::fmt::Debug for ShardedCounter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShardedCounter").field("under_way", &self.under_way()).finish_non_exhaustive()
-    }
-}
+debug_as!(counter: ShardedCounter, "ShardedCounter({})", counter.under_way());
 
 /// All but [`release`](Self::release) only by the thread that has taken this shard.
 impl Shard {
@@ -180,14 +176,7 @@ impl Shard {
     }
 }
 
-impl std::fmt::Debug for Shard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shard")
-            .field("begun", &self.begun)
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(shard: Shard, "Shard({:?}, {:?})", shard.begun, shard.ended);
 
 #[cfg(all(test, not(estafette_loom)))]
 mod tests {

@@ -18,7 +18,6 @@
 //!
 //! The models at the end of this file check this with loom.
 
-use std::fmt;
 use std::mem::MaybeUninit;
 
 use crate::cell::UnsafeCell;
@@ -209,11 +208,7 @@ impl<T> TaggedSlot<T> {
     }
 }
 
-impl<T> fmt::Debug for TaggedSlot<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TaggedSlot").field("tag", &self.tag()).finish_non_exhaustive()
-    }
-}
+debug_as!([T] slot: TaggedSlot<T>, "TaggedSlot({})", slot.tag());
 
 #[cfg(all(test, estafette_loom))]
 #[allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
@@ -264,7 +259,6 @@ mod models {
             unsafe { self.slot.fill(tag, value) };
         }
 
-        /// A call with the handle of a value.
         fn call(&self, tag: u32) -> bool {
             let pinned = self.slot.pin(tag);
             if pinned {

@@ -5,6 +5,17 @@
 //! short). The model knows what each may return, and counts everything that was given away. At the end
 //! everything is released, and must have come back exactly once.
 
+/// A struct of options, or of counters, of the C interface: all bytes zero but the size.
+macro_rules! zeroed {
+    ($options:ident) => {{
+        // SAFETY: numbers and pointers, for which zero is a value.
+        let mut zeroed: $options = unsafe { std::mem::zeroed() };
+        zeroed.size = size_of::<$options>() as u32;
+        zeroed
+    }};
+}
+pub(crate) use zeroed;
+
 mod bytes;
 mod foreign_fence;
 pub(crate) mod function;

@@ -14,7 +14,6 @@ const KEPT_MAX: usize = 32;
 /// Elements of each tensor: leaking one in ten thousand would show in resident memory.
 const ELEMENTS: usize = 1024;
 
-/// What a churn did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Done {
     /// Tensors imported: as many deleters must run.
@@ -25,7 +24,6 @@ pub struct Done {
     pub arrow: usize,
     /// Round trips: exports that were imported again.
     pub derived: usize,
-    /// Operations submitted.
     pub operations: usize,
 }
 
@@ -54,7 +52,6 @@ struct Churn<'e> {
     done: Done,
 }
 
-/// What a consumer has.
 enum Exported {
     Managed(#[expect(dead_code, reason = "kept, and dropped")] ManagedTensor),
     Arrow(#[expect(dead_code, reason = "kept, and dropped")] (ArrowSchema, ArrowDeviceArray)),

@@ -27,9 +27,6 @@ thread_local! {
 }
 
 /// What `f` returns, and the bytes that the calling thread held at most while it ran, beyond those before.
-///
-/// # Panics
-/// When the process has another allocator: nothing would be counted.
 pub fn most_of_this_thread<R>(f: impl FnOnce() -> R) -> (R, usize) {
     let counted = of_this_thread();
     drop(std::hint::black_box(Box::new(0_u8)));
@@ -75,7 +72,6 @@ pub fn allocations() -> usize {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
-/// Bytes that are allocated in the process.
 pub fn bytes() -> usize {
     BYTES.load(Ordering::Relaxed)
 }

@@ -10,13 +10,11 @@ impl Dice {
         Self(seed)
     }
 
-    /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `sides`.
     pub fn roll(&mut self, sides: usize) -> usize {
         assert!(sides > 0, "dice have sides");
         (self.bits() % sides as u64) as usize
@@ -27,7 +25,6 @@ impl Dice {
         self.roll(times) == 0
     }
 
-    /// One of `choices`.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.roll(choices.len())]
     }
@@ -46,9 +43,6 @@ pub fn few_examples() -> bool {
 }
 
 /// The number that an environment variable holds, or `default`.
-///
-/// # Panics
-/// When it is set to something else.
 pub fn from_environment(variable: &str, default: u64) -> u64 {
     std::env::var(variable)
         .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))

@@ -13,10 +13,8 @@ use estafette::exchange::Abi;
 /// Flag of the versioned struct: the consumer must not write.
 pub const READ_ONLY: u64 = 1;
 
-/// `DLTensor`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-#[expect(missing_docs, reason = "the names are those of dlpack.h")]
 pub struct DLTensor {
     pub data: *mut c_void,
     pub device_type: i32,
@@ -30,20 +28,16 @@ pub struct DLTensor {
     pub byte_offset: u64,
 }
 
-/// `DLManagedTensor`.
 #[repr(C)]
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the names are those of dlpack.h")]
 pub struct Legacy {
     pub tensor: DLTensor,
     pub manager_ctx: *mut c_void,
     pub deleter: Option<unsafe extern "C" fn(*mut Legacy)>,
 }
 
-/// `DLManagedTensorVersioned`.
 #[repr(C)]
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the names are those of dlpack.h")]
 pub struct Versioned {
     pub major: u32,
     pub minor: u32,
@@ -76,9 +70,6 @@ impl Deleted {
     }
 
     /// Waits until `count` have run, and lets the reaper say that no more are on their way.
-    ///
-    /// # Panics
-    /// When it are fewer after a long time, or more.
     pub fn settle_at(&self, count: usize) {
         let deadline = Instant::now() + PATIENCE;
         let mut guard = self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +115,6 @@ impl Drop for Block {
 }
 
 impl Memory {
-    /// Memory that holds `values`.
     pub fn of(values: &[f32]) -> Self {
         let len = values.len();
         let data = Box::into_raw(Box::<[f32]>::from(values)).cast::<f32>();
@@ -137,9 +127,6 @@ impl Memory {
     }
 
     /// A one-dimensional versioned tensor of the elements from `start` on, changed by `edit`.
-    ///
-    /// # Panics
-    /// When it does not fit.
     pub fn versioned(
         &self,
         start: usize,
@@ -152,9 +139,6 @@ impl Memory {
     }
 
     /// The same in the legacy struct.
-    ///
-    /// # Panics
-    /// When it does not fit.
     pub fn legacy(
         &self,
         start: usize,
@@ -169,9 +153,6 @@ impl Memory {
     }
 
     /// An owned tensor of the elements from `start` on.
-    ///
-    /// # Panics
-    /// When it does not fit.
     pub fn tensor(&self, start: usize, len: usize, deleted: &Deleted) -> ManagedTensor {
         // SAFETY: a fresh tensor that describes its memory truly.
         unsafe { ManagedTensor::from_raw(self.versioned(start, len, deleted, |_| ()), Abi::Versioned) }

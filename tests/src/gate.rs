@@ -33,15 +33,11 @@ impl Gate {
         Self { op: op.expect("a permit for a gate"), completion }
     }
 
-    /// The operation.
     pub fn op(&self) -> &Op {
         &self.op
     }
 
     /// Waits until it has begun, and takes its completion.
-    ///
-    /// # Panics
-    /// When it was skipped.
     pub fn begun(self) -> Completion {
         // In an engine without workers this is what begins it.
         loop {

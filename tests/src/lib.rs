@@ -1,6 +1,12 @@
 //! Tests that span crates or need heavy development dependencies, and what they share: a watchdog that turns
 //! a hang into a loud failure, gates that tests open by hand, and a foreign library that counts its deleters.
 
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    reason = "only tests of this repository use what is public here"
+)]
+
 pub mod c_fuzz;
 pub mod churn;
 pub mod counting;

@@ -18,9 +18,6 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// lease, and the reaper has nothing more to give back.
 ///
 /// A value dropped a moment ago may be on its way out on another thread, so the check waits a little.
-///
-/// # Panics
-/// When something stays.
 pub fn assert_nothing_left(engines: &[&Engine]) {
     for engine in engines {
         let idle = || {

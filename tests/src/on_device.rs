@@ -18,7 +18,6 @@ pub fn sim(workers: usize, options: SimOptions) -> (Arc<SimDevice>, Engine, Watc
     (device, engine, watchdog)
 }
 
-/// An in-order queue.
 pub fn queue(device: &SimDevice) -> Arc<dyn Queue> {
     device.queue(false)
 }
@@ -45,13 +44,11 @@ impl Element {
         Self(tensor.data_ptr().expect("defined").cast_mut().cast())
     }
 
-    /// The value in memory.
     pub fn get(self) -> f32 {
         // SAFETY: the operation that this runs for keeps the memory and its order.
         unsafe { *self.0 }
     }
 
-    /// Puts `value` there.
     pub fn set(self, value: f32) {
         // SAFETY: as above.
         unsafe { *self.0 = value }

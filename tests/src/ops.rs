@@ -6,25 +6,16 @@ use estafette::wait::Status;
 use estafette::{Engine, Op, Tensor};
 
 /// An engine with that many workers.
-///
-/// # Panics
-/// When it does not start.
 pub fn engine(workers: usize) -> Engine {
     Engine::builder().workers(workers).build().expect("an engine starts")
 }
 
 /// A tensor of one element.
-///
-/// # Panics
-/// When the engine refuses.
 pub fn tensor(engine: &Engine, value: f32) -> Tensor {
     engine.from_vec(vec![value], &[1]).expect("a tensor of one element")
 }
 
 /// Overwrites `tensor`.
-///
-/// # Panics
-/// When the engine refuses.
 pub fn set(engine: &Engine, tensor: &Tensor, value: f32) -> Op {
     let op = engine.op("set").writes([tensor]).run(move |[], [mut tensor]| {
         tensor.as_mut_slice::<f32>()?.fill(value);
@@ -34,9 +25,6 @@ pub fn set(engine: &Engine, tensor: &Tensor, value: f32) -> Op {
 }
 
 /// Adds to `tensor` in place.
-///
-/// # Panics
-/// When the engine refuses.
 pub fn add(engine: &Engine, tensor: &Tensor, value: f32) -> Op {
     let op = engine.op("add").updates([tensor]).run(move |[], [], [mut tensor]| {
         tensor.as_mut_slice::<f32>()?.iter_mut().for_each(|element| *element += value);
@@ -46,25 +34,16 @@ pub fn add(engine: &Engine, tensor: &Tensor, value: f32) -> Op {
 }
 
 /// Overwrites `tensor` and fails.
-///
-/// # Panics
-/// When the engine refuses.
 pub fn fail(engine: &Engine, tensor: &Tensor, message: &'static str) -> Op {
     engine.op("fail").writes([tensor]).run(move |[], [_tensor]| Err(message.into())).expect("accepted")
 }
 
 /// Reads `tensor` and does nothing.
-///
-/// # Panics
-/// When the engine refuses.
 pub fn look(engine: &Engine, tensor: &Tensor) -> Op {
     engine.op("look").reads([tensor]).run(|[_tensor], []| Ok(())).expect("accepted")
 }
 
 /// What `tensor` holds, once it is ready.
-///
-/// # Panics
-/// When it has failed.
 pub fn get(tensor: &Tensor) -> f32 {
     tensor.to_vec::<f32>().expect("a good tensor")[0]
 }
@@ -80,17 +59,11 @@ pub fn waits(engine: &Engine, op: &Op) -> bool {
 }
 
 /// Polls `condition` until it holds: for changes that other threads make without a notification.
-///
-/// # Panics
-/// When it does not come to hold for a long time.
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     until_or(what, condition, String::new);
 }
 
 /// As [`until`]; `state` says what is in the way.
-///
-/// # Panics
-/// As [`until`].
 pub fn until_or(what: &str, mut condition: impl FnMut() -> bool, state: impl Fn() -> String) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {

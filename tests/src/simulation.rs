@@ -41,11 +41,9 @@ const TRIES_MAX: usize = 300;
 /// What an execution came to. Equal if everything in it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
-    /// The schedule.
     pub trace: Trace,
     /// What the bodies have read, as one number.
     pub digest: u64,
-    /// How the operations ended.
     pub counts: Counts,
     /// The simulated time that it took.
     pub took: Duration,
@@ -58,7 +56,6 @@ pub struct Failure {
     pub seed: u64,
     /// The operations that were kept of the program.
     pub kept: Vec<OpIndex>,
-    /// The fault found.
     pub message: String,
 }
 
@@ -200,17 +197,11 @@ pub fn simulate(
 }
 
 /// Runs `body` under so many schedules, in which nothing moves the clock.
-///
-/// # Panics
-/// When one of them fails; the message before says which.
 pub fn explore(schedules: u64, body: impl Fn() + Send + Sync + 'static) {
     explore_with(schedules, Seeded::without_clock, body);
 }
 
 /// Runs `body` under so many schedules, with a clock: for protocols in which a time ends something.
-///
-/// # Panics
-/// As [`explore`], and when something still waits after ten minutes of simulated time.
 pub fn explore_in_time(schedules: u64, body: impl Fn() + Send + Sync + 'static) {
     explore_with(schedules, Seeded::new, move || {
         clock::start(LIMIT, String::new);

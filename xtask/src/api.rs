@@ -17,7 +17,7 @@ const C_CRATE: &str = "estafette-c";
 /// Documents the crates, and compares the listings or replaces them; true when the stored ones are right.
 pub fn run(save: bool) -> Result<bool, String> {
     let target = shell::target()?;
-    shell::run(docs(&target)?)?;
+    shell::run(&mut docs(&target)?)?;
     if save {
         for (name, listing) in listings(&target)? {
             install::write(&shell::root().join(FOLDER).join(name), &listing)?;

@@ -44,17 +44,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
         return Err("--input needs one target".into());
     }
     let target = shell::target()?;
-    shell::run(build(&target)?)?;
+    shell::run(&mut build(&target)?)?;
     let (target, host) = (target.join("fuzz"), host()?);
     let program = target.join(&host).join("checked/fuzz");
     let mut failed = Vec::new();
     for name in &options.targets {
         let outcome = match &options.input {
-            Some(input) => {
-                let mut command = of(&program, name);
-                command.arg(input);
-                shell::run(command)
-            }
+            Some(input) => shell::run(of(&program, name).arg(input)),
             None => Session::new(&target, &program, name)?.run(options),
         };
         failed.extend(outcome.err());
@@ -96,7 +92,6 @@ struct Session<'a> {
     kept: PathBuf,
     /// What runs have found so far.
     work: PathBuf,
-    /// Inputs that fail.
     failing: PathBuf,
     scratch: PathBuf,
 }
@@ -137,7 +132,7 @@ impl<'a> Session<'a> {
         command.args(["-print_final_stats=1", "-use_value_profile=1"]);
         command.arg(format!("-artifact_prefix={}/", self.failing.display()));
         command.args([&self.work, &self.kept]);
-        let fuzzed = shell::run(command).map_err(|message| {
+        let fuzzed = shell::run(&mut command).map_err(|message| {
             format!(
                 "{message}; the input is in {}: `cargo xtask fuzz {} --input FILE`",
                 self.failing.display(),
@@ -158,7 +153,7 @@ impl<'a> Session<'a> {
         named.iter().try_for_each(|path| copy(path, &fewest))?;
         let mut merge = of(self.program, self.name);
         merge.args(["-merge=1", "-use_counters=0"]).args([&fewest, &self.kept, &self.work]);
-        shell::run(merge)?;
+        shell::run(&mut merge)?;
         for path in hashes {
             std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         }

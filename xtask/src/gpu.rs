@@ -38,7 +38,7 @@ pub struct Options {
 /// Runs the suite, or packs it; true when nothing failed.
 pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
-    shell::run(shell::cargo(&target, &["build", "--release", "--package", "estafette-gpu-suite"]))?;
+    shell::run(&mut shell::cargo(&target, &["build", "--release", "--package", "estafette-gpu-suite"]))?;
     let suite = target.join("release").join("gpu-suite");
     match &options.package {
         Some(folder) => package(&suite, &device_tests(&target)?, folder).map(|()| true),
@@ -72,9 +72,7 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
     let python = std::env::var("ESTAFETTE_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let site = target.join("gpu-site");
     dist::remove_folder(&site)?;
-    let mut unpack = shell::command(&python);
-    unpack.args(["-m", "zipfile", "-e"]).args([&wheel, &site]);
-    shell::run(unpack)?;
+    shell::run(shell::command(&python).args(["-m", "zipfile", "-e"]).args([&wheel, &site]))?;
     let mut command = shell::command(suite);
     command.args(["--files", FILES, "--python", &python]).env("PYTHONPATH", &site);
     command.arg("--tests").arg(device_tests(target)?);
@@ -94,9 +92,7 @@ fn package(suite: &Path, tests: &Path, folder: &Path) -> Result<(), String> {
     for (program, name) in [(suite, "gpu-suite"), (tests, "cuda-tests")] {
         let packed = folder.join(name);
         copy(program, &packed)?;
-        let mut strip = shell::command("strip");
-        strip.arg(&packed);
-        shell::run(strip)?;
+        shell::run(shell::command("strip").arg(&packed))?;
     }
     copy(&wheel, &folder.join(wheel.file_name().unwrap_or_default()))?;
     copy_python(FILES, &python)?;

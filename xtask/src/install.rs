@@ -20,7 +20,6 @@ const FILES: [(&str, &str); 5] = [
     ("install/estafette.supp", "share/estafette/estafette.supp"),
 ];
 
-/// What names the version.
 const VERSIONED: [(&str, &str); 2] = [
     ("install/estafette.pc.in", "lib/pkgconfig/estafette.pc"),
     ("install/estafetteConfigVersion.cmake.in", "lib/cmake/estafette/estafetteConfigVersion.cmake"),
@@ -59,14 +58,14 @@ pub fn run(options: &Options) -> Result<bool, String> {
         "dev" => ([&BUILD_FOR_TESTS, TESTED].concat(), "debug"),
         other => ([&BUILD[..], &["--profile", other]].concat(), other),
     };
-    shell::run(shell::cargo(&target, &build))?;
+    shell::run(&mut shell::cargo(&target, &build))?;
     copy_from(&target.join(folder), &options.prefix)
 }
 
 /// The library of a release: optimized as a whole, and linked for systems with an older C library.
 pub fn run_portable(prefix: &Path) -> Result<bool, String> {
     let target = shell::target()?;
-    shell::run(build_portable(&target)?)?;
+    shell::run(&mut build_portable(&target)?)?;
     copy_from(&target.join("dist"), prefix)
 }
 

@@ -33,7 +33,7 @@ pub fn run(save: bool) -> Result<bool, String> {
         );
     }
     let target = shell::target()?;
-    shell::run(shell::cargo(&target, &["build", "--release", "--package", "estafette-cli"]))?;
+    shell::run(&mut shell::cargo(&target, &["build", "--release", "--package", "estafette-cli"]))?;
     let program = target.join("release/estafette");
     let mut found = Vec::new();
     for workload in WORKLOADS {

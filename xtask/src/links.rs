@@ -20,7 +20,6 @@ const GIB_MAX: u64 = 4;
 
 /// Beyond which a row misses its goal.
 enum Limit {
-    /// The median is at most this.
     Median(f64),
     /// Every round is at most this: for what is measured too few times for a percentile.
     Each(f64),
@@ -203,7 +202,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
         shell::cargo(&target, &[&arguments, last].concat())
     };
     for package in ["estafette-links", "benches"] {
-        shell::run(bench(package, &["--no-run"]))?;
+        shell::run(&mut bench(package, &["--no-run"]))?;
     }
     // Described now: the run itself puts load on the machine.
     let machine = machine::describe();

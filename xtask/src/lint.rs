@@ -30,12 +30,12 @@ pub fn run() -> Result<bool, String> {
     let models = MODELS.iter().chain([&SIMULATION]);
     checks.extend(models.map(|model| lint_of_models(&target, model)));
     checks.push(other_docs(&target)?);
-    for check in checks {
-        if let Err(message) = shell::run(check) {
+    for mut check in checks {
+        if let Err(message) = shell::run(&mut check) {
             failed.push(message);
         }
     }
-    match shell::run(api::docs(&target)?) {
+    match shell::run(&mut api::docs(&target)?) {
         Ok(()) => failed.append(&mut api::check(&target)?),
         Err(message) => failed.push(message),
     }

@@ -33,18 +33,14 @@ impl Trained {
         let counting = Self { flags: format!("-Cprofile-generate={}", counts.display()), target };
         let mut build = environment.wheel_command(Build::Release, &wheels)?;
         counting.apply(&mut build)?;
-        shell::run(build)?;
+        shell::run(&mut build)?;
         // Not installed: whatever imported it later would count too.
         let site = wheels.join("site");
         let mut unpack = environment.command(&["-m", "zipfile", "-e"]);
         unpack.args([&file_with(&wheels, ".whl")?, &site]);
-        shell::run(unpack)?;
-        let mut train = environment.command(TRAINING);
-        train.env("PYTHONPATH", &site);
-        shell::run(train)?;
-        let mut sum = shell::command(merge);
-        sum.args(["merge", "--output"]).arg(&profile).arg(&counts);
-        shell::run(sum)?;
+        shell::run(&mut unpack)?;
+        shell::run(environment.command(TRAINING).env("PYTHONPATH", &site))?;
+        shell::run(shell::command(merge).args(["merge", "--output"]).arg(&profile).arg(&counts))?;
         Ok(Self { flags: format!("-Cprofile-use={}", profile.display()), ..counting })
     }
 

@@ -100,7 +100,7 @@ impl Environment {
         } else {
             let mut make = shell::command(interpreter()?);
             make.args(["-m", "venv", "--clear"]).arg(&environment.path);
-            shell::run(make)?;
+            shell::run(&mut make)?;
         }
         // pip installs uv, and uv all else.
         let uv = if contents == UV { None } else { Self::bring_up_to_date(UV).ok() };
@@ -212,7 +212,7 @@ impl Environment {
         if let Some(trained) = trained {
             trained.apply(&mut build)?;
         }
-        shell::run(build)?;
+        shell::run(&mut build)?;
         dist::file_with(&folder, ".whl")
     }
 
@@ -236,7 +236,7 @@ impl Environment {
     pub fn install(&self, wheel: &Path) -> Result<(), String> {
         let mut install = self.command(&["-m", "pip", "install", "--disable-pip-version-check", "--quiet"]);
         install.args(["--no-index", "--no-deps", "--force-reinstall"]).arg(wheel);
-        shell::run(install)
+        shell::run(&mut install)
     }
 }
 

@@ -30,7 +30,7 @@ pub fn run(upgrade: bool) -> Result<bool, String> {
         lock.args(contents.bare.then_some("--no-deps"));
         lock.args(upgrade.then_some("--upgrade"));
         lock.args([format!("{name}.in"), "--output-file".into(), format!("{name}.txt")]);
-        shell::run(lock)?;
+        shell::run(&mut lock)?;
     }
     Ok(true)
 }

@@ -45,10 +45,10 @@ pub fn answers(program: &str, arguments: &[&str]) -> bool {
 }
 
 /// Runs a command that must succeed, with its output going where ours goes.
-pub fn run(mut command: Command) -> Result<(), String> {
-    announce(&command);
-    let status = command.status().map_err(|error| cannot_start(&command, &error))?;
-    if status.success() { Ok(()) } else { Err(format!("`{}`: {status}", describe(&command))) }
+pub fn run(command: &mut Command) -> Result<(), String> {
+    announce(command);
+    let status = command.status().map_err(|error| cannot_start(command, &error))?;
+    if status.success() { Ok(()) } else { Err(format!("`{}`: {status}", describe(command))) }
 }
 
 /// What a command that must succeed prints on its standard output.
@@ -69,7 +69,6 @@ pub fn passed(failed: &[String]) -> bool {
 
 /// How a watched command ended.
 pub enum Ended {
-    /// By itself.
     Exit(ExitStatus),
     /// It was still running at its limit and was killed, with everything it had started.
     OverLimit,

@@ -13,7 +13,7 @@ pub fn run() -> Result<bool, String> {
     let target = shell::target()?;
     let (site, rust) = (target.join("site"), target.join("site/reference/rust"));
     let tools = Environment::prepare(SITE)?;
-    shell::run(published_docs(&target))?;
+    shell::run(&mut published_docs(&target))?;
     // A page whose source is gone must not stay.
     dist::remove_folder(&site)?;
     let mut build =
@@ -23,11 +23,9 @@ pub fn run() -> Result<bool, String> {
         .arg(target.join("site-doctrees"))
         .arg(".")
         .arg(&site);
-    shell::run(build)?;
+    shell::run(&mut build)?;
     install::make_folder(&rust)?;
-    let mut copy = shell::command("cp");
-    copy.arg("-r").arg(target.join("published/doc/.")).arg(&rust);
-    shell::run(copy)?;
+    shell::run(shell::command("cp").arg("-r").arg(target.join("published/doc/.")).arg(&rust))?;
     println!("{}", site.join("index.html").display());
     Ok(true)
 }

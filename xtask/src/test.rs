@@ -49,7 +49,6 @@ enum Outcome {
     Skipped(String),
 }
 
-/// One line of the closing table.
 struct Line {
     suite: &'static str,
     outcome: Outcome,
@@ -339,7 +338,6 @@ const WHEEL_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// The priority of [`IDLE`] suites: above that of builds, so that what is built is used, and a tenth of what the other suites get.
 const NICENESS: &str = "10";
 
-/// What one command has printed.
 #[derive(Default)]
 struct Seen {
     /// It has to execute a test.

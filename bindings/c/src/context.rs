@@ -44,7 +44,6 @@ impl Drop for Context {
 /// The context of a function that was called. It is given up when the work of the function is over.
 #[allow(dead_code, reason = "it is held, and dropped")]
 pub(crate) enum BodyContext {
-    /// Of an operation.
     Own(Context),
     /// Of a node, which every replay calls with the same one, or of an operation with `on_skip`.
     Shared(Arc<Context>),

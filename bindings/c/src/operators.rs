@@ -225,7 +225,6 @@ pub unsafe extern "C" fn estafette_call_operator_with(
     entry(|| unsafe { call.submit(engine, options, op) })
 }
 
-/// The arguments of a call.
 struct Call {
     name: *const c_char,
     inputs: (*const *mut estafette_tensor, usize),

@@ -112,7 +112,6 @@ impl Kind {
     }
 }
 
-/// The handle that `tag` and `number` make.
 pub(crate) fn handle<H>(tag: u32, number: u32) -> *mut H {
     std::ptr::without_provenance_mut(((u64::from(tag) << 32) | u64::from(number)) as usize)
 }
@@ -158,7 +157,6 @@ thread_local! {
     static KEPT: RefCell<Kept> = RefCell::default();
 }
 
-/// The places of one kind, each with an `S`.
 pub(crate) struct Places<S> {
     kind: Kind,
     chunks: [OnceLock<Box<[S]>>; CHUNKS],

@@ -29,7 +29,6 @@ static PROGRAMS: Table<Mutex<Stage>> = Table::new(Kind::Program);
 
 #[derive(Debug)]
 enum Stage {
-    /// With the contexts of the nodes.
     Recording(Box<ProgramBuilder>, Contexts),
     Ready(Program),
     /// It is being finished, or could not be: then the contexts stay until it is destroyed.

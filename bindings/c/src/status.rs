@@ -96,7 +96,6 @@ impl estafette_status {
         (ESTAFETTE_INTERRUPTED, c"a signal ended the wait"),
     ];
 
-    /// The status with that number.
     pub(crate) fn of_number(number: i32) -> Option<Self> {
         Self::ALL.iter().map(|(status, _)| *status).find(|status| *status as i32 == number)
     }

@@ -231,7 +231,6 @@ pub unsafe extern "C" fn estafette_produce_with(
     entry(|| unsafe { produce(engine, options, work, out, op) })
 }
 
-/// No tensors.
 const NONE: (*const *mut estafette_tensor, usize) = (std::ptr::null(), 0);
 
 /// # Safety
@@ -373,7 +372,6 @@ fn with_context<'e, R: Operands, W: Operands, U: Operands>(
     (permit, BodyContext::Shared(context))
 }
 
-/// No device.
 const HOST: DLDevice = DLDevice { device_type: DeviceType(0), device_id: 0 };
 
 /// The queue for work on `device`; `None` for the host.

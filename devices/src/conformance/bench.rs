@@ -40,7 +40,6 @@ impl<'a> Bench<'a> {
         self.harness.fill(queue, memory, value).expect("a queue that has not failed takes work");
     }
 
-    /// Copies all of `from` to `to` on `queue`.
     pub(super) fn copy(&self, queue: &dyn Queue, from: &Allocation, to: &Allocation) {
         assert_eq!(from.len(), to.len());
         // SAFETY: checks settle what they enqueue before they drop their memory (a failing check panics and

@@ -28,7 +28,6 @@ mod ordering;
 mod program;
 mod reactor;
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -118,11 +117,7 @@ impl Drop for Blocked {
     }
 }
 
-impl fmt::Debug for Blocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocked").finish_non_exhaustive()
-    }
-}
+debug_as!(_blocked: Blocked, "Blocked");
 
 /// Why a check does not apply to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -77,7 +77,6 @@ mod modelled {
             self.0.steal()
         }
 
-        /// A batch of one.
         pub(in super::super) fn steal_batch_and_pop(&self, _own: &Worker<J>) -> Steal<J> {
             self.0.steal()
         }

@@ -454,15 +454,7 @@ impl<J: Job> Drop for Pool<J> {
     }
 }
 
-impl<J: Job> fmt::Debug for Pool<J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool")
-            .field("name", &self.shared.name)
-            .field("workers", &self.shared.workers)
-            .field("sleep", &self.shared.sleep)
-            .finish_non_exhaustive()
-    }
-}
+debug_as!([J: Job] pool: Pool<J>, "Pool({:?}, {} workers)", pool.shared.name, pool.shared.workers);
 
 /// While it lives, a spare thread covers the worker that called [`Pool::blocking`]. It stays on that thread.
 #[must_use = "the worker counts as blocked while the guard lives"]
@@ -492,8 +484,4 @@ impl<J: Job> Drop for BlockingGuard<J> {
     }
 }
 
-impl<J: Job> fmt::Debug for BlockingGuard<J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlockingGuard").field("on_worker", &self.shared.is_some()).finish()
-    }
-}
+debug_as!([J: Job] guard: BlockingGuard<J>, "BlockingGuard(on a worker: {})", guard.shared.is_some());

@@ -46,7 +46,6 @@ pub(super) struct PrioritizedJob<J> {
 /// Whose turn it is when a take goes by age. The number grows from one such take to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
-    /// An ordinary job.
     Ordinary(u32),
     /// The job with a priority that arrived first.
     Oldest,

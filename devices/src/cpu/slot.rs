@@ -1,7 +1,6 @@
 //! Slots: the right of a thread that is no worker to run jobs which share a lock, while it waits for one of them.
 
 use std::cell::Cell;
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -85,11 +84,7 @@ impl<J: Job> Drop for ConcurrencySlot<'_, J> {
     }
 }
 
-impl<J: Job> fmt::Debug for ConcurrencySlot<'_, J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConcurrencySlot").finish_non_exhaustive()
-    }
-}
+debug_as!([J: Job] _slot: ConcurrencySlot<'_, J>, "ConcurrencySlot");
 
 /// A thread that waits for a job: see [`Pool::begin_wait`].
 #[must_use = "the wait lasts until the guard is dropped"]
@@ -111,8 +106,4 @@ impl<J: Job> Drop for WaitGuard<'_, J> {
     }
 }
 
-impl<J: Job> fmt::Debug for WaitGuard<'_, J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WaitGuard").finish_non_exhaustive()
-    }
-}
+debug_as!([J: Job] _guard: WaitGuard<'_, J>, "WaitGuard");

@@ -283,7 +283,6 @@ pub(super) struct Threads<J> {
     left: Condvar,
     /// More spare threads are active than workers are blocked: a hint to look, read without the lock.
     surplus: AtomicBool,
-    /// Of each thread, in bytes.
     stack_size: usize,
 }
 

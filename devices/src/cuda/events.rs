@@ -43,7 +43,6 @@ impl Purpose {
 #[derive(Default)]
 pub(super) struct Events(Mutex<Vec<Handle<CUevent>>>);
 
-/// One use of an event.
 pub(super) struct Event {
     context: Arc<Context>,
     raw: Handle<CUevent>,
@@ -53,7 +52,6 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// An event for one record.
     fn acquire(context: &Arc<Context>, purpose: Purpose) -> Result<Arc<Self>, DeviceError> {
         let reused = context.events(purpose).take();
         let raw = reused.map_or_else(|| create(context, purpose), Ok)?;
@@ -148,7 +146,6 @@ pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceErr
     }
 }
 
-/// Destroys an event that nothing holds.
 pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
     if is_driver_gone() {
         return;

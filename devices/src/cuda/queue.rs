@@ -46,7 +46,6 @@ struct Waits {
 enum Behind {
     /// An event, whether it is ours, and its context.
     Event(CUevent, Option<Arc<Event>>, Arc<Context>),
-    /// A point in a capture.
     Captured(CUevent, Option<u64>),
     Done,
     /// Only the host can wait for it.
@@ -181,7 +180,6 @@ impl CudaQueue {
         &self.context
     }
 
-    /// The stream, if it is ours.
     pub(super) fn stream(&self) -> Option<&Arc<Stream>> {
         match &self.kind {
             Kind::Own(stream) => Some(stream),

@@ -222,7 +222,6 @@ impl QueueState {
         }
     }
 
-    /// The first event that covers `sequence`.
     pub(super) fn covering(&self, sequence: u64) -> Option<Arc<Event>> {
         let at = self.marks.partition_point(|(number, _)| *number < sequence);
         self.marks.get(at).map(|(_, event)| Arc::clone(event))

@@ -34,7 +34,6 @@ struct ReferenceEvent {
     set_ns: u64,
     /// Between the device's clock and the host's.
     clock: Mutex<ClockBracket>,
-    /// Where the event is.
     _stream: Arc<Stream>,
 }
 

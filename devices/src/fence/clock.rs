@@ -19,7 +19,6 @@
 //! other queue. Its records cover everything enqueued before, which makes their numbers ordered among
 //! themselves.
 
-use std::fmt;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -54,11 +53,7 @@ impl Clock {
     }
 }
 
-impl fmt::Debug for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.entries().iter().copied()).finish()
-    }
-}
+debug_as!(clock: Clock, "{:?}", clock.entries());
 
 /// The clock of one queue. Lives under the lock that the queue holds while it enqueues.
 #[derive(Debug)]

@@ -28,7 +28,6 @@ const POINT: u64 = 0;
 
 /// Pending. Changes once, to one of the other two.
 const PENDING: u8 = 0;
-/// Done. Final.
 const DONE: u8 = 1;
 /// Failed; the error is in [`Subscribed::failure`]. Final.
 const FAILED: u8 = 2;

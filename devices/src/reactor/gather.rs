@@ -11,7 +11,6 @@ pub(super) struct Gather<F, W> {
     /// Fences that have not settled, plus one while fences are being added.
     missing: AtomicUsize,
     rest: Mutex<Rest<F>>,
-    /// Returns true while the call is wanted.
     wanted: W,
 }
 

@@ -1,5 +1,5 @@
+use std::mem;
 use std::sync::Arc;
-use std::{fmt, mem};
 
 use estafette_sync::essential::essential;
 use estafette_sync::sleeper::has_spare_cores;
@@ -25,7 +25,6 @@ const YIELD_TIME: Duration = Duration::from_millis(20);
 /// The same where a driver has to be asked. Asking takes a microsecond, and holds up other calls of the driver: beside a
 /// thread that asks without pause, `cuLaunchKernel` takes 19 µs instead of 4.
 const DRIVER_YIELD_TIME: Duration = Duration::from_micros(200);
-/// The first nap.
 const NAP_MIN: Duration = Duration::from_micros(50);
 /// The longest nap, and so the longest that a settled fence goes unobserved.
 const NAP_MAX: Duration = Duration::from_millis(1);
@@ -153,11 +152,7 @@ struct Observed {
     held: usize,
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("armed", &self.armed).finish_non_exhaustive()
-    }
-}
+debug_as!(shared: Shared, "Shared({:?})", shared.armed);
 
 /// The pause between sweeps: spin, then yield, then nap.
 #[derive(Default)]

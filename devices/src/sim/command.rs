@@ -14,12 +14,10 @@ use super::timing::SimTiming;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct CommandId(pub(super) u64);
 
-/// The effect of a task.
 pub(super) type Work = Box<dyn FnOnce() + Send>;
 
 pub(super) struct Command {
     pub(super) queue: QueueId,
-    /// Its number on the queue, from 1.
     pub(super) number: u64,
     pub(super) kind: CommandKind,
     pub(super) missing: usize,
@@ -55,7 +53,6 @@ pub(super) enum QueueKind {
     OutOfOrder {
         /// Unfinished waits: later tasks wait for them.
         waits: Vec<CommandId>,
-        /// The last mark and its number on the queue.
         last_mark: Option<(CommandId, u64)>,
         marks: u64,
     },

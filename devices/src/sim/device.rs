@@ -232,7 +232,6 @@ impl Device for SimDevice {
         Ok(SimQueue::new(&self.core, self.core.options.out_of_order))
     }
 
-    /// A handle is the number of a queue.
     unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
         let queue = self.core.handles.lock().get(&handle).and_then(Weak::upgrade);
         let queue = queue.ok_or_else(|| {

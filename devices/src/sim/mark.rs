@@ -18,7 +18,6 @@ pub(super) struct SimMark {
     pub(super) device: DLDevice,
     pub(super) notify: SimNotify,
     pub(super) counters: Arc<Counters>,
-    /// Its command in the schedule of its device.
     pub(super) command: CommandId,
     pub(super) signal: HostEvent,
     /// True if the host has seen that it is done; see [`super::timeline::SimTimeline`].

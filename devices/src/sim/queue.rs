@@ -19,7 +19,6 @@ pub struct SimQueue {
     pub(super) core: Arc<Core>,
     id: QueueId,
     in_order: bool,
-    /// True if its owner is capturing a graph.
     capturing: AtomicBool,
 }
 
@@ -78,7 +77,6 @@ impl SimQueue {
         })
     }
 
-    /// The fence of everything that is enqueued on this device.
     pub(super) fn record_everything(&self) -> Result<Fence, DeviceError> {
         self.core.change(|schedule, effects| {
             schedule.check(self.id)?;

@@ -42,7 +42,6 @@ pub(super) struct Completing {
 /// Calls that follow a change, under no lock.
 #[derive(Default)]
 pub(super) struct Effects {
-    /// Subscribers to be notified.
     pub(super) ready: Vec<Ready>,
     /// Work that will never run, to be dropped.
     pub(super) dropped: Vec<Work>,
@@ -220,7 +219,6 @@ impl Schedule {
         (mark, sequence, clock)
     }
 
-    /// The unfinished command number `number` of an in-order queue.
     pub(super) fn unfinished(&self, queue: QueueId, number: u64) -> Option<CommandId> {
         self.queues.get(&queue)?.pending.get(&number).copied()
     }

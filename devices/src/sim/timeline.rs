@@ -127,11 +127,4 @@ impl Timeline for SimTimeline {
     }
 }
 
-impl std::fmt::Debug for TimelineState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TimelineState")
-            .field("failure", &self.failure)
-            .field("recorded", &self.recorded)
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(state: TimelineState, "TimelineState({:?})", state.failure);

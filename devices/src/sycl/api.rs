@@ -14,7 +14,6 @@ pub(super) type ErrorHandler = extern "C" fn(c_int);
 
 /// All backends and all device types: `DPCTL_ALL_BACKENDS | DPCTL_ALL`.
 pub(super) const ALL_DEVICES: c_int = (0b1_1111 << 16) | 0b11_1111;
-/// `DPCTLSyclBackendType`.
 pub(super) const BACKEND_CUDA: u32 = 1 << 16;
 pub(super) const BACKEND_LEVEL_ZERO: u32 = 1 << 17;
 pub(super) const BACKEND_OPENCL: u32 = 1 << 18;

@@ -42,7 +42,6 @@ pub(super) struct Shared {
     /// True if events announce themselves.
     pub(super) pushes: bool,
     pub(super) counters: Counters,
-    /// The bracket around its clock.
     pub(super) clock: Mutex<ClockBracket>,
     device: Handle,
     name: String,

@@ -36,7 +36,6 @@ pub(super) fn catch(wait: impl FnOnce()) -> Result<(), DeviceError> {
     CAUGHT.take().map_or(Ok(()), |code| Err(failed(code.into())))
 }
 
-/// The error of a command that failed on the device.
 pub(super) fn failed(code: i64) -> DeviceError {
     DeviceError::new(DeviceErrorKind::Fault, "a command failed on the SYCL device").with_code(code)
 }

@@ -35,7 +35,6 @@ pub(super) struct Progress {
 
 #[derive(Debug, Default)]
 struct ProgressState {
-    /// Ascending.
     marks: VecDeque<(u64, Arc<Event>)>,
     /// Length of `marks` at which they are looked through next.
     look_at: usize,
@@ -122,7 +121,6 @@ impl Progress {
         inner.marks.get(at).map(|(_, event)| Arc::clone(event))
     }
 
-    /// The first number after `sequence`, with its event.
     fn after(&self, sequence: u64) -> Option<(u64, Arc<Event>)> {
         let inner = self.inner.lock();
         let at = inner.marks.partition_point(|(number, _)| *number <= sequence);

@@ -24,7 +24,6 @@ use super::event::Event;
 use super::exit;
 use super::handle::Handle;
 
-/// `CL_COMPLETE`.
 const COMPLETE: c_int = 0;
 
 type Callback = extern "C" fn(*mut c_void, c_int, *mut c_void);

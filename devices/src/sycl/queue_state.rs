@@ -29,7 +29,6 @@ pub(super) struct QueueState {
     handles: SmallVec<[Native; 1]>,
     /// As many, for when commands are measured, or, meanwhile, for when they are not.
     others: SmallVec<[Native; 1]>,
-    /// True if `handles` are those with profiling.
     profiles: bool,
     /// The timings of what is enqueued until the next record.
     timings: SmallVec<[Arc<Commands>; 1]>,
@@ -45,7 +44,6 @@ pub(super) struct QueueState {
     fresh: Vec<Arc<Event>>,
     /// True if one of them waits for `newest`, so that its end implies that one's.
     covers_newest: bool,
-    /// The event of the last number.
     newest: Option<Arc<Event>>,
     /// True if the native handle was given out: foreign code may have enqueued commands unknown here.
     touched: bool,
@@ -54,7 +52,6 @@ pub(super) struct QueueState {
     held_back: SmallVec<[(usize, Arc<Event>); 1]>,
 }
 
-/// A queue of the runtime.
 pub(super) struct Native {
     handle: Handle,
     /// For devices whose commands stay until they are flushed.

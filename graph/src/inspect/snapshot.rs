@@ -168,11 +168,7 @@ impl<'a, D> Explained<'a, D> {
     }
 }
 
-impl<D> std::fmt::Debug for Explained<'_, D> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Explained").finish_non_exhaustive()
-    }
-}
+debug_as!([D] _explained: Explained<'_, D>, "Explained");
 
 impl VarView {
     /// The accesses that the one at `position` directly waits for, given the last write ahead of it.

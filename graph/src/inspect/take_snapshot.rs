@@ -90,7 +90,6 @@ struct Found<V, T> {
     accesses: Vec<(VarId, AccessMode, bool)>,
 }
 
-/// The locks of a set of variables.
 struct LockedVars<'a, V, T> {
     set: &'a mut Vec<Node<V, T>>,
     members: Set<Node<V, T>>,

@@ -12,8 +12,6 @@
 //! afterwards: if every operation that was found waiting still waits, the whole result was true at the moment
 //! when the walk ended.
 
-use std::fmt;
-
 use crate::addresses::Map;
 use crate::graph::Graph;
 use crate::id::OpId;
@@ -300,8 +298,4 @@ impl<V, T, D> Walk<'_, V, T, D> {
     }
 }
 
-impl<V, T, D> fmt::Debug for Walk<'_, V, T, D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Walk").field("found", &self.found.len()).finish_non_exhaustive()
-    }
-}
+debug_as!([V, T, D] walk: Walk<'_, V, T, D>, "Walk({} found)", walk.found.len());

@@ -1,6 +1,5 @@
 //! One access of one operation to one variable, as it is linked into the variable's queue.
 
-use std::fmt;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 
@@ -234,8 +233,4 @@ impl<V, T> Clone for Target<V, T> {
 
 impl<V, T> Copy for Target<V, T> {}
 
-impl<V, T> fmt::Debug for Target<V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of {:p}", self.mode(), self.node())
-    }
-}
+debug_as!([V, T] target: Target<V, T>, "{:?} of {:p}", target.mode(), target.node());

@@ -1,6 +1,5 @@
 //! The work that is left after the completion of an operation.
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use crate::operation::block::{Block, BlockPtr};
@@ -126,8 +125,4 @@ impl<V, T> Drop for Completed<V, T> {
     }
 }
 
-impl<V, T> fmt::Debug for Completed<V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completed").field("has_granted", &self.has_granted()).finish_non_exhaustive()
-    }
-}
+debug_as!([V, T] completed: Completed<V, T>, "Completed(has granted: {})", completed.has_granted());

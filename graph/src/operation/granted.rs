@@ -1,6 +1,5 @@
 //! The right to proceed, and its end.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::mem;
 use std::ptr::NonNull;
@@ -208,11 +207,7 @@ impl<V, T> Drop for Granted<V, T> {
     }
 }
 
-impl<V, T> fmt::Debug for Granted<V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Granted").field("id", &self.id()).finish_non_exhaustive()
-    }
-}
+debug_as!([V, T] granted: Granted<V, T>, "Granted({})", granted.id());
 
 // SAFETY: the token may complete on another thread, where it may drop `T` and `V`; its payload may at the
 // same time be shared through an `OpRef`.
@@ -250,11 +245,7 @@ impl<V, T> GrantedAccess<'_, V, T> {
     }
 }
 
-impl<V, T> fmt::Debug for GrantedAccess<'_, V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of {}", self.mode(), self.var())
-    }
-}
+debug_as!([V, T] access: GrantedAccess<'_, V, T>, "{:?} of {}", access.mode(), access.var());
 
 /// Completes one access: runs `finish`, unlinks the access, and grants what may go next.
 ///

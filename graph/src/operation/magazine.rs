@@ -181,7 +181,6 @@ impl<V, T> TypedMagazine<'_, V, T> {
         head
     }
 
-    /// Takes the list that is being filled.
     fn take_list(&self) -> List<V, T> {
         self.magazine.count.set(0);
         let ends = self.magazine.head.take().zip(self.magazine.tail.take());

@@ -1,7 +1,5 @@
 //! Counted references to operations.
 
-use std::fmt;
-
 use crate::id::OpId;
 use crate::operation::block::{Block, BlockPtr};
 
@@ -89,11 +87,7 @@ impl<V, T> PartialEq for OpRef<V, T> {
 
 impl<V, T> Eq for OpRef<V, T> {}
 
-impl<V, T> fmt::Debug for OpRef<V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpRef").field("id", &self.id()).finish_non_exhaustive()
-    }
-}
+debug_as!([V, T] op: OpRef<V, T>, "OpRef({})", op.id());
 
 // SAFETY: a reference lends `&T` to any thread (`T: Sync`), and the last one drops `T` and perhaps the
 // graph's memory with its `V`s wherever it is dropped (`Send`).

@@ -174,7 +174,6 @@ impl<V, T> Slab<V, T> {
             .find_map(|shard| shard.with(|free| free.list.ends.take().map(|ends| List { ends: Some(ends) })))
     }
 
-    /// A new chunk, as a list.
     fn grow(&self) -> List<V, T> {
         let chunk = Self::allocate();
         self.chunks.lock().push(chunk);

@@ -123,7 +123,6 @@ impl<V, T> OpRef<V, T> {
     }
 }
 
-/// The accesses to withdraw.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     All,

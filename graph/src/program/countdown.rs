@@ -25,8 +25,6 @@
 //! every predecessor of an operation happens before it, and all operations before the thread that accounts
 //! for the last.
 
-use std::fmt;
-
 use estafette_sync::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 use super::order::ProgramOrder;
@@ -160,8 +158,4 @@ impl Countdown {
     }
 }
 
-impl fmt::Debug for Countdown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Countdown").field("len", &self.pending.len()).finish_non_exhaustive()
-    }
-}
+debug_as!(countdown: Countdown, "Countdown({} nodes)", countdown.pending.len());

@@ -25,7 +25,6 @@ use crate::variable::var::{Var, VarGuard, VarNode};
 /// access that is queued at that moment has completed. A write that is appended later is granted only then,
 /// so the member ends once such a write has completed, or the queue is empty.
 pub(crate) struct Group<V, T> {
-    /// Writes completed.
     finished: u64,
     /// Members without handles, each with the number of writes that had been appended when it was parked. A
     /// member ends when more writes have finished. Ascending.

@@ -83,7 +83,6 @@ impl VarWord {
     }
 }
 
-/// The word as an atomic.
 #[derive(Debug)]
 pub(crate) struct VarLock(AtomicU32);
 

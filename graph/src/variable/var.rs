@@ -1,6 +1,5 @@
 //! The variable, and its handles.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
@@ -299,11 +298,7 @@ impl<V, T> PartialEq for Var<V, T> {
 
 impl<V, T> Eq for Var<V, T> {}
 
-impl<V, T> fmt::Debug for Var<V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Var").field("id", &self.id()).field("word", &self.order_word()).finish()
-    }
-}
+debug_as!([V, T] var: Var<V, T>, "Var({}, {:?})", var.id(), var.order_word());
 
 // SAFETY: a handle gives access to `V` under the lock, from any thread, and may drop it: `V: Send`. Dropping
 // a graph's last handle frees its operations' memory; payloads are shared by reference through `OpRef`: `T:

@@ -110,7 +110,6 @@ impl<'a, S: Source> Attribution<'a, S> {
         stalls
     }
 
-    /// The direct dependences of the operation at `at`.
     pub(crate) fn edges(&self, at: usize, operation: &Operation) -> Vec<Edge> {
         let mut edges = Vec::new();
         for (access, used) in operation.accesses.iter().enumerate() {
@@ -163,7 +162,6 @@ fn by_name(waiter: usize) -> u64 {
     1 << 63 | waiter as u64
 }
 
-/// The device queue that an operation ran on.
 pub(crate) fn queue_of(trace: &Trace, operation: &Operation) -> Option<TrackId> {
     let track = operation.track?;
     (trace.tracks.get(track)?.kind == TrackKind::Queue).then_some(track)

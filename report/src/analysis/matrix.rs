@@ -118,7 +118,6 @@ fn most(cells: BTreeMap<(String, String), Nanos>) -> BTreeMap<(String, String), 
     grouped
 }
 
-/// A row or a column.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Place {
     Library(LibraryId),

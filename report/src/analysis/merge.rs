@@ -24,7 +24,6 @@ use crate::model::{
 const TAG_SHIFT: u32 = 50;
 const TAG: u64 = 0xfff << TAG_SHIFT;
 
-/// Processes at most.
 const PROCESSES_MAX: usize = (TAG >> TAG_SHIFT) as usize + 1;
 
 /// Clocks drift apart by at most a part in so many.
@@ -243,7 +242,6 @@ fn resolved(trace: Trace) -> Trace {
     with_holders(Cow::Owned(cut.unwrap_or(trace))).into_owned()
 }
 
-/// The traces as one.
 pub(crate) fn merged(mut traces: Vec<Trace>, Axes { starts, clocks }: Axes) -> Trace {
     if traces.len() < 2 {
         return traces.pop().unwrap_or_default();

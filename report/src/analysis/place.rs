@@ -6,7 +6,6 @@ use std::collections::BinaryHeap;
 use crate::model::source::{self, Source};
 use crate::model::{Lease, LibraryId, Nanos, Operation, OperationKind, Trace, Track, TrackId, TrackKind};
 
-/// A row of a picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Row {
     /// A track that something ran or waited on.
@@ -58,7 +57,6 @@ impl Places {
         Self { queued }
     }
 
-    /// Where the operation at `at` is drawn.
     pub(crate) fn place(&self, about: &Trace, at: usize, it: &Operation) -> Placed {
         let mut placed = operation(about, it);
         // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
@@ -122,7 +120,6 @@ fn operation(trace: &Trace, operation: &Operation) -> Placed {
     }
 }
 
-/// Where a lease is drawn.
 pub(crate) fn lease(trace: &Trace, lease: &Lease) -> Placed {
     let end = lease.closed.unwrap_or(trace.end_of(lease.id)).max(lease.opened);
     Placed { row: Row::Library(known(trace, lease.library)), from: lease.opened, to: Some(end), freed: None }

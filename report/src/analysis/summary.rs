@@ -28,7 +28,6 @@ use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Outcome, T
 /// Stalls that are written as sentences.
 const WORST: usize = 10;
 
-/// Failures that are listed.
 const FAILURES: usize = 10;
 
 /// Version of the JSON; grows when a field changes its meaning or goes.
@@ -342,7 +341,6 @@ struct Waits {
 }
 
 impl Waits {
-    /// Adds the roots of one wait.
     fn add(&mut self, trace: &Trace, roots: &[Root]) {
         let mut parts = Parts::new();
         for root in roots {
@@ -481,7 +479,6 @@ fn headline(trace: &Trace, steps: &[Step], waits: &[Wait]) -> String {
 struct Causes(HashMap<Cause, (Nanos, usize)>);
 
 impl Causes {
-    /// Adds the roots of one wait.
     fn add(&mut self, roots: &[Root]) {
         let mut seen = HashSet::new();
         for root in roots {

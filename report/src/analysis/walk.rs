@@ -235,7 +235,6 @@ impl<'a> Walker<'a> {
 /// A thread, and the operation that it runs, of several the innermost.
 type Within = (TrackId, Option<OperationId>);
 
-/// The operations that the threads of a trace ran.
 #[derive(Default)]
 struct Threads {
     /// The operation that the submitter of each operation ran when it submitted that.

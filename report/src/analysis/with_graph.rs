@@ -68,7 +68,6 @@ impl GraphChange {
     }
 }
 
-/// The waits of one call.
 struct Call {
     is_copy: bool,
     producer: String,

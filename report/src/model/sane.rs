@@ -35,7 +35,6 @@ fn cut(trace: &mut Trace) {
     trace.stalls.iter_mut().for_each(|stall| stall.to = stall.to.max(stall.from));
 }
 
-/// Calls `f` with each time of a trace.
 pub(crate) fn each_time(trace: &mut Trace, mut f: impl FnMut(&mut Nanos)) {
     f(&mut trace.duration);
     trace.ends.iter_mut().for_each(&mut f);

@@ -509,7 +509,6 @@ impl Trace {
         self.variables.dedup_by_key(|variable| variable.id);
     }
 
-    /// The access of `waiter` at this index, which a wait is for.
     pub(crate) fn access(&self, waiter: OperationId, index: usize) -> Option<&Access> {
         self.operation(waiter)?.accesses.get(index)
     }
@@ -524,7 +523,6 @@ impl Trace {
         self.position(id).map(|at| &self.operations[at])
     }
 
-    /// Where the operation with this id is.
     pub(crate) fn position(&self, id: OperationId) -> Option<usize> {
         self.operations.binary_search_by_key(&id, |operation| operation.id).ok()
     }

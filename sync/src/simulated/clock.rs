@@ -28,7 +28,6 @@ type Key = (Duration, u64);
 #[derive(Clone)]
 pub(super) enum Sleeper {
     Parked(Thread),
-    /// All that wait on this.
     Waits(Arc<Condvar>),
 }
 

@@ -11,11 +11,7 @@ enum Key<T: 'static> {
     Lasting(DestroyedLastKey<T>),
 }
 
-impl<T> std::fmt::Debug for LocalKey<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalKey").finish_non_exhaustive()
-    }
-}
+debug_as!([T] _key: LocalKey<T>, "LocalKey");
 
 impl<T> LocalKey<T> {
     /// For [`thread_local`](crate::thread_local).

@@ -14,11 +14,7 @@ pub struct PerExecution<T: Sync + 'static> {
     init: fn() -> T,
 }
 
-impl<T: Sync> std::fmt::Debug for PerExecution<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PerExecution").finish_non_exhaustive()
-    }
-}
+debug_as!([T: Sync] _value: PerExecution<T>, "PerExecution");
 
 impl<T: Sync> PerExecution<T> {
     /// For [`statics`](crate::statics): `init` makes a new value.

@@ -68,11 +68,7 @@ impl Condvar {
     }
 }
 
-impl fmt::Debug for Condvar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Condvar").finish_non_exhaustive()
-    }
-}
+debug_as!(_condition: Condvar, "Condvar");
 
 /// A cell that is written once. A thread that finds it being written waits as a thread of the execution.
 pub struct OnceLock<T> {

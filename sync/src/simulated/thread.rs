@@ -99,7 +99,6 @@ impl Builder {
     }
 }
 
-/// The result of one scoped thread.
 type Returned<T> = Arc<(Mutex<Option<T>>, Condvar)>;
 
 /// As in `std`. Shuttle's own wakes the thread that has opened a scope when the last thread in it ends, even
@@ -114,11 +113,7 @@ pub struct Scope<'scope, 'env: 'scope> {
 // borrowed.
 unsafe impl Sync for Scope<'_, '_> {}
 
-impl std::fmt::Debug for Scope<'_, '_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scope").finish_non_exhaustive()
-    }
-}
+debug_as!(_scope: Scope<'_, '_>, "Scope");
 
 /// As in `std`.
 pub fn scope<'env, F, T>(f: F) -> T

@@ -79,7 +79,6 @@ impl State {
         if caught.is_empty() { Ok(()) } else { Err(STREAM_CAPTURE_UNSUPPORTED) }
     }
 
-    /// Refuses to ask or wait for a stream that is captured.
     pub(crate) fn refuse_captured_stream(&mut self, stream: usize) -> Result<(), Code> {
         self.refuse_implicit_capture(stream)?;
         let Some(capture) = self.streams[stream].capture else { return Ok(()) };

@@ -32,7 +32,6 @@ pub(crate) fn employ(stream: usize, bell: &Arc<Condvar>) {
     std::thread::Builder::new().name("cuda simulator".into()).spawn(work).expect("a thread for a stream");
 }
 
-/// Runs one command in real time.
 fn run(session: &mut Session, command: CommandId) {
     let (stream, kind) = (session.commands[&command].stream, session.commands[&command].kind);
     let latency = session.script.latency(stream, kind);

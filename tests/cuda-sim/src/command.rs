@@ -12,7 +12,6 @@ use crate::vector_clock::VectorClock;
 
 pub(crate) type CommandId = u64;
 
-/// A use of memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Touch {
     pub(crate) address: u64,
@@ -48,7 +47,6 @@ pub(crate) enum Comparison {
     Nor,
 }
 
-/// What a command does.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     /// It only takes its place in the order.

@@ -208,7 +208,6 @@ pub unsafe extern "C" fn cusim_calls(name: *const c_char) -> u64 {
     Session::open().calls.get(name).copied().unwrap_or(0)
 }
 
-/// Counts calls from 0 again.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_forget_calls() {
     Session::open().calls.clear();

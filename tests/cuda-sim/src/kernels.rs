@@ -4,7 +4,6 @@ use std::ffi::c_void;
 
 use crate::command::Touch;
 
-/// Which kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kernel {
     /// `delay_ns(u64 nanoseconds)`
@@ -57,7 +56,6 @@ impl Kernel {
     }
 }
 
-/// A kernel with its arguments.
 #[derive(Clone, Debug)]
 pub(crate) enum Launch {
     Delay { nanoseconds: u64 },
@@ -67,7 +65,6 @@ pub(crate) enum Launch {
 }
 
 impl Launch {
-    /// What memory it uses.
     pub(crate) fn touches(&self) -> Vec<Touch> {
         match *self {
             Self::Delay { .. } => Vec::new(),

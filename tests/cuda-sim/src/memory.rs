@@ -33,7 +33,6 @@ pub(crate) struct Allocation {
     pub(crate) accesses: Vec<Access>,
 }
 
-/// A pool of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     pub(crate) device: usize,

@@ -18,11 +18,9 @@ pub(crate) struct Script {
     pub(crate) latencies: HashMap<(Option<usize>, Option<Kind>), u64>,
     /// Commands take up to so many nanoseconds longer, by the seed.
     pub(crate) jitter: u64,
-    /// Allocations until one fails.
     pub(crate) failing_allocation: Option<u64>,
     /// What the next call of a function fails with, by its symbol.
     pub(crate) failing_calls: HashMap<String, Code>,
-    /// Bytes of each device.
     pub(crate) capacity: u64,
     /// How many commands a stream starts until one fails, and with what.
     pub(crate) faults: HashMap<usize, (u64, Code)>,

@@ -27,7 +27,6 @@ pub(crate) struct Context {
     pub(crate) fault: Option<Code>,
     /// Whose memory its kernels may use.
     pub(crate) peers: Vec<usize>,
-    /// Whether a call has its lock.
     pub(crate) busy: bool,
 }
 
@@ -83,7 +82,6 @@ pub(crate) struct State {
     pub(crate) captures: HashMap<u64, Capture>,
     pub(crate) graphs: HashMap<u64, Graph>,
     pub(crate) executables: HashMap<u64, Graph>,
-    /// Names of the kernels in each module.
     pub(crate) modules: HashMap<u64, Vec<String>>,
     pub(crate) functions: HashMap<u64, crate::kernels::Kernel>,
     pub(crate) pools: HashMap<u64, Pool>,

@@ -141,7 +141,6 @@ impl State {
             .collect()
     }
 
-    /// What a stream is called in reports.
     pub(crate) fn stream_name(&self, stream: usize) -> String {
         let this = &self.streams[stream];
         match this.origin {

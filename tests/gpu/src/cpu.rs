@@ -55,7 +55,6 @@ pub fn run(simulator: bool, record: &mut Record) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `c += a × b` of square tiles.
 fn multiply(a: &[f32], b: &[f32], c: &mut [f32], edge: usize) {
     for (row, out) in a.chunks_exact(edge).zip(c.chunks_exact_mut(edge)) {
         for (factor, column) in row.iter().zip(b.chunks_exact(edge)) {

@@ -1,7 +1,6 @@
 //! The tests of CUDA devices that `cargo xtask test --suite cuda` runs on the simulator, on this machine's driver:
 //! a program of their own.
 
-use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
@@ -18,20 +17,15 @@ pub fn run(options: &Options, record: &mut Record) -> Result<(), Failure> {
         record.skipped("device-tests", "no --tests: the program of the tests was not named");
         return Ok(());
     };
-    let log = std::env::temp_dir().join(format!("estafette-gpu-tests-{}.log", std::process::id()));
     let mut command = Command::new(program);
     // One after the other, so that a test that hangs is the last one that is named.
     command.args(["--test-threads=1", "--nocapture"]);
     if !options.simulator {
         command.env("ESTAFETTE_CUDA", "gpu");
     }
-    let file = File::create(&log)?;
-    command.stdout(file.try_clone()?).stderr(file);
-    let how = supervise::within(&mut command, LIMIT);
-    let said = std::fs::read_to_string(&log)?;
-    let _ = std::fs::remove_file(&log);
+    let (how, said) = supervise::logged(&mut command, "tests", LIMIT)?;
     let skips = said.lines().filter(|line| line.contains("skipped")).count();
-    match how? {
+    match how {
         How::Ended(status) if status.success() => {
             let counts = said.lines().rfind(|line| line.starts_with("test result:")).unwrap_or_default();
             record.passed("device-tests", &format!("{counts} parts skipped: {skips}"));

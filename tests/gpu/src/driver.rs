@@ -220,7 +220,6 @@ impl Driver {
         unsafe { result::stream::synchronize(stream as CUstream) }
     }
 
-    /// Waits for the whole context.
     pub fn synchronize_context(&self) -> Result<(), DriverError> {
         let _entered = self.enter()?;
         // SAFETY: a context is current.

@@ -1,7 +1,7 @@
 //! A process that exits while the device works: no thread of the engine calls the driver once its own shutdown
 //! has begun. Each exit is a process of its own.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use estafette::devices::DLDevice;
@@ -38,15 +38,11 @@ pub fn run(simulator: bool, record: &mut Record) -> Result<(), Failure> {
 
 /// One process after the other. How many there were.
 fn exits(simulator: bool, number: usize, begin: Instant) -> Result<usize, Failure> {
-    let log = std::env::temp_dir().join(format!("estafette-gpu-exits-{}-{number}.log", std::process::id()));
     let mut exits = 0;
     while exits < EXITS / AT_A_TIME && begin.elapsed() < ENOUGH {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--child", CHILD]).args(simulator.then_some("--simulator"));
-        command.stdout(Stdio::null()).stderr(std::fs::File::create(&log)?);
-        let how = supervise::within(&mut command, LIMIT)?;
-        let said = std::fs::read_to_string(&log)?;
-        let _ = std::fs::remove_file(&log);
+        let (how, said) = supervise::logged(&mut command, &format!("exits-{number}"), LIMIT)?;
         let quiet = matches!(how, How::Ended(status) if status.success()) && said.is_empty();
         ensure(quiet, || format!("exit {exits} {}: {}", how.words(), said.trim()))?;
         exits += 1;

@@ -1,7 +1,7 @@
 //! A real fault of the device: in a process of its own, since nothing of CUDA works there afterwards.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use estafette::DType;
 use estafette::tensor::TensorState;
@@ -9,6 +9,7 @@ use estafette::tensor::TensorState;
 use crate::failure::{Failure, ensure};
 use crate::record::Record;
 use crate::setup::Setup;
+use crate::supervise::{self, How};
 
 pub const CHILD: &str = "fault";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -16,20 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn run(simulator: bool, record: &mut Record) -> Result<(), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--child", CHILD]).args(simulator.then_some("--simulator"));
-    let mut child = command.spawn()?;
-    let begin = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if begin.elapsed() > PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            return Err(Failure::wrong("something hangs after a fault of the device"));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    ensure(status.success(), || format!("the process with the fault ended with {status}"))?;
+    let how = supervise::within(&mut command, PATIENCE)?;
+    let ended = matches!(how, How::Ended(status) if status.success());
+    ensure(ended, || format!("the process with the fault {}", how.words()))?;
     record.passed(
         "faults",
         "a kernel that writes to nowhere fails itself and all behind it, by the driver's number",
@@ -40,15 +30,12 @@ pub fn run(simulator: bool, record: &mut Record) -> Result<(), Failure> {
 /// What the child does: a chain in whose middle a kernel writes where there is no memory.
 pub fn child(setup: &Setup) -> Result<(), Failure> {
     let engine = setup.engine()?;
-    let (x, at_x) = setup.bytes(&engine, 64)?;
+    let x = setup.bytes(&engine, 64)?;
     let (y, at_y) = setup.bytes(&engine, 64)?;
     let (a, b) = (setup.queue()?, setup.queue()?);
     let driver = setup.driver;
-    engine.op("good").writes([&x]).on(&a).run_on(move |queue, [], [_x]| {
-        // SAFETY: the operation keeps the memory.
-        Ok(unsafe { driver.fill(queue.native(), at_x, 64, 1) }?)
-    })?;
-    x.wait()?;
+    setup.fill(&engine, &a, &x, 64, 1)?;
+    let (x, at_x) = x;
     engine.op("bad").writes([&x]).on(&a).run_on(move |queue, [], [_x]| {
         driver.delay(queue.native(), 20_000_000)?;
         // SAFETY: none, which is the point: the device refuses the address, and the process does not go on with it.

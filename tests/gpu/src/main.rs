@@ -54,67 +54,57 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
+
 use failure::Failure;
 use record::Record;
 use setup::Setup;
 
-const HELP: &str = "\
-Checks and figures on a CUDA device.
-
-usage: gpu-suite [options]
-
-  --record FILE     also write a record in Markdown, after every step anew
-  --files FOLDER    where the Python files of the suite are
-  --python PROGRAM  the interpreter for them (python3)
-  --tests PROGRAM   the tests of CUDA devices
-  --only NAME,...   only these steps: races, copies, programs, ping-pong, replays, wake, ready, faults,
-                    streams, exits, cpu, conformance, device-tests, python, sanitizer
-  --seconds NUMBER  for all of it (480); what no time is left for is skipped
-  --probe           only look for a device; ends with 3 where there is none
-  --simulator       on the simulated driver, where this program has one; figures are no results
-  --help            this text
-";
-
 /// For all steps together.
 const SECONDS: u64 = 480;
 
-#[derive(Debug)]
+/// Checks and figures on a CUDA device
+#[derive(Debug, Parser)]
 struct Options {
+    /// Also write a record in Markdown, after every step anew
+    #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Where the Python files of the suite are
+    #[arg(long, value_name = "FOLDER")]
     files: Option<PathBuf>,
+    /// The interpreter for them (python3)
+    #[arg(long, value_name = "PROGRAM")]
     python: Option<String>,
+    /// The tests of CUDA devices
+    #[arg(long, value_name = "PROGRAM")]
     tests: Option<PathBuf>,
+    /// Only these steps
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = names_of_steps())]
     only: Vec<String>,
+    /// For all of it; what no time is left for is skipped
+    #[arg(long, value_name = "NUMBER", default_value_t = SECONDS)]
+    seconds: u64,
+    /// On the simulated driver, where this program has one; figures are no results
+    #[arg(long)]
     simulator: bool,
+    /// Only look for a device; ends with 3 where there is none
+    #[arg(long)]
     probe: bool,
-    limit: Duration,
-    /// Steps to run in this process, named by the process that started it.
+    /// Steps to run in this process, named by the process that started it
+    #[arg(long, hide = true, value_delimiter = ',', value_parser = names_of_steps())]
     steps: Vec<String>,
-    /// Where such a process says what came out.
+    /// Where such a process says what came out
+    #[arg(long, hide = true)]
     events: Option<PathBuf>,
-    /// What a child of a step does.
+    #[arg(long, hide = true)]
     child: Option<String>,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            record: None,
-            files: None,
-            python: None,
-            tests: None,
-            only: Vec::new(),
-            simulator: false,
-            probe: false,
-            limit: Duration::from_secs(SECONDS),
-            steps: Vec::new(),
-            events: None,
-            child: None,
-        }
-    }
+fn names_of_steps() -> PossibleValuesParser {
+    PossibleValuesParser::new(STEPS.iter().map(|step| step.name))
 }
 
-/// A part of the suite.
 struct Step {
     name: &'static str,
     /// After this time it hangs. Several times what it takes.
@@ -149,51 +139,8 @@ const STEPS: &[Step] = &[
     step("sanitizer", 120, |_, options, record| sanitizer::run(options, record)),
 ];
 
-fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
-    let mut options = Options::default();
-    let mut arguments = arguments;
-    let list = |names: String| names.split(',').map(str::to_owned).collect::<Vec<_>>();
-    while let Some(argument) = arguments.next() {
-        let mut value = || arguments.next().ok_or_else(|| format!("{argument} wants a value"));
-        match argument.as_str() {
-            "--record" => options.record = Some(value()?.into()),
-            "--files" => options.files = Some(value()?.into()),
-            "--python" => options.python = Some(value()?),
-            "--tests" => options.tests = Some(value()?.into()),
-            "--only" => options.only = list(value()?),
-            "--steps" => options.steps = list(value()?),
-            "--events" => options.events = Some(value()?.into()),
-            "--child" => options.child = Some(value()?),
-            "--seconds" => {
-                let seconds: u64 = value()?.parse().map_err(|_| "--seconds wants a number".to_owned())?;
-                options.limit = Duration::from_secs(seconds);
-            }
-            "--simulator" => options.simulator = true,
-            "--probe" => options.probe = true,
-            "--help" => return Ok(None),
-            other => return Err(format!("cannot make sense of `{other}`; see --help")),
-        }
-    }
-    let named = options.only.iter().chain(&options.steps);
-    let unknown = named.into_iter().find(|name| STEPS.iter().all(|step| step.name != **name));
-    match unknown {
-        Some(name) => Err(format!("there is no step `{name}`; see --help")),
-        None => Ok(Some(options)),
-    }
-}
-
 fn main() -> ExitCode {
-    let options = match parse(std::env::args().skip(1)) {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            print!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(message) => {
-            eprintln!("error: {message}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let options = Options::parse();
     match run(&options) {
         Ok(Ended::Passed) => ExitCode::SUCCESS,
         Ok(Ended::NoDevice) if options.probe => ExitCode::from(NO_DEVICE),
@@ -257,14 +204,15 @@ fn run(options: &Options) -> Result<Ended, Failure> {
 mod tests {
     use super::*;
 
-    fn parsed(arguments: &[&str]) -> Result<Option<Options>, String> {
-        parse(arguments.iter().map(|argument| (*argument).to_owned()))
+    fn parsed(arguments: &[&str]) -> Result<Options, String> {
+        let arguments = ["gpu-suite"].iter().chain(arguments);
+        Options::try_parse_from(arguments).map_err(|error| error.to_string())
     }
 
     #[test]
     fn steps_are_known_by_name() {
-        assert!(parsed(&["--only", "races,faults"]).is_ok_and(|options| options.is_some()));
-        assert!(parsed(&["--only", "race"]).is_err_and(|why| why.contains("`race`")));
-        assert!(parsed(&["--only"]).is_err_and(|why| why.contains("wants a value")));
+        assert!(parsed(&["--only", "races,faults"]).is_ok_and(|options| options.only.len() == 2));
+        assert!(parsed(&["--only", "race"]).is_err_and(|why| why.contains("'race'")));
+        assert!(parsed(&["--only"]).is_err());
     }
 }

@@ -9,7 +9,7 @@ use cudarc::nvrtc::Ptx;
 use crate::driver::KERNELS;
 use crate::failure::{Failure, ensure};
 use crate::record::{Figure, Record, Spread};
-use crate::setup::Setup;
+use crate::setup::{Setup, factor};
 
 const OPERATIONS: usize = 1_000;
 const TENSORS: usize = 4;
@@ -70,11 +70,7 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     setup.expect_no_violation()
 }
 
-/// What the chain of products must have become; the factor is a power of two in turn with its inverse.
-fn factor(step: usize) -> f32 {
-    if step.is_multiple_of(2) { 2.0 } else { 0.5 }
-}
-
+/// Compares with what the chain of products must have become.
 fn compare(setup: &Setup, at: u64) -> Result<(), Failure> {
     let bytes = setup.driver.read(at, 4 * COUNT)?;
     let found = f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -103,29 +99,17 @@ impl<'a> Ours<'a> {
     }
 
     fn run(&self) -> Result<f64, Failure> {
-        let driver = self.setup.driver;
-        let (first, at_first) = &self.tensors[0];
-        let at_first = *at_first;
-        self.engine.op("set").writes([first]).on(&self.queues[1]).run_on(move |queue, [], [_out]| {
-            // SAFETY: the operation keeps the memory.
-            Ok(unsafe { driver.fill(queue.native(), at_first, 4 * COUNT, 0x3f) }?)
-        })?;
-        first.wait()?;
+        let Self { setup, engine, queues, tensors } = self;
+        setup.fill(engine, &queues[1], &tensors[0], 4 * COUNT, 0x3f)?;
         let begin = Instant::now();
         for step in 0..OPERATIONS {
-            let (from, at_from) = &self.tensors[step % TENSORS];
-            let (to, at_to) = &self.tensors[(step + 1) % TENSORS];
-            let (at_from, at_to) = (*at_from, *at_to);
-            let op = self.engine.op("step").reads([from]).writes([to]).on(&self.queues[step % 2]);
-            drop(op.run_on(move |queue, [_from], [_to]| {
-                // SAFETY: as above.
-                Ok(unsafe { driver.scale(queue.native(), at_to, at_from, factor(step), COUNT) }?)
-            })?);
+            let operands = [&tensors[step % TENSORS], &tensors[(step + 1) % TENSORS]];
+            setup.scale(engine, &queues[step % 2], operands, step, COUNT)?;
         }
-        let (last, at_last) = &self.tensors[OPERATIONS % TENSORS];
+        let (last, at_last) = &tensors[OPERATIONS % TENSORS];
         last.wait()?;
         let time = milliseconds(begin);
-        compare(self.setup, *at_last)?;
+        compare(setup, *at_last)?;
         Ok(time)
     }
 }
@@ -250,24 +234,11 @@ fn chain(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     let engine = setup.engine()?;
     let queue = setup.queue()?;
     let tensors = [setup.floats(&engine, COUNT)?, setup.floats(&engine, COUNT)?];
-    let driver = setup.driver;
-    let (first, at) = &tensors[0];
-    let at = *at;
-    engine.op("zero").writes([first]).on(&queue).run_on(move |queue, [], [_out]| {
-        // SAFETY: the operation keeps the memory.
-        Ok(unsafe { driver.fill(queue.native(), at, 4 * COUNT, 0) }?)
-    })?;
-    first.wait()?;
+    setup.fill(&engine, &queue, &tensors[0], 4 * COUNT, 0)?;
     let before = setup.device.counters();
     for step in 0..OPERATIONS {
-        let ((from, at_from), (to, at_to)) = (&tensors[step % 2], &tensors[(step + 1) % 2]);
-        let (at_from, at_to) = (*at_from, *at_to);
-        drop(engine.op("step").reads([from]).writes([to]).on(&queue).run_on(
-            move |queue, [_from], [_to]| {
-                // SAFETY: as above.
-                Ok(unsafe { driver.scale(queue.native(), at_to, at_from, factor(step), COUNT) }?)
-            },
-        )?);
+        let operands = [&tensors[step % 2], &tensors[(step + 1) % 2]];
+        setup.scale(&engine, &queue, operands, step, COUNT)?;
     }
     tensors[OPERATIONS % 2].0.wait()?;
     let after = setup.device.counters();

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use estafette::Tensor;
 use estafette::devices::Queue;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
@@ -28,7 +27,6 @@ struct Case {
     name: &'static str,
     first: fn(&Driver, Stream, u64, u64) -> Result<(), cudarc::driver::DriverError>,
     second: fn(&Driver, Stream, u64, u64) -> Result<(), cudarc::driver::DriverError>,
-    /// Whether each writes `x`.
     writes_x: (bool, bool),
     /// What is in `x` and `y` afterwards, and in `y` if the second piece came first.
     right: (u8, u8),
@@ -95,14 +93,16 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
 /// The engine makes the second piece of work wait, and keeps no host thread busy meanwhile. How long it did.
 fn engine_orders(setup: &Setup, case: &Case) -> Result<Duration, Failure> {
     let engine = setup.engine()?;
-    let (x, at_x) = setup.bytes(&engine, BYTES)?;
-    let (y, at_y) = setup.bytes(&engine, BYTES)?;
+    let (x, y) = (setup.bytes(&engine, BYTES)?, setup.bytes(&engine, BYTES)?);
     let queues = [setup.queue()?, setup.queue()?];
     let enqueued = Arc::new(AtomicUsize::new(0));
     let (driver, bodies) = (setup.driver, [case.first, case.second]);
     let mut free_after = Vec::new();
     for round in 0..5 {
-        reset(setup, &engine, [(&x, at_x), (&y, at_y)], &queues[0])?;
+        for memory in [&x, &y] {
+            setup.fill(&engine, &queues[0], memory, BYTES, 1)?;
+        }
+        let ((x, at_x), (y, at_y)) = ((&x.0, x.1), (&y.0, y.1));
         enqueued.store(0, Ordering::Release);
         let begin = Instant::now();
         for (piece, writes) in [(0, case.writes_x.0), (1, case.writes_x.1)] {
@@ -115,9 +115,9 @@ fn engine_orders(setup: &Setup, case: &Case) -> Result<Duration, Failure> {
             let op = engine.op(if piece == 0 { "first" } else { "second" }).on(&queues[piece]);
             // A piece that does not write `x` copies it to `y`.
             if writes {
-                op.writes([&x]).run_on(move |queue, [], [_x]| work(queue))?;
+                op.writes([x]).run_on(move |queue, [], [_x]| work(queue))?;
             } else {
-                op.reads([&x]).writes([&y]).run_on(move |queue, [_x], [_y]| work(queue))?;
+                op.reads([x]).writes([y]).run_on(move |queue, [_x], [_y]| work(queue))?;
             }
         }
         while enqueued.load(Ordering::Acquire) < 2 {
@@ -178,24 +178,6 @@ fn by_hand(setup: &Setup, case: &Case) -> Result<(), Failure> {
             })?;
             setup.forget();
         }
-    }
-    Ok(())
-}
-
-/// Sets all bytes to 1, through the engine.
-fn reset(
-    setup: &Setup,
-    engine: &estafette::Engine,
-    tensors: [(&Tensor, u64); 2],
-    queue: &Arc<dyn Queue>,
-) -> Result<(), Failure> {
-    for (tensor, at) in tensors {
-        let driver = setup.driver;
-        engine.op("reset").writes([tensor]).on(queue).run_on(move |queue, [], [_tensor]| {
-            // SAFETY: the operation keeps the memory.
-            Ok(unsafe { driver.fill(queue.native(), at, BYTES, 1) }?)
-        })?;
-        tensor.wait()?;
     }
     Ok(())
 }

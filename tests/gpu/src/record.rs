@@ -82,7 +82,6 @@ impl Record {
         }
     }
 
-    /// Notes which device this is.
     pub fn describe(&mut self, setup: &Setup) {
         let version = setup.driver_version;
         self.note("device", setup.device.name());
@@ -211,7 +210,6 @@ impl Record {
     }
 }
 
-/// Text for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

@@ -9,7 +9,7 @@ use estafette::{Engine, Program, Tensor};
 
 use crate::failure::{Failure, ensure};
 use crate::record::{Figure, Record, Spread};
-use crate::setup::Setup;
+use crate::setup::{Setup, factor};
 
 /// Kernels of one turn of the loop.
 const NODES: usize = 100;
@@ -54,11 +54,6 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     setup.expect_no_violation()
 }
 
-/// What a kernel multiplies by: a power of two in turn with its inverse.
-fn factor(node: usize) -> f32 {
-    if node.is_multiple_of(2) { 2.0 } else { 0.5 }
-}
-
 /// Kernels that hand one value back and forth between two tensors.
 struct Loop<'a> {
     setup: &'a Setup,
@@ -73,14 +68,7 @@ impl<'a> Loop<'a> {
         let engine = setup.engine()?;
         let tensors = [setup.floats(&engine, COUNT)?, setup.floats(&engine, COUNT)?];
         let (queue, stream) = (setup.queue()?, setup.driver.stream()?);
-        let driver = setup.driver;
-        let (first, at) = &tensors[0];
-        let at = *at;
-        engine.op("set").writes([first]).on(&queue).run_on(move |queue, [], [_out]| {
-            // SAFETY: the operation keeps the memory.
-            Ok(unsafe { driver.fill(queue.native(), at, 4 * COUNT, 0x3f) }?)
-        })?;
-        first.wait()?;
+        setup.fill(&engine, &queue, &tensors[0], 4 * COUNT, 0x3f)?;
         Ok(Self { setup, engine, queue, tensors, stream })
     }
 
@@ -105,17 +93,9 @@ impl<'a> Loop<'a> {
     }
 
     fn submit(&self) -> Result<(), Failure> {
-        let driver = self.setup.driver;
-        for node in 0..NODES {
-            let ((from, at_from), (to, at_to)) = self.node(node);
-            let (at_from, at_to) = (*at_from, *at_to);
-            let op = self.engine.op("step").reads([from]).writes([to]).on(&self.queue);
-            drop(op.run_on(move |queue, [_from], [_to]| {
-                // SAFETY: the operation keeps the memory.
-                Ok(unsafe { driver.scale(queue.native(), at_to, at_from, factor(node), COUNT) }?)
-            })?);
-        }
-        Ok(())
+        (0..NODES).try_for_each(|node| {
+            self.setup.scale(&self.engine, &self.queue, self.node(node).into(), node, COUNT)
+        })
     }
 
     /// Microseconds per kernel, from the first turn until the device is done.

@@ -1,6 +1,5 @@
 //! The checks once more under NVIDIA's compute-sanitizer, where it is installed.
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -47,14 +46,9 @@ pub fn run(options: &Options, record: &mut Record) -> Result<(), Failure> {
         command.args(["--tool", tool, "--error-exitcode", "99", "--report-api-errors", "no"]);
         // In the process that it looks at, not in another one.
         command.arg(std::env::current_exe()?).args(["--steps", STEPS]);
-        let log = std::env::temp_dir().join(format!("estafette-gpu-{tool}-{}.log", std::process::id()));
-        let file = File::create(&log)?;
-        command.stdout(file.try_clone()?).stderr(file);
-        let how = supervise::within(&mut command, LIMIT);
-        let said = std::fs::read_to_string(&log)?;
-        let _ = std::fs::remove_file(&log);
+        let (how, said) = supervise::logged(&mut command, tool, LIMIT)?;
         println!("{said}");
-        match how? {
+        match how {
             How::Ended(status) if status.success() => record.passed(&name, STEPS),
             // Before it looks at anything.
             How::Ended(_) if said.contains(NO_DEBUGGER) => record.skipped(&name, NO_DEBUGGER),

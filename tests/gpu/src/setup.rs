@@ -48,7 +48,6 @@ impl Setup {
         Ok(self.device.create_queue()?)
     }
 
-    /// A tensor of bytes on the device, and where it is.
     pub fn bytes(&self, engine: &Engine, count: usize) -> Result<(Tensor, u64), Failure> {
         place(engine.empty(&[count as i64], DType::U8, self.device.id())?)
     }
@@ -56,6 +55,41 @@ impl Setup {
     /// A tensor of numbers on the device, and where it is.
     pub fn floats(&self, engine: &Engine, count: usize) -> Result<(Tensor, u64), Failure> {
         place(engine.empty(&[count as i64], DType::F32, self.device.id())?)
+    }
+
+    /// Sets bytes of a tensor by a kernel on `queue`, and waits until they are set.
+    pub fn fill(
+        &self,
+        engine: &Engine,
+        queue: &Arc<dyn Queue>,
+        (tensor, at): &(Tensor, u64),
+        bytes: usize,
+        value: u8,
+    ) -> Result<(), Failure> {
+        let (driver, at) = (self.driver, *at);
+        engine.op("fill").writes([tensor]).on(queue).run_on(move |queue, [], [_out]| {
+            // SAFETY: the operation keeps the memory.
+            Ok(unsafe { driver.fill(queue.native(), at, bytes, value) }?)
+        })?;
+        Ok(tensor.wait()?)
+    }
+
+    /// Submits a kernel on `queue` that writes the numbers of one tensor, multiplied by [`factor`], to another one.
+    pub fn scale(
+        &self,
+        engine: &Engine,
+        queue: &Arc<dyn Queue>,
+        [(from, at_from), (to, at_to)]: [&(Tensor, u64); 2],
+        step: usize,
+        count: usize,
+    ) -> Result<(), Failure> {
+        let (driver, at_from, at_to) = (self.driver, *at_from, *at_to);
+        let op = engine.op("step").reads([from]).writes([to]).on(queue);
+        drop(op.run_on(move |queue, [_from], [_to]| {
+            // SAFETY: the operation keeps the memory.
+            Ok(unsafe { driver.scale(queue.native(), at_to, at_from, factor(step), count) }?)
+        })?);
+        Ok(())
     }
 
     /// What the simulated driver found wrong with how it was used; nothing on a real one.
@@ -92,6 +126,11 @@ impl Setup {
             Some(text) => Err(Failure::wrong(text)),
         }
     }
+}
+
+/// What a step multiplies by: a power of two in turn with its inverse.
+pub fn factor(step: usize) -> f32 {
+    if step.is_multiple_of(2) { 2.0 } else { 0.5 }
 }
 
 fn place(tensor: Tensor) -> Result<(Tensor, u64), Failure> {

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -46,9 +46,9 @@ fn supervise(
             continue;
         }
         println!("== {}", step.name);
-        let left = options.limit.saturating_sub(begin.elapsed());
+        let left = Duration::from_secs(options.seconds).saturating_sub(begin.elapsed());
         if left < LEAST {
-            record.skipped(step.name, &format!("no time left of {} s", options.limit.as_secs()));
+            record.skipped(step.name, &format!("no time left of {} s", options.seconds));
         } else {
             let before = record.failures();
             let how = one(options, step.name, step.limit.min(left), events, record)?;
@@ -108,8 +108,7 @@ fn command(options: &Options, what: &str, events: &Path) -> Result<Command, Fail
         command.args(["--steps", what]);
     }
     command.arg("--events").arg(events).args(options.simulator.then_some("--simulator"));
-    let folder: Option<&PathBuf> = options.files.as_ref();
-    if let Some(folder) = folder {
+    if let Some(folder) = &options.files {
         command.arg("--files").arg(folder);
     }
     if let Some(python) = &options.python {
@@ -121,7 +120,6 @@ fn command(options: &Options, what: &str, events: &Path) -> Result<Command, Fail
     Ok(command)
 }
 
-/// How a process ended.
 pub enum How {
     Ended(ExitStatus),
     /// It was killed after its time.
@@ -151,6 +149,18 @@ pub fn within(command: &mut Command, limit: Duration) -> Result<How, Failure> {
     Ok(How::Hung(limit))
 }
 
+/// Runs a command as [`within`], and returns what it has printed, which goes to a file meanwhile: whatever the command has started may keep
+/// a pipe open.
+pub fn logged(command: &mut Command, name: &str, limit: Duration) -> Result<(How, String), Failure> {
+    let log = std::env::temp_dir().join(format!("estafette-gpu-{name}-{}.log", std::process::id()));
+    let file = fs::File::create(&log)?;
+    command.stdout(file.try_clone()?).stderr(file);
+    let how = within(command, limit);
+    let said = fs::read_to_string(&log)?;
+    let _ = fs::remove_file(&log);
+    Ok((how?, said))
+}
+
 /// Starts a command as the head of a group of its own.
 pub fn start(command: &mut Command) -> Result<Child, Failure> {
     Ok(command.process_group(0).spawn()?)
@@ -171,9 +181,12 @@ pub fn kill(child: &mut Child) {
 mod tests {
     use super::*;
 
+    use clap::Parser;
+
     #[test]
     fn a_step_has_all_connections_and_loads_its_code_at_the_start() {
-        let command = command(&Options::default(), "races", Path::new("events")).expect("there is a program");
+        let command = command(&Options::parse_from(["gpu-suite"]), "races", Path::new("events"))
+            .expect("there is a program");
         let environment: Vec<_> = command.get_envs().collect();
         for (name, value) in [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_MODULE_LOADING", "EAGER")] {
             assert!(environment.contains(&(name.as_ref(), Some(value.as_ref()))), "{environment:?}");

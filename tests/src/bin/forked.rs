@@ -45,7 +45,6 @@ struct Things {
     /// What ends three operations that have begun.
     open: (Gate, Completion, ReadGuard),
     behind: Op,
-    /// What the parent has polled.
     polled: [LeaseRequest; 2],
     failed: Op,
     var: Variable,
@@ -278,23 +277,8 @@ fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
 }
 
 fn in_child(things: Things) {
-    let Things {
-        engine,
-        deleted,
-        idle,
-        alone,
-        busy,
-        exported,
-        lease,
-        open,
-        behind,
-        polled,
-        failed,
-        var,
-        made,
-        ..
-    } = things;
-    let (gate, completion, guard) = open;
+    let Things { engine, deleted, idle, alone, busy, exported, lease, behind, polled, .. } = things;
+    let Things { open: (gate, completion, guard), failed, var, made, .. } = things;
     assert!(made.is_inherited());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
     assert_forked("a refusing operation", engine.op("child").without_waiting().run(|[], []| Ok(())));
@@ -351,23 +335,8 @@ fn in_child(things: Things) {
 }
 
 fn in_parent(things: Things) {
-    let Things {
-        engine,
-        deleted,
-        idle,
-        alone,
-        busy,
-        exported,
-        lease,
-        open,
-        behind,
-        polled,
-        failed,
-        var,
-        made,
-        ..
-    } = things;
-    let (gate, completion, guard) = open;
+    let Things { engine, deleted, idle, alone, busy, exported, lease, behind, polled, .. } = things;
+    let Things { open: (gate, completion, guard), failed, var, made, .. } = things;
     assert!(made.is_current());
     assert_eq!(process::leaked(), 0);
     assert_eq!((idle.version(), var.version()), (1, 1));

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use estafette::Engine;
 
-/// Ten operations of that name.
 fn work(engine: &Engine, name: &'static str) {
     let x = engine.var();
     for _ in 0..10 {

@@ -7,12 +7,10 @@ pub struct Bytes<'a> {
 }
 
 impl<'a> Bytes<'a> {
-    /// The whole program.
     pub fn new(program: &'a [u8]) -> Self {
         Self { rest: program }
     }
 
-    /// Whether nothing is left.
     pub fn is_over(&self) -> bool {
         self.rest.is_empty()
     }
@@ -28,7 +26,6 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// A number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         usize::from(self.byte()) % limit.max(1)
     }

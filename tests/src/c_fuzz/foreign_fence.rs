@@ -19,14 +19,12 @@ pub struct ForeignFence {
     subscriptions: Mutex<Vec<Call>>,
     manner: Manner,
     queries: AtomicI64,
-    /// The counts of the program.
     shared: Arc<Shared>,
 }
 
 /// How the fence breaks its contract.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// Not at all.
     Honest,
     /// After it has settled, every second query returns "not yet", or a value that is not a status.
     Flips,

@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use estafette_c::estafette_status::*;
 use estafette_c::{
     DLManagedTensor, DLManagedTensorVersioned, DLTensor, estafette_op, estafette_op_complete,
     estafette_op_complete_with, estafette_op_export, estafette_status, estafette_tensor,
@@ -14,7 +15,6 @@ use estafette_c::{
 use super::managed::Managed;
 use super::shared::{Open, Shared};
 
-/// How an operation ends.
 #[derive(Clone, Copy, Debug)]
 pub enum End {
     /// At once, well.
@@ -25,15 +25,12 @@ pub enum End {
     Cancelled,
     /// At once, well, and once more.
     Twice,
-    /// On a thread of its own.
     Elsewhere,
     /// When the program says so.
     Later,
-    /// With a tensor.
     With,
 }
 
-/// The context of one operation.
 pub struct Body {
     pub end: End,
     pub shared: Arc<Shared>,
@@ -56,11 +53,26 @@ impl Body {
         // SAFETY: made by `new`, and not given away.
         let body = unsafe { Box::from_raw(body) };
         assert!(!body.called.load(SeqCst), "a function was called in spite of an error");
-        expect(estafette_tensor_release(body.operand), estafette_status::ESTAFETTE_OK, "release an operand");
+        accepts(estafette_tensor_release(body.operand), "release an operand");
     }
 }
 
-/// The operation ended as it should.
+/// The call did what was asked for.
+pub fn accepts(status: estafette_status, what: &str) {
+    expect(status, ESTAFETTE_OK, what);
+}
+
+/// The call has found that an argument is wrong.
+pub fn refuses(status: estafette_status, what: &str) {
+    expect(status, ESTAFETTE_INVALID, what);
+}
+
+/// The call accepts its arguments if they are `valid`, and else refuses them.
+pub fn accepts_if(valid: bool, status: estafette_status, what: &str) {
+    expect(status, if valid { ESTAFETTE_OK } else { ESTAFETTE_INVALID }, what);
+}
+
+/// The call ended as it should.
 pub fn expect(status: estafette_status, expected: estafette_status, what: &str) {
     assert_eq!(status, expected, "{what}: {}", last_error());
 }
@@ -83,7 +95,7 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
         let mut view: *mut DLManagedTensorVersioned = ptr::null_mut();
         // SAFETY: the context holds the operand; the view is released at once.
         unsafe {
-            if estafette_op_export(op, operand, &raw mut view) == estafette_status::ESTAFETTE_OK {
+            if estafette_op_export(op, operand, &raw mut view) == ESTAFETTE_OK {
                 delete(view);
             }
         }
@@ -93,20 +105,20 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
         unsafe { estafette_op_complete(op, status, text) }
     };
     match end {
-        End::Well => expect(complete(0, ptr::null()), estafette_status::ESTAFETTE_OK, "complete"),
+        End::Well => accepts(complete(0, ptr::null()), "complete"),
         End::Badly => {
             Shared::count(&shared.failures);
-            expect(complete(-2, c"as planned".as_ptr()), estafette_status::ESTAFETTE_OK, "fail");
+            accepts(complete(-2, c"as planned".as_ptr()), "fail");
         }
         End::Cancelled => {
             Shared::count(&shared.failures);
-            expect(complete(-4, ptr::null()), estafette_status::ESTAFETTE_OK, "cancel from inside");
+            accepts(complete(-4, ptr::null()), "cancel from inside");
         }
         End::Twice => {
-            expect(complete(5, ptr::null()), estafette_status::ESTAFETTE_INVALID, "no such status");
-            expect(complete(1, ptr::null()), estafette_status::ESTAFETTE_INVALID, "pending is no end");
-            expect(complete(0, ptr::null()), estafette_status::ESTAFETTE_OK, "complete");
-            expect(complete(0, ptr::null()), estafette_status::ESTAFETTE_INVALID, "complete twice");
+            refuses(complete(5, ptr::null()), "no such status");
+            refuses(complete(1, ptr::null()), "pending is no end");
+            accepts(complete(0, ptr::null()), "complete");
+            refuses(complete(0, ptr::null()), "complete twice");
         }
         End::Elsewhere => {
             let op = Open(op);
@@ -114,7 +126,7 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
                 let Open(op) = { op };
                 // SAFETY: no text.
                 let status = unsafe { estafette_op_complete(op, 0, ptr::null()) };
-                expect(status, estafette_status::ESTAFETTE_OK, "complete elsewhere");
+                accepts(status, "complete elsewhere");
             });
         }
         End::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
@@ -123,7 +135,7 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
             Shared::count(&shared.imported);
             // SAFETY: a valid tensor, taken on success.
             let status = unsafe { estafette_op_complete_with(op, Managed::raw(managed)) };
-            expect(status, estafette_status::ESTAFETTE_OK, "complete with a tensor");
+            accepts(status, "complete with a tensor");
         }
     }
 }
@@ -176,6 +188,6 @@ pub unsafe extern "C" fn skipped(context: *mut c_void, status: estafette_status,
 pub unsafe extern "C" fn drop_body(context: *mut c_void) {
     // SAFETY: made by `Body::new`, and given away once.
     let body = unsafe { Box::from_raw(context.cast::<Body>()) };
-    expect(estafette_tensor_release(body.operand), estafette_status::ESTAFETTE_OK, "release an operand");
+    accepts(estafette_tensor_release(body.operand), "release an operand");
     body.shared.dropped.fetch_add(1, SeqCst);
 }

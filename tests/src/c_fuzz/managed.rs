@@ -59,7 +59,6 @@ impl Managed {
         Box::into_raw(managed)
     }
 
-    /// As the interface wants it.
     pub fn raw(managed: *mut Managed) -> *mut DLManagedTensorVersioned {
         managed.cast()
     }

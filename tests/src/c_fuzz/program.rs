@@ -8,11 +8,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use estafette_c::estafette_status as status;
+use estafette_c::estafette_status::*;
 use estafette_c::*;
 
 use super::bytes::Bytes;
 use super::foreign_fence::ForeignFence;
-use super::function::{Body, End, call, delete, delete_legacy, drop_body, expect, last_error, skipped};
+use super::function::{
+    Body, End, accepts, accepts_if, call, delete, delete_legacy, drop_body, expect, last_error, refuses,
+    skipped,
+};
 use super::managed::Managed;
 use super::shared::{Open, Shared};
 use misuse::Over;
@@ -35,7 +39,6 @@ mod tensors;
 const HELD_MAX: usize = 12;
 /// Operations that may be in flight.
 const IN_FLIGHT_LIMIT: u64 = 64;
-/// Elements of each tensor.
 const LENGTH: usize = 8;
 /// No wait of a program takes longer.
 const SHORT_NS: u64 = 200_000;
@@ -44,7 +47,6 @@ const OVERDUE: Duration = Duration::from_millis(1);
 /// How long the end may take.
 const END: Duration = Duration::from_secs(20);
 
-/// Kinds of steps.
 const STEPS: usize = 32;
 
 /// The steps that a program has taken: their kind, and for kinds that consist of several calls which one.
@@ -59,9 +61,6 @@ pub fn every_step() -> Taken {
 }
 
 /// Runs the program in `bytes`. Returns the steps taken.
-///
-/// # Panics
-/// When anything does not hold.
 pub fn run(bytes: &[u8]) -> Taken {
     // A fence that never calls is queried while the program runs.
     estafette::exchange::foreign_fence::query_overdue_after(OVERDUE);
@@ -120,7 +119,7 @@ fn allowed(got: status, legal: &[status], what: &str) {
 unsafe extern "C" fn told(context: *mut c_void, status: status, _message: *const c_char) {
     // SAFETY: given away with a count of the context, which `drop_shared` gives up.
     let shared = unsafe { &*context.cast::<Shared>() };
-    assert_ne!(status, status::ESTAFETTE_PENDING, "a callback was told nothing");
+    assert_ne!(status, ESTAFETTE_PENDING, "a callback was told nothing");
     shared.told.fetch_add(1, SeqCst);
 }
 
@@ -132,49 +131,35 @@ unsafe extern "C" fn drop_shared(context: *mut c_void) {
 
 /// What a wait of a tensor or an operation may end with.
 const WAITED: [status; 6] = [
-    status::ESTAFETTE_OK,
-    status::ESTAFETTE_PENDING,
-    status::ESTAFETTE_TIMEOUT,
-    status::ESTAFETTE_FAILED,
-    status::ESTAFETTE_CANCELLED,
-    status::ESTAFETTE_LEASE_HELD,
+    ESTAFETTE_OK,
+    ESTAFETTE_PENDING,
+    ESTAFETTE_TIMEOUT,
+    ESTAFETTE_FAILED,
+    ESTAFETTE_CANCELLED,
+    ESTAFETTE_LEASE_HELD,
 ];
 
 impl Program {
     fn begin(bytes: &mut Bytes<'_>) -> Self {
         let kind = usize::from(bytes.byte());
         let options = estafette_engine_options {
-            size: size_of::<estafette_engine_options>() as u32,
             workers: [1, 2, -1][kind % 3],
             in_flight_limit: IN_FLIGHT_LIMIT,
             lease_timeout_ns: 1_000_000,
-            stack_size: 0,
             shared: u64::from(kind / 3 % 2 == 1),
-            watchdog_ns: 0,
+            ..zeroed!(estafette_engine_options)
         };
         let mut engine = ptr::null_mut();
         // SAFETY: everything is as the interface wants it.
         unsafe {
             let mut wrong = options;
             wrong.workers = -7;
-            expect(
-                estafette_engine_create(&raw const wrong, &raw mut engine),
-                status::ESTAFETTE_INVALID,
-                "workers",
-            );
+            refuses(estafette_engine_create(&raw const wrong, &raw mut engine), "workers");
             wrong = options;
             wrong.size = 3;
-            expect(
-                estafette_engine_create(&raw const wrong, &raw mut engine),
-                status::ESTAFETTE_INVALID,
-                "size",
-            );
-            expect(estafette_engine_create(ptr::null(), ptr::null_mut()), status::ESTAFETTE_INVALID, "out");
-            expect(
-                estafette_engine_create(&raw const options, &raw mut engine),
-                status::ESTAFETTE_OK,
-                "create",
-            );
+            refuses(estafette_engine_create(&raw const wrong, &raw mut engine), "size");
+            refuses(estafette_engine_create(ptr::null(), ptr::null_mut()), "out");
+            accepts(estafette_engine_create(&raw const options, &raw mut engine), "create");
         }
         Self {
             shared: Arc::default(),
@@ -246,11 +231,7 @@ impl Program {
         // SAFETY: every handle here is held, and released once.
         unsafe {
             for promise in self.promises.drain(..) {
-                expect(
-                    estafette_promise_settle(promise, 0, ptr::null()),
-                    status::ESTAFETTE_OK,
-                    "settle at the end",
-                );
+                accepts(estafette_promise_settle(promise, 0, ptr::null()), "settle at the end");
             }
             for (fence, _) in self.foreign.drain(..) {
                 (*fence).settle(0, true);
@@ -258,11 +239,7 @@ impl Program {
             }
             self.views.drain(..).for_each(|view| delete(view));
             for lease in self.leases.drain(..) {
-                expect(
-                    estafette_lease_release(lease, ptr::null()),
-                    status::ESTAFETTE_OK,
-                    "release at the end",
-                );
+                accepts(estafette_lease_release(lease, ptr::null()), "release at the end");
             }
         }
         self.end_of_remote();
@@ -272,21 +249,17 @@ impl Program {
         let failures = self.shared.failures.load(SeqCst) > 0;
         for tensor in self.tensors.drain(..) {
             let got = estafette_wait(tensor, END.as_nanos() as u64);
-            allowed(
-                got,
-                &[status::ESTAFETTE_OK, status::ESTAFETTE_FAILED, status::ESTAFETTE_CANCELLED],
-                "the last wait",
-            );
-            assert!(failures || got == status::ESTAFETTE_OK, "poisoned by nothing: {}", last_error());
-            expect(estafette_tensor_release(tensor), status::ESTAFETTE_OK, "release at the end");
+            allowed(got, &[ESTAFETTE_OK, ESTAFETTE_FAILED, ESTAFETTE_CANCELLED], "the last wait");
+            assert!(failures || got == ESTAFETTE_OK, "poisoned by nothing: {}", last_error());
+            accepts(estafette_tensor_release(tensor), "release at the end");
         }
         for op in self.ops.drain(..) {
             allowed(
                 estafette_op_wait(op, END.as_nanos() as u64),
-                &[status::ESTAFETTE_OK, status::ESTAFETTE_FAILED, status::ESTAFETTE_CANCELLED],
+                &[ESTAFETTE_OK, ESTAFETTE_FAILED, ESTAFETTE_CANCELLED],
                 "the last wait of an operation",
             );
-            expect(estafette_op_release(op), status::ESTAFETTE_OK, "release at the end");
+            accepts(estafette_op_release(op), "release at the end");
         }
         for fence in self.fences.drain(..).chain(self.derived.drain(..)) {
             // SAFETY: held, and released once.
@@ -302,13 +275,13 @@ impl Program {
             self.shut_down();
         }
         self.end_of_others();
-        expect(estafette_engine_destroy(self.engine), status::ESTAFETTE_OK, "destroy");
+        accepts(estafette_engine_destroy(self.engine), "destroy");
         self.released.push(Over::Engine(self.engine));
         self.released.iter().for_each(|over| over.is_refused(0));
         let deadline = Instant::now() + END;
         while let Some(missing) = missing(&self.shared) {
             assert!(Instant::now() < deadline, "at the end {missing}");
-            expect(estafette_flush_deleters(END.as_nanos() as u64), status::ESTAFETTE_OK, "flush");
+            accepts(estafette_flush_deleters(END.as_nanos() as u64), "flush");
             std::thread::yield_now();
         }
     }
@@ -316,15 +289,15 @@ impl Program {
     /// Nothing is in flight any more.
     fn shut_down(&self) {
         let end = END.as_nanos() as u64;
-        expect(estafette_engine_shutdown(self.engine, end), status::ESTAFETTE_OK, "shut down");
-        expect(estafette_engine_shutdown(self.engine, 0), status::ESTAFETTE_OK, "shut down twice");
-        expect(estafette_engine_shutdown(ptr::null_mut(), 0), status::ESTAFETTE_INVALID, "no engine");
+        accepts(estafette_engine_shutdown(self.engine, end), "shut down");
+        accepts(estafette_engine_shutdown(self.engine, 0), "shut down twice");
+        refuses(estafette_engine_shutdown(ptr::null_mut(), 0), "no engine");
         // SAFETY: as the interface wants it; nothing is taken.
         let got = unsafe {
             let (none, call) = (ptr::null(), Some(call as _));
             estafette_submit(self.engine, ptr::null(), call, ptr::null_mut(), None, none, 0, none, 0)
         };
-        expect(got, status::ESTAFETTE_SHUTDOWN, "submit after the end");
+        expect(got, ESTAFETTE_SHUTDOWN, "submit after the end");
     }
 
     /// Ends every operation whose function is called now or later.
@@ -333,17 +306,13 @@ impl Program {
         loop {
             while let Some(op) = self.shared.take_open(0) {
                 // SAFETY: no text.
-                expect(
-                    unsafe { estafette_op_complete(op, 0, ptr::null()) },
-                    status::ESTAFETTE_OK,
-                    "complete at the end",
-                );
+                accepts(unsafe { estafette_op_complete(op, 0, ptr::null()) }, "complete at the end");
             }
             let got = estafette_wait_all(self.engine, SHORT_NS * 10);
-            if got == status::ESTAFETTE_OK {
+            if got == ESTAFETTE_OK {
                 return;
             }
-            allowed(got, &[status::ESTAFETTE_TIMEOUT], "the last wait for all");
+            allowed(got, &[ESTAFETTE_TIMEOUT], "the last wait for all");
             assert!(Instant::now() < deadline, "operations do not end: {}", self.diagnosis());
         }
     }
@@ -352,7 +321,7 @@ impl Program {
         let mut text = ptr::null_mut();
         // SAFETY: as the interface wants it.
         unsafe {
-            expect(estafette_diagnose(self.engine, &raw mut text), status::ESTAFETTE_OK, "diagnose");
+            accepts(estafette_diagnose(self.engine, &raw mut text), "diagnose");
             let words = std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned();
             estafette_string_free(text);
             words

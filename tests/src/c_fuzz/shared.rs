@@ -18,7 +18,6 @@ pub struct Shared {
     pub told: AtomicU64,
     /// Callbacks of tensors that were accepted.
     pub to_tell: AtomicU64,
-    /// Holders of all foreign fences together.
     pub fence_holders: AtomicI64,
     /// Whether anything was made to fail, so that tensors may be poisoned.
     pub failures: AtomicU64,
@@ -38,7 +37,6 @@ impl Shared {
         counter.fetch_add(1, SeqCst);
     }
 
-    /// Takes an open operation.
     pub fn take_open(&self, at: usize) -> Option<*mut estafette_op> {
         let mut open = self.open.lock().expect("no panic under this lock");
         if open.is_empty() {

@@ -22,7 +22,6 @@ mod arrow_abi;
 
 use arrow_abi::{Array, DeviceArray};
 
-/// Arrays of one input.
 const ARRAYS_MAX: usize = 24;
 /// Tensors, and exported arrays, that one input holds.
 const HELD_MAX: usize = 6;
@@ -50,7 +49,6 @@ const PRIMITIVES: [(&str, usize); 11] = [
     ("g", 8),
 ];
 
-/// What all inputs share.
 struct World {
     device: Arc<SimDevice>,
     engine: Engine,

@@ -10,19 +10,13 @@ mod arrow;
 mod operators;
 mod traces;
 
-/// One target.
 #[derive(Debug)]
 pub struct Target {
-    /// Its name, and that of its folder.
     pub name: &'static str,
     /// Runs one input.
-    ///
-    /// # Panics
-    /// When something does not hold.
     pub run: fn(&[u8]),
 }
 
-/// Every target.
 pub const TARGETS: &[Target] = &[
     Target { name: "c-abi", run: |bytes| drop(crate::c_fuzz::run(bytes)) },
     Target { name: "traces", run: traces::run },
@@ -32,9 +26,6 @@ pub const TARGETS: &[Target] = &[
 
 impl Target {
     /// The kept inputs, by name.
-    ///
-    /// # Panics
-    /// When they cannot be read.
     pub fn corpus(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz")).join(self.name);
         let entries =

@@ -13,17 +13,16 @@ use estafette::operators::abi::{
     OPERATOR_ALLOCATING, OPERATOR_DESTINATION, OPERATOR_IN_PLACE, OPERATOR_INFERRED, OperatorAttribute,
     OperatorFunction, OperatorOptions,
 };
-use estafette_c::estafette_status as status;
+use estafette_c::estafette_status::*;
 use estafette_c::*;
 
-use crate::c_fuzz::Bytes;
-use crate::c_fuzz::function::{expect, last_error};
+use crate::c_fuzz::function::{accepts, last_error, refuses};
 use crate::c_fuzz::managed::Managed;
 use crate::c_fuzz::shared::Shared;
+use crate::c_fuzz::{Bytes, zeroed};
 
 /// Operators of one input at a time.
 const HELD_MAX: usize = 6;
-/// Steps of one input.
 const STEPS_MAX: usize = 64;
 /// Dimensions that a tensor may have, and the room for them that a function which infers is given.
 const NDIM_MAX: usize = 64;
@@ -193,7 +192,7 @@ unsafe extern "C" fn find(context: *mut c_void, info: *const estafette_operator_
         let name = std::ffi::CStr::from_ptr((*info).name);
         search.found += usize::from(search.names.iter().any(|known| known.as_c_str() == name));
         if let Some(name) = search.removes.take() {
-            expect(estafette_unregister_operator(name.as_ptr()), status::ESTAFETTE_OK, "unregister inside");
+            accepts(estafette_unregister_operator(name.as_ptr()), "unregister inside");
         }
     }
 }
@@ -213,23 +212,19 @@ struct World {
     registered: Vec<Registered>,
 }
 
-/// The engine of all inputs.
 fn engine() -> *mut estafette_engine {
     static ENGINE: OnceLock<usize> = OnceLock::new();
     let create = || {
         let options = estafette_engine_options {
-            size: size_of::<estafette_engine_options>() as u32,
             workers: 1,
             in_flight_limit: 64,
             lease_timeout_ns: 1_000_000_000,
-            stack_size: 0,
-            shared: 0,
-            watchdog_ns: 0,
+            ..zeroed!(estafette_engine_options)
         };
         let mut engine = ptr::null_mut();
         // SAFETY: everything is as the interface wants it.
         let got = unsafe { estafette_engine_create(&raw const options, &raw mut engine) };
-        expect(got, status::ESTAFETTE_OK, "create");
+        accepts(got, "create");
         engine as usize
     };
     *ENGINE.get_or_init(create) as *mut estafette_engine
@@ -275,7 +270,7 @@ impl World {
             estafette_register_operator(name, function, &raw const options, says.cast(), drop_context)
         };
         let is_possible = is_possible && function.is_some();
-        if got == status::ESTAFETTE_OK {
+        if got == ESTAFETTE_OK {
             assert!(
                 is_possible && !is_taken,
                 "an operator that cannot be is accepted: {name:?}, {options:?}"
@@ -283,7 +278,7 @@ impl World {
             self.registered.push(Registered { name, options, is_impossible, ndim, dims });
             return;
         }
-        let expected = if is_possible { status::ESTAFETTE_CONFLICT } else { status::ESTAFETTE_INVALID };
+        let expected = if is_possible { ESTAFETTE_CONFLICT } else { ESTAFETTE_INVALID };
         assert!(!is_possible || is_taken, "an operator is refused: {}", last_error());
         assert!(got == expected, "{got:?} for {expected:?}: {}", last_error());
         assert!(!last_error().is_empty());
@@ -320,30 +315,26 @@ impl World {
             && operator.options.n_inputs <= 0
             && operator.options.kind != OPERATOR_DESTINATION
             && keys.iter().all(|(key, value)| key.to_str().is_ok() && value.to_str().is_ok());
-        if got != status::ESTAFETTE_OK {
+        if got != ESTAFETTE_OK {
             assert!(!is_possible, "a call is refused: {got:?}, {}", last_error());
             return;
         }
         assert!(is_possible, "a wrong call of {:?} is accepted", operator.name);
         for output in outputs {
             let got = estafette_wait(output, LIMIT.as_nanos() as u64);
-            assert!(
-                matches!(got, status::ESTAFETTE_OK | status::ESTAFETTE_FAILED),
-                "{got:?}: {}",
-                last_error()
-            );
-            if operator.options.kind == OPERATOR_INFERRED && got == status::ESTAFETTE_OK {
+            assert!(matches!(got, ESTAFETTE_OK | ESTAFETTE_FAILED), "{got:?}: {}", last_error());
+            if operator.options.kind == OPERATOR_INFERRED && got == ESTAFETTE_OK {
                 assert!(!operator.is_impossible, "a result that cannot be is made");
                 let (mut ndim, mut shape) = (0, [0; NDIM_MAX]);
                 // SAFETY: as the interface wants it.
                 let got = unsafe {
                     estafette_tensor_shape(output, shape.as_mut_ptr(), NDIM_MAX as i32, &raw mut ndim)
                 };
-                expect(got, status::ESTAFETTE_OK, "the shape");
+                accepts(got, "the shape");
                 let known = ndim as usize;
                 assert_eq!((ndim, &shape[..known]), (operator.ndim, &operator.dims[..known]));
             }
-            expect(estafette_tensor_release(output), status::ESTAFETTE_OK, "release");
+            accepts(estafette_tensor_release(output), "release");
         }
     }
 
@@ -353,13 +344,13 @@ impl World {
             if self.registered.iter().all(|known| known.name != name) {
                 // SAFETY: a text.
                 let got = unsafe { estafette_unregister_operator(name.as_ptr()) };
-                expect(got, status::ESTAFETTE_INVALID, "no such operator");
+                refuses(got, "no such operator");
             }
         } else if !self.registered.is_empty() {
             let operator = self.registered.swap_remove(bytes.below(self.registered.len()));
             // SAFETY: a text.
             let got = unsafe { estafette_unregister_operator(operator.name.as_ptr()) };
-            expect(got, status::ESTAFETTE_OK, "unregister");
+            accepts(got, "unregister");
         }
     }
 
@@ -370,7 +361,7 @@ impl World {
         let mut search = Search { names, found: 0, removes: removed };
         // SAFETY: as the interface wants it.
         let got = unsafe { estafette_list_operators(Some(find), (&raw mut search).cast()) };
-        expect(got, status::ESTAFETTE_OK, "list");
+        accepts(got, "list");
         assert_eq!(search.found, count, "operators that are listed");
     }
 }
@@ -392,7 +383,7 @@ pub(super) fn run(bytes: &[u8]) {
     for operator in world.registered.drain(..) {
         // SAFETY: a text.
         let got = unsafe { estafette_unregister_operator(operator.name.as_ptr()) };
-        expect(got, status::ESTAFETTE_OK, "unregister at the end");
+        accepts(got, "unregister at the end");
     }
     let deadline = Instant::now() + LIMIT;
     let shared = &world.shared;
@@ -404,7 +395,7 @@ pub(super) fn run(bytes: &[u8]) {
             return;
         }
         assert!(Instant::now() < deadline, "contexts {contexts:?} and results {results:?} did not come back");
-        expect(estafette_flush_deleters(LIMIT.as_nanos() as u64), status::ESTAFETTE_OK, "flush");
+        accepts(estafette_flush_deleters(LIMIT.as_nanos() as u64), "flush");
         std::thread::yield_now();
     }
 }

@@ -48,9 +48,6 @@ impl Uses {
 
     /// Checks that each import has been deleted once, after its last use. Memory that a broken device may
     /// still use is `kept`, perhaps.
-    ///
-    /// # Panics
-    /// When one was not.
     pub fn check(&self, op: OpIndex, kept: bool) {
         // A value dropped a moment ago may be on its way out on another thread.
         let deadline = Instant::now() + PATIENCE;
@@ -70,10 +67,8 @@ impl Uses {
     }
 }
 
-/// What settles the fence of an import.
 #[derive(Debug)]
 pub(super) enum Settle {
-    /// A promise of the host.
     Promise(host::Completer),
     /// A foreign fence that has to be asked.
     Foreign(Arc<AtomicBool>),
@@ -88,7 +83,6 @@ impl Settle {
     }
 }
 
-/// A pending fence, and what settles it.
 pub(super) fn fence(pending: Pending) -> (Settle, Fence) {
     if pending == Pending::Promise {
         let (completer, fence) = host::promise("content of an import");

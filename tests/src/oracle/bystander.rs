@@ -138,7 +138,6 @@ fn hold(cell: &Cell, lease: Lease, soon: Duration, dice: &mut Dice) {
     completer.complete();
 }
 
-/// Wakes a thread that is parked.
 struct Unpark(thread::Thread);
 
 impl Wake for Unpark {

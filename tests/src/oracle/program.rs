@@ -81,32 +81,24 @@ impl Shape {
 /// How a body ends if it is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Well.
     Well,
-    /// With an error.
     Error,
-    /// With a panic.
     Panic,
 }
 
-/// What kind of body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body {
-    /// A closure, with views.
     Sync,
     /// As `Sync`, but refused when the in-flight limit is reached, and then tried again.
     Refusing,
-    /// A future, with guards.
     Future,
     /// Finished by another thread.
     External,
     /// Ended with a fence by another thread, which does the work after that and then lets the fence be done.
     Fenced,
-    /// Work on the device.
     Device,
     /// A program that is recorded and replayed once, with its last node on the device or not.
     Replay {
-        /// Whether the last node is on the device.
         device: bool,
     },
 }
@@ -114,7 +106,6 @@ pub enum Body {
 /// What the content of an import waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pending {
-    /// A promise of the host.
     Promise,
     /// A foreign fence that has to be asked.
     Polled,
@@ -122,12 +113,10 @@ pub enum Pending {
     Silent,
 }
 
-/// One operation.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Tensors that are read, with duplicates.
     pub reads: Vec<CellId>,
-    /// Tensors that are overwritten.
     pub writes: Vec<CellId>,
     /// Tensors that are read and written.
     pub updates: Vec<CellId>,
@@ -135,18 +124,13 @@ pub struct Plan {
     pub variables_read: Vec<CellId>,
     /// Plain variables that are written; may repeat.
     pub variables_written: Vec<CellId>,
-    /// Priority.
     pub priority: i32,
-    /// Which engine runs it.
     pub engine: usize,
-    /// Kind of body.
     pub body: Body,
-    /// How it ends.
     pub fate: Fate,
     /// Whether the submitter tries to cancel it. Nothing shows when the turn of a cancelled operation comes,
     /// so that its place is known only where one thread submits everything.
     pub cancel: bool,
-    /// Whether the submitter waits for it at once.
     pub wait: bool,
     /// Rounds of idle work, so that some operations are long.
     pub spins: u32,
@@ -162,7 +146,6 @@ pub struct Plan {
 pub const UPDATES_MAX: usize = 3;
 
 impl Plan {
-    /// Draws one.
     pub fn draw(shape: &Shape, dice: &mut Dice) -> Self {
         let faulty = |dice: &mut Dice, times| shape.faults && dice.once_in(times);
         let mut plan = Self {

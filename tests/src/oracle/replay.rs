@@ -18,7 +18,6 @@ pub struct Counts {
     pub failed: usize,
     /// Operations skipped because an input had failed.
     pub skipped: usize,
-    /// Operations cancelled in time.
     pub cancelled: usize,
 }
 
@@ -39,9 +38,6 @@ struct Known {
 }
 
 /// Checks everything that `world` observed.
-///
-/// # Panics
-/// When anything is not as if the operations had run one by one.
 pub fn replay(world: &World) -> Counts {
     let ran = ran(world);
     let mut counts = Counts::default();

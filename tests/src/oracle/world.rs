@@ -40,10 +40,8 @@ pub struct Ended {
     pub outcomes: [Result<(), Error>; 2],
 }
 
-/// An entry in the log of a cell.
 #[derive(Debug, Clone, Copy)]
 pub struct LogEntry {
-    /// Who.
     pub op: OpIndex,
     /// Whether its body ran, or was dropped.
     pub ran: bool,
@@ -91,7 +89,6 @@ impl Cell {
         unsafe { *self.data }
     }
 
-    /// The tensor, where it is one.
     pub fn tensor(&self) -> Option<&Tensor> {
         match &self.handle {
             Handle::Tensor(tensor) => Some(tensor),
@@ -104,7 +101,6 @@ impl Cell {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where it is.
     pub(super) fn address(&self) -> *mut u64 {
         self.data
     }
@@ -139,7 +135,6 @@ impl Cell {
 
 /// The cells, the plans, and the observations.
 pub struct World {
-    /// Its dimensions.
     pub shape: Shape,
     /// Tensors first, then plain variables.
     pub cells: Vec<Cell>,
@@ -149,11 +144,9 @@ pub struct World {
     pub first_version: u64,
     /// What each body that ran has read.
     pub digests: Vec<OnceLock<u64>>,
-    /// How each operation ended.
     pub ended: Vec<OnceLock<Ended>>,
     /// The engine's name of each operation.
     pub ids: Mutex<HashMap<u64, OpIndex>>,
-    /// The imports of each operation.
     pub uses: Vec<Arc<Uses>>,
     /// Of operations that read one: a tensor that another operation defines.
     late: Vec<OnceLock<Tensor>>,
@@ -162,7 +155,6 @@ pub struct World {
     pub(super) queues: Vec<Arc<dyn Queue>>,
     /// Work that is enqueued on the device and not over.
     under_way: AtomicUsize,
-    /// What the cells hold.
     #[expect(dead_code, reason = "kept for the cells, which point into it")]
     memory: Box<[Place]>,
 }
@@ -257,15 +249,11 @@ impl World {
         }))
     }
 
-    /// Its engines.
     pub fn engines(&self) -> &[Engine] {
         &self.engines
     }
 
     /// Submits everything and waits for the end.
-    ///
-    /// # Panics
-    /// When the engine refuses or grants an operation wrongly.
     pub fn run(self: &Arc<Self>) {
         let (shape, engines) = (self.shape.clone(), self.engines.clone());
         let watchdog = Watchdog::with(LIMIT, move || {
@@ -408,12 +396,6 @@ impl World {
     }
 }
 
-impl std::fmt::Debug for World {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("World").field("shape", &self.shape).finish_non_exhaustive()
-    }
-}
-
 /// The operations of a program with their submitters, in the order of submission of each submitter.
 pub fn draw_plans(shape: &Shape) -> Vec<(usize, Plan)> {
     let mut plans = Vec::new();
@@ -515,11 +497,9 @@ impl Drop for Ticket {
 
 /// What another thread has to end.
 enum Unfinished {
-    /// An external operation.
     Operation(Arc<World>, OpIndex, u64, Completion),
     /// The definition of the tensor that this operation reads as well.
     Definition(OpIndex, Completion),
-    /// The fence of the imports of an operation.
     Import(Arc<Uses>, Settle),
 }
 

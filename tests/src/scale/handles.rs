@@ -6,12 +6,12 @@ use std::ptr::{null, null_mut};
 use estafette_c::*;
 use estafette_devices::DLDevice;
 
+use crate::c_fuzz::zeroed;
+
 type Status = estafette_status;
 
 /// A C engine with one worker, n tensors and n operations that wait for one whose end is reported last.
-#[allow(missing_debug_implementations, reason = "nothing prints it")]
 pub struct Handles {
-    /// The engine.
     engine: *mut estafette_engine,
     /// What reads it waits.
     gate: *mut estafette_tensor,
@@ -39,18 +39,11 @@ fn ok(status: estafette_status) {
 
 impl Handles {
     /// Makes `n` tensors and `n` operations.
-    ///
-    /// # Panics
-    /// When the library refuses.
     pub(super) fn new(n: usize) -> Self {
         let options = estafette_engine_options {
-            size: size_of::<estafette_engine_options>() as u32,
             workers: 1,
             in_flight_limit: (10 * n + 1_000) as u64,
-            lease_timeout_ns: 0,
-            stack_size: 0,
-            shared: 0,
-            watchdog_ns: 0,
+            ..zeroed!(estafette_engine_options)
         };
         let mut engine = null_mut();
         // SAFETY: the options are as long as they say, and the result has a place.
@@ -73,9 +66,6 @@ impl Handles {
     }
 
     /// A tensor of one byte.
-    ///
-    /// # Panics
-    /// When the library refuses, as all of these.
     pub(super) fn tensor(&self) -> *mut estafette_tensor {
         let mut tensor = null_mut();
         // SAFETY: a shape of one dimension, and a place for the result.
@@ -124,7 +114,6 @@ impl Handles {
         ok(estafette_op_release(op));
     }
 
-    /// Runs an operation on the tensor to its end.
     pub(super) fn run(&self, tensor: *mut estafette_tensor) {
         let op = self.submit(Some(ends), null_mut(), &[], &[tensor]);
         ok(estafette_op_wait(op, u64::MAX));
@@ -139,7 +128,6 @@ impl Handles {
         managed
     }
 
-    /// Imports an exported struct.
     pub(super) fn import(&self, managed: *mut DLManagedTensorVersioned) -> *mut estafette_tensor {
         let mut tensor = null_mut();
         // SAFETY: the struct of the library itself, ready at once, and a place for the result.
@@ -156,13 +144,11 @@ impl Handles {
         ok(unsafe { estafette_lease_release(lease, null()) });
     }
 
-    /// Arranges a callback for the tensor.
     pub(super) fn on_ready(&self, tensor: *mut estafette_tensor) {
         // SAFETY: the callback uses no context.
         ok(unsafe { estafette_on_ready(tensor, Some(nothing), null_mut(), None) });
     }
 
-    /// A promise that is settled.
     pub(super) fn promise(&self) {
         let (mut promise, mut fence) = (null_mut(), std::mem::MaybeUninit::<DLFence>::uninit());
         // SAFETY: places for both.

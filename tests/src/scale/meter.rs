@@ -47,9 +47,6 @@ fn own_time() -> Duration {
 }
 
 /// Counts every call of the table with `alive` alive, at each size.
-///
-/// # Panics
-/// When a call fails unexpectedly.
 pub fn measure(alive: Alive) {
     for n in SIZES {
         let world = World::new(alive, n);

@@ -9,10 +9,8 @@ use futures::executor::block_on;
 use super::meter::Meter;
 use super::world::{Alive, World, lease, poll};
 
-/// A public call.
 #[derive(Debug)]
 pub struct Call {
-    /// What the table says.
     pub name: &'static str,
     /// Makes it once, in the meter; what it needs is made and taken away outside of it.
     pub run: fn(&World, &Meter),
@@ -26,7 +24,6 @@ pub struct Call {
 }
 
 impl Call {
-    /// Whether it is a call to make with `alive` alive.
     pub fn is_made_with(&self, alive: Alive) -> bool {
         let alone = matches!(alive, Alive::Operands | Alive::Handles);
         self.only.map_or(!alone, |only| only == alive)

@@ -41,7 +41,6 @@ pub enum Alive {
 }
 
 impl Alive {
-    /// Every kind.
     pub const ALL: [Self; 11] = [
         Self::Tensors,
         Self::Pending,
@@ -56,7 +55,6 @@ impl Alive {
         Self::Handles,
     ];
 
-    /// Its name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tensors => "tensors",
@@ -75,7 +73,6 @@ impl Alive {
 }
 
 /// An engine with n things alive.
-#[allow(missing_debug_implementations, reason = "nothing prints it")]
 pub struct World {
     /// The engine, with one worker and an in-flight limit for all of them.
     pub engine: Engine,
@@ -99,9 +96,6 @@ pub struct World {
 
 impl World {
     /// Makes `n` of `alive`.
-    ///
-    /// # Panics
-    /// When the engine refuses.
     pub fn new(alive: Alive, n: usize) -> Self {
         // Futures are looked at after a part of the lease timeout: not while calls are counted, however slow
         // the machine is.
@@ -186,25 +180,16 @@ impl World {
     }
 
     /// What a C program has.
-    ///
-    /// # Panics
-    /// Where no handles are alive.
     pub fn handles(&self) -> &Handles {
         self.handles.as_ref().expect("made with handles alone")
     }
 
     /// A tensor with memory of its own.
-    ///
-    /// # Panics
-    /// When the engine refuses.
     pub fn fresh(&self) -> Tensor {
         self.engine.zeros(&[1], DType::U8).expect("one byte")
     }
 
     /// A program of two operations on a variable.
-    ///
-    /// # Panics
-    /// When the engine refuses.
     pub fn program(&self) -> Program {
         let (mut builder, variable) = (self.engine.program("program"), self.engine.var());
         for _ in 0..2 {
@@ -214,9 +199,6 @@ impl World {
     }
 
     /// An import of the same memory as always.
-    ///
-    /// # Panics
-    /// When the engine refuses.
     pub fn import(&self) -> Tensor {
         // SAFETY: the memory stays as it is described until the deleter runs, and is used through the engine
         // alone.
@@ -224,9 +206,6 @@ impl World {
     }
 
     /// An operation that waits for the gate, and the tensor that it writes.
-    ///
-    /// # Panics
-    /// When the engine refuses.
     pub fn pending(&self) -> (Tensor, Op) {
         let tensor = self.fresh();
         let op = self.engine.op("waits").reads_vars(&[&self.gate]).reads([&self.read]).writes([&tensor]);
@@ -236,9 +215,6 @@ impl World {
 
     /// As [`pending`](Self::pending), where the write waits for a lease as well: once cancelled, the
     /// operation keeps its place.
-    ///
-    /// # Panics
-    /// When the engine refuses.
     pub fn pending_write(&self) -> (Tensor, Op, ManagedTensor) {
         let tensor = self.fresh();
         let lent = lease(&tensor);
@@ -257,9 +233,6 @@ impl Drop for World {
 }
 
 /// A read lease that is to be had at once.
-///
-/// # Panics
-/// When it is not.
 pub fn lease(tensor: &Tensor) -> ManagedTensor {
     tensor.export_wait(&ExportOptions::from(Access::Read)).expect("nothing writes it")
 }

@@ -3,13 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Number of a variable.
 pub type VarId = usize;
 /// Number of an operation, a lease, a question or a collapse.
 pub type RequestId = usize;
-/// Number of a tensor.
 pub type TensorId = usize;
-/// Number of a fence.
 pub type FenceId = usize;
 
 /// Tensors that overlap more others than this are ordered by one variable for all of them.
@@ -17,7 +14,6 @@ const OVERLAP_MAX: usize = 16;
 
 /// How a request uses a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the words of the contract")]
 pub enum AccessMode {
     Read,
     Write,
@@ -36,27 +32,21 @@ impl AccessMode {
     }
 }
 
-/// What a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// An operation.
     Work,
-    /// A lease, waiting or held.
     Lease,
     /// A question whether a tensor is ready: a read that is over when it is granted.
     Question,
-    /// Variables become one.
     Collapse,
 }
 
 /// How far a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// In its queues.
     Waiting,
     /// Its body has begun, or the lease is held.
     Open,
-    /// Out of all queues.
     Over,
 }
 
@@ -67,7 +57,6 @@ pub enum Verdict {
     Wait,
     /// Granted; fences hold it up.
     Fences,
-    /// It begins.
     Begin,
     /// It ends without having begun: an input has failed, or it was cancelled.
     Skip,
@@ -76,13 +65,10 @@ pub enum Verdict {
 /// An operation, a lease, a question, or a collapse.
 #[derive(Debug)]
 pub struct Request {
-    /// What it is.
     pub kind: Kind,
-    /// How far it is.
     pub state: State,
     /// Cancelled before it began.
     pub cancelled: bool,
-    /// What it uses.
     pub tensors: Vec<(TensorId, AccessMode)>,
     accesses: BTreeMap<VarId, AccessMode>,
 }
@@ -129,12 +115,9 @@ pub struct Question {
     failed: bool,
 }
 
-/// Everything.
 #[derive(Debug, Default)]
 pub struct Model {
-    /// All requests so far.
     pub requests: Vec<Request>,
-    /// All tensors so far.
     pub tensors: Vec<Tensor>,
     vars: Vec<Variable>,
     scopes: BTreeMap<RequestId, VarId>,
@@ -269,7 +252,6 @@ impl Model {
         id
     }
 
-    /// What must become of a request that waits.
     pub fn must(&self, request: RequestId) -> Verdict {
         self.verdict(request, false)
     }
@@ -520,7 +502,6 @@ impl Model {
         self.tensors[tensor].uses.insert(fence);
     }
 
-    /// A fence is done.
     pub fn fence_done(&mut self, fence: FenceId) {
         for var in &mut self.vars {
             var.writers.remove(&fence);
@@ -621,7 +602,6 @@ impl Model {
             && !requests.any(|request| request.tensors.iter().any(|(used, _)| *used == id))
     }
 
-    /// A question whether `tensor` is ready.
     pub fn ask(&mut self, tensor: TensorId) -> Question {
         let vars = self.roots(tensor);
         let fences = vars.iter().flat_map(|var| self.vars[*var].writers.iter().copied()).collect();

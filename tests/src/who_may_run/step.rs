@@ -23,7 +23,6 @@ const MANY: usize = 20;
 
 /// One step. Numbers are those of the model.
 #[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "the fields are named after what they number")]
 pub enum Step {
     /// Memory comes in, as part of a block; not ready before a fence is done, or ready.
     Import { engine: usize, block: usize, part: Range<usize>, pending: bool },
@@ -72,11 +71,9 @@ pub enum Step {
 /// Ways to have a lease at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Try {
-    /// `LeaseRequest::try_now`.
     Now,
     /// `LeaseRequest::wait` without any time.
     NoTime,
-    /// `Tensor::export_at_once`.
     Export,
 }
 
@@ -176,9 +173,6 @@ impl Step {
     }
 
     /// Takes the step with the engine and the model, without waiting for its consequences.
-    ///
-    /// # Panics
-    /// When the engine's answer is not the model's.
     pub fn take(self, world: &mut World) {
         world.note(format!("{self:?}"));
         match self {

@@ -24,14 +24,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Elements of a block of memory.
 pub const BLOCK: usize = 24;
 
-/// The dimensions of a run.
 #[derive(Debug, Clone)]
 pub struct Shape {
     /// Where everything else is drawn from.
     pub seed: u64,
     /// Workers of each engine.
     pub workers: Vec<usize>,
-    /// Blocks of memory.
     pub blocks: usize,
     /// Steps before everything is brought to its end.
     pub steps: usize,
@@ -48,13 +46,10 @@ impl Shape {
 }
 
 /// The engine's side of a request.
-#[expect(missing_debug_implementations, reason = "it holds a future; the steps are what a failure shows")]
 pub enum Real {
     /// An operation; its completion while its body is open.
     Op(Op, Option<Completion>),
-    /// A lease that is waited for.
     Asking(Asking),
-    /// A lease that is held.
     Held(Lease),
     /// A lease whose holder has a struct.
     Exported(ManagedTensor),
@@ -63,7 +58,6 @@ pub enum Real {
 }
 
 /// A lease that is waited for, and its outcome.
-#[expect(missing_debug_implementations, reason = "it holds a future")]
 pub struct Asking {
     future: Pin<Box<dyn Future<Output = Result<Vec<Lease>, Error>>>>,
     outcome: Option<Result<Vec<Lease>, Error>>,
@@ -96,7 +90,6 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// A question that is asked now.
     pub fn new(question: Question, ready: Ready) -> Self {
         Self { question, ready, answer: None }
     }
@@ -146,13 +139,9 @@ struct Begun {
 
 /// Engines, model, and everything that the program holds.
 pub struct World {
-    /// Its dimensions.
     pub shape: Shape,
-    /// The oracle.
     pub model: Model,
-    /// The engines.
     pub engines: Vec<Engine>,
-    /// Blocks of memory.
     pub memory: Vec<Memory>,
     /// As the model's tensors.
     pub tensors: Vec<Memo>,
@@ -164,7 +153,6 @@ pub struct World {
     pub questions: Vec<Asked>,
     /// Views of operations that run.
     pub views: Vec<(RequestId, TensorId, ManagedTensor)>,
-    /// Alias leases.
     pub aliases: Vec<(TensorId, Lease)>,
     fences_made: FenceId,
     begun: Arc<Mutex<Begun>>,
@@ -208,9 +196,6 @@ impl World {
     }
 
     /// A tensor that the program has a handle of.
-    ///
-    /// # Panics
-    /// When it has none.
     pub fn tensor(&self, id: TensorId) -> Tensor {
         self.tensors[id].tensor.clone().expect("steps use tensors whose handles are there")
     }
@@ -269,9 +254,6 @@ impl World {
     }
 
     /// Says which steps led here, and what the engines say.
-    ///
-    /// # Panics
-    /// Always.
     pub fn fail(&self, what: &str) -> ! {
         let steps: Vec<_> = self.log.iter().enumerate().map(|(at, step)| format!("{at:4} {step}")).collect();
         let said: Vec<_> = self.engines.iter().map(|engine| engine.diagnose().to_string()).collect();
@@ -290,9 +272,6 @@ impl World {
     }
 
     /// Waits until all has happened that must, and sees to it that nothing has happened that must not.
-    ///
-    /// # Panics
-    /// When the engine and the model differ.
     pub fn settle(&mut self) {
         let deadline = Instant::now() + LIMIT;
         let mut agreed = 0;
@@ -527,9 +506,6 @@ impl World {
     }
 
     /// Ends everything, and sees to it that nothing is left.
-    ///
-    /// # Panics
-    /// When something is.
     pub fn finish(mut self) {
         loop {
             for asked in std::mem::take(&mut self.questions) {
@@ -577,11 +553,5 @@ impl World {
             }
             waiting => self.requests[id] = waiting,
         }
-    }
-}
-
-impl std::fmt::Debug for World {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("World").field("shape", &self.shape).finish_non_exhaustive()
     }
 }

@@ -44,9 +44,7 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
     // Its peers are gigabytes; the new environment finds those of the suites, after its own packages.
     let peers = Environment::prepare(ALL)?;
     let venv = folder.join("venv");
-    let mut make = peers.command(&["-m", "venv"]);
-    make.arg(&venv);
-    shell::run(make)?;
+    shell::run(peers.command(&["-m", "venv"]).arg(&venv))?;
     let python = venv.join("bin/python");
     let within = |program: &Path, arguments: &[&str]| {
         let mut command = Command::new(program);
@@ -56,7 +54,7 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
     };
     let wheel = files.wheel.to_string_lossy();
     let before = Instant::now();
-    shell::run(within(&python, &["-m", "pip", "install", "--quiet", "--no-index", &wheel]))?;
+    shell::run(&mut within(&python, &["-m", "pip", "install", "--quiet", "--no-index", &wheel]))?;
     let install = before.elapsed();
     let (major, minor) = peers.version()?;
     let own = venv.join(format!("lib/python{major}.{minor}/site-packages"));
@@ -64,7 +62,7 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
     // An import starts no thread, and is of the new environment.
     let import = "import os, estafette as est; assert est.__file__.startswith(os.getcwd()), est.__file__; \
                   assert os.listdir('/proc/self/task') == [str(os.getpid())]";
-    shell::run(within(&python, &["-c", import]))?;
+    shell::run(&mut within(&python, &["-c", import]))?;
     // The times are shown and judged by people: a busy machine takes longer.
     let mut imports = Vec::new();
     for _ in 0..IMPORTS {
@@ -84,9 +82,7 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
         install.as_secs_f64(),
         imports[IMPORTS / 2] as f64 / 1e3
     );
-    let mut example = within(&python, &["-c", &python_examples(README)]);
-    example.env("ESTAFETTE_TRACE", "readme.pftrace");
-    shell::run(example)?;
+    shell::run(within(&python, &["-c", &python_examples(README)]).env("ESTAFETTE_TRACE", "readme.pftrace"))?;
     let command = venv.join("bin/estafette");
     let devices = collect(within(&command, &["devices"]))?;
     expect(&devices, "cpu:0")?;
@@ -116,16 +112,14 @@ fn sdist(files: &Files, folder: &Path, target: &Path) -> Result<(), String> {
     // Optimizing shows nothing more of the sources.
     build.env("MATURIN_PEP517_ARGS", "--profile dev --features shared-build").env("CARGO_TARGET_DIR", target);
     build.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0");
-    shell::run(build)?;
+    shell::run(&mut build)?;
     let wheel = file_with(&built, ".whl")?;
-    let mut unpack = Command::new(&python);
-    unpack.args(["-m", "zipfile", "-e"]).args([&wheel, &unpacked]);
-    shell::run(unpack)?;
+    shell::run(Command::new(&python).args(["-m", "zipfile", "-e"]).args([&wheel, &unpacked]))?;
     let mut import = Command::new(&python);
     let program = "import os, estafette as est; assert est.__file__.startswith(os.environ['PYTHONPATH']); \
                    eng = est.Engine(workers=1); assert bytes(eng.zeros(2, 'int8')) == b'\\0\\0'";
     import.args(["-c", program]).current_dir(folder).env("PYTHONPATH", &unpacked);
-    shell::run(import)
+    shell::run(&mut import)
 }
 
 /// A new crate that depends on the packed ones. Cargo takes them, and everything that they depend on, from a folder that stands for the
@@ -165,7 +159,7 @@ fn crates(files: &Files, folder: &Path) -> Result<(), String> {
     run.arg("--config").arg(format!("source.artifacts.directory={registry:?}"));
     // Debug information shows nothing more of the crates.
     run.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    shell::run(run)
+    shell::run(&mut run)
 }
 
 /// The archive of the C library: the program of `docs/c.md` by pkg-config and by CMake, and the size of the library.

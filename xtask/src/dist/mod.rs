@@ -81,9 +81,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
 
 /// Makes the artifacts in another target folder. A rebuilt release has the same bytes.
 fn compare(files: &Files, target: &Path) -> Result<(), String> {
-    let mut make = shell::command("cargo");
-    make.args(["xtask", "dist"]).env("CARGO_TARGET_DIR", target);
-    shell::run(make)?;
+    shell::run(shell::command("cargo").args(["xtask", "dist"]).env("CARGO_TARGET_DIR", target))?;
     let sums = |folder: &Path| source::read(&folder.join("SHA256SUMS"));
     let (first, second) = (sums(&files.folder)?, sums(&target.join("artifacts"))?);
     if first == second {
@@ -119,7 +117,7 @@ impl Files {
         sbom::write(target, &folder)?;
         let mut sums = shell::command("sh");
         sums.args(["-c", "sha256sum -- * >../SHA256SUMS && mv ../SHA256SUMS ."]).current_dir(&folder);
-        shell::run(sums)?;
+        shell::run(&mut sums)?;
         Ok(Self { folder, wheel, sdist, c_library, crates })
     }
 }
@@ -157,7 +155,7 @@ fn crates(target: &Path, folder: &Path) -> Result<Vec<PathBuf>, String> {
 fn sdist(tools: &Environment, folder: &Path) -> Result<PathBuf, String> {
     let mut pack = tools.command(&["-m", "maturin", "sdist", "--manifest-path", PYTHON, "--out"]);
     pack.arg(folder).env("SOURCE_DATE_EPOCH", FILE_TIME);
-    shell::run(pack)?;
+    shell::run(&mut pack)?;
     file_with(folder, ".tar.gz")
 }
 
@@ -172,7 +170,7 @@ pub fn wheel(folder: &Path, trained: Option<&Trained>) -> Result<PathBuf, String
         trained.apply(&mut build)?;
     }
     build.args(["--", "-C"]).arg(linker()?);
-    shell::run(build)?;
+    shell::run(&mut build)?;
     let wheel = file_with(folder, ".whl")?;
     let mut audit = tools.command(&["-m", "auditwheel", "show"]);
     audit.arg(&wheel);
@@ -193,7 +191,7 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     // The static library has debug lines of the standard library, which are a third of it, and names that no linker asks for.
     let mut strip = shell::command("strip");
     strip.arg("--strip-unneeded").arg(stage.join(&name).join("lib/libestafette.a"));
-    shell::run(strip)?;
+    shell::run(&mut strip)?;
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         install::copy(&shell::root().join(licence), &stage.join(&name).join(licence))?;
     }
@@ -207,7 +205,7 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
         "--use-compress-program=gzip -9 -n",
     ]);
     pack.arg(format!("--mtime=@{FILE_TIME}")).arg("-C").arg(&stage).arg("-cf").arg(&archive).arg(&name);
-    shell::run(pack)?;
+    shell::run(&mut pack)?;
     let bytes = fs::metadata(&archive).map_err(|error| format!("{}: {error}", archive.display()))?.len();
     if bytes > C_BYTES_MAX { Err(format!("{} has {bytes} bytes", archive.display())) } else { Ok(archive) }
 }

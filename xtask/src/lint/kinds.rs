@@ -28,7 +28,6 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(wrong)
 }
 
-/// The lines of `code` that name a kind.
 fn named(code: &str) -> Vec<String> {
     let names = |line: &str| {
         // The name of a crate is none of a kind.

@@ -25,7 +25,6 @@ const NAMES: [&str; 15] = [
     ".so\"",
 ];
 
-/// The doors.
 const DOORS: [&str; 2] = ["sync/src/platform", "links/src/platform"];
 
 /// Files that name one all the same: how many lines, and why. The numbers may only fall.

@@ -17,7 +17,6 @@ const FOLDERS: [&str; 9] = [
     "tests/tests",
 ];
 
-/// How a table of parts begins.
 const HEADINGS: [&str; 3] = ["| part |", "| module |", "| file |"];
 
 /// Prints how many modules there are, and returns those that no table names, and names in tables that are no module.

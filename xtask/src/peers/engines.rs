@@ -142,7 +142,7 @@ impl Peer {
         compile.args(["-std=c++20", "-O3", "-march=native", "-Wall", "-Wextra"]);
         compile.arg(format!("benches/peers/{}", self.source)).arg("-o").arg(&program);
         compile.args(self.flags).args(library_flags);
-        shell::run(compile).map_err(|why| format!("does not compile ({why}); {}", remedy()))?;
+        shell::run(&mut compile).map_err(|why| format!("does not compile ({why}); {}", remedy()))?;
         Ok(Engine { peer: Some(self), program, libmxnet })
     }
 }
@@ -153,7 +153,7 @@ pub const OURS: &str = "estafette";
 impl Engine {
     /// Builds our own command, and asks whether it has the benches.
     pub fn ours(target: &Path) -> Result<Self, String> {
-        shell::run(shell::cargo(target, &["build", "--release", "--package", "estafette-cli"]))?;
+        shell::run(&mut shell::cargo(target, &["build", "--release", "--package", "estafette-cli"]))?;
         let program = target.join("release").join("estafette");
         if !shell::answers(&program.to_string_lossy(), &["bench", "--list"]) {
             return Err("`estafette bench --list` does not answer".to_owned());

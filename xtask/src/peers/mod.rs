@@ -113,7 +113,7 @@ fn install(options: &Options) -> Result<(), String> {
     let mut command = shell::command("apt-get");
     command.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
     command.env("DEBIAN_FRONTEND", "noninteractive");
-    shell::run(command)
+    shell::run(&mut command)
 }
 
 /// Compares every peer's result with the sequential one, at a small size; true when all are the same.
@@ -202,9 +202,7 @@ fn report(options: &Options, results: &Results, machine: &str, missing: &[String
     for peer in options.peers() {
         text += &format!("- **{}**, {}: {}\n", peer.name, peer.about, peer.best);
     }
-    text += "- **taskflow**: figures of another run, with 2 threads; a static graph whose edges the program derived \
-             itself, building and running it.\n\n";
-    text += "### Missing or given up\n\n";
+    text += "\n### Missing or given up\n\n";
     let mut troubles = missing.to_vec();
     troubles.extend(results.troubles());
     if troubles.is_empty() {

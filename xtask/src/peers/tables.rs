@@ -50,7 +50,6 @@ impl Results {
         distinct(self.entries.iter().map(|entry| entry.engine))
     }
 
-    /// The workloads of a kind that were run.
     fn workloads(&self, kind: Kind) -> Vec<&'static str> {
         let of_kind = self.entries.iter().filter(|entry| entry.workload.kind == kind);
         distinct(of_kind.map(|entry| entry.workload.name))
@@ -95,7 +94,7 @@ impl Results {
             .collect()
     }
 
-    /// A row for each engine that has any of the values, and Taskflow's last.
+    /// A row for each engine that has any of the values.
     fn rows(&self, setting: Setting, columns: &[Column]) -> Vec<Vec<String>> {
         let mut rows = Vec::new();
         for engine in self.engines() {
@@ -110,12 +109,6 @@ impl Results {
                 row.push(cell(*summary, ours.filter(|_| engine != OURS)));
             }
             rows.push(row);
-        }
-        let taskflow: Vec<Option<&str>> =
-            columns.iter().map(|at| taskflow(at.workload, at.quantity)).collect();
-        if !rows.is_empty() && taskflow.iter().any(Option::is_some) {
-            let cells = taskflow.iter().map(|text| text.unwrap_or(NONE).to_owned());
-            rows.push([TASKFLOW.to_owned()].into_iter().chain(cells).collect());
         }
         rows
     }
@@ -184,7 +177,7 @@ impl Results {
     /// A table for the README: for each engine the better of its settings, the median alone.
     pub fn short(&self) -> String {
         let engines = self.engines();
-        let heading = [&[""], engines.as_slice(), &[TASKFLOW]].concat();
+        let heading = [&[""], engines.as_slice()].concat();
         let mut rows = Vec::new();
         for &(title, workload, quantity) in SHORT {
             let better = |engine: &str| {
@@ -200,8 +193,6 @@ impl Results {
             }
             let mut row = vec![title.to_owned()];
             row.extend(medians.iter().map(|median| median.map_or(NONE.to_owned(), figure)));
-            let static_graph = taskflow(workload, quantity).unwrap_or(NONE);
-            row.push(static_graph.split(" [").next().unwrap_or(NONE).to_owned());
             rows.push(row);
         }
         table(&heading, &rows)
@@ -218,9 +209,6 @@ struct Trouble {
 
 /// A cell without a figure.
 const NONE: &str = "–";
-
-/// The heading of Taskflow's figures.
-const TASKFLOW: &str = "taskflow, another run";
 
 struct Column {
     title: &'static str,
@@ -249,25 +237,6 @@ const SHORT: &[(&str, &str, &str)] = &[
     ("deferred, bytes pending", "deferred", "bytes_per_op"),
     ("METG of the stencil, µs", "metg-stencil", "metg_us"),
 ];
-
-/// Taskflow has no package, so its figures (static graph, building and running it, 2 threads) are those of a run on
-/// 2026-11-21, on 2 cores of an AMD EPYC (family 26).
-fn taskflow(workload: &str, quantity: &str) -> Option<&'static str> {
-    Some(match (workload, quantity) {
-        ("chain", "ns_per_op") => "47 [46–56]",
-        ("independent", "ns_per_op") => "54 [53–62]",
-        ("fan", "ns_per_op") => "186 [178–241]",
-        ("random", "ns_per_op") => "194 [184–210]",
-        ("stencil-8", "ns_per_op") => "113 [107–128]",
-        ("stencil-32", "ns_per_op") => "124 [108–127]",
-        ("stencil-64", "ns_per_op") => "121 [106–139]",
-        ("deferred", "push_ns") => "177",
-        ("deferred", "bytes_per_op") => "337",
-        // The search ended there.
-        ("metg-stencil", "metg_us") => "below 0.41",
-        _ => return None,
-    })
-}
 
 /// Median, range, and how many times ours that is.
 fn cell(summary: Option<Summary>, ours: Option<Summary>) -> String {
@@ -327,18 +296,16 @@ mod tests {
         let expected = "\
 ### Time per operation (ns), alone
 
-| engine                | chain                |
-| --------------------- | -------------------- |
-| estafette, no worker  | 25.0 [20.0–30.0]     |
-| gomp, no worker       | 100 [90.0–110] ×4.00 |
-| taskflow, another run | 47 [46–56]           |
+| engine               | chain                |
+| -------------------- | -------------------- |
+| estafette, no worker | 25.0 [20.0–30.0]     |
+| gomp, no worker      | 100 [90.0–110] ×4.00 |
 
 ### Time per operation (ns), all cores
 
-| engine                | chain      |
-| --------------------- | ---------- |
-| gomp, 1 worker        | 1,235      |
-| taskflow, another run | 47 [46–56] |
+| engine         | chain |
+| -------------- | ----- |
+| gomp, 1 worker | 1,235 |
 
 ";
         assert_eq!(tables, expected);
@@ -352,7 +319,7 @@ mod tests {
         add(&mut results, "gomp", "metg-fft", Setting::AllCores, "\"metg_us\":null");
         let tables = results.tables();
         assert!(
-            tables.contains("| mxnet, no worker      | 650  | –   | –          | 466           |"),
+            tables.contains("| mxnet, no worker | 650  | –   | –          | 466           |"),
             "{tables}"
         );
         assert!(tables.contains("| mxnet, 1 worker | 2.80                 |"), "{tables}");
@@ -366,9 +333,9 @@ mod tests {
         add(&mut results, OURS, "random", Setting::Alone, "\"ns_per_op\":70");
         add(&mut results, OURS, "random", Setting::AllCores, "\"ns_per_op\":60");
         let expected = "\
-|                    | estafette | taskflow, another run |
-| ------------------ | --------- | --------------------- |
-| random 2r + 1w, ns | 60.0      | 194                   |
+|                    | estafette |
+| ------------------ | --------- |
+| random 2r + 1w, ns | 60.0      |
 ";
         assert_eq!(results.short(), expected);
     }

@@ -3,7 +3,6 @@
 use crate::Trace;
 use crate::model::{Counter, Lease, Nanos, Operation, OperationKind};
 
-/// The counters, and their units.
 pub(crate) const COUNTERS: [(&str, &str); 3] =
     [("operations in flight", "operations"), ("bytes leased", "bytes"), ("fences pending", "fences")];
 

@@ -41,7 +41,6 @@ pub(crate) struct Order {
     withdrawn: [Vec<u32>; 2],
 }
 
-/// A use of a variable.
 #[derive(Debug, Clone, Copy)]
 struct Used {
     mode: AccessMode,

@@ -21,7 +21,6 @@ pub(super) struct Pool {
     first: HashMap<TrackId, Nanos>,
     /// When as many bodies ran as run at once, by engine.
     full: Vec<Intervals>,
-    /// The engine of each worker.
     engine_of: HashMap<TrackId, usize>,
     /// Engines by their numbers, where those are known.
     numbers: HashMap<u64, usize>,
@@ -82,7 +81,6 @@ impl Pool {
     }
 }
 
-/// Intervals of time.
 struct Intervals {
     /// In order of time, apart from each other.
     all: Vec<(Nanos, Nanos)>,
@@ -123,7 +121,6 @@ pub(crate) fn has_several_pools(trace: &Trace) -> bool {
     !workers.all(|track| names.insert(track.name.as_str()))
 }
 
-/// The workers of each engine.
 fn engines(trace: &Trace, workers: &HashSet<TrackId>) -> Vec<Workers> {
     let all = || workers.iter().copied();
     match &trace.workers[..] {

@@ -49,7 +49,6 @@ impl Totals {
         }
     }
 
-    /// The greater of each.
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
             operations: self.operations.max(other.operations),
@@ -61,7 +60,6 @@ impl Totals {
         }
     }
 
-    /// With their names.
     pub(crate) fn named(self) -> [(&'static str, u64); 6] {
         [
             ("operations", self.operations),

@@ -18,10 +18,8 @@ pub(crate) use words::{Word, blocker_name};
 
 use crate::model::Text;
 
-/// A named fact.
 pub(crate) type Named = (&'static str, Fact);
 
-/// A value of a fact.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Fact {
     Uint(u64),
@@ -103,7 +101,6 @@ pub(crate) trait ReadFacts: Sized {
     }
 }
 
-/// One element of a list.
 pub(crate) enum Item<T> {
     Text(Text),
     Facts(T),

@@ -34,7 +34,6 @@ pub fn deflate(block: &[u8]) -> Option<Vec<u8>> {
 
 /// The result of inflating a block.
 pub enum Inflated {
-    /// All of it.
     Whole(Vec<u8>),
     /// Its beginning: it ends too early.
     Beginning(Vec<u8>),

@@ -5,9 +5,7 @@ use super::write::PACKET_TAG;
 
 /// A piece of a file.
 pub enum Piece<'a> {
-    /// A packet, and the byte at which it begins.
     Packet(usize, &'a [u8]),
-    /// The damage, in words.
     Damage(String),
     /// The same of the end of the file, and what there is of the last packet.
     Cut(String, &'a [u8]),

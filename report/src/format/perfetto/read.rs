@@ -149,11 +149,7 @@ impl Reader {
                             self.unreadable("block", || format!("the one at byte {at} is damaged: {why}"));
                         }
                     },
-                    None => {
-                        if self.packet(body)?.is_err() {
-                            self.unreadable("packet", || format!("the one at byte {at} is garbled"));
-                        }
-                    }
+                    None => self.packet(body, || format!("the one at byte {at} is garbled"))?,
                 },
             }
         }
@@ -165,9 +161,7 @@ impl Reader {
         for piece in Pieces::of(bytes) {
             match piece {
                 Piece::Packet(at, body) => {
-                    if self.packet(body)?.is_err() {
-                        self.unreadable("packet", || format!("the one at byte {at} of a block is garbled"));
-                    }
+                    self.packet(body, || format!("the one at byte {at} of a block is garbled"))?;
                 }
                 Piece::Damage(words) => self.damage.add(|| format!("a block is {words}")),
                 // It was cut with the file, which the damage already says.
@@ -177,57 +171,59 @@ impl Reader {
         Ok(())
     }
 
-    fn packet(&mut self, packet: &[u8]) -> Result<Result<(), Garbled>, Spent> {
+    /// Reads a packet; `garbled` says which one it is.
+    fn packet(&mut self, packet: &[u8], garbled: impl FnOnce() -> String) -> Result<(), Spent> {
+        match self.read_packet(packet) {
+            Ok(()) => {}
+            Err(Refused::Garbled) => self.unreadable("packet", garbled),
+            Err(Refused::Spent) => return Err(Spent),
+        }
+        Ok(())
+    }
+
+    fn read_packet(&mut self, packet: &[u8]) -> Result<(), Refused> {
         let (mut time, mut flags, mut number) = (0, 0, 0);
         let (mut interned, mut track, mut event) = (None, None, None);
         for field in Fields::of(packet) {
-            match field {
-                Ok((8, Value::Varint(timestamp))) => time = timestamp,
-                Ok((10, Value::Varint(sequence))) => number = sequence,
-                Ok((13, Value::Varint(sequence))) => flags = sequence as u32,
-                Ok((12, Value::Bytes(data))) => interned = Some(data),
-                Ok((60, Value::Bytes(descriptor))) => track = Some(descriptor),
-                Ok((11, Value::Bytes(message))) => event = Some(message),
-                Ok(_) => {}
-                Err(garbled) => return Ok(Err(garbled)),
+            match field? {
+                (8, Value::Varint(timestamp)) => time = timestamp,
+                (10, Value::Varint(sequence)) => number = sequence,
+                (13, Value::Varint(sequence)) => flags = sequence as u32,
+                (12, Value::Bytes(data)) => interned = Some(data),
+                (60, Value::Bytes(descriptor)) => track = Some(descriptor),
+                (11, Value::Bytes(message)) => event = Some(message),
+                _ => {}
             }
         }
         let cleared = flags & SEQ_INCREMENTAL_STATE_CLEARED != 0;
         if !cleared && interned.is_none() && track.is_none() && event.is_none() {
-            return Ok(Ok(()));
+            return Ok(());
         }
         let Some(sequence) = self.sequence(number)? else {
             self.unreadable("packet", || format!("it is of more than {SEQUENCES_MAX} writers"));
-            return Ok(Ok(()));
+            return Ok(());
         };
         let Self { texts, budget, unreadable, .. } = self;
         let sequence = &mut self.sequences[sequence].1;
         if sequence.is_over {
-            return Ok(Ok(()));
+            return Ok(());
         }
         if cleared {
             (sequence.known, sequence.began) = (Known::default(), time);
         }
         if let Some(data) = interned {
-            match sequence.known.learn(data, texts, budget) {
-                Ok(()) => {}
-                Err(Refused::Garbled) => return Ok(Err(Garbled)),
-                Err(Refused::Spent) => return Err(Spent),
-            }
+            sequence.known.learn(data, texts, budget)?;
         }
-        if let Some(descriptor) = track
-            && let Err(garbled) = sequence.track(descriptor, texts, budget)?
-        {
-            return Ok(Err(garbled));
+        if let Some(descriptor) = track {
+            sequence.track(descriptor, texts, budget)?;
         }
-        let Some(message) = event else { return Ok(Ok(())) };
-        let Ok(event) = Event::of(message) else { return Ok(Err(Garbled)) };
-        match sequence.event(time.saturating_sub(sequence.began), &event, budget) {
+        let Some(message) = event else { return Ok(()) };
+        match sequence.event(time.saturating_sub(sequence.began), &Event::of(message)?, budget) {
             Ok(()) => {}
-            Err((_, Unreadable::Spent)) => return Err(Spent),
+            Err((_, Unreadable::Spent)) => return Err(Refused::Spent),
             Err((what, Unreadable::Because(why))) => count(unreadable, what, || why),
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// The index of a sequence of packets; `None` if there are too many.
@@ -280,46 +276,33 @@ fn count(
 }
 
 impl Sequence {
-    fn track(
-        &mut self,
-        descriptor: &[u8],
-        texts: &mut Texts,
-        budget: &mut Budget,
-    ) -> Result<Result<(), Garbled>, Spent> {
-        let described = || -> Result<Option<(u64, &str, &str)>, Garbled> {
-            let (mut uuid, mut name, mut counter) = (None, "", None);
-            for field in Fields::of(descriptor) {
-                match field? {
-                    (1, Value::Varint(number)) => uuid = Some(number),
-                    (2, Value::Bytes(text)) => name = str::from_utf8(text).map_err(|_| Garbled)?,
-                    (8, Value::Bytes(message)) => counter = Some(message),
-                    _ => {}
-                }
+    /// Keeps a track if it is a counter's.
+    fn track(&mut self, descriptor: &[u8], texts: &mut Texts, budget: &mut Budget) -> Result<(), Refused> {
+        let (mut uuid, mut name, mut counter) = (None, "", None);
+        for field in Fields::of(descriptor) {
+            match field? {
+                (1, Value::Varint(number)) => uuid = Some(number),
+                (2, Value::Bytes(text)) => name = str::from_utf8(text).map_err(|_| Garbled)?,
+                (8, Value::Bytes(message)) => counter = Some(message),
+                _ => {}
             }
-            let (Some(uuid), Some(counter)) = (uuid, counter) else { return Ok(None) };
-            let (mut unit, mut unit_name) = ("", None);
-            for field in Fields::of(counter) {
-                match field? {
-                    (3, Value::Varint(number)) if number == UNIT_SIZE_BYTES as u64 => unit = "bytes",
-                    (6, Value::Bytes(text)) => unit_name = Some(str::from_utf8(text).map_err(|_| Garbled)?),
-                    _ => {}
-                }
-            }
-            Ok(Some((uuid, name, unit_name.unwrap_or(unit))))
-        };
-        match described() {
-            Ok(Some((uuid, name, unit))) => {
-                budget.take(2 * size_of::<(u64, Series)>())?;
-                let name = texts.shared(name, budget)?;
-                let unit = texts.shared(unit, budget)?;
-                let number = self.counters.len();
-                // Once, though it may be described again.
-                self.counters.entry(uuid).or_insert(Series { name, unit, at: None, number });
-                Ok(Ok(()))
-            }
-            Ok(None) => Ok(Ok(())),
-            Err(garbled) => Ok(Err(garbled)),
         }
+        let (Some(uuid), Some(counter)) = (uuid, counter) else { return Ok(()) };
+        let (mut unit, mut unit_name) = ("", None);
+        for field in Fields::of(counter) {
+            match field? {
+                (3, Value::Varint(number)) if number == UNIT_SIZE_BYTES as u64 => unit = "bytes",
+                (6, Value::Bytes(text)) => unit_name = Some(str::from_utf8(text).map_err(|_| Garbled)?),
+                _ => {}
+            }
+        }
+        budget.take(2 * size_of::<(u64, Series)>())?;
+        let name = texts.shared(name, budget)?;
+        let unit = texts.shared(unit_name.unwrap_or(unit), budget)?;
+        let number = self.counters.len();
+        // Once, though it may be described again.
+        self.counters.entry(uuid).or_insert(Series { name, unit, at: None, number });
+        Ok(())
     }
 
     fn event(
@@ -457,7 +440,6 @@ impl Sequence {
         Ok(())
     }
 
-    /// The trace, if there is one.
     fn finish(self) -> Option<Trace> {
         let mut trace = self.trace;
         trace.sort_by_id();
@@ -515,7 +497,6 @@ fn compressed(packet: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// The thing that an event describes.
 #[derive(Clone, Copy)]
 enum What {
     Head,

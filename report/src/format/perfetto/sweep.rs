@@ -87,13 +87,10 @@ impl Thing<'_> {
 
 /// An event.
 pub enum Event<'a> {
-    /// A slice begins on a track.
     Begin(Rc<Thing<'a>>, What, u32),
-    /// A moment, on a track.
     Moment(Rc<Thing<'a>>, What, u32),
     /// The wait of an operation was over; its wait is on a track.
     Freed(Rc<Thing<'a>>, u32),
-    /// The slice on a track ends.
     End(u32),
     /// A counter has this value from now on.
     Sample(usize, i64),
@@ -267,7 +264,6 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         Ok(())
     }
 
-    /// The thing with this number.
     fn thing(&mut self, number: usize, tracks: &Tracks) -> Rc<Thing<'a>> {
         let kept = &self.kept[number % KEPT];
         if let Some(thing) = kept.as_ref().filter(|thing| thing.number == number) {

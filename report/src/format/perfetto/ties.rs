@@ -18,7 +18,6 @@ pub enum Orphan {
 
 /// Stalls and dependences of things, which are numbered: operations by their positions, orphans after them.
 pub trait Ties {
-    /// The number of things.
     fn things(&self) -> usize;
 
     /// The thing, if it is no operation.
@@ -26,7 +25,6 @@ pub trait Ties {
         None
     }
 
-    /// A stall that is an orphan, by its index.
     fn orphan_stall(&self, index: usize) -> Stall;
 
     /// No event of an operation, its lease and its stalls comes before this moment.

@@ -49,7 +49,6 @@ pub struct Tracks {
     libraries: usize,
     /// The track of tensors, if there are any.
     pub tensors: Option<u32>,
-    /// The first of the counters' tracks.
     counters: u32,
 }
 
@@ -96,7 +95,6 @@ impl Tracks {
         self.group_of.len() as u32
     }
 
-    /// Adds a track, and describes it.
     fn describe(&mut self, parent: Option<u32>, name: &str, description: &str) -> TrackDescriptor {
         self.group_of.push(self.groups.len() as u32);
         let uuid = self.newest();

@@ -127,7 +127,6 @@ struct Packets<W> {
     in_block: usize,
     /// The packets of this block, as a file has them.
     block: Vec<u8>,
-    /// The totals of what was written.
     totals: Totals,
 }
 
@@ -252,7 +251,6 @@ impl<W: Write> Packets<W> {
         self.track_event(time, track, body);
     }
 
-    /// The content, as an event of this type.
     fn encode(&mut self, content: EventBody, r#type: i32) -> TrackEvent {
         TrackEvent {
             r#type: Some(r#type),
@@ -277,7 +275,6 @@ impl<W: Write> Packets<W> {
         });
     }
 
-    /// The content of a thing's event.
     fn body_of(
         &mut self,
         source: &impl Source,

@@ -18,7 +18,6 @@ use std::io;
 /// The number of times that a call is repeated which the kernel has no memory for.
 const TRIES: u32 = 8;
 
-/// Questions to the kernel.
 trait System {
     fn membarrier(&self, command: libc::c_int) -> io::Result<()>;
     /// Has every processor that runs a thread of this process fence, by a change of a page's protection.

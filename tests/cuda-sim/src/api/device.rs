@@ -40,7 +40,6 @@ impl State {
 }
 
 unsafe extern "C" {
-    /// The C library's.
     safe fn atexit(function: extern "C" fn()) -> c_int;
 }
 

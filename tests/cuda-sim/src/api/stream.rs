@@ -32,7 +32,6 @@ impl Session {
 }
 
 impl State {
-    /// The handle of a stream's context.
     fn context_of_stream(&self, stream: usize) -> Result<u64, Code> {
         let context = &self.contexts[self.streams[stream].context];
         if context.holders == 0 { Err(CONTEXT_IS_DESTROYED) } else { Ok(context.handle) }

@@ -40,13 +40,11 @@ struct Block {
 #[derive(Debug)]
 struct Range {
     bytes: u64,
-    /// The number of the block that is mapped.
     block: Option<u64>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct VirtualMemory {
-    /// By their handles.
     blocks: BTreeMap<u64, Block>,
     ranges: BTreeMap<u64, Range>,
 }
@@ -125,7 +123,6 @@ fn name(device: usize) -> String {
     format!("estafette-cuda-sim-device-{device}")
 }
 
-/// The device of which a descriptor is a block.
 fn device_of(descriptor: c_int) -> Option<usize> {
     let target = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
     let target = target.to_str()?.strip_prefix("/memfd:estafette-cuda-sim-device-")?;

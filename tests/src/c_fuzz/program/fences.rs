@@ -9,7 +9,7 @@ impl Program {
         }
         let Some(tensor) = pick(&self.tensors, bytes) else { return };
         // This thread holds other leases, so it must not wait for one: only ready tensors are leased.
-        if estafette_query(tensor) != status::ESTAFETTE_OK {
+        if estafette_query(tensor) != ESTAFETTE_OK {
             return;
         }
         let (access, mut lease) = (bytes.below(4) as i32, ptr::null_mut());
@@ -19,10 +19,9 @@ impl Program {
             return;
         }
         let cpu = estafette::devices::DLDevice::CPU;
-        // SAFETY: all zero is the default; as the interface wants it, or wrong in a way that it promises to see.
+        let options = estafette_export_options { access, ..zeroed!(estafette_export_options) };
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {
-            let mut options: estafette_export_options = std::mem::zeroed();
-            (options.size, options.access) = (size_of::<estafette_export_options>() as u32, access);
             match self.leases.len() % 3 {
                 0 => estafette_order_on(tensor, access, cpu, ptr::null_mut(), &raw mut lease),
                 1 => estafette_order_on_with(tensor, &raw const options, &raw mut lease),
@@ -35,17 +34,17 @@ impl Program {
         allowed(
             got,
             &[
-                status::ESTAFETTE_OK,
-                status::ESTAFETTE_INVALID,
-                status::ESTAFETTE_CONFLICT,
-                status::ESTAFETTE_LEASE_HELD,
-                status::ESTAFETTE_FAILED,
-                status::ESTAFETTE_CANCELLED,
-                status::ESTAFETTE_NOT_DEFINED,
+                ESTAFETTE_OK,
+                ESTAFETTE_INVALID,
+                ESTAFETTE_CONFLICT,
+                ESTAFETTE_LEASE_HELD,
+                ESTAFETTE_FAILED,
+                ESTAFETTE_CANCELLED,
+                ESTAFETTE_NOT_DEFINED,
             ],
             "order_on",
         );
-        if got == status::ESTAFETTE_OK {
+        if got == ESTAFETTE_OK {
             assert!(access < 3, "an unknown access was accepted");
             self.leases.push(lease);
         }
@@ -56,7 +55,7 @@ impl Program {
         let done = self.any_fence(bytes);
         let done = done.as_ref().map_or(ptr::null(), ptr::from_ref);
         // SAFETY: as the interface wants it.
-        unsafe { expect(estafette_lease_release(lease, done), status::ESTAFETTE_OK, "release a lease") };
+        unsafe { accepts(estafette_lease_release(lease, done), "release a lease") };
         self.is_over(Over::Lease(lease));
     }
 
@@ -67,13 +66,9 @@ impl Program {
         let context = Arc::into_raw(self.shared.clone()).cast_mut().cast();
         // SAFETY: as the interface wants it.
         unsafe {
-            expect(
-                estafette_on_ready(tensor, None, context, Some(drop_shared)),
-                status::ESTAFETTE_INVALID,
-                "no callback",
-            );
+            refuses(estafette_on_ready(tensor, None, context, Some(drop_shared)), "no callback");
             let got = estafette_on_ready(tensor, Some(told), context, Some(drop_shared));
-            expect(got, status::ESTAFETTE_OK, "on_ready");
+            accepts(got, "on_ready");
         }
     }
 
@@ -103,7 +98,7 @@ impl Program {
         // SAFETY: as the interface wants it; the fence is written on success.
         unsafe {
             let got = estafette_promise_create(name, &raw mut promise, fence.as_mut_ptr());
-            expect(got, status::ESTAFETTE_OK, "promise");
+            accepts(got, "promise");
             self.fences.push(fence.assume_init());
         }
         self.promises.push(promise);
@@ -118,10 +113,10 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             let got = estafette_promise_settle(promise, how, ptr::null());
-            expect(got, if how <= 0 { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "settle");
+            accepts_if(how <= 0, got, "settle");
             if how > 0 {
                 Shared::count(&self.shared.failures);
-                expect(estafette_promise_drop(promise), status::ESTAFETTE_OK, "drop a promise");
+                accepts(estafette_promise_drop(promise), "drop a promise");
             }
         }
         self.is_over(Over::Promise(promise));
@@ -143,7 +138,7 @@ impl Program {
                     .map(|tensor| estafette_tensor_fence(tensor, fence.as_mut_ptr())),
             };
             if let Some(got) = got {
-                expect(got, status::ESTAFETTE_OK, "a fence of Estafette");
+                accepts(got, "a fence of Estafette");
                 self.derived.push(fence.assume_init());
             }
         }

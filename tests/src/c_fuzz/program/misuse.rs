@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// A handle that is over.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Over {
     Tensor(*mut estafette_tensor),
@@ -43,7 +42,7 @@ impl Over {
                 ),
             }
         };
-        expect(got, status::ESTAFETTE_INVALID, "a handle that is over");
+        refuses(got, "a handle that is over");
         assert!(last_error().contains("this handle is not in use"), "{self:?}: {}", last_error());
     }
 }
@@ -66,12 +65,12 @@ impl Program {
         let lease = pick(&self.leases, bytes).map(|lease| lease.cast::<c_void>());
         let promise = pick(&self.promises, bytes).map(|promise| promise.cast::<c_void>());
         for other in [Some(self.engine.cast()), lease, promise].into_iter().flatten() {
-            expect(estafette_tensor_release(other.cast()), status::ESTAFETTE_INVALID, "no tensor");
+            refuses(estafette_tensor_release(other.cast()), "no tensor");
             assert!(last_error().contains("this is the handle of"), "{}", last_error());
         }
         if let Some(tensor) = pick(&self.tensors, bytes) {
-            expect(estafette_engine_destroy(tensor.cast()), status::ESTAFETTE_INVALID, "no engine");
-            expect(estafette_promise_drop(tensor.cast()), status::ESTAFETTE_INVALID, "no promise");
+            refuses(estafette_engine_destroy(tensor.cast()), "no engine");
+            refuses(estafette_promise_drop(tensor.cast()), "no promise");
         }
     }
 }

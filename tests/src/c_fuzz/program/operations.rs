@@ -1,7 +1,6 @@
 //! Calls about operations.
 
 use super::*;
-use estafette::devices::{DLDevice, DeviceType};
 
 impl Program {
     pub(super) fn body(&mut self, bytes: &mut Bytes<'_>, operand: *mut estafette_tensor) -> *mut Body {
@@ -18,7 +17,7 @@ impl Program {
 
     pub(super) fn body_that_ends(&mut self, end: End, operand: *mut estafette_tensor) -> *mut Body {
         // The context holds a count of its operand.
-        expect(estafette_tensor_retain(operand), status::ESTAFETTE_OK, "retain an operand");
+        accepts(estafette_tensor_retain(operand), "retain an operand");
         Shared::count(&self.shared.contexts);
         Body::new(end, &self.shared, operand)
     }
@@ -30,18 +29,9 @@ impl Program {
     }
 
     pub(super) fn in_flight(&self) -> u64 {
-        let mut stats = estafette_stats {
-            size: size_of::<estafette_stats>() as u32,
-            reserved: 0,
-            in_flight: 0,
-            in_flight_limit: 0,
-            deleters: 0,
-            leaked: 0,
-            releasing: 0,
-            unretrieved: 0,
-        };
+        let mut stats = zeroed!(estafette_stats);
         // SAFETY: as the interface wants it.
-        unsafe { expect(estafette_engine_stats(self.engine, &raw mut stats), status::ESTAFETTE_OK, "stats") };
+        unsafe { accepts(estafette_engine_stats(self.engine, &raw mut stats), "stats") };
         stats.in_flight
     }
 
@@ -67,13 +57,10 @@ impl Program {
             if bytes.one_in(3) { reads.first().copied().unwrap_or(ptr::null_mut()) } else { ptr::null_mut() };
         let body = self.body(bytes, operand);
         let mut options = estafette_submit_options {
-            size: size_of::<estafette_submit_options>() as u32,
             priority: bytes.below(3) as i32 - 1,
             name: [c"fuzzed".as_ptr(), ptr::null(), c"\xff".as_ptr()][bytes.below(16).saturating_sub(13)],
             nonblocking: bytes.below(2) as i32,
-            reserved: 0,
-            on: DLDevice::new(DeviceType(0), 0),
-            on_skip: None,
+            ..zeroed!(estafette_submit_options)
         };
         if options.priority < 0 {
             options.on_skip = Some(skipped);
@@ -98,17 +85,17 @@ impl Program {
         allowed(
             got,
             &[
-                status::ESTAFETTE_OK,
-                status::ESTAFETTE_INVALID,
-                status::ESTAFETTE_CONFLICT,
-                status::ESTAFETTE_IN_FLIGHT_LIMIT,
-                status::ESTAFETTE_LEASE_HELD,
-                status::ESTAFETTE_WOULD_DEADLOCK,
+                ESTAFETTE_OK,
+                ESTAFETTE_INVALID,
+                ESTAFETTE_CONFLICT,
+                ESTAFETTE_IN_FLIGHT_LIMIT,
+                ESTAFETTE_LEASE_HELD,
+                ESTAFETTE_WOULD_DEADLOCK,
             ],
             "submit",
         );
-        assert!(!(spoiled && got == status::ESTAFETTE_OK), "a NULL tensor was accepted");
-        if got != status::ESTAFETTE_OK {
+        assert!(!(spoiled && got == ESTAFETTE_OK), "a NULL tensor was accepted");
+        if got != ESTAFETTE_OK {
             self.kept(body);
         } else if !op.is_null() {
             self.ops.push(op);
@@ -136,12 +123,8 @@ impl Program {
             }
         };
         look_at_handle(op);
-        allowed(
-            got,
-            &[status::ESTAFETTE_OK, status::ESTAFETTE_LEASE_HELD, status::ESTAFETTE_WOULD_DEADLOCK],
-            "produce",
-        );
-        if got == status::ESTAFETTE_OK {
+        allowed(got, &[ESTAFETTE_OK, ESTAFETTE_LEASE_HELD, ESTAFETTE_WOULD_DEADLOCK], "produce");
+        if got == ESTAFETTE_OK {
             self.tensors.push(tensor);
         } else {
             self.kept(body);
@@ -157,14 +140,10 @@ impl Program {
             if bytes.one_in(4) {
                 let mut wrong: DLFence = std::mem::zeroed();
                 wrong.version = 1;
-                expect(
-                    estafette_op_complete_after(op, &raw const wrong),
-                    status::ESTAFETTE_INVALID,
-                    "a broken fence",
-                );
+                refuses(estafette_op_complete_after(op, &raw const wrong), "a broken fence");
             }
-            expect(estafette_op_complete_after(op, fence), status::ESTAFETTE_OK, "complete after");
-            expect(estafette_op_complete_after(op, fence), status::ESTAFETTE_INVALID, "complete twice");
+            accepts(estafette_op_complete_after(op, fence), "complete after");
+            refuses(estafette_op_complete_after(op, fence), "complete twice");
         }
     }
 
@@ -182,23 +161,23 @@ impl Program {
             }
             2 => {
                 let got = estafette_op_cancel(op);
-                if got == status::ESTAFETTE_OK {
+                if got == ESTAFETTE_OK {
                     Shared::count(&self.shared.failures);
                 }
                 got
             }
             _ => {
                 let got = estafette_op_retain(op);
-                if got == status::ESTAFETTE_OK {
-                    expect(estafette_op_release(op), status::ESTAFETTE_OK, "release what was retained");
+                if got == ESTAFETTE_OK {
+                    accepts(estafette_op_release(op), "release what was retained");
                 }
                 got
             }
         };
         if stale {
-            expect(got, status::ESTAFETTE_INVALID, "a handle that is over");
+            refuses(got, "a handle that is over");
         } else {
-            let mut legal = vec![status::ESTAFETTE_CONFLICT];
+            let mut legal = vec![ESTAFETTE_CONFLICT];
             legal.extend(WAITED);
             allowed(got, &legal, "an operation's call");
         }
@@ -206,10 +185,10 @@ impl Program {
 
     pub(super) fn release_op(&mut self, bytes: &mut Bytes<'_>) {
         let Some(op) = take(&mut self.ops, bytes) else { return };
-        let ended = !matches!(estafette_op_query(op), status::ESTAFETTE_PENDING);
-        expect(estafette_op_release(op), status::ESTAFETTE_OK, "release an operation");
+        let ended = !matches!(estafette_op_query(op), ESTAFETTE_PENDING);
+        accepts(estafette_op_release(op), "release an operation");
         // One that is under way still holds its own handle, and so may one that has just ended.
-        if ended && self.over.len() < HELD_MAX && estafette_op_query(op) == status::ESTAFETTE_INVALID {
+        if ended && self.over.len() < HELD_MAX && estafette_op_query(op) == ESTAFETTE_INVALID {
             self.over.push(op);
         }
     }
@@ -219,6 +198,6 @@ impl Program {
 pub(super) fn look_at_handle(op: *mut estafette_op) {
     if !op.is_null() {
         allowed(estafette_op_query(op), &WAITED, "an operation with a handle");
-        expect(estafette_op_release(op), status::ESTAFETTE_OK, "release an operation");
+        accepts(estafette_op_release(op), "release an operation");
     }
 }

@@ -47,24 +47,24 @@ impl Program {
         // SAFETY: a context of these kinds is an address to the library.
         unsafe {
             let got = estafette_register_context(kind, ptr::null_mut(), &raw mut id);
-            expect(got, status::ESTAFETTE_INVALID, "no context");
+            refuses(got, "no context");
             let got = estafette_register_context(kind, handle, ptr::null_mut());
-            expect(got, status::ESTAFETTE_INVALID, "a number to nowhere");
+            refuses(got, "a number to nowhere");
             let got = estafette_register_context(kind, handle, &raw mut id);
-            expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "register");
+            accepts_if(valid, got, "register");
             if !valid {
                 return None;
             }
             let got = estafette_register_context(kind, handle, &raw mut again);
-            expect(got, status::ESTAFETTE_OK, "register once more");
+            accepts(got, "register once more");
             assert_eq!(id, again, "a context has one number");
             let got = estafette_resolve_context(kind, id, &raw mut found);
-            expect(got, status::ESTAFETTE_OK, "resolve");
+            accepts(got, "resolve");
             assert_eq!(found, handle, "another context");
             let got = estafette_resolve_context(kind, id, ptr::null_mut());
-            expect(got, status::ESTAFETTE_INVALID, "resolve to nowhere");
+            refuses(got, "resolve to nowhere");
         }
-        expect(estafette_unregister_context(kind, id), status::ESTAFETTE_OK, "unregister once");
+        accepts(estafette_unregister_context(kind, id), "unregister once");
         self.contexts.push(Registration { kind, id, handle });
         if self.contexts.len() > HELD_MAX {
             self.contexts.remove(0).unregister(&self.contexts);
@@ -77,7 +77,7 @@ impl Program {
             registration.unregister(&self.contexts);
         }
         let nothing = estafette_unregister_context(DeviceType(7), i32::MAX);
-        expect(nothing, status::ESTAFETTE_INVALID, "a number that nothing has");
+        refuses(nothing, "a number that nothing has");
         Some(())
     }
 
@@ -87,7 +87,7 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe { estafette_set_log(level, Some(log), context, Some(drop_shared)) };
         let valid = (1..=5).contains(&level);
-        expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "set_log");
+        accepts_if(valid, got, "set_log");
         if valid {
             Shared::count(&self.shared.contexts);
             self.logs = true;
@@ -117,7 +117,7 @@ impl Program {
         let mut has_run = -1;
         // SAFETY: as the interface wants it.
         let got = unsafe { estafette_run_ready(self.engine, &raw mut has_run) };
-        expect(got, status::ESTAFETTE_OK, "run what is ready");
+        accepts(got, "run what is ready");
         assert!(matches!(has_run, 0 | 1), "{has_run} is no answer");
         let before = estafette_set_helping(bytes.below(3) as i32 - 1);
         assert!(matches!(before, 0 | 1), "{before} is no answer");
@@ -128,29 +128,25 @@ impl Program {
         let tensor = pick(&self.tensors, bytes)?;
         let mut lent = std::mem::MaybeUninit::<DLTensor>::uninit();
         let (mut dtype, mut device) = (std::mem::MaybeUninit::uninit(), std::mem::MaybeUninit::uninit());
-        let legal = [status::ESTAFETTE_OK, status::ESTAFETTE_NOT_DEFINED];
+        let legal = [ESTAFETTE_OK, ESTAFETTE_NOT_DEFINED];
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             match bytes.below(4) {
                 0 => {
                     let got = estafette_tensor_lend(tensor, lent.as_mut_ptr().cast());
                     allowed(got, &legal, "lend");
-                    expect(
-                        estafette_tensor_lend(tensor, ptr::null_mut()),
-                        status::ESTAFETTE_INVALID,
-                        "lend to nobody",
-                    );
+                    refuses(estafette_tensor_lend(tensor, ptr::null_mut()), "lend to nobody");
                 }
                 1 => allowed(estafette_tensor_dtype(tensor, dtype.as_mut_ptr()), &legal, "dtype"),
                 2 => allowed(estafette_tensor_device(tensor, device.as_mut_ptr()), &legal, "device"),
                 _ => {
                     let got = estafette_clear_error(tensor);
-                    allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_CONFLICT], "clear_error");
+                    allowed(got, &[ESTAFETTE_OK, ESTAFETTE_CONFLICT], "clear_error");
                     if !self.is_full() {
                         let (cpu, mut copy) = (estafette::devices::DLDevice::CPU, ptr::null_mut());
                         let got = estafette_copy(self.engine, tensor, cpu, &raw mut copy);
-                        allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_LEASE_HELD], "copy");
-                        expect(estafette_tensor_release(copy), status::ESTAFETTE_OK, "release a copy");
+                        allowed(got, &[ESTAFETTE_OK, ESTAFETTE_LEASE_HELD], "copy");
+                        accepts(estafette_tensor_release(copy), "release a copy");
                     }
                 }
             }
@@ -164,12 +160,8 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             let got = estafette_op_stream(op, &raw mut stream);
-            expect(got, status::ESTAFETTE_INVALID, "the stream of an operation of the host");
-            expect(
-                estafette_op_stream(op, ptr::null_mut()),
-                status::ESTAFETTE_INVALID,
-                "a stream to nowhere",
-            );
+            refuses(got, "the stream of an operation of the host");
+            refuses(estafette_op_stream(op, ptr::null_mut()), "a stream to nowhere");
         }
         Some(())
     }
@@ -182,7 +174,7 @@ impl Program {
         if self.logs {
             // SAFETY: it turns logging off.
             let got = unsafe { estafette_set_log(1, None, ptr::null_mut(), None) };
-            expect(got, status::ESTAFETTE_OK, "no log");
+            accepts(got, "no log");
         }
         estafette_set_helping(1);
     }
@@ -204,7 +196,7 @@ fn traces_that_cannot_be() {
             estafette_trace_end(strange),
         ]
     };
-    refused.into_iter().for_each(|got| expect(got, status::ESTAFETTE_INVALID, "no trace"));
+    refused.into_iter().for_each(|got| refuses(got, "no trace"));
     assert!(out.is_null(), "a handle of no trace");
 }
 
@@ -214,12 +206,12 @@ impl Registration {
         let mut found = ptr::null_mut();
         // SAFETY: as the interface wants it.
         unsafe {
-            expect(estafette_resolve_context(kind, id, &raw mut found), status::ESTAFETTE_OK, "resolve");
+            accepts(estafette_resolve_context(kind, id, &raw mut found), "resolve");
             assert_eq!(found, handle, "another context");
-            expect(estafette_unregister_context(kind, id), status::ESTAFETTE_OK, "unregister");
+            accepts(estafette_unregister_context(kind, id), "unregister");
             if others.iter().all(|other| other.id != id) {
                 let got = estafette_resolve_context(kind, id, &raw mut found);
-                expect(got, status::ESTAFETTE_INVALID, "a number that is over");
+                refuses(got, "a number that is over");
             }
         }
     }

@@ -5,7 +5,6 @@ use super::*;
 /// Kinds of calls here.
 pub(super) const CALLS: usize = 6;
 
-/// A recorded program, and how far it is.
 pub(super) struct Recorded {
     handle: *mut estafette_program,
     stage: Stage,
@@ -35,7 +34,7 @@ unsafe extern "C" fn call_node(context: *mut c_void, op: *mut estafette_op) {
     let complete = |status: i32| {
         // SAFETY: no text.
         let got = unsafe { estafette_op_complete(op, status, ptr::null()) };
-        expect(got, status::ESTAFETTE_OK, "complete a node");
+        accepts(got, "complete a node");
     };
     match end {
         End::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
@@ -78,9 +77,9 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             let got = estafette_program_begin(self.engine, name, ptr::null_mut());
-            expect(got, status::ESTAFETTE_INVALID, "a program to nowhere");
+            refuses(got, "a program to nowhere");
             let got = estafette_program_begin(self.engine, name, &raw mut handle);
-            expect(got, if is_text { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "begin");
+            accepts_if(is_text, got, "begin");
         }
         if is_text {
             self.recorded_programs.push(Recorded { handle, stage: Stage::Recording });
@@ -99,9 +98,7 @@ impl Program {
             writes.push(ptr::null_mut());
             wrong = true;
         }
-        // SAFETY: all zero is the default.
-        let mut options: estafette_submit_options = unsafe { std::mem::zeroed() };
-        options.size = size_of::<estafette_submit_options>() as u32;
+        let mut options = zeroed!(estafette_submit_options);
         options.priority = i32::from(bytes.one_in(8));
         options.nonblocking = i32::from(bytes.one_in(8));
         wrong |= options.priority != 0 || options.nonblocking != 0;
@@ -121,14 +118,14 @@ impl Program {
                 writes.len(),
             )
         };
-        allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_INVALID, status::ESTAFETTE_CONFLICT], "add");
-        assert!(!(wrong && got == status::ESTAFETTE_OK), "a wrong node was accepted");
-        if got != status::ESTAFETTE_OK {
+        allowed(got, &[ESTAFETTE_OK, ESTAFETTE_INVALID, ESTAFETTE_CONFLICT], "add");
+        assert!(!(wrong && got == ESTAFETTE_OK), "a wrong node was accepted");
+        if got != ESTAFETTE_OK {
             self.shared.contexts.fetch_sub(1, SeqCst);
             // SAFETY: made above, and not taken.
             drop(unsafe { Box::from_raw(node) });
         }
-        (got == status::ESTAFETTE_OK).then_some(())
+        (got == ESTAFETTE_OK).then_some(())
     }
 
     fn finish_recording(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
@@ -136,14 +133,14 @@ impl Program {
         let recorded = self.recorded_programs.get_mut(at)?;
         let graph = [0, 0, 0, 1, 2, -1][bytes.below(6)];
         let got = estafette_program_finish(recorded.handle, graph);
-        allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_INVALID], "finish");
+        allowed(got, &[ESTAFETTE_OK, ESTAFETTE_INVALID], "finish");
         let legal = recorded.stage == Stage::Recording && matches!(graph, 0 | 1);
-        assert!(legal || got == status::ESTAFETTE_INVALID, "finished in a wrong way");
-        assert!(!(legal && graph == 0) || got == status::ESTAFETTE_OK, "not finished: {}", last_error());
+        assert!(legal || got == ESTAFETTE_INVALID, "finished in a wrong way");
+        assert!(!(legal && graph == 0) || got == ESTAFETTE_OK, "not finished: {}", last_error());
         if legal {
-            recorded.stage = if got == status::ESTAFETTE_OK { Stage::Finished } else { Stage::Broken };
+            recorded.stage = if got == ESTAFETTE_OK { Stage::Finished } else { Stage::Broken };
         }
-        (got == status::ESTAFETTE_OK).then_some(())
+        (got == ESTAFETTE_OK).then_some(())
     }
 
     fn replay(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
@@ -156,37 +153,37 @@ impl Program {
         let out = if bytes.one_in(3) { ptr::null_mut() } else { &raw mut op };
         // SAFETY: as the interface wants it.
         let got = unsafe { estafette_program_replay(handle, bytes.below(2) as i32, out) };
-        let mut legal = vec![status::ESTAFETTE_OK];
+        let mut legal = vec![ESTAFETTE_OK];
         if stage == Stage::Finished {
             legal.extend([
-                status::ESTAFETTE_CONFLICT,
-                status::ESTAFETTE_IN_FLIGHT_LIMIT,
-                status::ESTAFETTE_LEASE_HELD,
-                status::ESTAFETTE_WOULD_DEADLOCK,
+                ESTAFETTE_CONFLICT,
+                ESTAFETTE_IN_FLIGHT_LIMIT,
+                ESTAFETTE_LEASE_HELD,
+                ESTAFETTE_WOULD_DEADLOCK,
             ]);
         } else {
-            legal = vec![status::ESTAFETTE_INVALID];
+            legal = vec![ESTAFETTE_INVALID];
         }
         allowed(got, &legal, "replay");
         if !op.is_null() {
             self.ops.push(op);
         }
-        (got == status::ESTAFETTE_OK).then_some(())
+        (got == ESTAFETTE_OK).then_some(())
     }
 
     fn destroy_recording(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
         let recorded = take(&mut self.recorded_programs, bytes)?;
         recorded.destroy();
-        expect(estafette_program_destroy(ptr::null_mut()), status::ESTAFETTE_OK, "no program");
+        accepts(estafette_program_destroy(ptr::null_mut()), "no program");
         Some(())
     }
 }
 
 impl Recorded {
     pub(super) fn destroy(self) {
-        expect(estafette_program_destroy(self.handle), status::ESTAFETTE_OK, "destroy a program");
+        accepts(estafette_program_destroy(self.handle), "destroy a program");
         let again = estafette_program_destroy(self.handle);
-        expect(again, status::ESTAFETTE_INVALID, "a program that is over");
-        expect(estafette_program_finish(self.handle, 0), status::ESTAFETTE_INVALID, "a program that is over");
+        refuses(again, "a program that is over");
+        refuses(estafette_program_finish(self.handle, 0), "a program that is over");
     }
 }

@@ -18,7 +18,6 @@ pub(super) const CALLS: usize = 5;
 /// Names are the process's, so no two programs use the same.
 static NAMES: AtomicU64 = AtomicU64::new(0);
 
-/// An operator that is registered.
 pub(super) struct Registered {
     name: CString,
     outputs: usize,
@@ -28,13 +27,10 @@ pub(super) struct Registered {
 /// What an operator's function does.
 #[derive(Clone, Copy)]
 enum Does {
-    /// What it should.
     Well,
-    /// It fails, with a text.
     Fails,
     /// It says that all is well, and has made nothing.
     MakesNothing,
-    /// It fails, and leaves a result all the same.
     FailsWithResult,
 }
 
@@ -139,10 +135,10 @@ impl Program {
                 ptr::null_mut(),
                 None,
             );
-            expect(wrong, status::ESTAFETTE_INVALID, "an operator without a name");
+            refuses(wrong, "an operator without a name");
             let wrong =
                 estafette_register_operator(name.as_ptr(), None, &raw const options, ptr::null_mut(), None);
-            allowed(wrong, &[status::ESTAFETTE_INVALID], "an operator without a function");
+            allowed(wrong, &[ESTAFETTE_INVALID], "an operator without a function");
             estafette_register_operator(
                 name.as_ptr(),
                 Some(operate),
@@ -152,19 +148,19 @@ impl Program {
             )
         };
         let expected = match (valid, is_taken) {
-            (false, _) => status::ESTAFETTE_INVALID,
-            (true, true) => status::ESTAFETTE_CONFLICT,
-            (true, false) => status::ESTAFETTE_OK,
+            (false, _) => ESTAFETTE_INVALID,
+            (true, true) => ESTAFETTE_CONFLICT,
+            (true, false) => ESTAFETTE_OK,
         };
         expect(got, expected, "register an operator");
-        if got == status::ESTAFETTE_OK {
+        if got == ESTAFETTE_OK {
             self.operators.push(Registered { name, outputs: options.n_outputs as usize, allocates });
         } else {
             self.shared.contexts.fetch_sub(1, SeqCst);
             // SAFETY: made above, and not taken.
             drop(unsafe { Box::from_raw(context) });
         }
-        (got == status::ESTAFETTE_OK).then_some(())
+        (got == ESTAFETTE_OK).then_some(())
     }
 
     fn call_operator(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
@@ -223,21 +219,21 @@ impl Program {
         allowed(
             got,
             &[
-                status::ESTAFETTE_OK,
-                status::ESTAFETTE_INVALID,
-                status::ESTAFETTE_CONFLICT,
-                status::ESTAFETTE_LEASE_HELD,
-                status::ESTAFETTE_WOULD_DEADLOCK,
+                ESTAFETTE_OK,
+                ESTAFETTE_INVALID,
+                ESTAFETTE_CONFLICT,
+                ESTAFETTE_LEASE_HELD,
+                ESTAFETTE_WOULD_DEADLOCK,
             ],
             "call an operator",
         );
         let is_allowed = !mixed && count == operator.outputs && (produces || !operator.allocates);
-        assert!(is_allowed || got != status::ESTAFETTE_OK, "a wrong call of an operator was accepted");
-        if got == status::ESTAFETTE_OK && produces {
+        assert!(is_allowed || got != ESTAFETTE_OK, "a wrong call of an operator was accepted");
+        if got == ESTAFETTE_OK && produces {
             assert!(outputs.iter().all(|output| !output.is_null()), "a result is missing");
             self.tensors.extend(outputs);
         }
-        (got == status::ESTAFETTE_OK).then_some(())
+        (got == ESTAFETTE_OK).then_some(())
     }
 
     fn unregister(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
@@ -252,11 +248,11 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             let got = estafette_list_operators(None, ptr::null_mut());
-            expect(got, status::ESTAFETTE_INVALID, "list to nobody");
+            refuses(got, "list to nobody");
             let got = estafette_list_operators(Some(look), (&raw mut seen).cast());
-            expect(got, status::ESTAFETTE_OK, "list");
+            accepts(got, "list");
             let got = estafette_load_operators(paths[bytes.below(4)], &raw mut count);
-            expect(got, status::ESTAFETTE_INVALID, "a library that is none");
+            refuses(got, "a library that is none");
         }
         assert!(seen >= self.operators.len() as u64, "an operator is not listed, or not described");
         Some(())
@@ -267,10 +263,10 @@ impl Registered {
     pub(super) fn unregister(self) {
         // SAFETY: a text.
         unsafe {
-            expect(estafette_unregister_operator(self.name.as_ptr()), status::ESTAFETTE_OK, "unregister");
+            accepts(estafette_unregister_operator(self.name.as_ptr()), "unregister");
             let again = estafette_unregister_operator(self.name.as_ptr());
-            expect(again, status::ESTAFETTE_INVALID, "unregister twice");
-            expect(estafette_unregister_operator(ptr::null()), status::ESTAFETTE_INVALID, "no name");
+            refuses(again, "unregister twice");
+            refuses(estafette_unregister_operator(ptr::null()), "no name");
         }
     }
 }

@@ -34,8 +34,7 @@ impl Remote {
 }
 
 /// What a version that is shown to another process may be refused with.
-const SHOWN: [status; 3] =
-    [status::ESTAFETTE_OK, status::ESTAFETTE_NOT_SHARED, status::ESTAFETTE_NOT_DEFINED];
+const SHOWN: [status; 3] = [ESTAFETTE_OK, ESTAFETTE_NOT_SHARED, ESTAFETTE_NOT_DEFINED];
 
 impl Program {
     /// Takes one of the steps. Returns the step, or `None` without a value to call it with.
@@ -62,11 +61,11 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             let got = estafette_zeros_shared(self.engine, ptr::null(), 1, dtype, &raw mut out);
-            expect(got, status::ESTAFETTE_INVALID, "no shape");
+            refuses(got, "no shape");
             if self.tensors.len() < HELD_MAX {
                 let ndim = bytes.below(2) as i32;
                 let got = estafette_zeros_shared(self.engine, shape.as_ptr(), ndim, dtype, &raw mut out);
-                expect(got, status::ESTAFETTE_OK, "zeros in shared memory");
+                accepts(got, "zeros in shared memory");
                 self.tensors.push(out);
                 let got = estafette_zeros_shared_for_writing(
                     self.engine,
@@ -75,8 +74,8 @@ impl Program {
                     dtype,
                     &raw mut out,
                 );
-                expect(got, status::ESTAFETTE_OK, "zeros in memory that is shared for writing");
-                expect(estafette_tensor_release(out), status::ESTAFETTE_OK, "release it");
+                accepts(got, "zeros in memory that is shared for writing");
+                accepts(estafette_tensor_release(out), "release it");
             }
         }
         Some(())
@@ -92,24 +91,24 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             let got = estafette_connect(self.engine, wrong.as_ptr(), 0, &raw mut near);
-            expect(got, status::ESTAFETTE_INVALID, "an address that is none");
-            expect(estafette_door_open(ptr::null_mut()), status::ESTAFETTE_INVALID, "a door to nowhere");
-            expect(estafette_door_open(&raw mut door), status::ESTAFETTE_OK, "open a door");
+            refuses(got, "an address that is none");
+            refuses(estafette_door_open(ptr::null_mut()), "a door to nowhere");
+            accepts(estafette_door_open(&raw mut door), "open a door");
             let got = estafette_door_address(door, &raw mut address);
-            expect(got, status::ESTAFETTE_OK, "the address of a door");
+            accepts(got, "the address of a door");
             let got = estafette_door_accept(door, self.engine, 0, &raw mut near);
-            expect(got, status::ESTAFETTE_TIMEOUT, "nothing is at the door");
+            expect(got, ESTAFETTE_TIMEOUT, "nothing is at the door");
             // The link thread of this process greets for both.
             let got = estafette_connect(self.engine, address, LONG_NS, &raw mut far);
-            expect(got, status::ESTAFETTE_OK, "connect");
+            accepts(got, "connect");
             let got = estafette_door_accept(door, self.engine, LONG_NS, &raw mut near);
-            expect(got, status::ESTAFETTE_OK, "accept");
+            accepts(got, "accept");
             estafette_string_free(address);
-            expect(estafette_link_process(near, &raw mut process), status::ESTAFETTE_OK, "process");
+            accepts(estafette_link_process(near, &raw mut process), "process");
         }
         assert_eq!(process, std::process::id(), "the other end is here");
-        expect(estafette_door_close(door), status::ESTAFETTE_OK, "close a door");
-        expect(estafette_door_close(door), status::ESTAFETTE_INVALID, "close a door twice");
+        accepts(estafette_door_close(door), "close a door");
+        refuses(estafette_door_close(door), "close a door twice");
         self.remote.pair = Some(Pair { near, far, in_flight: 0 });
         Some(())
     }
@@ -128,18 +127,18 @@ impl Program {
         unsafe {
             let send = |link, tensor, options| estafette_link_send(link, tensor, options, timeout_ns);
             let got = send(pair.near, tensor, &raw const options);
-            expect(got, status::ESTAFETTE_INVALID, "a copy of another kind");
+            refuses(got, "a copy of another kind");
             options.copy = how as i32 / 2;
             options.size = 12;
             let got = send(pair.near, tensor, &raw const options);
-            expect(got, status::ESTAFETTE_INVALID, "an access of another kind");
+            refuses(got, "an access of another kind");
             options.access = 0;
             let got = send(pair.near, tensor, &raw const options);
             allowed(got, &SHOWN, "send");
-            pair.in_flight += usize::from(got == status::ESTAFETTE_OK);
+            pair.in_flight += usize::from(got == ESTAFETTE_OK);
             let got = send(pair.near, ptr::null(), ptr::null());
-            expect(got, status::ESTAFETTE_INVALID, "send nothing");
-            expect(send(strange, tensor, ptr::null()), status::ESTAFETTE_INVALID, "send by no link");
+            refuses(got, "send nothing");
+            refuses(send(strange, tensor, ptr::null()), "send by no link");
         }
         Some(())
     }
@@ -151,16 +150,16 @@ impl Program {
         unsafe {
             if bytes.one_in(2) {
                 let got = estafette_link_descriptor(pair.far, &raw mut descriptor);
-                expect(got, status::ESTAFETTE_OK, "descriptor");
+                accepts(got, "descriptor");
                 let got = estafette_link_descriptor(pair.far, &raw mut again);
-                expect(got, status::ESTAFETTE_OK, "descriptor again");
+                accepts(got, "descriptor again");
                 assert!(descriptor >= 0 && descriptor == again, "{descriptor} and {again}");
             }
             let got = estafette_link_receive(pair.far, 0, ptr::null_mut());
-            expect(got, status::ESTAFETTE_INVALID, "receive to nowhere");
+            refuses(got, "receive to nowhere");
             let got = estafette_link_receive(pair.far, SHORT_NS * bytes.below(2) as u64, &raw mut out);
             // What was sent is there at once.
-            let expected = if pair.in_flight > 0 { status::ESTAFETTE_OK } else { status::ESTAFETTE_TIMEOUT };
+            let expected = if pair.in_flight > 0 { ESTAFETTE_OK } else { ESTAFETTE_TIMEOUT };
             expect(got, expected, "receive");
         }
         if pair.in_flight > 0 {
@@ -177,7 +176,7 @@ impl Program {
         self.remote.received.push(tensor);
         if self.remote.received.len() > HELD_MAX {
             let oldest = self.remote.received.remove(0);
-            expect(estafette_tensor_release(oldest), status::ESTAFETTE_OK, "release what was received");
+            accepts(estafette_tensor_release(oldest), "release what was received");
         }
     }
 
@@ -189,7 +188,7 @@ impl Program {
             let mut out = ptr::dangling_mut();
             // SAFETY: as the interface wants it.
             let got = unsafe { estafette_link_receive(pair.far, LONG_NS, &raw mut out) };
-            expect(got, status::ESTAFETTE_OK, "after the end of the other end");
+            accepts(got, "after the end of the other end");
             if pair.in_flight > 0 {
                 pair.in_flight -= 1;
                 self.remote.closed = Some(near);
@@ -201,16 +200,16 @@ impl Program {
             if let Some(tensor) = tensor {
                 // SAFETY: no options.
                 let got = unsafe { estafette_link_send(pair.far, tensor, ptr::null(), LONG_NS) };
-                allowed(got, &[&SHOWN[1..], &[status::ESTAFETTE_CANCELLED]].concat(), "send to no end");
+                allowed(got, &[&SHOWN[1..], &[ESTAFETTE_CANCELLED]].concat(), "send to no end");
             }
-            expect(estafette_link_close(pair.far), status::ESTAFETTE_OK, "close the far end");
-            expect(estafette_link_close(near), status::ESTAFETTE_INVALID, "close twice");
+            accepts(estafette_link_close(pair.far), "close the far end");
+            refuses(estafette_link_close(near), "close twice");
             self.remote.pair = None;
         } else {
-            expect(estafette_link_close(pair.near), status::ESTAFETTE_OK, "close the near end");
+            accepts(estafette_link_close(pair.near), "close the near end");
             self.remote.closed = Some(pair.near);
         }
-        expect(estafette_link_close(ptr::null_mut()), status::ESTAFETTE_OK, "close nothing");
+        accepts(estafette_link_close(ptr::null_mut()), "close nothing");
         Some(())
     }
 
@@ -230,16 +229,16 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {
             let got = estafette_ticket_create(tensor, &raw const options, &raw mut out);
-            expect(got, status::ESTAFETTE_INVALID, "neither once nor often");
+            refuses(got, "neither once nor often");
             options.once = 0;
             let got = estafette_ticket_create(tensor, &raw const options, &raw mut out);
-            expect(got, status::ESTAFETTE_INVALID, "no address of this machine, or no NIXL");
+            refuses(got, "no address of this machine, or no NIXL");
             options.reach = ptr::null();
             let with = if bytes.one_in(2) { &raw const options } else { ptr::null() };
             estafette_ticket_create(tensor, with, &raw mut out)
         };
         allowed(got, &SHOWN, "a ticket");
-        if got == status::ESTAFETTE_OK {
+        if got == ESTAFETTE_OK {
             self.remote.tickets.push(out);
         }
         Some(())
@@ -251,11 +250,11 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {
             let got = estafette_ticket_bytes(ticket, text.as_mut_ptr(), text.len(), ptr::null_mut());
-            expect(got, status::ESTAFETTE_INVALID, "a size to nowhere");
+            refuses(got, "a size to nowhere");
             let got = estafette_ticket_bytes(ticket, text.as_mut_ptr(), text.len(), &raw mut size);
-            expect(got, status::ESTAFETTE_OK, "the bytes of a ticket");
+            accepts(got, "the bytes of a ticket");
             let got = estafette_from_ticket(self.engine, text.as_ptr(), size - 1, &raw mut out);
-            expect(got, status::ESTAFETTE_INVALID, "less than a ticket");
+            refuses(got, "less than a ticket");
             // Elsewhere in the bytes are the address of a door, and a secret that nothing has.
             if bytes.one_in(3) {
                 text[size - 1 - bytes.below(16)] ^= 1;
@@ -264,15 +263,10 @@ impl Program {
         };
         allowed(
             got,
-            &[
-                status::ESTAFETTE_OK,
-                status::ESTAFETTE_LEASE_HELD,
-                status::ESTAFETTE_WOULD_DEADLOCK,
-                status::ESTAFETTE_IN_FLIGHT_LIMIT,
-            ],
+            &[ESTAFETTE_OK, ESTAFETTE_LEASE_HELD, ESTAFETTE_WOULD_DEADLOCK, ESTAFETTE_IN_FLIGHT_LIMIT],
             "from a ticket",
         );
-        if got == status::ESTAFETTE_OK {
+        if got == ESTAFETTE_OK {
             self.take_received(out);
         }
         Some(())
@@ -280,14 +274,14 @@ impl Program {
 
     fn revoke(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
         let ticket = take(&mut self.remote.tickets, bytes)?;
-        expect(estafette_ticket_revoke(ticket), status::ESTAFETTE_OK, "revoke");
-        expect(estafette_ticket_revoke(ticket), status::ESTAFETTE_INVALID, "revoke twice");
-        expect(estafette_ticket_release(ticket), status::ESTAFETTE_INVALID, "release what was revoked");
-        expect(estafette_ticket_revoke(ptr::null_mut()), status::ESTAFETTE_OK, "revoke nothing");
+        accepts(estafette_ticket_revoke(ticket), "revoke");
+        refuses(estafette_ticket_revoke(ticket), "revoke twice");
+        refuses(estafette_ticket_release(ticket), "release what was revoked");
+        accepts(estafette_ticket_revoke(ptr::null_mut()), "revoke nothing");
         // SAFETY: a text, or nothing.
         unsafe {
-            expect(estafette_declare_dead(ptr::null(), 0), status::ESTAFETTE_INVALID, "nothing is dead");
-            expect(estafette_declare_dead(c"10.0.0.1".as_ptr(), 7), status::ESTAFETTE_OK, "declare dead");
+            refuses(estafette_declare_dead(ptr::null(), 0), "nothing is dead");
+            accepts(estafette_declare_dead(c"10.0.0.1".as_ptr(), 7), "declare dead");
         }
         Some(())
     }
@@ -296,15 +290,15 @@ impl Program {
     pub(super) fn end_of_remote(&mut self) {
         let Remote { pair, closed, tickets, received } = std::mem::take(&mut self.remote);
         for tensor in received {
-            expect(estafette_tensor_release(tensor), status::ESTAFETTE_OK, "release at the end");
+            accepts(estafette_tensor_release(tensor), "release at the end");
         }
         for ticket in tickets {
-            expect(estafette_ticket_release(ticket), status::ESTAFETTE_OK, "release at the end");
+            accepts(estafette_ticket_release(ticket), "release at the end");
         }
         if let Some(Pair { near, far, .. }) = pair {
             let near = if closed.is_some() { ptr::null_mut() } else { near };
-            expect(estafette_link_close(near), status::ESTAFETTE_OK, "close at the end");
-            expect(estafette_link_close(far), status::ESTAFETTE_OK, "close at the end");
+            accepts(estafette_link_close(near), "close at the end");
+            accepts(estafette_link_close(far), "close at the end");
         }
     }
 }

@@ -55,12 +55,12 @@ impl Program {
             let got = if how == 7 {
                 let (legacy, writable) = (Managed::legacy(managed), i32::from(!read_only));
                 let wrong = estafette_import_legacy(self.engine, legacy, 2, ready, &raw mut tensor);
-                expect(wrong, status::ESTAFETTE_INVALID, "import what may perhaps be written");
+                refuses(wrong, "import what may perhaps be written");
                 estafette_import_legacy(self.engine, legacy, writable, ready, &raw mut tensor)
             } else {
                 estafette_import(self.engine, Managed::raw(managed), ready, &raw mut tensor)
             };
-            expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "import");
+            accepts_if(valid, got, "import");
             if valid {
                 self.tensors.push(tensor);
             } else {
@@ -85,7 +85,7 @@ impl Program {
                 estafette_empty(self.engine, cpu, shape_of, 2, dtype, &raw mut tensor)
             };
             let valid = shape[1] >= 0 && shape[0] <= LENGTH as i64;
-            expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "zeros");
+            accepts_if(valid, got, "zeros");
             if valid {
                 self.tensors.push(tensor);
             }
@@ -106,10 +106,7 @@ impl Program {
             return;
         }
         let Some(tensor) = pick(&self.tensors, bytes) else { return };
-        let mut options: estafette_export_options =
-            // SAFETY: all zero is the default.
-            unsafe { std::mem::zeroed() };
-        options.size = size_of::<estafette_export_options>() as u32;
+        let mut options = zeroed!(estafette_export_options);
         options.access = bytes.below(4) as i32;
         options.copy = bytes.below(4) as i32 - 1;
         options.nonblocking = bytes.below(2) as i32;
@@ -122,20 +119,19 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe { estafette_export(tensor, &raw const options, &raw mut view) };
         // An error that was cleared may have left nothing.
-        let mut legal =
-            vec![status::ESTAFETTE_CONFLICT, status::ESTAFETTE_INVALID, status::ESTAFETTE_NOT_DEFINED];
+        let mut legal = vec![ESTAFETTE_CONFLICT, ESTAFETTE_INVALID, ESTAFETTE_NOT_DEFINED];
         legal.extend(WAITED);
         allowed(got, &legal, "export");
-        assert!(valid || got != status::ESTAFETTE_OK, "wrong options were accepted");
+        assert!(valid || got != ESTAFETTE_OK, "wrong options were accepted");
         // SAFETY: as above; deleted once.
         unsafe {
             let got = estafette_export_legacy(tensor, &raw const options, &raw mut legacy);
             allowed(got, &legal, "export to a legacy struct");
-            if got == status::ESTAFETTE_OK {
+            if got == ESTAFETTE_OK {
                 delete_legacy(legacy);
             }
         }
-        if got == status::ESTAFETTE_OK {
+        if got == ESTAFETTE_OK {
             self.views.push(view);
         }
         if !valid && options.access < 2 {
@@ -149,10 +145,10 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see; deleted once.
         unsafe {
             let got = estafette_export_fenced(tensor, access, &raw mut fenced);
-            allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_CONFLICT], "export with fences");
+            allowed(got, &[ESTAFETTE_OK, ESTAFETTE_CONFLICT], "export with fences");
             let wrong = estafette_import_fenced(self.engine, ptr::null_mut(), &raw mut none);
-            expect(wrong, status::ESTAFETTE_INVALID, "import of no fenced tensor");
-            if got == status::ESTAFETTE_OK {
+            refuses(wrong, "import of no fenced tensor");
+            if got == ESTAFETTE_OK {
                 delete(fenced.cast());
             }
         }
@@ -173,16 +169,16 @@ impl Program {
             // SAFETY: as the interface wants it.
             Some(fence) => unsafe { estafette_tensor_release_after(tensor, &raw const fence) },
         };
-        expect(got, status::ESTAFETTE_OK, "release");
+        accepts(got, "release");
         // A function that has it for an operand holds it too.
-        if estafette_query(tensor) == status::ESTAFETTE_INVALID {
+        if estafette_query(tensor) == ESTAFETTE_INVALID {
             self.is_over(Over::Tensor(tensor));
         }
     }
 
     pub(super) fn describe(&mut self, bytes: &mut Bytes<'_>) {
         let Some(tensor) = pick(&self.tensors, bytes) else { return };
-        let legal = [status::ESTAFETTE_OK, status::ESTAFETTE_NOT_DEFINED];
+        let legal = [ESTAFETTE_OK, ESTAFETTE_NOT_DEFINED];
         let (mut ndim, mut shape, mut data, mut flag) = (0, [0; 4], ptr::null_mut(), 0);
         // SAFETY: as the interface wants it.
         unsafe {
