@@ -89,7 +89,7 @@ const MUTANTS: &[Mutant] = &[
 
 /// Several times what a small machine needs to build a test, and to run it. One that waits for what a mutant never does is caught as well.
 const BUILD_LIMIT: Duration = Duration::from_secs(10 * 60);
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(20);
 
 pub fn run() -> Result<bool, String> {
     let target = shell::target()?.join("mutants");
@@ -112,7 +112,12 @@ pub fn run() -> Result<bool, String> {
             })?;
         std::fs::write(&path, mutated).map_err(io_error)?;
         match caught_by.failure(&copy, &target)? {
-            Some(_) => println!("caught: {fault} ({})", caught_by.name()),
+            Some(output) => {
+                // A model has no message of its own.
+                let mut after = output.lines().skip_while(|line| !line.contains("panicked at")).skip(1);
+                let why = after.next().unwrap_or("it hangs");
+                println!("caught: {fault}, by {}: {why}", caught_by.name());
+            }
             None => failed.push(format!("{fault}: `{}` passes", caught_by.name())),
         }
         std::fs::write(&path, text).map_err(io_error)?;

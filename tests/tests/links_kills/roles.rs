@@ -1,4 +1,4 @@
-//! Deaths at each step in each role, with each kind of tensor: the whole table in the long form, else each step and each pair once.
+//! Deaths at each step in each role, with each kind of tensor: the whole table in the long form, else one pair at each step.
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -259,7 +259,7 @@ fn a_death_at_any_step_in_any_role_harms_no_other_process() {
         for (place, (role, kind)) in pairs.into_iter().enumerate() {
             let connects = (number + place) % 2 == 0;
             let dies = |times| dies(&survivor, name, &format!("{step}:{times}"), role, kind, connects);
-            // Before a tensor is sent, this process is told where to ask for others; and who asks makes a link for that.
+            // The first message says where to ask for tensors, and a process that asks makes a second link.
             let times = (0..TIMES).take_while(|times| dies(*times)).count();
             let why = never(role, kind, step);
             assert_eq!(times == 0, why.is_some(), "{step}, {role:?}, {kind:?}: {times} deaths, and {why:?}");
