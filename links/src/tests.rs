@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{self, Context};
 use std::time::{Duration, Instant};
 
-use estafette_devices::{DeviceErrorKind, Fence, host};
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::board::{
@@ -416,6 +416,20 @@ fn a_closed_link_ends_with_the_answer_to_what_it_used() {
     until("one end of the link is closed", || descriptors() < open);
     drop((used, far));
     until("all descriptors are closed", || descriptors() <= before);
+}
+
+#[test]
+fn a_use_ends_once_and_as_it_ended_first() {
+    let (door, _, _alone) = door();
+    let (near, far) = pair(&door);
+    let (completer, promise) = host::promise("of the other side");
+    completer.complete();
+    let used = far.try_send(&promise, &[]).expect("there is room");
+    futures::executor::block_on(near.receive())
+        .expect("a message")
+        .fail(DeviceError::new(DeviceErrorKind::Fault, "out of paper"));
+    let error = used.wait_timeout(Some(HUNG)).expect("in time").expect_err("its use has failed");
+    assert_eq!(error.kind(), DeviceErrorKind::Fault);
 }
 
 #[test]

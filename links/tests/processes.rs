@@ -145,13 +145,16 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
         link.try_send(&pending, &[]).unwrap();
         link.try_send(&done(), &[]).unwrap();
         let _kept = receive(&link);
-        // SAFETY: the child only sleeps and leaves.
+        // SAFETY: the child only waits and leaves.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // Longer than anything is waited for here.
-            std::thread::sleep(Duration::from_secs(600));
+            // Longer than anything is waited for here, or until the test has ended, which has the other end of this pipe.
+            let mut output = libc::pollfd { fd: 1, events: 0, revents: 0 };
             // SAFETY: as above.
-            unsafe { libc::_exit(0) };
+            unsafe {
+                libc::poll(&raw mut output, 1, 600_000);
+                libc::_exit(0);
+            }
         }
         link.try_send(&done(), &child.to_le_bytes()).unwrap();
         std::thread::sleep(Duration::from_secs(600));
@@ -176,6 +179,30 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
     assert!(outcome(ready.fence()).is_ok(), "what was ready stays ready");
     assert!(matches!(wait(link.receive()), Err(LinkError::PeerDied { process: its }) if its == process));
     assert!(matches!(link.try_send(&done(), &[]), Err(LinkError::PeerDied { .. })));
+}
+
+/// The kernel marks the life lines of a thread when that ends.
+#[test]
+fn a_thread_that_has_made_a_link_may_end() {
+    let name = "a_thread_that_has_made_a_link_may_end";
+    if let Some(door) = role() {
+        let address = Address::from_bytes(door.as_bytes()).unwrap();
+        let link = std::thread::spawn(move || wait(Link::connect(&address)).unwrap()).join().unwrap();
+        let (completer, promise) = host::promise("kept");
+        link.try_send(&promise, &[]).unwrap();
+        assert_eq!(receive(&link).note(), b"now");
+        completer.complete();
+        assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        return;
+    }
+    let door = Door::open().unwrap();
+    let peer = Peer::start(name, &door.address().to_string());
+    let link = wait(door.accept()).unwrap();
+    let received = receive(&link);
+    link.try_send(&done(), b"now").unwrap();
+    assert!(outcome(received.fence()).is_ok());
+    drop((received, link));
+    assert!(peer.end().success());
 }
 
 /// A child of the dead process keeps its door open, and no one greets there.

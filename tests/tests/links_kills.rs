@@ -9,6 +9,9 @@
 #[path = "../../links/tests/support/mod.rs"]
 mod support;
 
+#[path = "links_kills/roles.rs"]
+mod roles;
+
 use std::cell::{Cell, RefCell};
 use std::os::unix::process::ExitStatusExt;
 use std::pin::pin;
@@ -247,6 +250,7 @@ fn be_the_other(place: &str) {
             let link = link.expect("a link");
             match task {
                 "passes on" => passes_on(&engine, &link, rounds),
+                pair if pair.contains(' ') => roles::play(&engine, link, pair),
                 pause => {
                     work(&engine, &link, rounds, Duration::from_micros(pause.parse().expect("a number")));
                 }
@@ -394,6 +398,10 @@ impl Survivor {
     /// The other process has been killed, and nothing is left of it.
     fn assert_nothing_of(&self, what: &str, mut child: Child) {
         end_of(what, &mut child);
+        self.assert_nothing_left(what);
+    }
+
+    fn assert_nothing_left(&self, what: &str) {
         assert_nothing_left(&[&self.engine]);
         until(&format!("{what}: nothing is left: {:?}, and it was {:?}", counts(), self.before), || {
             // The link of a process that died in the midst of its greeting may come after the end of the process.

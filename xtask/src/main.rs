@@ -12,6 +12,7 @@ mod install;
 mod instructions;
 mod links;
 mod lint;
+mod mutants;
 mod peers;
 mod pgo;
 mod python;
@@ -80,6 +81,8 @@ enum Chore {
     Site,
     Peers(peers::Options),
     Links(links::Options),
+    /// Puts faults into a copy of the crate of links, each of which a test must catch
+    Mutants,
     Gpu(gpu::Options),
 }
 
@@ -103,6 +106,7 @@ fn main() -> ExitCode {
         Chore::Site => site::run(),
         Chore::Peers(options) => peers::run(&options),
         Chore::Links(options) => links::run(&options),
+        Chore::Mutants => mutants::run(),
         Chore::Gpu(options) => gpu::run(&options),
     };
     match outcome {

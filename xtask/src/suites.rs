@@ -99,6 +99,9 @@ pub const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python", "-
 const CHECKED: &[&str] =
     &["--profile", "checked", "--package", "tests", "--package", "test-programs", "--package", "examples"];
 
+/// For how many seconds processes are killed at random moments, where that is not quick.
+const KILLS_S: &str = "30";
+
 /// The Python tests in parts that run beside each other, by the first letters that each leaves out. Those of exits sleep most of the time.
 const PYTHON_PARTS: [&str; 6] = ["!a-c", "!df", "!e", "!g-o", "!p", "a-p"];
 
@@ -114,6 +117,8 @@ pub struct Suite {
     pub about: &'static str,
     /// Part of a plain `test`, which a newcomer waits for.
     pub quick: bool,
+    /// The suites whose tests these are. It runs only where it is named.
+    pub part_of: &'static [&'static str],
     pub needs: &'static [Need],
     /// A test runner closes each command with counts: if one executed no test, the suite has failed. In all suites that holds for
     /// `cargo test`.
@@ -175,8 +180,7 @@ pub const SUITES: &[Suite] = &[
                 .env("ESTAFETTE_FEW_EXAMPLES", "1")
                 .env("ESTAFETTE_TENSORS", "20000");
         } else {
-            // Processes are killed at random moments for so long.
-            tests.env("ESTAFETTE_KILLS_S", "30");
+            tests.env("ESTAFETTE_KILLS_S", KILLS_S);
         }
         vec![tests]
     })
@@ -345,6 +349,33 @@ pub const SUITES: &[Suite] = &[
     )
     .needs(&[Need::Contents(OTHER), CPP])
     .counted(),
+    suite("links", "links by themselves: fences and memory between processes, deaths, hostile peers", 15, |context| {
+        vec![cargo(&context.target, &["test", "--package", "estafette-links", "--features", "nixl", "--tests"], &[])]
+    })
+    .part_of(&["rust"])
+    .counted(),
+    suite(
+        "processes",
+        "tensors between processes of one machine, in Rust and Python: order, deaths at each step, shortages, hostile peers",
+        15,
+        |context| {
+            let targets = ["test", "--test", "links", "--test", "links_kills", "--test", "hostile_peers"];
+            let mut tests = cargo(&context.target, &targets, TESTED);
+            tests.env("ESTAFETTE_KILLS_S", KILLS_S);
+            let files = ["test_processes", "test_processes_staging", "test_tickets"];
+            let files = files.map(|file| format!("bindings/python/tests/{file}.py"));
+            vec![tests, pytest(context, &files.each_ref().map(String::as_str))]
+        },
+    )
+    .part_of(&["rust", "python"])
+    .needs(&[Need::Python])
+    .counted(),
+    suite(
+        "mutants",
+        "faults of the protocol of links, one after the other in a copy of the crate: a test or a model catches each",
+        20,
+        |_| vec![this_program(&["mutants"])],
+    ),
     suite(
         "ray",
         "tensors between actors of Ray, on two machines too: the newest version, and the one before in \
@@ -548,12 +579,16 @@ const fn suite(
     commands: fn(&Context) -> Vec<Command>,
 ) -> Suite {
     let limit = Duration::from_secs(60 * minutes);
-    Suite { name, about, quick: false, needs: &[], counted: false, limit, commands }
+    Suite { name, about, quick: false, part_of: &[], needs: &[], counted: false, limit, commands }
 }
 
 impl Suite {
     const fn quick(self) -> Self {
         Self { quick: true, ..self }
+    }
+
+    const fn part_of(self, part_of: &'static [&'static str]) -> Self {
+        Self { part_of, ..self }
     }
 
     const fn needs(self, needs: &'static [Need]) -> Self {
@@ -582,7 +617,8 @@ pub fn list() {
             needs.push("nothing");
         }
         let quick = if suite.quick { "quick" } else { "" };
-        println!("{:<16} {:<5} {} (needs {})", suite.name, quick, suite.about, needs.join(", "));
+        let part_of = suite.part_of.iter().map(|whole| format!("; part of {whole}")).collect::<String>();
+        println!("{:<16} {:<5} {} (needs {}{part_of})", suite.name, quick, suite.about, needs.join(", "));
     }
 }
 
@@ -598,6 +634,13 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), SUITES.len());
+    }
+
+    #[test]
+    fn what_a_suite_is_a_part_of_is_a_whole_suite() {
+        for whole in SUITES.iter().flat_map(|suite| suite.part_of) {
+            assert!(SUITES.iter().any(|suite| suite.name == *whole && suite.part_of.is_empty()), "{whole}");
+        }
     }
 
     #[test]

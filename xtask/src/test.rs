@@ -37,7 +37,8 @@ impl Options {
     fn chosen(&self) -> Vec<&'static Suite> {
         let named = |suite: &Suite| self.suites.iter().any(|name| name == suite.name);
         let wanted = |suite: &&Suite| {
-            if self.suites.is_empty() { suite.quick || self.all } else { named(suite) }
+            let is_whole = suite.part_of.is_empty();
+            if self.suites.is_empty() { is_whole && (suite.quick || self.all) } else { named(suite) }
         };
         SUITES.iter().filter(wanted).collect()
     }
@@ -115,9 +116,9 @@ pub fn run(options: &Options) -> Result<bool, String> {
 /// them at the same time. Ray is not among them: its own limits of time are short.
 const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl", "stubs"];
 
-/// Suites that need a processor and no certain time: models, and random programs. They run likewise, at a low priority, in what the other
+/// Suites that need a processor and no certain time: models, random programs, and mutants of which each is compiled. They run likewise, at a low priority, in what the other
 /// suites leave.
-const IDLE: &[&str] = &["loom", "shuttle", "simulation", "property"];
+const IDLE: &[&str] = &["loom", "shuttle", "simulation", "property", "mutants"];
 
 /// A thread that runs suites beside others.
 struct SuiteThread {
@@ -524,7 +525,9 @@ mod tests {
         };
         assert_eq!(names(&["--suite", slow]), [slow]);
         assert!(!names(&[]).contains(&slow));
-        assert_eq!(names(&["--all"]).len(), SUITES.len());
+        let is_whole = |suite: &&Suite| suite.part_of.is_empty();
+        assert_eq!(names(&["--all"]).len(), SUITES.iter().filter(is_whole).count(), "each test once");
+        assert_eq!(names(&["--suite", "links"]), ["links"]);
     }
 
     fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<Command>) -> String {
@@ -538,7 +541,16 @@ mod tests {
 
     fn some(name: &'static str, counted: bool, commands: fn(&Context) -> Vec<Command>) -> &'static Suite {
         let limit = Duration::from_secs(60);
-        Box::leak(Box::new(Suite { name, about: "", quick: true, needs: &[], counted, limit, commands }))
+        Box::leak(Box::new(Suite {
+            name,
+            about: "",
+            quick: true,
+            part_of: &[],
+            needs: &[],
+            counted,
+            limit,
+            commands,
+        }))
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use std::ffi::OsStr;
 use std::future::Future;
 use std::io::{BufRead, BufReader};
 use std::pin::{Pin, pin};
@@ -81,9 +82,16 @@ pub struct Peer(pub Child);
 impl Peer {
     /// Starts the test `name` in a process of its own, with a door to come to, or an empty address.
     pub fn start(name: &str, door: &str) -> Self {
+        Self::start_by(&[], name, door)
+    }
+
+    /// As [`start`](Self::start), by a command that becomes the program that follows it.
+    pub fn start_by(starter: &[&str], name: &str, door: &str) -> Self {
         let this = std::env::current_exe().expect("the path of this test");
-        let mut command = Command::new(this);
+        let words = starter.iter().map(OsStr::new).chain([this.as_os_str()]).collect::<Vec<_>>();
+        let mut command = Command::new(words[0]);
         command
+            .args(&words[1..])
             .args(["--exact", name, "--nocapture"])
             .env(DOOR, door)
             .stdin(Stdio::null())

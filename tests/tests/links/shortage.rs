@@ -1,4 +1,5 @@
-//! A process that lacks descriptors or address space while memory is shown to it, or while another one comes with a ticket.
+//! A process that lacks descriptors, address space or files: while memory is shown to it, while another one comes with a ticket, or as it
+//! makes memory itself.
 
 use tests::limits::limit;
 
@@ -141,4 +142,77 @@ fn what_was_lent_for_writing_to_a_consumer_that_runs_short_has_failed() {
             assert!(wait(link.receive()).unwrap().is_none());
         },
     );
+}
+
+#[test]
+fn a_process_whose_files_may_not_be_as_large_has_an_error_for_shared_memory_and_lives() {
+    two(
+        "shortage::a_process_whose_files_may_not_be_as_large_has_an_error_for_shared_memory_and_lives",
+        |peer, engine, link| {
+            assert_eq!(value(engine, &receive(&link)).unwrap(), 7);
+            drop(link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let private = Engine::builder().workers(1).build().unwrap();
+            let large = private.from_vec(vec![7_i64; LARGE as usize], &[LARGE]).unwrap();
+            let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+            // The door for tickets, of which the first tensor tells the other process, takes some.
+            drop(large.ticket(&ShareOptions::default()).unwrap());
+            let open = descriptors();
+            // A board is no larger.
+            let before = limit(libc::RLIMIT_FSIZE, 1 << 20);
+            for error in [
+                engine.empty(&[LARGE], DType::I64, Memory::SharedForWriting).map(drop).unwrap_err(),
+                engine.empty(&[16 * LARGE], DType::I64, Memory::Shared(DLDevice::CPU)).map(drop).unwrap_err(),
+            ] {
+                names_the_shortage(&error, "File too large");
+            }
+            assert_eq!(descriptors(), open);
+            limit(libc::RLIMIT_FSIZE, before);
+            wait(link.send(&large, &ShareOptions::default())).unwrap();
+            assert!(wait(link.receive()).unwrap().is_none());
+        },
+    );
+}
+
+/// Shared memory has no name in any file system: neither in `/dev/shm`, which containers often limit to 64 MB, nor in a folder for
+/// temporary files. Where the system refuses a mount namespace, the process has both, and must leave them alone.
+#[test]
+fn a_process_without_a_writable_file_system_shares_memory() {
+    const READ_ONLY: &str =
+        "for folder in /dev/shm /tmp /var/tmp /run; do mount -t tmpfs -o ro none $folder || exit 1; done";
+    let name = "shortage::a_process_without_a_writable_file_system_shares_memory";
+    if let Some(door) = role() {
+        let engine = engine();
+        let door = Address::from_bytes(door.as_bytes()).unwrap();
+        let link = wait(engine.connect(&door)).unwrap();
+        let x = engine.zeros(&[LARGE], DType::I64).unwrap();
+        fill(&engine, &x, 7);
+        wait(link.send(&x, &ShareOptions::default())).unwrap();
+        let ticket = x.ticket(&ShareOptions::default()).unwrap();
+        send_ticket(&engine, &link, &ticket);
+        heard(&link);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let files = std::fs::read_dir("/proc/self/fd").unwrap();
+        let files =
+            files.filter_map(|file| Some(std::fs::read_link(file.ok()?.path()).ok()?.display().to_string()));
+        for place in maps.lines().map(str::to_owned).chain(files) {
+            assert!(!["/dev/shm/", "/tmp/", "/run/"].iter().any(|folder| place.contains(folder)), "{place}");
+        }
+        return;
+    }
+    let engine = engine();
+    let door = Door::open().unwrap();
+    let is_permitted = std::process::Command::new("unshare").args(["-rm", "true"]).status();
+    let script = format!("{READ_ONLY}; exec \"$0\" \"$@\"");
+    let alone = ["unshare", "-rm", "sh", "-c", &script];
+    let starter = if is_permitted.is_ok_and(|status| status.success()) { &alone[..] } else { &[] };
+    let mut peer = Peer::start_by(starter, name, &door.address().to_string());
+    let link = wait(engine.accept(&door)).unwrap();
+    let x = receive(&link);
+    let y = engine.from_ticket(&receive_ticket(&link)).unwrap();
+    assert_eq!([x, y].map(|tensor| value(&engine, &tensor).unwrap()), [7, 7]);
+    say(&engine, &link);
+    assert!(peer.0.wait().unwrap().success());
 }

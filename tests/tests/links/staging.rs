@@ -95,6 +95,32 @@ fn memory_that_is_not_shared_is_copied_once_it_is_ready_and_every_byte_is_counte
     );
 }
 
+/// The only worker runs another operation. The counter is of the process, so the owner is the other one.
+#[test]
+fn a_ticket_of_memory_that_is_not_shared_waits_for_no_copy() {
+    two(
+        "staging::a_ticket_of_memory_that_is_not_shared_waits_for_no_copy",
+        |peer, engine, link| {
+            let x = engine.from_ticket(&receive_ticket(&link)).unwrap();
+            assert_eq!(value(engine, &x).unwrap(), 7);
+            say(engine, &link);
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let private = Engine::builder().workers(1).build().unwrap();
+            let x = private.from_vec(vec![7_i64; LENGTH as usize], &[LENGTH]).unwrap();
+            let (end, may_end) = channel::<()>();
+            drop(private.op("other").run(move |[], []| Ok(may_end.recv()?)).unwrap());
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
+            assert_eq!(copied(&private), 0);
+            end.send(()).unwrap();
+            send_ticket(engine, &link, &ticket);
+            heard(&link);
+            assert_eq!(copied(&private), BYTES);
+        },
+    );
+}
+
 #[test]
 fn memory_of_a_device_is_copied_to_the_host_and_a_failure_follows() {
     two(

@@ -58,6 +58,7 @@ impl Memory {
         if bytes >= LARGE && available().is_some_and(|available| bytes as u64 > available) {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
         }
+        check_file_limit(bytes as u64)?;
         allocate(&descriptor, length)?;
         let memory = Self::map(&descriptor, bytes, true)?;
         // From now on no process can map sealed memory for writing; the mapping above stays writable.
@@ -144,6 +145,15 @@ impl Memory {
         // SAFETY: as for words; in range by the assertion.
         unsafe { &*self.start.as_ptr().add(offset).cast() }
     }
+}
+
+/// Such memory is a file for the kernel, which ends a process by SIGXFSZ that makes a larger file than it may.
+fn check_file_limit(bytes: u64) -> io::Result<()> {
+    // SAFETY: all zero is a value of this struct.
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    // SAFETY: the struct is valid for writing.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) })?;
+    if bytes > limit.rlim_cur { Err(io::Error::from_raw_os_error(libc::EFBIG)) } else { Ok(()) }
 }
 
 /// Takes pages for all of the memory, so that a shortage is an error here, and not a fault at the first use. In older

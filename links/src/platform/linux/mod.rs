@@ -68,7 +68,7 @@ pub fn may_be_process(descriptor: &Descriptor, process: u32) -> io::Result<bool>
 
 /// True if a call has failed for want of something that this process or machine has too little of.
 pub fn is_shortage(error: &io::Error) -> bool {
-    let short = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::ENOBUFS];
+    let short = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::ENOBUFS, libc::EFBIG];
     let is_short = error.raw_os_error().is_some_and(|code| short.contains(&code));
     // What the standard library allocates has no number.
     is_short || error.kind() == io::ErrorKind::OutOfMemory
