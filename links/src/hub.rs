@@ -38,11 +38,9 @@ const LINGER: Duration = Duration::from_micros(150);
 /// Threads linger where the last wait was no longer. That of a thread which slept has its waking up in it, and its peer's as well: two peers
 /// that are quick find out of their sleep.
 const BRISK: Duration = Duration::from_micros(300);
-/// A round in which a thread lingers and that takes so long: another thread has needed the processor.
-const LOSS: Duration = Duration::from_micros(50);
-/// The fewest waits that do not linger after another thread has taken the processor, and the most.
-const PENALTY_MIN: u32 = 64;
-const PENALTY_MAX: u32 = 4_096;
+/// A round in which a thread lingers and that takes longer than `LINGER`: another thread has needed the processor. No thread lingers for so many
+/// times as long after it. So lingering costs a sixteenth of the time at most, and is soon tried again after a loss that was short.
+const REST: u32 = 16;
 /// The most waits that do not linger after one that lingered in vain, as a power of two.
 const IN_VAIN_MAX: u32 = 6;
 /// Looks between two at the clock.
@@ -220,14 +218,13 @@ impl Hub {
                 || self.removed.load(Ordering::Acquire) != removed
                 || has_news()
         };
-        let lingers = self.patience.lasts();
+        let lingers = self.patience.lasts(began);
         if lingers {
             served.iter().for_each(|(_, link)| link.rest_served());
         }
         let is_over = lingers && self.patience.linger(is_over, deadline);
-        // What a thread of this process has done says nothing of a peer.
-        if lingers && (!is_over || has_news()) {
-            self.patience.lingered(!is_over);
+        if lingers && !is_over {
+            self.patience.lingered_in_vain();
         }
         let waited = if is_over {
             Ok(true)
@@ -242,7 +239,8 @@ impl Hub {
             change(MAY_SLEEP, IS_AWAKE);
             waited
         };
-        self.patience.waited(began.elapsed());
+        // What a thread of this process has done says nothing of a peer.
+        self.patience.waited(began.elapsed(), has_news());
         for (token, link) in served {
             link.leave();
             self.attend(*token, link);
@@ -303,14 +301,15 @@ impl Hub {
         loop {
             let is_pause = !self.paused.lock().is_empty();
             let began = Instant::now();
-            let left = if patience.lasts() && self.linger(&patience) {
+            let has_found = patience.lasts(began) && self.linger(&patience);
+            let left = if has_found {
                 // Other descriptors are looked at all the same.
                 Some(Duration::ZERO)
             } else {
                 is_pause.then(|| retry.saturating_duration_since(Instant::now()))
             };
             let ready = self.poll.wait(left).expect("a set of descriptors can be waited for");
-            patience.waited(began.elapsed());
+            patience.waited(began.elapsed(), has_found || ready.iter().any(|token| *token != WAKER));
             for token in ready {
                 self.handle(token);
             }
@@ -353,7 +352,9 @@ impl Hub {
         }
         let has_news = || resting.iter().any(|(_, link)| link.has_news());
         let has_found = patience.linger(|| has_news() || !self.attended.lock().is_empty(), None);
-        patience.lingered(!has_found);
+        if !has_found {
+            patience.lingered_in_vain();
+        }
         resting.iter().for_each(|(token, link)| self.attend(*token, link));
         has_found
     }
@@ -509,28 +510,38 @@ impl Host for Waiting {
 /// Threads that are ready run in between: with few cores the one that is waited for may be among them. But a thread that lets others run comes
 /// back late, where one that sleeps is woken at once; so where others need the processor, most waits do without.
 #[derive(Debug, Default)]
-struct Patience {
+struct Patience(Mutex<Experience>);
+
+#[derive(Debug, Default)]
+struct Experience {
     /// The last wait was short.
-    is_brisk: AtomicBool,
-    /// How often in a row a thread has lingered in vain.
-    in_vain: AtomicU32,
-    /// Waits that do without: those that are left, and how many the next loss of the processor costs.
-    skipped: AtomicU32,
-    penalty: AtomicU32,
+    is_brisk: bool,
+    /// How often a thread has lingered in vain since a peer last came in time.
+    in_vain: u32,
+    /// Waits left that do without for that.
+    skipped: u32,
+    /// Waits that begin before do without, as another thread has taken the processor.
+    rests_until: Option<Instant>,
 }
 
 impl Patience {
-    fn lasts(&self) -> bool {
-        if !self.is_brisk.load(Ordering::Relaxed) {
+    fn lasts(&self, now: Instant) -> bool {
+        let mut experience = self.0.lock();
+        if !experience.is_brisk || experience.rests_until.is_some_and(|until| now < until) {
             return false;
         }
-        let skipped = self.skipped.load(Ordering::Relaxed);
-        self.skipped.store(skipped.saturating_sub(1), Ordering::Relaxed);
+        let skipped = experience.skipped;
+        experience.skipped = skipped.saturating_sub(1);
         skipped == 0
     }
 
-    fn waited(&self, time: Duration) {
-        self.is_brisk.store(time < BRISK, Ordering::Relaxed);
+    /// A thread has waited, and a peer has ended that or not. A thread that slept learns here that it could have lingered.
+    fn waited(&self, time: Duration, by_peer: bool) {
+        let mut experience = self.0.lock();
+        experience.is_brisk = time < BRISK;
+        if by_peer && time < LINGER {
+            (experience.in_vain, experience.skipped) = (0, 0);
+        }
     }
 
     /// Whether a condition comes to hold soon, and before `deadline`.
@@ -538,44 +549,33 @@ impl Patience {
         let mut now = Instant::now();
         let end = now + LINGER;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        let mut has_lost = false;
-        let holds = 'looks: loop {
+        loop {
             for _ in 0..ROUND {
                 if condition() {
-                    break 'looks true;
+                    return true;
                 }
                 estafette_sync::hint::spin_loop();
             }
             thread::yield_now();
             let before = std::mem::replace(&mut now, Instant::now());
-            has_lost |= now - before >= LOSS;
+            self.ran(now - before, now);
             if now >= end {
-                break condition();
+                return condition();
             }
-        };
-        self.ran(has_lost);
-        holds
-    }
-
-    /// A thread has lingered, and whether another one has taken the processor meanwhile.
-    fn ran(&self, has_lost: bool) {
-        let penalty = self.penalty.load(Ordering::Relaxed);
-        if has_lost {
-            let penalty = (2 * penalty).clamp(PENALTY_MIN, PENALTY_MAX);
-            self.penalty.store(penalty, Ordering::Relaxed);
-            self.skipped.store(penalty, Ordering::Relaxed);
-        } else {
-            self.penalty.store(penalty.saturating_sub(1), Ordering::Relaxed);
         }
     }
 
-    /// A thread has lingered for a peer, and in vain perhaps.
-    fn lingered(&self, in_vain: bool) {
-        let times = if in_vain { (self.in_vain.load(Ordering::Relaxed) + 1).min(IN_VAIN_MAX) } else { 0 };
-        self.in_vain.store(times, Ordering::Relaxed);
-        if in_vain {
-            self.skipped.fetch_max(1 << times, Ordering::Relaxed);
+    /// A round of lingering has taken so long.
+    fn ran(&self, time: Duration, now: Instant) {
+        if time > LINGER {
+            self.0.lock().rests_until = Some(now + REST * time);
         }
+    }
+
+    fn lingered_in_vain(&self) {
+        let mut experience = self.0.lock();
+        experience.in_vain = (experience.in_vain + 1).min(IN_VAIN_MAX);
+        experience.skipped = experience.skipped.max(1 << experience.in_vain);
     }
 }
 
@@ -621,39 +621,46 @@ mod tests {
     }
 
     #[test]
-    fn threads_linger_after_short_waits_and_seldom_where_others_need_the_processor() {
-        let patience = Patience::default();
-        assert!(!patience.lasts(), "nothing is known yet");
-        patience.waited(BRISK / 2);
-        assert!(patience.lasts() && patience.lasts());
-        patience.waited(BRISK);
-        assert!(!patience.lasts());
-        patience.waited(BRISK / 2);
-        let skipped = || (0..).find(|_| patience.lasts()).expect("in the end");
-        for expected in [PENALTY_MIN, 2 * PENALTY_MIN, 4 * PENALTY_MIN] {
-            patience.ran(true);
-            assert_eq!(skipped(), expected);
-        }
-        (0..4 * PENALTY_MIN).for_each(|_| patience.ran(false));
-        patience.ran(true);
-        assert_eq!(skipped(), PENALTY_MIN, "losses that are long ago count no more");
-        (0..32).for_each(|_| patience.ran(true));
-        assert_eq!(skipped(), PENALTY_MAX);
+    fn threads_linger_after_short_waits() {
+        let (patience, now) = (Patience::default(), Instant::now());
+        assert!(!patience.lasts(now), "nothing is known yet");
+        patience.waited(BRISK / 2, false);
+        assert!(patience.lasts(now) && patience.lasts(now));
+        patience.waited(BRISK, true);
+        assert!(!patience.lasts(now));
     }
 
     #[test]
-    fn threads_linger_seldom_where_they_did_so_in_vain() {
-        let patience = Patience::default();
-        patience.waited(BRISK / 2);
-        let skipped = || (0..).find(|_| patience.lasts()).expect("in the end");
-        for expected in [2, 4, 8] {
-            patience.lingered(true);
-            assert_eq!(skipped(), expected);
+    fn threads_linger_for_a_part_of_the_time_where_others_need_the_processor() {
+        let (patience, now) = (Patience::default(), Instant::now());
+        patience.waited(BRISK / 2, true);
+        patience.ran(LINGER, now);
+        assert!(patience.lasts(now), "sleeping would have cost as much");
+        for loss in [2 * LINGER, 40 * LINGER, 2 * LINGER] {
+            patience.ran(loss, now);
+            assert!(!patience.lasts(now + REST * loss - Duration::from_nanos(1)));
+            assert!(patience.lasts(now + REST * loss), "losses before do not count");
         }
-        patience.lingered(false);
-        patience.lingered(true);
-        assert_eq!(skipped(), 2, "what was in vain before the last success counts no more");
-        (0..32).for_each(|_| patience.lingered(true));
-        assert_eq!(skipped(), 1 << IN_VAIN_MAX);
+    }
+
+    #[test]
+    fn threads_linger_seldom_where_they_did_so_in_vain_until_a_peer_comes_in_time() {
+        let (patience, now) = (Patience::default(), Instant::now());
+        patience.waited(BRISK / 2, true);
+        let skipped = || (0..).find(|_| patience.lasts(now)).expect("in the end");
+        for _ in 0..2 {
+            for expected in [2, 4, 8] {
+                patience.lingered_in_vain();
+                // A peer that comes as late again, and a thread of this process, say nothing else.
+                patience.waited(BRISK / 2, true);
+                patience.waited(LINGER / 2, false);
+                assert_eq!(skipped(), expected);
+            }
+            (0..32).for_each(|_| patience.lingered_in_vain());
+            assert_eq!(skipped(), 1 << IN_VAIN_MAX);
+            patience.lingered_in_vain();
+            patience.waited(LINGER / 2, true);
+            assert_eq!(skipped(), 0, "the thread slept, and lingering would have been enough");
+        }
     }
 }
