@@ -38,11 +38,9 @@ const SPIN_TIME: Duration = Duration::from_micros(150);
 /// Threads spin where the last wait was no longer. That of a thread which slept has its waking up in it, and its peer's as well: two peers
 /// that are quick find out of their sleep.
 const SHORT_WAIT: Duration = Duration::from_micros(300);
-/// A round in which a thread spins and that takes so long: another thread has needed the processor.
-const LOSS: Duration = Duration::from_micros(50);
-/// The fewest waits that do not spin after another thread has taken the processor, and the most.
-const PENALTY_MIN: u32 = 64;
-const PENALTY_MAX: u32 = 4_096;
+/// A round in which a thread spins and that takes longer than `SPIN_TIME`: another thread has needed the processor. No thread spins for so many
+/// times as long after it. So spinning costs a sixteenth of the time at most, and is soon tried again after a loss that was short.
+const PAUSE_FACTOR: u32 = 16;
 /// The most waits that do not spin after one that spun in vain, as a power of two.
 const IN_VAIN_MAX: u32 = 6;
 /// Checks of the condition between two readings of the clock.
@@ -220,14 +218,13 @@ impl Hub {
                 || self.removed.load(Ordering::Acquire) != removed
                 || has_events()
         };
-        let spins = self.spin_policy.may_spin();
+        let spins = self.spin_policy.may_spin(began);
         if spins {
             served.iter().for_each(|(_, link)| link.pause_served());
         }
         let is_over = spins && self.spin_policy.spin(is_over, deadline);
-        // What a thread of this process has done says nothing of a peer.
-        if spins && (!is_over || has_events()) {
-            self.spin_policy.note_spin(!is_over);
+        if spins && !is_over {
+            self.spin_policy.note_vain_spin();
         }
         let waited = if is_over {
             Ok(true)
@@ -242,7 +239,8 @@ impl Hub {
             change(MAY_SLEEP, IS_AWAKE);
             waited
         };
-        self.spin_policy.note_wait(began.elapsed());
+        // What a thread of this process has done says nothing of a peer.
+        self.spin_policy.note_wait(began.elapsed(), has_events());
         for (token, link) in served {
             link.stop_serving();
             self.dispatch(*token, link);
@@ -303,14 +301,15 @@ impl Hub {
         loop {
             let is_pause = !self.paused.lock().is_empty();
             let began = Instant::now();
-            let left = if spin_policy.may_spin() && self.spin(&spin_policy) {
+            let has_found = spin_policy.may_spin(began) && self.spin(&spin_policy);
+            let left = if has_found {
                 // Other descriptors are polled all the same.
                 Some(Duration::ZERO)
             } else {
                 is_pause.then(|| retry.saturating_duration_since(Instant::now()))
             };
             let ready = self.poll.wait(left).expect("a set of descriptors can be waited for");
-            spin_policy.note_wait(began.elapsed());
+            spin_policy.note_wait(began.elapsed(), has_found || ready.iter().any(|token| *token != WAKER));
             for token in ready {
                 self.handle(token);
             }
@@ -353,7 +352,9 @@ impl Hub {
         }
         let has_events = || resting.iter().any(|(_, link)| link.has_events());
         let has_found = spin_policy.spin(|| has_events() || !self.scheduled.lock().is_empty(), None);
-        spin_policy.note_spin(!has_found);
+        if !has_found {
+            spin_policy.note_vain_spin();
+        }
         resting.iter().for_each(|(token, link)| self.dispatch(*token, link));
         has_found
     }
@@ -509,73 +510,72 @@ impl Host for LinkHost {
 /// Threads that are ready run in between: with few cores the one that is waited for may be among them. But a thread that lets others run comes
 /// back late, where one that sleeps is woken at once; so where others need the processor, most waits do without.
 #[derive(Debug, Default)]
-struct SpinPolicy {
+struct SpinPolicy(Mutex<SpinHistory>);
+
+#[derive(Debug, Default)]
+struct SpinHistory {
     /// The last wait was short.
-    was_short: AtomicBool,
-    /// The number of times in a row that a thread has spun in vain.
-    in_vain: AtomicU32,
-    /// Waits that do without: those that are left, and how many the next loss of the processor costs.
-    skipped: AtomicU32,
-    penalty: AtomicU32,
+    was_short: bool,
+    /// The number of times that a thread has spun in vain since a peer last came in time.
+    in_vain: u32,
+    /// Waits left that do without for that.
+    skipped: u32,
+    /// Waits that begin before do without, as another thread has taken the processor.
+    paused_until: Option<Instant>,
 }
 
 impl SpinPolicy {
-    fn may_spin(&self) -> bool {
-        if !self.was_short.load(Ordering::Relaxed) {
+    fn may_spin(&self, now: Instant) -> bool {
+        let mut history = self.0.lock();
+        if !history.was_short || history.paused_until.is_some_and(|until| now < until) {
             return false;
         }
-        let skipped = self.skipped.load(Ordering::Relaxed);
-        self.skipped.store(skipped.saturating_sub(1), Ordering::Relaxed);
+        let skipped = history.skipped;
+        history.skipped = skipped.saturating_sub(1);
         skipped == 0
     }
 
-    fn note_wait(&self, time: Duration) {
-        self.was_short.store(time < SHORT_WAIT, Ordering::Relaxed);
+    /// A thread has waited, and a peer has ended that or not. A thread that slept learns here that it could have spun.
+    fn note_wait(&self, time: Duration, by_peer: bool) {
+        let mut history = self.0.lock();
+        history.was_short = time < SHORT_WAIT;
+        if by_peer && time < SPIN_TIME {
+            (history.in_vain, history.skipped) = (0, 0);
+        }
     }
 
-    /// True if a condition comes to hold soon, and before `deadline`.
+    /// Whether a condition comes to hold soon, and before `deadline`.
     fn spin(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
         let mut now = Instant::now();
         let end = now + SPIN_TIME;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        let mut has_lost = false;
-        let holds = 'spin: loop {
+        loop {
             for _ in 0..ROUND {
                 if condition() {
-                    break 'spin true;
+                    return true;
                 }
                 estafette_sync::hint::spin_loop();
             }
             thread::yield_now();
             let before = std::mem::replace(&mut now, Instant::now());
-            has_lost |= now - before >= LOSS;
+            self.note_round(now - before, now);
             if now >= end {
-                break condition();
+                return condition();
             }
-        };
-        self.note_preemption(has_lost);
-        holds
-    }
-
-    /// A thread has spun; `has_lost`: another one has taken the processor meanwhile.
-    fn note_preemption(&self, has_lost: bool) {
-        let penalty = self.penalty.load(Ordering::Relaxed);
-        if has_lost {
-            let penalty = (2 * penalty).clamp(PENALTY_MIN, PENALTY_MAX);
-            self.penalty.store(penalty, Ordering::Relaxed);
-            self.skipped.store(penalty, Ordering::Relaxed);
-        } else {
-            self.penalty.store(penalty.saturating_sub(1), Ordering::Relaxed);
         }
     }
 
-    /// A thread has spun for a peer, and in vain perhaps.
-    fn note_spin(&self, in_vain: bool) {
-        let times = if in_vain { (self.in_vain.load(Ordering::Relaxed) + 1).min(IN_VAIN_MAX) } else { 0 };
-        self.in_vain.store(times, Ordering::Relaxed);
-        if in_vain {
-            self.skipped.fetch_max(1 << times, Ordering::Relaxed);
+    /// A round of spinning has taken so long.
+    fn note_round(&self, time: Duration, now: Instant) {
+        if time > SPIN_TIME {
+            self.0.lock().paused_until = Some(now + PAUSE_FACTOR * time);
         }
+    }
+
+    fn note_vain_spin(&self) {
+        let mut history = self.0.lock();
+        history.in_vain = (history.in_vain + 1).min(IN_VAIN_MAX);
+        history.skipped = history.skipped.max(1 << history.in_vain);
     }
 }
 
@@ -621,39 +621,46 @@ mod tests {
     }
 
     #[test]
-    fn threads_spin_after_short_waits_and_seldom_where_others_need_the_processor() {
-        let spin_policy = SpinPolicy::default();
-        assert!(!spin_policy.may_spin(), "nothing is known yet");
-        spin_policy.note_wait(SHORT_WAIT / 2);
-        assert!(spin_policy.may_spin() && spin_policy.may_spin());
-        spin_policy.note_wait(SHORT_WAIT);
-        assert!(!spin_policy.may_spin());
-        spin_policy.note_wait(SHORT_WAIT / 2);
-        let skipped = || (0..).find(|_| spin_policy.may_spin()).expect("in the end");
-        for expected in [PENALTY_MIN, 2 * PENALTY_MIN, 4 * PENALTY_MIN] {
-            spin_policy.note_preemption(true);
-            assert_eq!(skipped(), expected);
-        }
-        (0..4 * PENALTY_MIN).for_each(|_| spin_policy.note_preemption(false));
-        spin_policy.note_preemption(true);
-        assert_eq!(skipped(), PENALTY_MIN, "losses that are long ago count no more");
-        (0..32).for_each(|_| spin_policy.note_preemption(true));
-        assert_eq!(skipped(), PENALTY_MAX);
+    fn threads_spin_after_short_waits() {
+        let (spin_policy, now) = (SpinPolicy::default(), Instant::now());
+        assert!(!spin_policy.may_spin(now), "nothing is known yet");
+        spin_policy.note_wait(SHORT_WAIT / 2, false);
+        assert!(spin_policy.may_spin(now) && spin_policy.may_spin(now));
+        spin_policy.note_wait(SHORT_WAIT, true);
+        assert!(!spin_policy.may_spin(now));
     }
 
     #[test]
-    fn threads_spin_seldom_where_they_did_so_in_vain() {
-        let spin_policy = SpinPolicy::default();
-        spin_policy.note_wait(SHORT_WAIT / 2);
-        let skipped = || (0..).find(|_| spin_policy.may_spin()).expect("in the end");
-        for expected in [2, 4, 8] {
-            spin_policy.note_spin(true);
-            assert_eq!(skipped(), expected);
+    fn threads_spin_for_a_part_of_the_time_where_others_need_the_processor() {
+        let (spin_policy, now) = (SpinPolicy::default(), Instant::now());
+        spin_policy.note_wait(SHORT_WAIT / 2, true);
+        spin_policy.note_round(SPIN_TIME, now);
+        assert!(spin_policy.may_spin(now), "sleeping would have cost as much");
+        for loss in [2 * SPIN_TIME, 40 * SPIN_TIME, 2 * SPIN_TIME] {
+            spin_policy.note_round(loss, now);
+            assert!(!spin_policy.may_spin(now + PAUSE_FACTOR * loss - Duration::from_nanos(1)));
+            assert!(spin_policy.may_spin(now + PAUSE_FACTOR * loss), "losses before do not count");
         }
-        spin_policy.note_spin(false);
-        spin_policy.note_spin(true);
-        assert_eq!(skipped(), 2, "what was in vain before the last success counts no more");
-        (0..32).for_each(|_| spin_policy.note_spin(true));
-        assert_eq!(skipped(), 1 << IN_VAIN_MAX);
+    }
+
+    #[test]
+    fn threads_spin_seldom_where_they_did_so_in_vain_until_a_peer_comes_in_time() {
+        let (spin_policy, now) = (SpinPolicy::default(), Instant::now());
+        spin_policy.note_wait(SHORT_WAIT / 2, true);
+        let skipped = || (0..).find(|_| spin_policy.may_spin(now)).expect("in the end");
+        for _ in 0..2 {
+            for expected in [2, 4, 8] {
+                spin_policy.note_vain_spin();
+                // A peer that comes as late again, and a thread of this process, say nothing else.
+                spin_policy.note_wait(SHORT_WAIT / 2, true);
+                spin_policy.note_wait(SPIN_TIME / 2, false);
+                assert_eq!(skipped(), expected);
+            }
+            (0..32).for_each(|_| spin_policy.note_vain_spin());
+            assert_eq!(skipped(), 1 << IN_VAIN_MAX);
+            spin_policy.note_vain_spin();
+            spin_policy.note_wait(SPIN_TIME / 2, true);
+            assert_eq!(skipped(), 0, "the thread slept, and spinning would have been enough");
+        }
     }
 }

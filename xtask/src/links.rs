@@ -73,7 +73,7 @@ const NOT_MEASURED: [(&str, &str, &str); 2] = [
 
 /// Measures tensors that go to other processes, beside other means, and prints each goal as met or missed
 ///
-/// The others are multiprocessing, PyTorch, ZeroMQ, Arrow, Ray and Dask. It takes minutes, on a machine that does nothing else.
+/// The others are multiprocessing, PyTorch, ZeroMQ, Arrow, iceoryx2, Ray and Dask. It takes minutes, on a machine that does nothing else.
 #[derive(Debug, Default, Args)]
 pub struct Options {
     /// An interpreter that has the package and the peers, instead of an environment that is made for it

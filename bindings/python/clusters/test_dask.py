@@ -115,6 +115,18 @@ def release():
     del STATE["kept"]
 
 
+def in_use(x):
+    """Holds a lease for as long as its process lives."""
+    view = np.from_dlpack(x)
+    distributed.Event("begun").set()
+    threading.Event().wait()
+    return view.tolist()
+
+
+def leases():
+    return STATE["eng"].stats().leased
+
+
 def cause(x):
     distributed.Event("begun").set()
     try:
@@ -411,6 +423,23 @@ def test_the_death_of_a_worker_reaches_who_holds_its_promises(two):
         time.sleep(0.01)
     kill()
     assert failed.result(60) == "PeerDiedError"
+
+
+def test_the_death_of_a_worker_ends_the_leases_that_it_holds_and_none_that_it_has_given(two):
+    client, first, second, kill = two
+    given, held = on(client, first, filled, 1.0, False), on(client, second, filled, 2.0, False)
+    on(client, second, keep, given).result(60)
+    never = on(client, first, in_use, held)
+    begun(client)
+    # Dask would have it done again.
+    never.cancel()
+    on(client, second, write_later).result(60)
+    assert on(client, second, is_held_up).result(60)
+    kill()
+    on(client, second, wait_until_written).result(90)
+    assert on(client, second, leases).result(60) == 0
+    # The memory is there although its owner is not.
+    assert on(client, second, kept).result(60) == on(client, second, value, given).result(60) == [1.0] * 4
 
 
 @pytest.mark.parametrize("passed_on", [False, True])
