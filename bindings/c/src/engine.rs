@@ -3,8 +3,8 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use estafette::bindings::callback;
-use estafette::operators::library::OPTIONS_SIZE_MAX;
+use estafette::bindings::operators::OPTIONS_SIZE_MAX;
+use estafette::bindings::{self, callback};
 use estafette::{Engine, Error};
 
 use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place};
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn estafette_engine_create(
 pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> estafette_status {
     entry_unless_null(engine, || {
         let held = self::engine(engine)?;
-        if held.is_last_handle() {
+        if bindings::engine::is_last_handle(&held) {
             held.unretrieved().report();
         }
         drop(held);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::devices::{Device, Fence, host};
 use estafette::lease::LeaseRequest;
@@ -339,7 +340,7 @@ fn in_child(things: Things) {
     assert_eq!(engine.stats().leaked, before + 1, "the tensor is counted");
     // The operation ends in the parent.
     let in_flight = engine.stats().in_flight;
-    assert_eq!(completion.scope().name(), None);
+    assert_eq!(bindings::scope::name(&completion.scope()), None);
     assert_forked("an operand", completion.scope().export(&busy, &ExportOptions::from(Access::Read)));
     completion.complete(Ok(()));
     drop((gate, guard));

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use estafette::bindings;
 use estafette::devices::host;
 use estafette::tensor::TensorState;
 use estafette::{Access, DType, Engine, Error, Produced, Tensor};
@@ -331,7 +332,7 @@ fn a_result_is_a_tensor_at_once_and_has_memory_later() {
         Ok(Produced::from_vec(vec![y.as_slice::<f32>()?.iter().sum::<f32>()], &[1])?)
     });
     let z = z.unwrap();
-    assert!(!y.is_defined() && matches!(y.state(), TensorState::Undefined));
+    assert!(!bindings::tensor::is_defined(&y) && matches!(y.state(), TensorState::Undefined));
     for unknown in [y.shape().map(drop), y.dtype().map(drop), y.device().map(drop), y.data_ptr().map(drop)] {
         assert!(matches!(&unknown, Err(Error::NotDefined(why)) if why.contains("`make`")), "{unknown:?}");
     }

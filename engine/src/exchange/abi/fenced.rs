@@ -44,7 +44,6 @@ unsafe impl Send for Fenced {}
 
 impl Fenced {
     /// Gives the struct up, as a `DLManagedTensorFenced`. The caller must see to the call of the deleter.
-    #[doc(hidden)]
     pub fn into_raw(self) -> *mut c_void {
         self.managed.into_raw()
     }
@@ -56,7 +55,6 @@ impl Fenced {
     ///
     /// # Safety
     /// `raw` is NULL, or what its type says and the caller's to give up.
-    #[doc(hidden)]
     pub unsafe fn take(raw: *mut c_void) -> Result<Self, InvalidTensor> {
         let Some(raw) = NonNull::new(raw.cast::<RawFenced>()) else {
             return Err(InvalidTensor::new("tensor", "is NULL"));
