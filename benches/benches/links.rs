@@ -46,7 +46,7 @@ fn engine() -> Engine {
 // The second process.
 
 fn consume(engine: &Engine, role: &str, link: &Link) {
-    let receive = || bindings::remote::block_on(&engine, link.receive(), None).expect("a link");
+    let receive = || bindings::remote::block_on(engine, link.receive(), None).expect("a link");
     match role {
         "consumer-keeps" => {
             let kept: Vec<_> = (0..IN_FLIGHT).map(|_| receive().expect("sent")).collect();

@@ -37,7 +37,7 @@
 //! # let engine = Engine::builder().workers(1).build()?;
 //! let x = engine.from_vec(vec![3_i64, 1, 2], &[3])?;
 //! let sorted = engine.op("sort").reads([&x]).produce_future(|[x]| async move {
-//!     let mut values = x.as_slice::<i64>()?.to_vec();
+//!     let mut values = x.view().to_vec::<i64>()?;
 //!     values.sort();
 //!     Ok(Produced::from_vec(values, &[3])?)
 //! })?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Queue};
-use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
+use estafette::exchange::arrow::ArrowDeviceArray;
 use estafette::{DType, Engine, Error, Tensor};
 
 mod arrow_abi;

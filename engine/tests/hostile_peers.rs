@@ -104,7 +104,7 @@ fn read(tensor: &Tensor) -> usize {
     let mut lent = MaybeUninit::<DLTensor>::uninit();
     // SAFETY: a place for the struct; the tensor outlives it, and its owner writes no more.
     let lent = unsafe {
-        bindings::tensor::lend(&tensor, NonNull::new(lent.as_mut_ptr()).expect("a place"))
+        bindings::tensor::lend(tensor, NonNull::new(lent.as_mut_ptr()).expect("a place"))
             .expect("it is defined");
         lent.assume_init()
     };

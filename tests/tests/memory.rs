@@ -72,10 +72,10 @@ impl Keeper {
     fn keeps(&self) -> bool {
         match self {
             Self::Handle(tensor) | Self::Clone(tensor) | Self::Derived(tensor) => {
-                bindings::tensor::is_defined(&tensor)
+                bindings::tensor::is_defined(tensor)
             }
             Self::Export(exported) => !exported.data().is_null(),
-            Self::Lease(lease) => bindings::tensor::is_defined(&lease.tensor()),
+            Self::Lease(lease) => bindings::tensor::is_defined(lease.tensor()),
             Self::Other(_) => false,
         }
     }

@@ -143,7 +143,7 @@ pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> est
     entry_unless_null(engine, || {
         let held = self::engine(engine)?;
         if bindings::engine::is_last_handle(&held) {
-            held.unretrieved().report();
+            bindings::report(&held.unretrieved());
         }
         drop(held);
         ENGINES.release(engine, "engine")
@@ -178,7 +178,7 @@ pub extern "C" fn estafette_engine_shutdown(
             }
         }
         let report = engine.shutdown_timeout(timeout(timeout_ns).unwrap_or(Duration::MAX));
-        report.unretrieved.report();
+        bindings::report(&report.unretrieved);
         if report.drained {
             return DONE;
         }

@@ -93,7 +93,7 @@ pub(crate) unsafe fn consumer(
 ) -> Result<Consumer, Refusal> {
     if !stream.is_null() {
         // SAFETY: by contract of this function.
-        return Ok(unsafe { bindings::tensor::consumer_on(&tensor, device, stream.expose_provenance()) }?);
+        return Ok(unsafe { bindings::tensor::consumer_on(tensor, device, stream.expose_provenance()) }?);
     }
     if device != DLDevice::CPU && tensor.device().is_ok_and(|place| place != device) {
         return Err(Refusal::invalid(format!("device: the memory is not on {device}")));
@@ -103,7 +103,7 @@ pub(crate) unsafe fn consumer(
 
 /// Waits until a tensor has its memory.
 pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
-    if bindings::tensor::is_defined(&tensor) { Ok(()) } else { wait(tensor, timeout) }
+    if bindings::tensor::is_defined(tensor) { Ok(()) } else { wait(tensor, timeout) }
 }
 
 /// Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.

@@ -5,7 +5,6 @@ use std::ffi::c_char;
 use estafette::bindings;
 use estafette::devices::host::{self, Completer};
 use estafette::devices::{DeviceError, DeviceErrorKind};
-use estafette::exchange::foreign_fence;
 
 use crate::describe::describe;
 use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, reason, text};
@@ -33,7 +32,7 @@ pub unsafe extern "C" fn estafette_tensor_fence(
     out: *mut DLFence,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    unsafe { describe(tensor, out, |tensor| Ok(bindings::tensor::export_ready_fence(&tensor))) }
+    unsafe { describe(tensor, out, |tensor| Ok(bindings::tensor::export_ready_fence(tensor))) }
 }
 
 /// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
@@ -52,7 +51,7 @@ pub unsafe extern "C" fn estafette_writable_fence(
     out: *mut DLFence,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    unsafe { describe(tensor, out, |tensor| Ok(bindings::tensor::export_writable_fence(&tensor))) }
+    unsafe { describe(tensor, out, |tensor| Ok(bindings::tensor::export_writable_fence(tensor))) }
 }
 
 /// The end of an operation as a fence, to `*out`; the work included that it has left on a stream or behind a fence. Of an operation that has

@@ -203,7 +203,7 @@ impl How {
         let mut found = None;
         for (tensor, access) in wanted {
             // The device of a promise is known when the promise is defined.
-            if self.nonblocking && !bindings::tensor::is_defined(&tensor) {
+            if self.nonblocking && !bindings::tensor::is_defined(tensor) {
                 return Ok(tensor.lease(*access, OWNER).try_now().map(|_| None)?);
             }
             until_defined(tensor, self.left()).map_err(|error| within(error, self.limit))?;
@@ -250,7 +250,7 @@ pub unsafe extern "C" fn estafette_lease_fence(
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
         unsafe {
-            out.write(bindings::tensor::export_fence(&lease.tensor(), bindings::lease::end_fence(&lease)))
+            out.write(bindings::tensor::export_fence(lease.tensor(), bindings::lease::end_fence(&lease)))
         };
         DONE
     })
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn estafette_lease_release(
         let fence = match NonNull::new(done.cast_mut()) {
             None => None,
             // SAFETY: by contract of this function.
-            Some(done) => Some(unsafe { bindings::tensor::import_fence(&held.tensor(), done) }?),
+            Some(done) => Some(unsafe { bindings::tensor::import_fence(held.tensor(), done) }?),
         };
         if fence.as_ref().is_some_and(|fence| bindings::lease::is_end_fence(&held, fence)) {
             return Err(Refusal::invalid(

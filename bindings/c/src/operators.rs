@@ -70,14 +70,7 @@ pub unsafe extern "C" fn estafette_register_operator(
         let (name, options) = unsafe { bindings::operators::read(name, options) }?;
         // SAFETY: by contract of this function.
         unsafe {
-            bindings::operators::register_foreign(
-                &operators(),
-                name,
-                function,
-                options,
-                context,
-                drop_context,
-            )
+            bindings::operators::register_foreign(operators(), name, function, options, context, drop_context)
         }?;
         DONE
     })

@@ -118,7 +118,7 @@ pub unsafe extern "C" fn estafette_program_add(
         let Stage::Recording(builder, contexts) = &mut *stage else {
             return Err(refused("it is finished, nothing more can be recorded"));
         };
-        let queue = queue(bindings::program::engine(&builder), options.on)?;
+        let queue = queue(bindings::program::engine(builder), options.on)?;
         let node = on(builder.op(name).reads(reads).writes(writes), queue);
         // What could be refused is refused before the context is taken.
         let node = bindings::program::checked_external(node)?;

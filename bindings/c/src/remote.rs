@@ -344,7 +344,7 @@ unsafe fn write_link(
     out: NonNull<*mut estafette_link>,
 ) -> Answer {
     let vacant = LINKS.reserve()?;
-    let link = bindings::remote::block_on(&engine, made, timeout(timeout_ns))?;
+    let link = bindings::remote::block_on(engine, made, timeout(timeout_ns))?;
     // SAFETY: by contract of this function.
     unsafe { out.write(vacant.fill(Linked { engine: engine.clone(), link })) };
     DONE
@@ -402,9 +402,9 @@ pub unsafe extern "C" fn estafette_link_send(
         let how = ShareOptions { copy, ..ShareOptions::default() };
         let timeout = timeout(timeout_ns);
         match (access(options.access)?, copy) {
-            (Access::Read, _) => bindings::remote::block_on(&engine, link.send(&tensor, &how), timeout)?,
+            (Access::Read, _) => bindings::remote::block_on(engine, link.send(&tensor, &how), timeout)?,
             (Access::Write, None | Some(false)) => {
-                bindings::remote::block_on(&engine, link.lend(&tensor), timeout)?
+                bindings::remote::block_on(engine, link.lend(&tensor), timeout)?
             }
             (access, _) => {
                 let (number, copy) = (options.access, options.copy);
@@ -448,7 +448,7 @@ pub unsafe extern "C" fn estafette_link_receive(
         let Linked { engine, link } = &*self::link(link)?;
         let out = place(out, "out")?;
         let vacant = tensor::reserve()?;
-        let tensor = bindings::remote::block_on(&engine, link.receive(), timeout(timeout_ns))?;
+        let tensor = bindings::remote::block_on(engine, link.receive(), timeout(timeout_ns))?;
         let handle = tensor.map_or(std::ptr::null_mut(), |tensor| vacant.fill(tensor));
         // SAFETY: writable, by contract.
         unsafe { out.write(handle) };

@@ -384,5 +384,5 @@ pub(crate) fn queue(engine: &Engine, device: DLDevice) -> Result<Option<Arc<dyn 
     if device == HOST || device == DLDevice::CPU {
         return Ok(None);
     }
-    Ok(Some(bindings::engine::queue_on(&engine, device)?))
+    Ok(Some(bindings::engine::queue_on(engine, device)?))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use estafette::bindings;
 use estafette::devices::{DLDevice, FenceSet};
 use estafette::engine::Memory;
-use estafette::exchange::{Abi, foreign_fence};
+use estafette::exchange::Abi;
 use estafette::operation::Tensors;
 use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 

@@ -60,7 +60,6 @@ pub fn lease_timeout(engine: &Engine) -> Duration {
     engine.core().lease_timeout
 }
 
-/// Whether no other handle of the engine is alive, in any language.
 pub fn is_last_handle(engine: &Engine) -> bool {
     engine.is_last_handle()
 }

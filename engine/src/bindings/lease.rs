@@ -10,8 +10,6 @@ use crate::lease::{Access, CallSite, Lease, LeaseOwner, LeaseRequest};
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
-/// Takes the lease for consumers that are named later: by exports of the lease, or by [`hand_to`]. The request waits as for the host.
-/// The end of a lease that is never handed out waits for no device.
 pub fn for_later_consumers<L>(request: LeaseRequest<L>) -> LeaseRequest<L> {
     request.for_later_consumers()
 }
@@ -55,7 +53,6 @@ pub fn end_captures(tensor: &Tensor) -> usize {
     ended.len()
 }
 
-/// What the owner may do.
 pub fn access(lease: &Lease) -> Access {
     lease.access()
 }
@@ -84,13 +81,10 @@ pub fn hand_to(lease: &Lease, consumer: &Consumer) -> Result<(), Error> {
     lease.note_end(consumer)
 }
 
-/// The end of this lease as a fence: done when the last clone is dropped and the owner's device work is
-/// done.
 pub fn end_fence(lease: &Lease) -> Fence {
     lease.end_fence()
 }
 
-/// Whether `fence` is one of this lease's [end](end_fence), which cannot wait for itself.
 pub fn is_end_fence(lease: &Lease, fence: &Fence) -> bool {
     lease.is_end_fence(fence)
 }

@@ -1,5 +1,7 @@
 //! What only the bindings and the tests of the engine use. Nothing of it is stable.
 //!
+//! A function without a comment is the method of its name, which other crates cannot call.
+//!
 //! | part | what it has |
 //! |---|---|
 //! | this file | hooks of a language, threads that call foreign code, errors, traces |
@@ -19,7 +21,7 @@
 pub mod arrow;
 pub mod engine;
 pub mod exchange;
-pub(crate) mod fenced;
+mod fenced;
 pub mod lease;
 pub mod operation;
 #[cfg(feature = "operators")]
@@ -28,10 +30,11 @@ pub mod program;
 #[cfg(feature = "links")]
 pub mod remote;
 pub mod scope;
-pub(crate) mod submit_permit;
+mod submit_permit;
 pub mod tensor;
 
 use crate::core::error::Error;
+use crate::core::unretrieved::Unretrieved;
 use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::trace::{self, Recorder};
 
@@ -72,6 +75,11 @@ pub fn quarantine_stats() -> QuarantineStats {
 /// The program gets this error, so the failure in the error is retrieved.
 pub fn retrieve(error: &Error) {
     error.retrieve();
+}
+
+/// Reports the failures that were not reported yet, as if their last handles were gone. Retrieves no failure.
+pub fn report(unretrieved: &Unretrieved) {
+    unretrieved.report();
 }
 
 /// Whether events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges. One relaxed load.

@@ -31,10 +31,6 @@ pub fn needs_lock<'v, T: Target<'v>, R, W, U>(
     description
 }
 
-/// Holds a permit whatever the limit.
-///
-/// # Errors
-/// [`Error::Shutdown`], [`Error::Forked`].
 pub fn beyond_limit<R: Operands, W: Operands, U: Operands>(
     builder: OpBuilder<'_, R, W, U>,
 ) -> Result<OpBuilder<'_, R, W, U>, Error> {
@@ -56,8 +52,6 @@ where
     Ok(builder.received(start))
 }
 
-/// A mutex for bodies: the variable serializes the bodies of its writers only. Their device work and
-/// their failures do not affect later writers.
 pub fn for_turns() -> Variable {
     Variable::for_turns()
 }
@@ -72,13 +66,6 @@ pub fn completion_op(completion: &Completion) -> Option<Op> {
     completion.op()
 }
 
-/// As [`produce`](Completion::produce), of an operation with several results.
-pub fn produce_all(completion: Completion, results: BodyResult<Vec<Produced>>) {
-    completion.produce_all(results)
-}
-
-/// As [`produce`](Completion::produce), with pending work that `fence` marks. Users of the result are ordered
-/// after that work.
 pub fn produce_after(completion: Completion, fence: &Fence, result: BodyResult<Produced>) {
     completion.produce_after(fence, result)
 }
@@ -103,7 +90,6 @@ pub unsafe fn import_fence(completion: &Completion, fence: NonNull<RawFence>) ->
     Ok(imported)
 }
 
-/// As [`on_done`](Op::on_done), with the outcome.
 pub fn on_end<C>(op: &Op, callback: C) -> Notice
 where
     C: FnOnce(Result<(), Error>) + Send + 'static,
@@ -111,12 +97,10 @@ where
     op.on_end(callback)
 }
 
-/// How the operation ended, if it has. A failure stays unretrieved.
 pub fn outcome(op: &Op) -> Option<Result<(), Error>> {
     op.outcome()
 }
 
-/// Fences of the device work that the operation, or the nodes of a replay, have left. Known when the operation has ended.
 pub fn left(op: &Op) -> FenceSet {
     op.left()
 }
@@ -136,7 +120,6 @@ pub fn export_fence(op: &Op, fence: Fence) -> RawFence {
     fence::export(&op.handle.payload().core, fence, vec![op.handle.id()])
 }
 
-/// A tensor from outside that must not be written, even if its struct cannot say so.
 pub fn immutable(managed: ManagedTensor) -> Produced {
     Produced::immutable(managed)
 }

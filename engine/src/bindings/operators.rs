@@ -36,11 +36,6 @@ pub unsafe fn register_foreign(
     })
 }
 
-/// All pairs.
-pub fn attributes(attributes: &Attributes) -> impl ExactSizeIterator<Item = (&str, &str)> {
-    attributes.iter()
-}
-
 /// As [`attributes`], each with whether its value [is text](text_attribute).
 pub fn typed_attributes(attributes: &Attributes) -> impl ExactSizeIterator<Item = (&str, &str, bool)> {
     attributes.attributes.iter().map(|known| (known.key.as_str(), known.value.as_str(), known.is_text))
@@ -66,18 +61,10 @@ pub fn text_attribute(
     call
 }
 
-/// As [`produce`](OperatorCall::produce), with the operation.
-///
-/// # Errors
-/// As [`produce`](OperatorCall::produce).
 pub fn produce_with_op(call: OperatorCall) -> Result<(Vec<Tensor>, Op), Error> {
     call.produce_with_op()
 }
 
-/// Registers a function under a name. `origin` says in words where it comes from.
-///
-/// # Errors
-/// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for a signature that cannot be; [`Error::Forked`].
 pub fn register(
     operators: &Operators,
     name: &str,
@@ -88,10 +75,6 @@ pub fn register(
     operators.register(name, signature, origin, implementation)
 }
 
-/// The operator of that name.
-///
-/// # Errors
-/// [`Error::NoOperator`], with names that are near; [`Error::Forked`].
 pub fn get(operators: &Operators, name: &str) -> Result<Arc<Operator>, Error> {
     operators.get(name)
 }

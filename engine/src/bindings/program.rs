@@ -8,23 +8,16 @@ use crate::program::{NodeBuilder, Program, ProgramBuilder};
 
 pub use crate::program::node_builder::CheckedNode;
 
-/// The first half of [`run_external`](NodeBuilder::run_external): all of its errors. For callers that
-/// give something away after the last error.
-///
-/// # Errors
-/// As there.
 pub fn checked_external<'r, R: Operands, W: Operands, U: Operands>(
     node: NodeBuilder<'r, R, W, U>,
 ) -> Result<CheckedNode<'r, R, W, U>, Error> {
     node.checked_external()
 }
 
-/// True if the program is [one graph](crate::program::ProgramBuilder::finish_as_graph) of its device.
 pub fn is_graph(program: &Program) -> bool {
     program.is_graph()
 }
 
-/// True if a replay is in flight, or another handle of this program exists.
 pub fn is_in_use(program: &Program) -> bool {
     program.is_in_use()
 }

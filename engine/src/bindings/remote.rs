@@ -21,20 +21,14 @@ pub fn descriptor(link: &Link) -> Result<i32, Error> {
     Ok(link.link.descriptor()?)
 }
 
-/// Closes the link, as dropping it does, and ends what waits for it: for bindings, whose links are closed while others have them.
 pub fn close(link: &Link) {
     link.close()
 }
 
-/// As [`receive`](Link::receive), at a line of a program in another language.
-///
-/// # Errors
-/// As `receive`.
 pub async fn receive_at(link: &Link, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
     link.receive_at(site).await
 }
 
-/// As [`ticket`](Tensor::ticket), taken at a line that its lease names. For bindings.
 pub fn ticket_at(tensor: &Tensor, options: &ShareOptions, site: Option<CallSite>) -> Result<Ticket, Error> {
     tensor.ticket_at(options, site)
 }
@@ -64,7 +58,7 @@ pub fn ticket_process(ticket: &Ticket) -> u32 {
 /// # Errors
 /// As `from_ticket`.
 pub fn from_ticket_at(engine: &Engine, ticket: &Ticket, site: Option<CallSite>) -> Result<Tensor, Error> {
-    engine.from_ticket_at(ticket, site)
+    redeem(engine.op(ticket.title()), ticket.named(), site, None, None)
 }
 
 /// As [`from_ticket_at`], for a ticket of this machine. The fence settles once the ticket may be dropped: the

@@ -17,18 +17,14 @@ pub fn name(scope: &Scope) -> Option<String> {
     scope.lock().ok()?.running.as_ref().map(|running| running.tag().name.as_str().to_owned())
 }
 
-/// The operation and its engine, until the operation has ended.
 pub fn current(scope: &Scope) -> Option<Current> {
     scope.current()
 }
 
-/// Runs `f` as this operation. Waits inside of `f` then know that they must not wait for this operation.
 pub fn enter<T>(scope: &Scope, f: impl FnOnce() -> T) -> T {
     scope.enter(f)
 }
 
-/// The access that the operation has to `tensor`. `None` if the tensor is not an operand, or the
-/// operation has ended.
 pub fn access_of(scope: &Scope, tensor: &Tensor) -> Option<Access> {
     scope.access_of(tensor)
 }

@@ -19,19 +19,14 @@ use crate::wait::ready::Ended;
 
 pub use super::fenced::export_fenced;
 
-/// Whether two handles are of the same tensor.
 pub fn same(tensor: &Tensor, other: &Tensor) -> bool {
     tensor.same(other)
 }
 
-/// True if the tensor is read-only without a statement of its owner. Its memory came in a DLPack struct
-/// before version 1.0, which cannot say whether the memory may be written, and its import did not vouch
-/// for writes.
 pub fn is_write_unsaid(tensor: &Tensor) -> bool {
     tensor.is_write_unsaid()
 }
 
-/// Whether the tensor has its memory and shape.
 pub fn is_defined(tensor: &Tensor) -> bool {
     tensor.is_defined()
 }
@@ -41,12 +36,6 @@ pub fn known_ready(tensor: &Tensor) -> Option<bool> {
     tensor.inner.known_finished()
 }
 
-/// Hands a tensor that was made for this consumer to the consumer. The struct is flagged as a copy: the
-/// memory is the consumer's alone, and no lease is left. Blocks until the tensor is ready. Where the consumer
-/// has a queue, the queue waits for the content, and the thread waits only until the tensor is defined.
-///
-/// # Errors
-/// As [`export_wait`](Tensor::export_wait).
 pub fn export_as_copy(tensor: &Tensor, options: &ExportOptions) -> Result<ManagedTensor, Error> {
     tensor.export_as_copy(options)
 }
@@ -118,15 +107,6 @@ pub unsafe fn consumer_on(tensor: &Tensor, device: DLDevice, stream: usize) -> R
     Ok(Consumer::Queue(unsafe { tensor.queue_for_consumer(device, stream) }?))
 }
 
-/// As [`consumer_on`], for a stream that stays until `keeper` is dropped. No barrier over the device is
-/// needed when its lease ends.
-///
-/// # Errors
-/// As there; [`Error::Invalid`] for a handle that means another stream on other threads
-/// ([`Device::handle_is_same_on_all_threads`]).
-///
-/// # Safety
-/// `stream` is a live native handle of a queue of the device, and stays so until `keeper` is dropped.
 pub unsafe fn consumer_on_kept(
     tensor: &Tensor,
     device: DLDevice,
@@ -153,7 +133,6 @@ where
     })
 }
 
-/// How the current version ended, if that is known. A failure stays unretrieved.
 pub fn outcome(tensor: &Tensor) -> Option<Result<(), Error>> {
     tensor.outcome()
 }
@@ -166,7 +145,6 @@ pub fn export_ready_fence(tensor: &Tensor) -> RawFence {
     fence::export(&tensor.inner.core, tensor.ready_fence(), after)
 }
 
-/// `fence`, of this tensor's uses, for another scheduler. The owner of the struct owns one count of it.
 pub fn export_fence(tensor: &Tensor, fence: Fence) -> RawFence {
     tensor.export_fence(fence)
 }
@@ -183,13 +161,6 @@ pub fn writable_fence(tensor: &Tensor) -> Fence {
     fence_of("the uses of a tensor", tensor.writable())
 }
 
-/// Adopts the fence of another scheduler, with the devices of the tensor's engine, its own among them.
-///
-/// # Errors
-/// As [`foreign_fence::import`].
-///
-/// # Safety
-/// As for [`foreign_fence::import`].
 pub unsafe fn import_fence(tensor: &Tensor, fence: NonNull<RawFence>) -> Result<Fence, Error> {
     // SAFETY: by contract.
     unsafe { tensor.import_fence(fence) }

@@ -198,15 +198,7 @@ impl Engine {
     /// Those of a submission.
     #[track_caller]
     pub fn from_ticket(&self, ticket: &Ticket) -> Result<Tensor, Error> {
-        self.from_ticket_at(ticket, this_line())
-    }
-
-    /// As [`from_ticket`](Self::from_ticket), at a line of a program in another language.
-    ///
-    /// # Errors
-    /// As `from_ticket`.
-    pub(crate) fn from_ticket_at(&self, ticket: &Ticket, site: Option<CallSite>) -> Result<Tensor, Error> {
-        redeem(self.op(ticket.title()), ticket.named(), site, None, None)
+        redeem(self.op(ticket.title()), ticket.named(), this_line(), None, None)
     }
 }
 

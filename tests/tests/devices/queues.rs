@@ -9,7 +9,7 @@ use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
 use estafette::tensor::TensorState;
-use estafette::{Engine, Error, FailureKind, Variable};
+use estafette::{Engine, Error, FailureKind};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};

@@ -109,7 +109,7 @@ fn the_three_kinds_in_one_graph_behind_inputs_that_are_promises_still() {
 #[test]
 fn what_is_registered_is_listed_and_a_mistaken_name_gets_the_near_ones() {
     register_sums("listed");
-    let known = bindings::operators::get(&operators(), "listed.repeat").unwrap();
+    let known = bindings::operators::get(operators(), "listed.repeat").unwrap();
     assert_eq!((&*known.name, &*known.origin), ("listed.repeat", "Rust"));
     let signature = known.signature;
     assert_eq!((signature.kind, signature.inputs, signature.outputs), (OperatorKind::Inferred, Some(1), 1));
@@ -117,7 +117,7 @@ fn what_is_registered_is_listed_and_a_mistaken_name_gets_the_near_ones() {
     assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
     assert!(all.iter().any(|operator| *operator.name == *"listed.parts"));
     let Error::NoOperator { name, near } =
-        bindings::operators::get(&operators(), "listed.repaet").unwrap_err()
+        bindings::operators::get(operators(), "listed.repaet").unwrap_err()
     else {
         panic!()
     };
@@ -253,7 +253,7 @@ fn on_a_queue_the_work_is_enqueued_in_order_and_a_chain_needs_no_host() {
     let watchdog = Watchdog::of(&engine);
     let signature =
         Signature { kind: OperatorKind::Destination, inputs: Some(1), outputs: 1, in_place: true };
-    bindings::operators::register(&operators(), "queue.add_one", signature, "a test", OnQueue).unwrap();
+    bindings::operators::register(operators(), "queue.add_one", signature, "a test", OnQueue).unwrap();
     let queue: Arc<dyn Queue> = device.queue(false);
     let tensors: Vec<Tensor> = (0..3)
         .map(|_| {
@@ -320,7 +320,7 @@ fn an_operator_that_was_taken_out_stays_until_the_work_that_it_has_enqueued_is_o
         let signature =
             Signature { kind: OperatorKind::Destination, inputs: Some(0), outputs: 1, in_place: true };
         let leaves = Leaves { breaks_off, dropped: Arc::clone(&dropped) };
-        bindings::operators::register(&operators(), "queue.leaves", signature, "a test", leaves).unwrap();
+        bindings::operators::register(operators(), "queue.leaves", signature, "a test", leaves).unwrap();
         let queue: Arc<dyn Queue> = device.queue(false);
         let x = engine.empty(&[1], DType::F32, device.id()).unwrap();
         for _ in 0..2 {
@@ -345,7 +345,7 @@ fn an_operator_keeps_no_queue_once_the_work_there_is_over() {
     let signature =
         Signature { kind: OperatorKind::Destination, inputs: Some(0), outputs: 1, in_place: true };
     let leaves = Leaves { breaks_off: false, dropped: Arc::default() };
-    bindings::operators::register(&operators(), "queue.kept", signature, "a test", leaves).unwrap();
+    bindings::operators::register(operators(), "queue.kept", signature, "a test", leaves).unwrap();
     let x = engine.empty(&[1], DType::F32, device.id()).unwrap();
     let progress = [(); 3].map(|()| {
         let queue: Arc<dyn Queue> = device.queue(false);
@@ -411,7 +411,7 @@ fn what_a_function_in_c_may_do_wrong_has_a_message_each() {
         // SAFETY: the function takes any number as its context.
         unsafe {
             bindings::operators::register_foreign(
-                &operators(),
+                operators(),
                 name,
                 CARELESS,
                 &options(kind),
@@ -458,7 +458,7 @@ fn options_of_the_c_interface_are_checked() {
         // SAFETY: it is refused, so nothing is called.
         let outcome = unsafe {
             bindings::operators::register_foreign(
-                &operators(),
+                operators(),
                 "checked",
                 CARELESS,
                 &options,
@@ -532,7 +532,7 @@ fn a_function_that_cannot_enqueue_is_refused_on_a_queue() {
         let options = options(abi::OPERATOR_ALLOCATING);
         let options = abi::OperatorOptions { kind: abi::OPERATOR_DESTINATION, ..options };
         bindings::operators::register_foreign(
-            &operators(),
+            operators(),
             "no_queue.foreign",
             CARELESS,
             &options,
@@ -598,7 +598,7 @@ impl Implementation for Echo {
 fn several_results_are_those_of_the_call_whatever_is_written_to_its_inputs_before_the_next_submission() {
     let signature =
         Signature { kind: OperatorKind::Allocating, inputs: Some(1), outputs: 2, in_place: false };
-    bindings::operators::register(&operators(), "echo.twice", signature, "a test", Echo).unwrap();
+    bindings::operators::register(operators(), "echo.twice", signature, "a test", Echo).unwrap();
     // A second submission has to wait for the end of the first one.
     let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
     let watchdog = Watchdog::of(&engine);

@@ -312,7 +312,7 @@ fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() 
     assert!(bindings::lease::imported_under(&again).is_none());
     // Inside the operation: the memory counts as derived from the view.
     // SAFETY: as above.
-    let inside = bindings::scope::enter(&completion.scope(), || unsafe {
+    let inside = bindings::scope::enter(completion.scope(), || unsafe {
         engine.import(memory.tensor(0, 1, &deleted))
     })
     .unwrap();
@@ -414,7 +414,7 @@ fn an_alias_is_tracked_by_nobody() {
     if let Ok(lease) = &lease {
         // An alias must not hold up writers.
         set(&engine, &x, 3.0).wait().unwrap();
-        assert_eq!(bindings::lease::access(&lease), Access::Alias);
+        assert_eq!(bindings::lease::access(lease), Access::Alias);
     }
     assert!(watchdog.still_watches());
 }

@@ -155,7 +155,7 @@ fn a_result_of_unknown_shape_crosses_before_it_is_there() {
         |peer, engine, link| {
             let (x, y) = (receive(&link), receive(&link));
             let ticket = receive_ticket(&link);
-            let (z, held) = bindings::remote::from_ticket_held(&engine, &ticket, None).unwrap();
+            let (z, held) = bindings::remote::from_ticket_held(engine, &ticket, None).unwrap();
             assert!(!bindings::tensor::is_defined(&x) && matches!(x.shape(), Err(Error::NotDefined(_))));
             until("the ticket may be dropped", || !held.state().is_pending());
             assert!(!bindings::tensor::is_defined(&z));
@@ -181,7 +181,7 @@ fn a_result_of_unknown_shape_crosses_before_it_is_there() {
             let (y, y_may_come) = late(engine, in_segment);
             let (z, z_may_come) = late(engine, in_vector);
             for tensor in [&x, &y] {
-                assert!(!bindings::tensor::is_defined(&tensor));
+                assert!(!bindings::tensor::is_defined(tensor));
                 wait(link.send(tensor, &ShareOptions::default())).unwrap();
             }
             let ticket = z.ticket(&ShareOptions::default()).unwrap();

@@ -16,7 +16,7 @@ use tests::ops::{engine, get, set, tensor};
 use tests::watchdog::Watchdog;
 
 fn at_once(tensor: &Tensor) -> Option<ManagedTensor> {
-    bindings::tensor::export_at_once(&tensor, || "at once".into()).unwrap()
+    bindings::tensor::export_at_once(tensor, || "at once".into()).unwrap()
 }
 
 #[test]

@@ -362,12 +362,12 @@ fn a_node_lends_its_own_operands_in_its_own_mode_and_a_kept_view_becomes_a_lease
     node.run_external(move |completion| {
         let scope = completion.scope();
         assert_eq!(
-            bindings::scope::access_of(&scope, &own),
+            bindings::scope::access_of(scope, &own),
             Some(Access::Read),
             "the program writes it, and this node reads it"
         );
         assert_eq!(
-            bindings::scope::access_of(&scope, &other),
+            bindings::scope::access_of(scope, &other),
             None,
             "an operand of the program, and not of this node"
         );

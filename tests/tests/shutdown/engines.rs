@@ -217,7 +217,7 @@ fn the_last_handle_may_be_dropped_in_asynchronous_code_of_any_runtime() {
         let x = tensor(&engine, 1.0);
         let y = engine.op("asynchronous").reads([&x]).produce_future(|[x]| async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            let value = x.as_slice::<f32>()?[0] + 1.0;
+            let value = x.view().as_slice::<f32>()?[0] + 1.0;
             Ok(estafette::Produced::from_vec(vec![value], &[1])?)
         });
         let y = y.unwrap();

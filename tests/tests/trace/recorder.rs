@@ -155,7 +155,7 @@ fn any_number_of_accesses_is_kept() {
             .collect();
         kept.sort_unstable_by_key(|(variable, _)| *variable);
         let mut wanted: Vec<(u64, Mode)> =
-            vars[..count].iter().map(|var| (bindings::operation::variable_id(&var), Mode::Read)).collect();
+            vars[..count].iter().map(|var| (bindings::operation::variable_id(var), Mode::Read)).collect();
         wanted.sort_unstable_by_key(|(variable, _)| *variable);
         assert_eq!(kept, wanted, "{count}");
     }

@@ -500,7 +500,7 @@ fn without_workers_a_wait_in_vain_fails_no_operation_by_the_leases_of_its_thread
 fn without_workers_a_wait_in_an_operation_runs_nothing_that_waits_for_the_operation() {
     let waits: [fn(&Tensor, &Op, &Fence); 2] = [
         |x, _op, _fence| x.wait().unwrap(),
-        |_x, op, fence| bindings::operation::wait_for_fence(&op, fence, None).unwrap(),
+        |_x, op, fence| bindings::operation::wait_for_fence(op, fence, None).unwrap(),
     ];
     for wait in waits {
         let engine = engine(0);
@@ -701,7 +701,7 @@ impl Drop for Exported {
 #[test]
 fn the_wait_of_another_library_for_our_fence_runs_what_settles_it() {
     let exports: [fn(&Tensor) -> RawFence; 2] = [bindings::tensor::export_ready_fence, |x| {
-        bindings::tensor::export_fence(&x, bindings::tensor::writable_fence(&x))
+        bindings::tensor::export_fence(x, bindings::tensor::writable_fence(x))
     }];
     for export in exports {
         let engine = engine(0);
@@ -742,7 +742,7 @@ fn the_wait_of_another_library_for_a_promise_of_no_engine_has_the_operation_run_
 #[test]
 fn the_wait_of_another_library_for_our_fence_leaves_the_only_worker_to_what_settles_it() {
     let exports: [fn(&Tensor) -> RawFence; 2] = [bindings::tensor::export_ready_fence, |x| {
-        bindings::tensor::export_fence(&x, bindings::tensor::writable_fence(&x))
+        bindings::tensor::export_fence(x, bindings::tensor::writable_fence(x))
     }];
     for export in exports {
         let engine = engine(1);

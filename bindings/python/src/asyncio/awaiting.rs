@@ -128,7 +128,7 @@ impl Awaiter {
                     let work = work.get_mut();
                     let mut poll = || work.as_mut().poll(&mut Context::from_waker(&waker));
                     let polled = match &self.scope {
-                        Some(scope) => bindings::scope::enter(&scope, poll),
+                        Some(scope) => bindings::scope::enter(scope, poll),
                         None => poll(),
                     };
                     polled.map(|finish| Some(finish(py)))

@@ -235,7 +235,7 @@ impl PyProgram {
         // A replay in flight needs the functions, even if other references to them are gone.
         let idle = match self.stage.try_lock().as_deref() {
             Some(Stage::Ready(program)) => {
-                program.get().is_ok_and(|program| !bindings::program::is_in_use(&program))
+                program.get().is_ok_and(|program| !bindings::program::is_in_use(program))
             }
             Some(Stage::Recording(_) | Stage::Abandoned) => true,
             None => false,

@@ -43,7 +43,7 @@ fn wait<T: Send>(
     }
     stopped_loop::check(py, what)?;
     let engine = engine.engine(py)?;
-    match guard::detach(py, || bindings::remote::block_on(&engine, future, timeout)) {
+    match guard::detach(py, || bindings::remote::block_on(engine, future, timeout)) {
         Err(Error::Timeout(time)) => {
             Err(PyTimeoutError::new_err(format!("{what} did not come within {time:?}")))
         }
@@ -71,7 +71,7 @@ impl Closes for Link {
     const WHAT: &str = "link";
 
     fn close(&self) {
-        Link::close(self);
+        bindings::remote::close(self);
     }
 }
 
@@ -404,8 +404,7 @@ impl PyTicket {
             suggest(py)?;
         }
         let site = traced_line(py);
-        let ticket =
-            guard::detach(py, || bindings::remote::ticket_at(&tensor, options, site)).or_raise(py)?;
+        let ticket = guard::detach(py, || bindings::remote::ticket_at(tensor, options, site)).or_raise(py)?;
         let (bytes, process) = (ticket.to_bytes(), bindings::remote::ticket_process(&ticket));
         Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
     }

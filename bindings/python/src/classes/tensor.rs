@@ -229,7 +229,7 @@ impl PyTensor {
     /// this method when no such graph will be launched again.
     fn end_captures(&self, py: Python<'_>) -> PyResult<usize> {
         let tensor = self.tensor(py)?;
-        Ok(guard::detach(py, || bindings::lease::end_captures(&tensor)))
+        Ok(guard::detach(py, || bindings::lease::end_captures(tensor)))
     }
 
     /// Number of dimensions.

@@ -30,7 +30,7 @@ impl PyVariable {
 
     fn __repr__(&self) -> String {
         match self.variable.get() {
-            Ok(variable) => format!("<estafette.Variable {}>", bindings::operation::variable_id(&variable)),
+            Ok(variable) => format!("<estafette.Variable {}>", bindings::operation::variable_id(variable)),
             Err(_) => "<estafette.Variable of the parent process>".into(),
         }
     }

@@ -148,7 +148,7 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
         until_ready(py, tensor)?;
         export::count();
         // SAFETY: the place is the caller's. It may use what is lent until control returns, and keeps the object that long.
-        unsafe { bindings::tensor::lend(&tensor, out) }.or_raise(py)
+        unsafe { bindings::tensor::lend(tensor, out) }.or_raise(py)
     })
 }
 

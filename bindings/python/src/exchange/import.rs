@@ -161,7 +161,7 @@ fn is_immutable(
     peer: Option<&Peer>,
     wanted: &Wanted,
 ) -> PyResult<bool> {
-    let is_legacy = bindings::exchange::abi(&managed) == Abi::Legacy;
+    let is_legacy = bindings::exchange::abi(managed) == Abi::Legacy;
     if wanted.writable != Some(true) || wanted.copy == Some(true) {
         let consents = peer.is_some_and(|peer| peer.legacy_writable);
         return Ok(wanted.writable == Some(false) || is_legacy && !consents);
@@ -461,16 +461,16 @@ fn versioned<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 /// Whether the producer did what was wanted. What was taken is given back otherwise.
 fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<()> {
     if let Some(device) = wanted.device
-        && bindings::exchange::device(&managed) != device
-        && !wanted.can_be_moved_from(bindings::exchange::device(&managed))
+        && bindings::exchange::device(managed) != device
+        && !wanted.can_be_moved_from(bindings::exchange::device(managed))
     {
-        let is = bindings::exchange::device(&managed);
+        let is = bindings::exchange::device(managed);
         return Err(exchange_error(py, format!("the producer gave data on {is}, not on {device} as asked")));
     }
-    if !reachable(py, bindings::exchange::device(&managed))? {
-        return Err(not_available(py, bindings::exchange::device(&managed)));
+    if !reachable(py, bindings::exchange::device(managed))? {
+        return Err(not_available(py, bindings::exchange::device(managed)));
     }
-    kinds::of(bindings::exchange::device(&managed)).check_place(py, managed)?;
+    kinds::of(bindings::exchange::device(managed)).check_place(py, managed)?;
     if wanted.copy == Some(false) && managed.flags().is_copied {
         return Err(exchange_error(py, "the producer made a copy although copying was refused"));
     }

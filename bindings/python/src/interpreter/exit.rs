@@ -70,7 +70,7 @@ pub fn leave(engine: &Engine) {
     LEFT.lock().push(engine.clone());
     bindings::engine::leave(engine.clone(), |engine| {
         let ended: Vec<_> =
-            LEFT.lock().extract_if(.., |left| bindings::engine::is_same(&left, engine)).collect();
+            LEFT.lock().extract_if(.., |left| bindings::engine::is_same(left, engine)).collect();
         drop(ended);
     });
 }
@@ -78,7 +78,7 @@ pub fn leave(engine: &Engine) {
 /// What the objects of an engine share that Python has.
 pub fn known(engine: &Engine) -> Option<EngineHandle> {
     let is_it = |shared: &Arc<Shared>| {
-        shared.engine.get().is_ok_and(|known| bindings::engine::is_same(&known, engine))
+        shared.engine.get().is_ok_and(|known| bindings::engine::is_same(known, engine))
     };
     there().into_iter().find(is_it).map(|shared| EngineHandle { shared })
 }
@@ -94,7 +94,7 @@ pub fn before_threads_end(py: Python<'_>) {
 pub fn at_exit(py: Python<'_>) {
     finish(py, true);
     for engine in all() {
-        engine.unretrieved().report();
+        bindings::report(&engine.unretrieved());
     }
     // What was abandoned had its time.
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };

@@ -47,13 +47,13 @@ pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
     if bindings::is_trace_open() {
         let library = peers::of(object).peer().root;
         if !library.is_empty() {
-            bindings::lease::note_library(&lease, library);
+            bindings::lease::note_library(lease, library);
         }
     }
     if are_recorded()
         && let Some(name) = name_of(&object.get_type())
     {
-        bindings::lease::note_object(&lease, name);
+        bindings::lease::note_object(lease, name);
     }
 }
 

@@ -199,7 +199,7 @@ pub fn encode(attributes: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String, b
 
 /// The options of a call as Python has them.
 fn decode<'py>(py: Python<'py>, call: &Invocation) -> PyResult<Bound<'py, PyDict>> {
-    let texts: Vec<(&str, &str, bool)> = bindings::operators::typed_attributes(&call.attributes()).collect();
+    let texts: Vec<(&str, &str, bool)> = bindings::operators::typed_attributes(call.attributes()).collect();
     Ok(import_module(py, "estafette._operators")?.getattr("decode")?.call1((texts,))?.cast_into()?)
 }
 

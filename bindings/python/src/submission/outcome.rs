@@ -84,7 +84,7 @@ fn take_operand(value: &Bound<'_, PyAny>, scope: impl Fn() -> Option<Scope>) -> 
     let py = value.py();
     let tensor = tensor.get().tensor(py)?;
     let is_of_host = tensor.device().is_ok_and(|device| device.device_type.is_host_readable());
-    match scope().filter(|scope| is_of_host && bindings::scope::access_of(&scope, tensor).is_some()) {
+    match scope().filter(|scope| is_of_host && bindings::scope::access_of(scope, tensor).is_some()) {
         Some(scope) => {
             let managed = scope.export(tensor, &ExportOptions::from(Access::Read)).or_raise(py)?;
             Ok(Some(Produced::from(managed)))
@@ -227,7 +227,7 @@ impl Ending {
         };
         if let Use::Produced(Some(results)) = &self.result {
             // Results that are views of operands are copied while this operation has these.
-            bindings::scope::enter(&completion.scope(), || {
+            bindings::scope::enter(completion.scope(), || {
                 results.end(fence.as_ref(), outcome.as_ref().err())
             });
         }

@@ -69,7 +69,7 @@ impl SubmissionArgs {
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
         let write_vars: Vec<&Variable> = write_vars.iter().collect();
         let own = self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var()));
-        let builder = bindings::engine::op_shared(&engine, &self.name)
+        let builder = bindings::engine::op_shared(engine, &self.name)
             .reads(reads)
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)

@@ -120,7 +120,11 @@ struct Block {
 
 impl ExportedFenced {
     /// Makes the struct. It owns one count of `ready`. Without `description` it is described late.
-    pub fn new(owner: Arc<dyn FencedOwner>, ready: RawFence, description: Option<&ManagedTensor>) -> Self {
+    pub(crate) fn new(
+        owner: Arc<dyn FencedOwner>,
+        ready: RawFence,
+        description: Option<&ManagedTensor>,
+    ) -> Self {
         let nothing = DLTensor {
             data: ptr::null_mut(),
             device: RawDevice { device_type: DLDeviceType(1), device_id: 0 },
@@ -158,7 +162,7 @@ impl ExportedFenced {
     }
 
     /// The struct, for the consumer.
-    pub fn owned(self) -> Fenced {
+    pub(crate) fn owned(self) -> Fenced {
         // SAFETY: just made, by its only owner.
         unsafe { Fenced::take(self.0.as_ptr().cast()) }.expect("a struct of this version")
     }
@@ -167,7 +171,7 @@ impl ExportedFenced {
     ///
     /// # Safety
     /// The deleter was not called and is not called meanwhile; the consumer does not read the description yet.
-    pub unsafe fn describe(self, managed: &ManagedTensor) {
+    pub(crate) unsafe fn describe(self, managed: &ManagedTensor) {
         let to = self.0.as_ptr();
         // SAFETY: by contract.
         unsafe {

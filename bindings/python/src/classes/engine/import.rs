@@ -92,7 +92,7 @@ impl PyEngine {
             && let Some(memory) = import::take_numpy(x, &wanted)
         {
             let tensor =
-                scope::within(py, || bindings::engine::import_host(&engine, memory, origin))?.or_raise(py)?;
+                scope::within(py, || bindings::engine::import_host(engine, memory, origin))?.or_raise(py)?;
             taken(x, &tensor);
             return self.object(py, tensor);
         }
@@ -226,7 +226,7 @@ fn taken(x: &Bound<'_, PyAny>, tensor: &Tensor) {
     if bindings::is_trace_open() {
         bindings::imported_from(tensor, peers::of(x).peer().root);
     }
-    if let Some(lease) = bindings::lease::imported_under(&tensor) {
+    if let Some(lease) = bindings::lease::imported_under(tensor) {
         lease_sites::note_object(&lease, x);
     }
 }

@@ -304,7 +304,7 @@ impl PyEngine {
 
     /// Whether the engine takes operations: not after its shutdown, nor in a forked child.
     fn _is_usable(&self) -> bool {
-        self.handle.shared.engine.get().is_ok_and(|engine| bindings::engine::check_usable(&engine).is_ok())
+        self.handle.shared.engine.get().is_ok_and(|engine| bindings::engine::check_usable(engine).is_ok())
     }
 
     /// As `shutdown(0)`, without reports of failures.

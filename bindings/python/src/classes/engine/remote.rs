@@ -43,7 +43,7 @@ impl PyEngine {
         self.handle.check_room(py)?;
         let site = traced_line(py);
         Ok(self.wrap(
-            guard::detach(py, || bindings::remote::from_ticket_at(&engine, &ticket, site)).or_raise(py)?,
+            guard::detach(py, || bindings::remote::from_ticket_at(engine, &ticket, site)).or_raise(py)?,
         ))
     }
 }
@@ -65,7 +65,7 @@ pub fn from_tickets(
         let site = traced_line(py);
         let engine = engine.engine(py)?;
         let (tensor, kept) =
-            guard::detach(py, || bindings::remote::from_ticket_held(&engine, &ticket, site)).or_raise(py)?;
+            guard::detach(py, || bindings::remote::from_ticket_held(engine, &ticket, site)).or_raise(py)?;
         tensors.push(tensor);
         held.push(kept);
     }
@@ -78,7 +78,7 @@ pub fn from_tickets(
         Ok(())
     };
     let waiting = engine.engine(py)?;
-    match guard::detach(py, || bindings::remote::block_on(&waiting, all, timeout)) {
+    match guard::detach(py, || bindings::remote::block_on(waiting, all, timeout)) {
         // A process that stands still answers later.
         Err(Error::Timeout(_)) => {}
         waited => waited.or_raise(py)?,

@@ -115,7 +115,7 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     let scope = if leased.is_none() { scope::current_scope(py)? } else { None };
     let operand = scope.as_ref().and_then(|scope| {
         let scope = scope.get().scope();
-        Some((bindings::scope::describe(&scope, tensor)?, scope.queue()))
+        Some((bindings::scope::describe(scope, tensor)?, scope.queue()))
     });
     if leased.is_none() && operand.is_none() {
         until_defined(py, tensor)?;

@@ -68,7 +68,7 @@ impl Kind for Cuda {
     }
 
     fn check_place(&self, py: Python<'_>, managed: &ManagedTensor) -> PyResult<()> {
-        let (said, data) = (bindings::exchange::device(&managed), managed.data());
+        let (said, data) = (bindings::exchange::device(managed), managed.data());
         match said.device_type {
             DeviceType::CUDA => check_device(py, said, data),
             DeviceType::CUDA_MANAGED => check_managed(py, data),

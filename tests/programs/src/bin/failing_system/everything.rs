@@ -267,8 +267,8 @@ fn elsewhere(account: &Account, engine: &Engine, owner: &Owner) {
     };
     let redeemed = twice(account, "use a ticket", || check(engine.from_ticket(&owner.ticket)?));
     let received = twice(account, "receive", || {
-        let link = bindings::remote::block_on(&engine, engine.connect(&owner.address), Some(LONG))?;
-        match bindings::remote::block_on(&engine, link.receive(), Some(LONG))? {
+        let link = bindings::remote::block_on(engine, engine.connect(&owner.address), Some(LONG))?;
+        match bindings::remote::block_on(engine, link.receive(), Some(LONG))? {
             Some(x) => check(x),
             None => {
                 account.lost("a tensor of another process");
