@@ -72,11 +72,12 @@
 //!
 //! The names that most programs use stand here. The others stand in the module of their subject:
 //! [`operation`], [`program`], [`lease`], [`tensor`], [`wait`], [`mod@engine`], [`exchange`], [`operators`],
-//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`. Four modules have no names of their own:
+//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`. Five modules have no names of their own for programs:
 //!
 //! | part | what it has |
 //! |---|---|
 //! | `adapters` | arrays and streams of other crates, each behind a feature |
+//! | `bindings` | what only the bindings and the tests use; not stable |
 //! | `copy` | copies of tensors, as operations |
 //! | `core` | what the handles of one engine share |
 //! | `export` | memory for other libraries |
