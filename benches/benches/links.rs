@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use benches::Spread;
+use estafette::bindings;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{DType, Engine, Tensor};
 use futures::executor::block_on;
@@ -45,7 +46,7 @@ fn engine() -> Engine {
 // The second process.
 
 fn consume(engine: &Engine, role: &str, link: &Link) {
-    let receive = || engine.block_on(link.receive(), None).expect("a link");
+    let receive = || bindings::remote::block_on(engine, link.receive(), None).expect("a link");
     match role {
         "consumer-keeps" => {
             let kept: Vec<_> = (0..IN_FLIGHT).map(|_| receive().expect("sent")).collect();

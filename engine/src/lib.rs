@@ -37,7 +37,7 @@
 //! # let engine = Engine::builder().workers(1).build()?;
 //! let x = engine.from_vec(vec![3_i64, 1, 2], &[3])?;
 //! let sorted = engine.op("sort").reads([&x]).produce_future(|[x]| async move {
-//!     let mut values = x.as_slice::<i64>()?.to_vec();
+//!     let mut values = x.view().to_vec::<i64>()?;
 //!     values.sort();
 //!     Ok(Produced::from_vec(values, &[3])?)
 //! })?;
@@ -72,11 +72,12 @@
 //!
 //! The names that most programs use stand here. The others stand in the module of their subject:
 //! [`operation`], [`program`], [`lease`], [`tensor`], [`wait`], [`mod@engine`], [`exchange`], [`operators`],
-//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`. Four modules have no names of their own:
+//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`. Five modules have no names of their own for programs:
 //!
 //! | part | what it has |
 //! |---|---|
 //! | `adapters` | arrays and streams of other crates, each behind a feature |
+//! | `bindings` | what only the bindings and the tests use; not stable |
 //! | `copy` | copies of tensors, as operations |
 //! | `core` | what the handles of one engine share |
 //! | `export` | memory for other libraries |
@@ -108,6 +109,8 @@
 //! others is touched and where an operation costs next to nothing; each block says why it is sound.
 
 mod adapters;
+#[doc(hidden)]
+pub mod bindings;
 mod copy;
 mod core;
 pub mod engine;
@@ -142,32 +145,3 @@ pub use program::Program;
 pub use tensor::handle::Tensor;
 pub use tensor::variable::Variable;
 pub use tensor::views::{View, ViewMut};
-
-/// Items for the bindings and the tests of the engine alone, as methods with `doc(hidden)` are. Nothing of it is stable.
-#[doc(hidden)]
-pub mod bindings {
-    pub use crate::core::context::{Current, set_helping};
-    pub use crate::core::engine_core::WaitHook;
-    pub use crate::core::lost::lost;
-    pub use crate::core::program_lock::set_program_lock;
-    pub use crate::exchange::callback;
-    pub use crate::exchange::quarantine::stats as quarantine_stats;
-    pub use crate::exchange::reaper::{reaper, with_inline_deleters};
-    pub use crate::export::stream::ImportStream;
-    pub use crate::operation::import::OwnedMemory;
-    #[cfg(feature = "operators")]
-    pub use crate::operators::{invocation::Invocation, operator::Implementation};
-    pub use crate::tensor::alias_map::Origin;
-    pub use crate::tensor::handle::producer;
-    pub use crate::trace::events::events_asked_for;
-    pub use crate::trace::hooks::{
-        Copying, body_has_lock, body_uses, body_wants_lock, copy_begins, imported_from, on_event_loop,
-        wait_has_lock,
-    };
-    pub use crate::trace::names::call_this_thread;
-    pub use crate::trace::process::this_process;
-    pub use crate::trace::receiver::{EventReceiver, receive_events};
-    pub use crate::wait::diagnose::{op_waits_for, tensor_waits_for};
-    pub use crate::wait::inspect::inspected;
-    pub use crate::wait::notify::{Notice, wait_any, wait_any_work};
-}

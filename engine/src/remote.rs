@@ -32,17 +32,17 @@
 //! | `stream` | a link as a stream of the tensors that it receives |
 //! | `ticket` | bytes that name a version of a tensor |
 
-mod blocking;
+pub(crate) mod blocking;
 mod export;
 #[cfg(feature = "nixl")]
-mod network;
+pub(crate) mod network;
 #[cfg(not(feature = "nixl"))]
 #[path = "remote/no_network.rs"]
-mod network;
+pub(crate) mod network;
 mod note;
 #[cfg(feature = "futures")]
 mod stream;
-mod ticket;
+pub(crate) mod ticket;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -79,7 +79,7 @@ pub use estafette_links::{Address, Door};
 #[derive(Debug)]
 pub struct Link {
     engine: Engine,
-    link: RawLink,
+    pub(crate) link: RawLink,
     /// The other process knows this one's door for tickets.
     is_introduced: AtomicBool,
     /// The other process's door for tickets, once that process has sent a tensor.
@@ -102,7 +102,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Device`] if nothing is there any more, or the system refuses; [`Error::Shutdown`].
     pub async fn connect(&self, address: &Address) -> Result<Link, Error> {
-        self.check_usable()?;
+        self.core().check_usable()?;
         Ok(Link::new(self, noted("connect", RawLink::connect(address)).await.0?))
     }
 
@@ -111,17 +111,8 @@ impl Engine {
     /// # Errors
     /// [`Error::Device`] if the system refuses; [`Error::Shutdown`].
     pub async fn accept(&self, door: &Door) -> Result<Link, Error> {
-        self.check_usable()?;
+        self.core().check_usable()?;
         Ok(Link::new(self, noted("accept", door.accept()).await.0?))
-    }
-
-    /// Checks that the engine takes tensors. For bindings, which open doors for one engine.
-    ///
-    /// # Errors
-    /// [`Error::Shutdown`], [`Error::Forked`].
-    #[doc(hidden)]
-    pub fn check_usable(&self) -> Result<(), Error> {
-        self.core().check_usable()
     }
 }
 
@@ -135,19 +126,8 @@ impl Link {
         self.link.process()
     }
 
-    /// The number of a descriptor that is readable while something may be received, or the link is over, for an event loop of the program.
-    /// A receive that finds nothing makes it unreadable. It stays the link's, and ends with it; it is not to be read or written.
-    ///
-    /// # Errors
-    /// [`Error::Device`] if the system refuses a descriptor.
-    #[doc(hidden)]
-    pub fn descriptor(&self) -> Result<i32, Error> {
-        Ok(self.link.descriptor()?)
-    }
-
     /// Closes the link, as dropping it does, and ends what waits for it: for bindings, whose links are closed while others have them.
-    #[doc(hidden)]
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.link.close();
     }
 
@@ -232,8 +212,7 @@ impl Link {
     ///
     /// # Errors
     /// As `receive`.
-    #[doc(hidden)]
-    pub async fn receive_at(&self, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
+    pub(crate) async fn receive_at(&self, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
         let (next, noted) = noted("receive", self.next()).await;
         let (received, note) = match next {
             Ok(next) => next,

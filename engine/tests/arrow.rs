@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Queue};
-use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
+use estafette::exchange::arrow::ArrowDeviceArray;
 use estafette::{DType, Engine, Error, Tensor};
 
 mod arrow_abi;
@@ -202,17 +203,17 @@ fn what_was_released_or_moved_is_refused() {
 
 #[test]
 fn a_schema_is_read_where_it_is() {
-    let mut schema = ArrowSchema::of(DType::U16).unwrap();
+    let mut schema = bindings::arrow::schema_of(DType::U16).unwrap();
     let place = ptr::from_mut(&mut schema).cast::<Schema>();
     // SAFETY: the schema is alive, and only this test looks at it.
     unsafe {
-        assert_eq!(ArrowSchema::format_of(place.cast()).unwrap(), c"S");
+        assert_eq!(bindings::arrow::format_of(place.cast()).unwrap(), c"S");
         let format = std::mem::replace(&mut (*place).format, ptr::null());
-        assert!(ArrowSchema::format_of(place.cast()).unwrap_err().to_string().contains("format is NULL"));
+        assert!(bindings::arrow::format_of(place.cast()).unwrap_err().to_string().contains("format is NULL"));
         (*place).format = format;
         (*place).release.unwrap()(place);
-        assert!(ArrowSchema::format_of(place.cast()).unwrap_err().to_string().contains("released"));
-        assert!(ArrowSchema::format_of(ptr::null()).unwrap_err().to_string().contains("schema is NULL"));
+        assert!(bindings::arrow::format_of(place.cast()).unwrap_err().to_string().contains("released"));
+        assert!(bindings::arrow::format_of(ptr::null()).unwrap_err().to_string().contains("schema is NULL"));
     }
 }
 
@@ -408,7 +409,7 @@ fn a_finished_tensor_leaves_without_an_event() {
 fn only_host_memory_leaves_as_a_plain_array() {
     let (device, engine, tensor) = on_device();
     let (_schema, array) = tensor.export_arrow_wait(None).unwrap();
-    let error = array.into_host().unwrap_err();
+    let error = bindings::arrow::into_host(array).unwrap_err();
     assert_eq!(error.to_string(), "device_type is ext_dev:0, not host memory");
     // The lease came back with the error.
     engine.op("write").writes([&tensor]).run(|[], [_x]| Ok(())).unwrap().wait().unwrap();

@@ -12,6 +12,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicI32, AtomicI64, AtomicUsize, Ordering::SeqCst};
 
 use estafette::Error;
+use estafette::bindings::exchange::{export, import};
 use estafette::exchange::flush_deleters;
 use estafette::exchange::foreign_fence::*;
 

@@ -11,8 +11,9 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::{DeviceError, DeviceErrorKind, Fence, host};
-use estafette::exchange::table::DLTensor;
+use estafette::exchange::DLTensor;
 use estafette::remote::{Address, Door, ShareOptions, Ticket};
 use estafette::{DType, Engine, Tensor};
 use estafette_links::{Link, Received, Segment};
@@ -103,7 +104,8 @@ fn read(tensor: &Tensor) -> usize {
     let mut lent = MaybeUninit::<DLTensor>::uninit();
     // SAFETY: a place for the struct; the tensor outlives it, and its owner writes no more.
     let lent = unsafe {
-        tensor.lend(NonNull::new(lent.as_mut_ptr()).expect("a place")).expect("it is defined");
+        bindings::tensor::lend(tensor, NonNull::new(lent.as_mut_ptr()).expect("a place"))
+            .expect("it is defined");
         lent.assume_init()
     };
     let ndim = usize::try_from(lent.ndim).expect("not negative");

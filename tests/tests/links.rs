@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::{DLDevice, host};
 use estafette::engine::Memory;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
@@ -142,7 +143,8 @@ fn bodies_that_wait_for_another_process_leave_the_engine_to_others() {
         .map(|_| {
             let (inside, far) = (engine.clone(), std::sync::Arc::clone(&far));
             let waits = engine.op("waits").run(move |[], []| {
-                let x = inside.block_on(far.receive(), Some(Duration::from_secs(60)))?.ok_or("closed")?;
+                let x = bindings::remote::block_on(&inside, far.receive(), Some(Duration::from_secs(60)))?
+                    .ok_or("closed")?;
                 drop(x);
                 Ok(())
             });
@@ -152,7 +154,8 @@ fn bodies_that_wait_for_another_process_leave_the_engine_to_others() {
     let inside = engine.clone();
     let sends = engine.op("sends").run(move |[], []| {
         for _ in 0..bodies {
-            inside.block_on(
+            bindings::remote::block_on(
+                &inside,
                 near.send(
                     &inside.empty(&[1], DType::I64, Memory::Shared(DLDevice::CPU))?,
                     &ShareOptions::default(),
@@ -387,7 +390,7 @@ fn a_ticket_is_a_promise_in_a_process_without_a_link() {
         |engine, link| {
             let ticket = receive_ticket(&link);
             let [first, second] = [(); 2].map(|()| engine.from_ticket(&ticket).unwrap());
-            until("the first is defined", || first.is_defined());
+            until("the first is defined", || bindings::tensor::is_defined(&first));
             assert!(!first.is_ready());
             say(engine, &link);
             assert_eq!(value(engine, &first).unwrap(), 7);
@@ -613,7 +616,7 @@ fn the_death_of_an_owner_fails_what_its_tickets_promised() {
             let [ready, pending] = [(); 2].map(|()| receive_ticket(&link));
             let [x, y] = [&ready, &pending].map(|ticket| engine.from_ticket(ticket).unwrap());
             assert_eq!(value(engine, &x).unwrap(), 5);
-            until("the second is defined", || y.is_defined());
+            until("the second is defined", || bindings::tensor::is_defined(&y));
             peer.kill();
             let died = format!("process {} died", peer.process());
             assert!(y.wait().unwrap_err().to_string().contains(&died));
@@ -746,7 +749,8 @@ fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ti
     let recorder = Recorder::open(TraceOptions::default()).expect("a recorder");
     let path = std::env::temp_dir().join(format!("estafette-link-wait-{}.pftrace", std::process::id()));
     std::thread::scope(|scope| {
-        let received = scope.spawn(|| private.block_on(far.receive(), Some(Duration::from_secs(60))));
+        let received = scope
+            .spawn(|| bindings::remote::block_on(&private, far.receive(), Some(Duration::from_secs(60))));
         let now = || {
             recorder.snapshot(&path).unwrap();
             trace::read(&path).unwrap()

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 
+use estafette::bindings;
 use estafette::{Access, ExportOptions, Lease, ManagedTensor, Tensor};
 use futures::executor::block_on;
 use tests::churn::{churn, resident_bytes};
@@ -70,9 +71,11 @@ impl Keeper {
     /// Whether the memory must live as long as this does.
     fn keeps(&self) -> bool {
         match self {
-            Self::Handle(tensor) | Self::Clone(tensor) | Self::Derived(tensor) => tensor.is_defined(),
+            Self::Handle(tensor) | Self::Clone(tensor) | Self::Derived(tensor) => {
+                bindings::tensor::is_defined(tensor)
+            }
             Self::Export(exported) => !exported.data().is_null(),
-            Self::Lease(lease) => lease.tensor().is_defined(),
+            Self::Lease(lease) => bindings::tensor::is_defined(lease.tensor()),
             Self::Other(_) => false,
         }
     }

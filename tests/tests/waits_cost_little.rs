@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tests::ops::exclusive;
 
-use estafette::bindings::{Current, WaitHook, inspected};
+use estafette::bindings::{self, Current, WaitHook, inspected};
 use estafette::{Access, Engine, Error, Tensor};
 
 /// Long enough for several looks.
@@ -254,7 +254,7 @@ impl WaitHook for Unconcerned {
 fn threads_that_wait_for_long_are_not_woken_for_a_hook_that_does_not_concern_them() {
     let _alone = exclusive();
     let engine = engine();
-    engine.on_wait(Unconcerned);
+    bindings::engine::on_wait(&engine, Unconcerned);
     let first = tensor(&engine);
     let open = gate(&engine, &first);
     sleep_soundly(20, 10, || first.wait().expect("the gate opens"), || drop(open));

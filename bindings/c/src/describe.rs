@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use estafette::bindings;
 use estafette::devices::DLDevice;
 use estafette::{Error, Tensor};
 
@@ -27,7 +28,7 @@ pub unsafe extern "C" fn estafette_tensor_lend(
     entry(|| {
         let tensor = self::tensor(tensor, "tensor")?;
         // SAFETY: writable, by contract, which says the rest too.
-        unsafe { tensor.lend(place(out, "out")?) }?;
+        unsafe { bindings::tensor::lend(&tensor, place(out, "out")?) }?;
         DONE
     })
 }

@@ -15,7 +15,7 @@ pub enum DLManagedTensorVersioned {}
 pub enum DLManagedTensor {}
 
 /// `DLTensor`.
-pub type DLTensor = estafette::exchange::table::DLTensor;
+pub type DLTensor = estafette::exchange::DLTensor;
 
 /// `DLDataType`.
 #[repr(C)]

@@ -3,8 +3,8 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use estafette::bindings::callback;
-use estafette::operators::library::OPTIONS_SIZE_MAX;
+use estafette::bindings::operators::OPTIONS_SIZE_MAX;
+use estafette::bindings::{self, callback};
 use estafette::{Engine, Error};
 
 use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place};
@@ -142,8 +142,8 @@ pub unsafe extern "C" fn estafette_engine_create(
 pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> estafette_status {
     entry_unless_null(engine, || {
         let held = self::engine(engine)?;
-        if held.is_last_handle() {
-            held.unretrieved().report();
+        if bindings::engine::is_last_handle(&held) {
+            bindings::report(&held.unretrieved());
         }
         drop(held);
         ENGINES.release(engine, "engine")
@@ -178,7 +178,7 @@ pub extern "C" fn estafette_engine_shutdown(
             }
         }
         let report = engine.shutdown_timeout(timeout(timeout_ns).unwrap_or(Duration::MAX));
-        report.unretrieved.report();
+        bindings::report(&report.unretrieved);
         if report.drained {
             return DONE;
         }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::ptr::NonNull;
 
 use estafette::Error;
+use estafette::bindings;
 use estafette_sync::panic::contain_panic;
 use estafette_sync::process::Generation;
 use estafette_sync::sync::OnceLock;
@@ -32,7 +33,7 @@ impl Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self { status: estafette_status::of(&error), message: error.full_text() }
+        Self { status: estafette_status::of(&error), message: bindings::full_text(&error) }
     }
 }
 

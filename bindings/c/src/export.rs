@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
+use estafette::bindings;
 use estafette::devices::DLDevice;
 use estafette::exchange::Abi;
 use estafette::lease::Consumer;
@@ -92,7 +93,7 @@ pub(crate) unsafe fn consumer(
 ) -> Result<Consumer, Refusal> {
     if !stream.is_null() {
         // SAFETY: by contract of this function.
-        return Ok(unsafe { tensor.consumer_on(device, stream.expose_provenance()) }?);
+        return Ok(unsafe { bindings::tensor::consumer_on(tensor, device, stream.expose_provenance()) }?);
     }
     if device != DLDevice::CPU && tensor.device().is_ok_and(|place| place != device) {
         return Err(Refusal::invalid(format!("device: the memory is not on {device}")));
@@ -102,7 +103,7 @@ pub(crate) unsafe fn consumer(
 
 /// Waits until a tensor has its memory.
 pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
-    if tensor.is_defined() { Ok(()) } else { wait(tensor, timeout) }
+    if bindings::tensor::is_defined(tensor) { Ok(()) } else { wait(tensor, timeout) }
 }
 
 /// Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.
@@ -171,7 +172,7 @@ unsafe fn export(
     let nonblocking = flag("estafette_export_options: nonblocking", given.nonblocking)?;
     wanted.owner = Some("a C program".into());
     wanted.copy = given.copy == 1;
-    if nonblocking && !tensor.is_defined() {
+    if nonblocking && !bindings::tensor::is_defined(&tensor) {
         tensor.lease(wanted.access, "a C program").try_now()?;
         return Ok(estafette_status::ESTAFETTE_PENDING);
     }
@@ -198,7 +199,7 @@ unsafe fn export(
         ));
     }
     let managed = if nonblocking {
-        match tensor.try_export(&wanted)? {
+        match bindings::tensor::try_export(&tensor, &wanted)? {
             Some(managed) => managed,
             None => return Ok(estafette_status::ESTAFETTE_PENDING),
         }

@@ -2,9 +2,9 @@
 
 use std::ffi::c_char;
 
+use estafette::bindings;
 use estafette::devices::host::{self, Completer};
 use estafette::devices::{DeviceError, DeviceErrorKind};
-use estafette::exchange::foreign_fence;
 
 use crate::describe::describe;
 use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, reason, text};
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn estafette_tensor_fence(
     out: *mut DLFence,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    unsafe { describe(tensor, out, |tensor| Ok(tensor.export_ready_fence())) }
+    unsafe { describe(tensor, out, |tensor| Ok(bindings::tensor::export_ready_fence(tensor))) }
 }
 
 /// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn estafette_writable_fence(
     out: *mut DLFence,
 ) -> estafette_status {
     // SAFETY: by contract of this function.
-    unsafe { describe(tensor, out, |tensor| Ok(tensor.export_writable_fence())) }
+    unsafe { describe(tensor, out, |tensor| Ok(bindings::tensor::export_writable_fence(tensor))) }
 }
 
 /// The end of an operation as a fence, to `*out`; the work included that it has left on a stream or behind a fence. Of an operation that has
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn estafette_promise_create(
         let (completer, fence) = host::promise(name.to_string());
         // SAFETY: writable, by contract.
         unsafe {
-            place_of_fence.write(foreign_fence::export(fence, None));
+            place_of_fence.write(bindings::exchange::export(fence, None));
             out.write(vacant.fill(completer));
         }
         DONE

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use estafette::exchange::Fenced;
+use estafette::bindings::{self, exchange::Fenced};
 use estafette::{Error, ExportOptions, ImportOptions};
 
 use crate::engine::{self, estafette_engine};
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn estafette_import_fenced(
         let taken = unsafe { Fenced::take(fenced.cast::<c_void>()) };
         let taken = taken.map_err(|error| Refusal::from(Error::from(error)))?;
         // SAFETY: by contract of this function.
-        let imported = unsafe { engine.import_fenced(taken, ImportOptions::default()) };
+        let imported = unsafe { bindings::engine::import_fenced(&engine, taken, ImportOptions::default()) };
         // SAFETY: writable, by contract.
         unsafe { write_imported(imported, vacant, out) }
     })
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn estafette_export_fenced(
         let out = place(out, "out")?;
         let options =
             ExportOptions { owner: Some("a C program".into()), ..ExportOptions::from(self::access(access)?) };
-        let fenced = tensor.export_fenced(&options)?;
+        let fenced = bindings::tensor::export_fenced(&tensor, &options)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(fenced.into_raw().cast()) };
         DONE

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use estafette::bindings;
 use estafette::devices::DLDevice;
 use estafette::lease::{Consumer, LeaseRequest};
 use estafette::{Access, Lease, Tensor};
@@ -202,7 +203,7 @@ impl How {
         let mut found = None;
         for (tensor, access) in wanted {
             // The device of a promise is known when the promise is defined.
-            if self.nonblocking && !tensor.is_defined() {
+            if self.nonblocking && !bindings::tensor::is_defined(tensor) {
                 return Ok(tensor.lease(*access, OWNER).try_now().map(|_| None)?);
             }
             until_defined(tensor, self.left()).map_err(|error| within(error, self.limit))?;
@@ -248,7 +249,9 @@ pub unsafe extern "C" fn estafette_lease_fence(
         let lease = LEASES.get(lease, "lease")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(lease.tensor().export_fence(lease.end_fence())) };
+        unsafe {
+            out.write(bindings::tensor::export_fence(lease.tensor(), bindings::lease::end_fence(&lease)))
+        };
         DONE
     })
 }
@@ -274,9 +277,9 @@ pub unsafe extern "C" fn estafette_lease_release(
         let fence = match NonNull::new(done.cast_mut()) {
             None => None,
             // SAFETY: by contract of this function.
-            Some(done) => Some(unsafe { held.tensor().import_fence(done) }?),
+            Some(done) => Some(unsafe { bindings::tensor::import_fence(held.tensor(), done) }?),
         };
-        if fence.as_ref().is_some_and(|fence| held.is_end_fence(fence)) {
+        if fence.as_ref().is_some_and(|fence| bindings::lease::is_end_fence(&held, fence)) {
             return Err(Refusal::invalid(
                 "done: it waits for the end of this very lease, which would wait for itself",
             ));

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use estafette::bindings::wait_any_work;
+use estafette::bindings::{self, wait_any_work};
 use estafette::exchange::Abi;
 use estafette::exchange::foreign_fence::RawFence;
 use estafette::{Error, ManagedTensor, Produced};
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn estafette_op_complete_after(
         let fence = match NonNull::new(fence.cast_mut()) {
             None => None,
             // SAFETY: by contract of this function.
-            Some(fence) => match unsafe { begun.completion.import_fence(fence) } {
+            Some(fence) => match unsafe { bindings::operation::import_fence(&begun.completion, fence) } {
                 Ok(fence) => Some(fence),
                 Err(error) => {
                     slots::begin(op, begun)?;
@@ -193,7 +193,7 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
         // A cancelled operation is done before it has its failure.
         let ended = op.wait_timeout(Some(Duration::ZERO));
         // Known only now. A replay that one node has failed has the fences of the others.
-        match (ended, op.left().state()) {
+        match (ended, bindings::operation::left(&op).state()) {
             (Err(Error::Timeout(_)), _) | (_, FenceState::Pending) => Ok(estafette_status::ESTAFETTE_PENDING),
             (Err(error), _) => Err(error.into()),
             (Ok(()), FenceState::Failed(error)) => Err(failed_after(&error)),
@@ -221,13 +221,14 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
             ended => ended,
         };
         // Known only now. A replay that one node has failed has the fences of the others.
-        let left = op.left();
+        let left = bindings::operation::left(&op);
         for fence in left.iter().filter(|fence| fence.state().is_pending()) {
             let remaining = limit.map(|limit| limit.saturating_sub(begin.elapsed()));
             if remaining == Some(Duration::ZERO) {
                 return Err(Error::Timeout(limit.unwrap_or_default()).into());
             }
-            op.wait_for_fence(fence, remaining).map_err(|error| within(error, limit))?;
+            bindings::operation::wait_for_fence(&op, fence, remaining)
+                .map_err(|error| within(error, limit))?;
         }
         ended?;
         match left.state() {

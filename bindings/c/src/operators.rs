@@ -2,11 +2,12 @@
 
 use std::ffi::{c_char, c_void};
 
+use estafette::bindings;
 use estafette::operators::abi::{
     OPERATOR_ALLOCATING, OPERATOR_DESTINATION, OPERATOR_IN_PLACE, OPERATOR_INFERRED,
 };
 use estafette::operators::abi::{OperatorAttribute, OperatorFunction, OperatorOptions};
-use estafette::operators::{Operator, OperatorKind, library, operators};
+use estafette::operators::{Operator, OperatorKind, operators};
 
 use crate::context::estafette_drop;
 use crate::engine::{self, estafette_engine};
@@ -66,9 +67,11 @@ pub unsafe extern "C" fn estafette_register_operator(
 ) -> estafette_status {
     entry(|| {
         // SAFETY: by contract of this function.
-        let (name, options) = unsafe { library::read(name, options) }?;
+        let (name, options) = unsafe { bindings::operators::read(name, options) }?;
         // SAFETY: by contract of this function.
-        unsafe { operators().register_foreign(name, function, options, context, drop_context) }?;
+        unsafe {
+            bindings::operators::register_foreign(operators(), name, function, options, context, drop_context)
+        }?;
         DONE
     })
 }
@@ -278,15 +281,18 @@ impl Call {
         // Nothing that can be refused comes after the submission.
         let handle = if op.is_null() { None } else { Some(Submitted::reserve()?) };
         let submitted = if !places.is_empty() && places.iter().all(|place| place.is_null()) {
-            if call.operator().signature.outputs != self.n_outputs {
-                let (name, has) = (&*call.operator().name, call.operator().signature.outputs);
+            if bindings::operators::operator_of(&call).signature.outputs != self.n_outputs {
+                let (name, has) = (
+                    &*bindings::operators::operator_of(&call).name,
+                    bindings::operators::operator_of(&call).signature.outputs,
+                );
                 return Err(Refusal::invalid(format!(
                     "operator `{name}` has {has} outputs, not {}",
                     self.n_outputs
                 )));
             }
             let vacant = places.iter().map(|_| tensor::reserve()).collect::<Result<Vec<Vacant<_>>, _>>()?;
-            let (results, submitted) = call.produce_with_op()?;
+            let (results, submitted) = bindings::operators::produce_with_op(call)?;
             for (at, (tensor, vacant)) in results.into_iter().zip(vacant).enumerate() {
                 // SAFETY: `outputs` may be written, by contract.
                 unsafe { self.outputs.add(at).write(vacant.fill(tensor)) };

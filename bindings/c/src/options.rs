@@ -1,6 +1,6 @@
 //! Structs of options: they begin with their size, so that they can grow.
 
-use estafette::operators::library;
+use estafette::bindings;
 
 use crate::entry::Refusal;
 
@@ -33,7 +33,7 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Refusal> {
     }
     // SAFETY: the caller's struct is `size` bytes long, ours is at least as long as what is copied; any bytes are a value.
     unsafe {
-        library::check_rest(options, size)
+        bindings::operators::check_rest(options, size)
             .map_err(|what| Refusal::invalid(format!("{}: {what}", T::NAME)))?;
         let known = size.min(size_of::<T>());
         std::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut ours).cast::<u8>(), known);

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use estafette::Program;
+use estafette::bindings;
 use estafette::program::ProgramBuilder;
 use estafette_sync::sync::Mutex;
 
@@ -116,10 +117,10 @@ pub unsafe extern "C" fn estafette_program_add(
         let Stage::Recording(builder, contexts) = &mut *stage else {
             return Err(refused("it is finished, nothing more can be recorded"));
         };
-        let queue = queue(builder.engine(), options.on)?;
+        let queue = queue(bindings::program::engine(builder), options.on)?;
         let node = on(builder.op(name).reads(reads).writes(writes), queue);
         // What could be refused is refused before the context is taken.
-        let node = node.checked_external()?;
+        let node = bindings::program::checked_external(node)?;
         let context = Arc::new(Context::new(context, drop_context));
         contexts.push(Arc::clone(&context));
         node.run(move |completion| {
@@ -194,7 +195,7 @@ pub unsafe extern "C" fn estafette_program_replay(
         };
         let nonblocking = flag("nonblocking", nonblocking)?;
         let handle = if out.is_null() { None } else { Some(Submitted::reserve()?) };
-        let op = if nonblocking { ready.try_replay() } else { ready.replay() }?;
+        let op = if nonblocking { bindings::program::try_replay(&ready) } else { ready.replay() }?;
         if let Some(handle) = handle {
             // SAFETY: writable, by contract.
             unsafe { out.write(handle.fill(op)) };

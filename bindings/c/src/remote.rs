@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char};
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{Access, Engine};
 
@@ -218,7 +219,7 @@ pub unsafe extern "C" fn estafette_from_ticket(
         // SAFETY: by contract of this function.
         let ticket = Ticket::from_bytes(unsafe { array(bytes, size, "bytes") }?)?;
         let vacant = tensor::reserve()?;
-        let tensor = engine.from_ticket_at(&ticket, None)?;
+        let tensor = engine.from_ticket(&ticket)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(tensor)) };
         DONE
@@ -343,7 +344,7 @@ unsafe fn write_link(
     out: NonNull<*mut estafette_link>,
 ) -> Answer {
     let vacant = LINKS.reserve()?;
-    let link = engine.block_on(made, timeout(timeout_ns))?;
+    let link = bindings::remote::block_on(engine, made, timeout(timeout_ns))?;
     // SAFETY: by contract of this function.
     unsafe { out.write(vacant.fill(Linked { engine: engine.clone(), link })) };
     DONE
@@ -401,8 +402,10 @@ pub unsafe extern "C" fn estafette_link_send(
         let how = ShareOptions { copy, ..ShareOptions::default() };
         let timeout = timeout(timeout_ns);
         match (access(options.access)?, copy) {
-            (Access::Read, _) => engine.block_on(link.send(&tensor, &how), timeout)?,
-            (Access::Write, None | Some(false)) => engine.block_on(link.lend(&tensor), timeout)?,
+            (Access::Read, _) => bindings::remote::block_on(engine, link.send(&tensor, &how), timeout)?,
+            (Access::Write, None | Some(false)) => {
+                bindings::remote::block_on(engine, link.lend(&tensor), timeout)?
+            }
             (access, _) => {
                 let (number, copy) = (options.access, options.copy);
                 let why = if access == Access::Write {
@@ -445,7 +448,7 @@ pub unsafe extern "C" fn estafette_link_receive(
         let Linked { engine, link } = &*self::link(link)?;
         let out = place(out, "out")?;
         let vacant = tensor::reserve()?;
-        let tensor = engine.block_on(link.receive_at(None), timeout(timeout_ns))?;
+        let tensor = bindings::remote::block_on(engine, link.receive(), timeout(timeout_ns))?;
         let handle = tensor.map_or(std::ptr::null_mut(), |tensor| vacant.fill(tensor));
         // SAFETY: writable, by contract.
         unsafe { out.write(handle) };
@@ -471,7 +474,7 @@ pub unsafe extern "C" fn estafette_link_descriptor(
     out: *mut i32,
 ) -> estafette_status {
     entry(|| {
-        let descriptor = self::link(link)?.link.descriptor();
+        let descriptor = bindings::remote::descriptor(&self::link(link)?.link);
         // SAFETY: writable, by contract.
         unsafe { place(out, "out")?.write(descriptor?) };
         DONE
@@ -486,7 +489,7 @@ pub unsafe extern "C" fn estafette_link_descriptor(
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_link_close(link: *mut estafette_link) -> estafette_status {
     entry_unless_null(link, || {
-        self::link(link)?.link.close();
+        bindings::remote::close(&self::link(link)?.link);
         LINKS.release(link, "link")
     })
 }

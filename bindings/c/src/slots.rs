@@ -7,6 +7,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::{Reactor, host};
 use estafette::exchange::foreign_fence::RawFence;
 use estafette::{Completion, Op, Scope};
@@ -71,7 +72,7 @@ impl Held {
     pub(crate) fn begin(self, begun: Begun) -> Result<*mut estafette_op, Refusal> {
         let handle = ManuallyDrop::new(self).0.as_ptr();
         // The submitter, which notes it too, may not have returned from the submission yet.
-        if let Some(op) = begun.completion.op() {
+        if let Some(op) = bindings::operation::completion_op(&begun.completion) {
             set_op(handle, op);
         }
         begin(handle, begun).map(|()| handle)
@@ -266,19 +267,20 @@ pub(crate) fn submitted(op: *mut estafette_op) -> Result<Op, Refusal> {
 pub(crate) fn export_end(handle: *mut estafette_op) -> Result<RawFence, Refusal> {
     let op = submitted(handle)?;
     if op.is_done() && op.wait_timeout(Some(Duration::ZERO)).is_ok() {
-        let mut left = op.left();
+        let mut left = bindings::operation::left(&op);
         left.prune();
         // The other scheduler's device waits for that one.
         if let [fence] = left.iter().as_slice() {
-            return Ok(op.export_fence(fence.clone()));
+            return Ok(bindings::operation::export_fence(&op, fence.clone()));
         }
     }
     let (completer, fence) = host::promise("an operation");
     let issued = op.fence();
-    let end = op.export_fence(fence);
+    let end = bindings::operation::export_fence(&op, fence);
     Reactor::global().when_settled([issued], move |outcome| {
         // A replay that one node has failed has the fences of the others.
-        Reactor::global().when_settled(op.left(), move |later| completer.settle(outcome.and(later)));
+        Reactor::global()
+            .when_settled(bindings::operation::left(&op), move |later| completer.settle(outcome.and(later)));
     });
     Ok(end)
 }

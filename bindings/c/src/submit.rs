@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
+use estafette::bindings::{self, operation::SubmitPermit};
 use estafette::devices::{DLDevice, DeviceType, Queue};
-use estafette::operation::{Description, Operands, SubmitPermit, Tensors};
+use estafette::operation::{Description, Operands, Tensors};
 use estafette::{Completion, Engine, Op};
 use estafette_sync::valgrind;
 
@@ -249,7 +250,8 @@ unsafe fn produce(
     // SAFETY: by contract of this function.
     let Work { name, function, reads, .. } = unsafe { arguments.parse(&options) }?;
     let described = on(engine.op(name).priority(options.priority).reads(reads), queue(&engine, options.on)?);
-    let permit = if options.nonblocking()? { described.without_waiting() } else { described }.reserve()?;
+    let described = if options.nonblocking()? { described.without_waiting() } else { described };
+    let permit = bindings::operation::reserve(described)?;
     let vacant = tensor::reserve()?;
     let (handle, held) = entered(op)?;
     let context = Context::new(arguments.context, arguments.drop_context);
@@ -340,7 +342,8 @@ unsafe fn submit(
     let Work { name, function, reads, writes } = unsafe { arguments.parse(options) }?;
     let op = engine.op(name).priority(options.priority).reads(reads).writes(writes);
     let op = on(op, queue(&engine, options.on)?);
-    let permit = if options.nonblocking()? { op.without_waiting() } else { op }.reserve()?;
+    let op = if options.nonblocking()? { op.without_waiting() } else { op };
+    let permit = bindings::operation::reserve(op)?;
     let (handle, held) = entered(out)?;
     // Nothing can fail after this.
     let context = Context::new(arguments.context, arguments.drop_context);
@@ -362,8 +365,8 @@ fn with_context<'e, R: Operands, W: Operands, U: Operands>(
     let context = Arc::new(context);
     let shared = Arc::clone(&context);
     let permit = permit.on_skip(move |cause| {
-        let error = cause.clone().into_error();
-        let text = c_text(&error.full_text());
+        let error = estafette::Error::from(cause.clone());
+        let text = c_text(&bindings::full_text(&error));
         // SAFETY: the submitter promised that any thread may call it; this is the one call, and `shared` keeps the context.
         valgrind::foreign(|| unsafe {
             on_skip(shared.pointer(), estafette_status::of(&error), text.as_ptr());
@@ -379,5 +382,5 @@ pub(crate) fn queue(engine: &Engine, device: DLDevice) -> Result<Option<Arc<dyn 
     if device == HOST || device == DLDevice::CPU {
         return Ok(None);
     }
-    Ok(Some(engine.queue_on(device)?))
+    Ok(Some(bindings::engine::queue_on(engine, device)?))
 }

@@ -5,9 +5,10 @@ use std::fmt::Display;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::{DLDevice, FenceSet};
 use estafette::engine::Memory;
-use estafette::exchange::{Abi, foreign_fence};
+use estafette::exchange::Abi;
 use estafette::operation::Tensors;
 use estafette::{Error, ImportOptions, ManagedTensor, Tensor};
 
@@ -152,7 +153,7 @@ unsafe fn import(
     let fences = match NonNull::new(ready.cast_mut()) {
         None => FenceSet::default(),
         // SAFETY: by contract of this function.
-        Some(ready) => unsafe { foreign_fence::import(ready, engine.devices()) }?.into(),
+        Some(ready) => unsafe { bindings::exchange::import(ready, engine.devices()) }?.into(),
     };
     let vacant = reserve()?;
     // SAFETY: by contract of this function.
@@ -160,7 +161,7 @@ unsafe fn import(
     let owned = owned.map_err(|error| Refusal::from(Error::from(error)))?;
     let options = ImportOptions { ready: fences, read_only, ..ImportOptions::default() };
     // SAFETY: by contract of this function.
-    let imported = unsafe { engine.import_or_return(owned, options) };
+    let imported = unsafe { bindings::engine::import_or_return(&engine, owned, options) };
     // SAFETY: writable, by contract.
     unsafe { write_imported(imported, vacant, out) }
 }
@@ -353,7 +354,7 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
         let held = self::tensor(tensor, "tensor")?;
         if let Some(fence) = NonNull::new(fence.cast_mut()) {
             // SAFETY: by contract of this function.
-            let fence = unsafe { held.import_fence(fence) }?;
+            let fence = unsafe { bindings::tensor::import_fence(&held, fence) }?;
             held.used_until(&fence)?;
         }
         drop(held);
@@ -431,7 +432,9 @@ pub unsafe extern "C" fn estafette_on_ready(
         tensor.on_ready(move |outcome| {
             let (status, text) = match outcome {
                 Ok(()) => (estafette_status::ESTAFETTE_OK, None),
-                Err(error) => (estafette_status::of(&error), Some(crate::entry::c_text(&error.full_text()))),
+                Err(error) => {
+                    (estafette_status::of(&error), Some(crate::entry::c_text(&bindings::full_text(&error))))
+                }
             };
             let text = text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
             // SAFETY: by contract of this function.

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::str::FromStr;
 
 use benches::{Record, Settings, WORKLOADS, Workload, named};
+use estafette::bindings;
 use estafette::engine::WORKERS_MAX;
 use estafette::trace::{Recorder, TraceOptions};
 
@@ -60,7 +61,8 @@ pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<d
         });
         let recorder = recorder.transpose()?;
         let record = workload.measure(&request.settings(workload))?;
-        if let Some(lost) = recorder.map(|recorder| recorder.lost()).filter(|lost| *lost > 0) {
+        if let Some(lost) = recorder.map(|recorder| bindings::lost_events(&recorder)).filter(|lost| *lost > 0)
+        {
             return Err(format!(
                 "the recorder has lost {lost} entries, which cost less than those it kept; use fewer rounds or a smaller --n"
             )

@@ -237,7 +237,7 @@ fn lease_held(py: Python<'_>, error: &Error, held: &LeaseHeld) -> PyResult<PyErr
 }
 
 fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {
-    let cause = failure.source_error().and_then(|source| {
+    let cause = std::error::Error::source(failure).and_then(|source| {
         if let Some(raised) = source.downcast_ref::<Raised>() {
             Some(PyErr::from_value(raised.kept.value.clone_ref(py).into_bound(py).into_any()))
         } else if let Some(source) = source.downcast_ref::<Error>() {

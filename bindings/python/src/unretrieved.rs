@@ -1,5 +1,6 @@
 //! Failures that nothing has looked at: how they are reported, and what the end of an engine raises.
 
+use estafette::bindings;
 use estafette::engine::ShutdownReport;
 use estafette::operation::OperationError;
 use estafette::{Engine, Error};
@@ -79,7 +80,7 @@ pub fn conclude(
         return Ok(());
     }
     if raising || wanted != Failures::Raise {
-        unretrieved.report();
+        bindings::report(&unretrieved);
         return Ok(());
     }
     let errors: Vec<PyErr> = unretrieved.failures().iter().map(|failure| exception(py, failure)).collect();

@@ -104,7 +104,6 @@ impl Drop for Entered {
 
 /// Sets whether the calling thread may run operations inside of the engine's functions. Returns the previous
 /// setting. The default is true.
-#[doc(hidden)]
 pub fn set_helping(allowed: bool) -> bool {
     MAY_HELP.replace(allowed)
 }

@@ -92,16 +92,8 @@ impl Error {
         Self::Invalid(message.into())
     }
 
-    /// The text of the error and of all its sources, down to the root. Use the text where only text can be
-    /// passed on.
-    #[doc(hidden)]
-    pub fn full_text(&self) -> String {
-        full_text(self)
-    }
-
     /// The program gets this error, so the failure in the error is retrieved.
-    #[doc(hidden)]
-    pub fn retrieve(&self) {
+    pub(crate) fn retrieve(&self) {
         if let Some(failure) = self.operation() {
             failure.heard().retrieve();
         }
@@ -128,7 +120,7 @@ fn device_text(error: &DeviceError) -> &'static str {
 }
 
 /// The text of an error and of its sources, without each source that the text already ends with.
-pub(crate) fn full_text(error: &dyn std::error::Error) -> String {
+pub fn full_text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
@@ -271,8 +263,7 @@ impl OperationError {
     }
 
     /// The error value that the body returned, if the body returned an error.
-    #[doc(hidden)]
-    pub fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
+    fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         self.0.source.as_deref().map(|source| &**source)
     }
 
@@ -308,13 +299,14 @@ impl OperationError {
     pub(crate) fn upgrade(weak: &Weak<Failure>) -> Option<Self> {
         weak.upgrade().map(Self)
     }
+}
 
-    /// The error that waiters get.
-    #[doc(hidden)]
-    pub fn into_error(self) -> Error {
-        match self.kind() {
-            FailureKind::Cancelled => Error::Cancelled(self),
-            _ => Error::Failed(self),
+/// The error that waiters get.
+impl From<OperationError> for Error {
+    fn from(failure: OperationError) -> Self {
+        match failure.kind() {
+            FailureKind::Cancelled => Self::Cancelled(failure),
+            _ => Self::Failed(failure),
         }
     }
 }
@@ -390,7 +382,7 @@ pub(crate) fn device_error(error: Error) -> DeviceError {
         Error::Failed(failure) if failure.is_of_a_death() => DeviceErrorKind::PeerDied,
         _ => DeviceErrorKind::Other,
     };
-    let text = DeviceError::new(kind, error.full_text());
+    let text = DeviceError::new(kind, full_text(&error));
     match error.operation() {
         Some(failure) => text.with_operation(failure.operation()),
         None => text,
@@ -401,7 +393,7 @@ pub(crate) fn device_error(error: Error) -> DeviceError {
 mod tests {
     use estafette_devices::{DeviceError, DeviceErrorKind};
 
-    use super::{BodyError, Error, device_error};
+    use super::{BodyError, Error, device_error, full_text};
     use crate::Engine;
 
     #[derive(Debug, thiserror::Error)]
@@ -440,7 +432,7 @@ mod tests {
     fn fails_with(error: fn() -> BodyError) -> String {
         let engine = Engine::builder().workers(1).build().unwrap();
         let op = engine.op("any").run(move |[], []| Err(error())).unwrap();
-        op.wait().unwrap_err().full_text()
+        full_text(&op.wait().unwrap_err())
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl std::fmt::Display for Access {
 pub struct LeaseOwner {
     /// Both fields are one pointer wide: an owner is passed from call to call with every export of a tensor.
     text: Arc<OwnerText>,
-    library: Option<&'static &'static str>,
+    pub(crate) library: Option<&'static &'static str>,
 }
 
 #[derive(Clone)]
@@ -131,18 +131,9 @@ impl LeaseOwner {
         Self { text: Arc::new(text), library: None }
     }
 
-    /// Adds the library that the owner belongs to, as the place that holds the name of the library's package.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn of_library(mut self, library: Option<&'static &'static str>) -> Self {
-        self.library = library;
-        self
-    }
-
     /// Adds the line that asked for the lease.
-    #[doc(hidden)]
     #[must_use]
-    pub fn at(mut self, site: CallSite) -> Self {
+    pub(crate) fn at(mut self, site: CallSite) -> Self {
         Arc::make_mut(&mut self.text).site = Some(site);
         self
     }
@@ -186,14 +177,12 @@ impl LeaseOwner {
     }
 
     /// The library that the owner belongs to.
-    #[doc(hidden)]
-    pub fn library(&self) -> Option<&'static str> {
+    pub(crate) fn library(&self) -> Option<&'static str> {
         self.library.copied()
     }
 
     /// The line that asked for the lease.
-    #[doc(hidden)]
-    pub fn site(&self) -> Option<&CallSite> {
+    pub(crate) fn site(&self) -> Option<&CallSite> {
         self.text.site.as_ref()
     }
 }

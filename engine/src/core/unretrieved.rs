@@ -241,7 +241,7 @@ impl Unretrieved {
 
     /// Reports the failures that were not reported yet, as if their last handles were gone. Retrieves no
     /// failure.
-    pub fn report(&self) {
+    pub(crate) fn report(&self) {
         self.failures.iter().for_each(report);
     }
 }

@@ -364,7 +364,7 @@ impl VarState {
 
     /// The version's outcome as far as it is known without its fences.
     pub(crate) fn outcome(&self) -> Result<(), Error> {
-        self.failure().cloned().map_or(Ok(()), |failure| Err(failure.into_error()))
+        self.failure().cloned().map_or(Ok(()), |failure| Err(failure.into()))
     }
 }
 

@@ -22,7 +22,6 @@ use std::borrow::Cow;
 use std::sync::Arc;
 #[cfg(feature = "operators")]
 use std::sync::Weak;
-use std::time::Duration;
 
 use estafette_devices::{DLDevice, Device};
 use estafette_sync::essential::is_essential_thread;
@@ -31,15 +30,13 @@ use estafette_sync::sync::OnceLock;
 use crate::core::coalesced;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
-use crate::core::engine_core::WaitHook;
 use crate::core::error::Error;
 use crate::core::operation::Name;
 use crate::core::unretrieved::Unretrieved;
 use crate::exchange::{DType, Element, ManagedTensor, callback, is_releasing};
 use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
 use crate::operation::builder::OpBuilder;
-use crate::operation::import::{self, ImportOptions, OwnedMemory};
-use crate::tensor::alias_map::Origin;
+use crate::operation::import::{self, ImportOptions};
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
 use crate::wait::activity::StallWatch;
@@ -122,7 +119,7 @@ impl Drop for Handle {
 
 /// Without workers nothing else would ever run what is ready. What is ready may wait for the body or the callback that drops the last handle,
 /// or need the thread that does: then other threads run it.
-fn run_rest_alone(core: &CoreRef) {
+pub(crate) fn run_rest_alone(core: &CoreRef) {
     let is_needed =
         || context::current().is_some() || callback::is_running() || is_releasing() || is_essential_thread();
     if core.has_no_workers() && !std::thread::panicking() && !is_needed() {
@@ -143,12 +140,6 @@ impl Engine {
     #[inline(always)]
     pub fn op(&self, name: impl Into<Cow<'static, str>>) -> OpBuilder<'_> {
         OpBuilder::new(self.core(), Name::from(name.into()))
-    }
-
-    /// As [`op`](Self::op), with a name that the caller keeps as well.
-    #[doc(hidden)]
-    pub fn op_shared(&self, name: &Arc<String>) -> OpBuilder<'_> {
-        OpBuilder::new(self.core(), Name::Shared(Arc::clone(name)))
     }
 
     /// Runs `submit`, in which this thread submits many operations, and wakes the workers once for all of
@@ -213,33 +204,6 @@ impl Engine {
         import::import(self.core(), managed, options).map_err(|refused| refused.0)
     }
 
-    /// As [`import_with`](Self::import_with), but a tensor that the engine refuses comes back, and its
-    /// deleter was not called.
-    ///
-    /// # Errors
-    /// As [`import_with`](Self::import_with).
-    ///
-    /// # Safety
-    /// As for [`import_with`](Self::import_with).
-    #[doc(hidden)]
-    pub unsafe fn import_or_return(
-        &self,
-        managed: ManagedTensor,
-        options: ImportOptions<'_>,
-    ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
-        import::import(self.core(), managed, options)
-    }
-
-    /// As [`import_with`](Self::import_with), of memory without a struct. `origin` is as that of [`ImportOptions`].
-    ///
-    /// # Errors
-    /// [`Error::Shutdown`]; [`Error::Forked`].
-    #[doc(hidden)]
-    #[inline]
-    pub fn import_host(&self, memory: OwnedMemory, origin: impl FnOnce() -> Origin) -> Result<Tensor, Error> {
-        import::import_host(self.core(), memory, origin)
-    }
-
     /// A tensor with the elements of a vector in row-major order, without a copy.
     ///
     /// # Errors
@@ -286,12 +250,6 @@ impl Engine {
         &self.core().devices
     }
 
-    /// The time that leases alone may hold up a wait before it ends.
-    #[doc(hidden)]
-    pub fn lease_timeout(&self) -> Duration {
-        self.core().lease_timeout
-    }
-
     /// Runs, on this thread, the ready operations of an engine without workers, and operations that they make
     /// ready in turn. Waits for nothing: this function is for programs with one thread and a loop of their
     /// own. Returns whether an operation was ready. Runs nothing where the engine has workers, or where
@@ -306,8 +264,7 @@ impl Engine {
     }
 
     /// True if no other handle of the engine is alive, in any language.
-    #[doc(hidden)]
-    pub fn is_last_handle(&self) -> bool {
+    pub(crate) fn is_last_handle(&self) -> bool {
         Arc::strong_count(&self.handle) == 1
     }
 
@@ -316,40 +273,9 @@ impl Engine {
         diagnose(self.core())
     }
 
-    /// True if both are handles to the same engine.
-    #[doc(hidden)]
-    pub fn is_same(&self, other: &Engine) -> bool {
-        self.core().same(other.core())
-    }
-
     #[cfg(feature = "operators")]
     pub(crate) fn downgrade(&self) -> WeakEngine {
         WeakEngine { core: self.core().clone(), handle: Arc::downgrade(&self.handle) }
-    }
-
-    /// From now on bodies share `lock`, such as that of a language's interpreter. A worker that has it runs one
-    /// [body that needs it](crate::operation::OpBuilder::needs_lock) after the other without giving it up in between. Two threads that
-    /// take the lock from each other may get less done than one, so the engine finds out how many of its workers run operations at once
-    /// with the best throughput, from one upwards, and lets the others sleep. A ready operation may start beside others that
-    /// have started none for a millisecond, or for twice the usual time of an operation if that is longer, up to 50 ms. That is
-    /// found out within eight more, or once no other thread submits without a pause. So operations may wait for each other. Only
-    /// the first call counts. Without one, every worker runs operations.
-    #[doc(hidden)]
-    pub fn share_lock(&self, lock: Arc<dyn SharedLock>) {
-        self.core().pool.share_lock(lock);
-    }
-
-    /// Sets a hook that a wait calls once when only leases hold the wait up. A garbage collector should run
-    /// in this hook, since it may release such leases. Only the first call counts.
-    #[doc(hidden)]
-    pub fn on_lease_wait(&self, hook: impl Fn() + Send + Sync + 'static) {
-        let _ = self.core().on_lease_wait.set(Box::new(hook));
-    }
-
-    /// Sets the hook that may end waits with [`Error::Interrupted`]. Only the first call counts.
-    #[doc(hidden)]
-    pub fn on_wait(&self, hook: impl WaitHook + 'static) {
-        let _ = self.core().on_wait.set(Box::new(hook));
     }
 
     /// Failures of this engine's operations that the program has not retrieved so far.

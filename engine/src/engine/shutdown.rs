@@ -15,7 +15,6 @@ use crate::trace;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::blocking::take_snapshot_of;
 use crate::wait::inspect;
-use crate::wait::notify::notify;
 
 /// The end of a shutdown.
 #[derive(Debug, Clone)]
@@ -109,25 +108,6 @@ impl Engine {
         };
         trace::engine_is_over();
         report
-    }
-
-    /// Releases a handle that may be the last one of the program: what is in flight goes on as if it were, and `ended` is called once
-    /// all of it has ended, with a handle until then and on the thread that finds that out.
-    #[doc(hidden)]
-    pub fn leave(self, ended: impl FnOnce(&Self) + Send + 'static) {
-        super::run_rest_alone(self.core());
-        let idle = async move {
-            let core = self.core();
-            let mut listening = core.notifier.listen_async();
-            poll_fn(|cx| {
-                listening.register_waker(cx.waker());
-                if core.in_flight() == 0 { Poll::Ready(()) } else { Poll::Pending }
-            })
-            .await;
-            drop(listening);
-            self
-        };
-        notify(idle, move |engine| ended(&engine));
     }
 
     /// In a forked child, which waits for nothing: what is in flight ends in the parent.

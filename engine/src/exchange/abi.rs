@@ -121,8 +121,7 @@ impl ManagedTensor {
     }
 
     /// Which struct it is.
-    #[doc(hidden)]
-    pub fn abi(&self) -> Abi {
+    pub(crate) fn abi(&self) -> Abi {
         self.abi
     }
 
@@ -143,8 +142,7 @@ impl ManagedTensor {
 
     /// Where the tensor says it is, before any check.
     #[inline]
-    #[doc(hidden)]
-    pub fn device(&self) -> DLDevice {
+    pub(crate) fn device(&self) -> DLDevice {
         device_of(&self.tensor())
     }
 
@@ -163,9 +161,8 @@ impl ManagedTensor {
     /// Says of the deleter that it is quick and needs no lock but the Python one, so that it may be called right where the
     /// memory falls out of use, in a scope of [`with_inline_deleters`](super::reaper::with_inline_deleters), instead of on the reaper's thread. That
     /// is knowledge about the producer, which no struct has.
-    #[doc(hidden)]
     #[must_use]
-    pub fn with_inline_deleter(mut self) -> Self {
+    pub(crate) fn with_inline_deleter(mut self) -> Self {
         self.inline_deleter = true;
         self
     }

@@ -127,8 +127,7 @@ impl DType {
     }
 
     /// True if elements do not end on byte boundaries when packed (int4, fp6, fp4).
-    #[doc(hidden)]
-    pub const fn is_sub_byte(self) -> bool {
+    pub(crate) const fn is_sub_byte(self) -> bool {
         !self.itemsize_bits().is_multiple_of(8)
     }
 

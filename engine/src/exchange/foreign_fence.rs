@@ -20,23 +20,13 @@ use std::ffi::{c_char, c_void};
 
 use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind};
 
-mod export;
-mod import;
-mod overdue;
+pub(crate) mod export;
+pub(crate) mod import;
+pub(crate) mod overdue;
 
+pub(crate) use export::done;
 pub(crate) use export::{WAIT_WITHOUT_ENGINE, export_of, waits_for};
-#[doc(hidden)]
-pub use export::{done, export};
-#[doc(hidden)]
-pub use import::import;
-pub(crate) use import::stand_in_for_queries;
-
-/// Sets after which pause a subscription to a foreign fence that has not called is first queried: for subscriptions from now on, in this
-/// process. For tests; others leave it at a second.
-#[doc(hidden)]
-pub fn query_overdue_after(pause: std::time::Duration) {
-    overdue::set_first(pause);
-}
+pub(crate) use import::{import, stand_in_for_queries};
 
 /// The version of `DLFence`.
 pub const FENCE_VERSION: u32 = 1;

@@ -34,8 +34,7 @@
 
 pub(crate) mod abi;
 pub mod arrow;
-#[doc(hidden)]
-pub mod callback;
+pub(crate) mod callback;
 pub mod dtype;
 pub mod foreign_fence;
 pub(crate) mod interval_map;
@@ -50,10 +49,10 @@ pub(crate) mod pack;
 mod release_stream;
 
 pub use abi::VERSION as DLPACK_VERSION;
-pub use abi::fenced::Fenced;
+pub use abi::table::{DLManagedTensorVersioned, DLTensor};
 #[cfg(feature = "operators")]
 pub(crate) use abi::unowned;
-pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
+pub use abi::{Abi, ExportFlags, ManagedTensor, export};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub(crate) use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 pub use layout::Layout;

@@ -134,8 +134,7 @@ estafette_sync::per_process! {
 }
 
 /// Counts of what went through so far in this process.
-#[doc(hidden)]
-pub fn stats() -> QuarantineStats {
+pub(crate) fn stats() -> QuarantineStats {
     let (released, given_up) = (RELEASED.load(Ordering::Acquire), GIVEN_UP.load(Ordering::Acquire));
     QuarantineStats {
         waiting: ENTERED.load(Ordering::Acquire).saturating_sub(released + given_up),

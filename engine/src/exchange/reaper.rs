@@ -274,7 +274,6 @@ impl Reaper {
 
     /// Sets what each thread does before its first deleter: whatever deleters want to find there, such as an interpreter's
     /// notion of the thread. Only the first call counts, and only for threads that have run no deleter.
-    #[doc(hidden)]
     pub fn on_start(&self, hook: fn()) {
         self.shared.lock().on_start.get_or_insert(hook);
     }

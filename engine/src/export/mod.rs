@@ -3,7 +3,6 @@
 //! | part | idea |
 //! |---|---|
 //! | this file | DLPack exports: memory that a consumer returns |
-//! | `fenced` | tensors with fences, as `dlpack_fence.h` has them |
 //! | `arrow` | Arrow arrays, with `sync_event` as a fence |
 //! | `stream` | streams of consumers and producers by their native handles |
 //!
@@ -14,15 +13,13 @@
 //! - Work of the owner that is pending at an export is ordered before the consumer by its stream, by a fence that it is given, or by a wait of the host.
 
 mod arrow;
-mod fenced;
 pub(crate) mod stream;
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::{DLDevice, Fence};
-use estafette_graph::{AccessMode, OpId};
+use estafette_graph::AccessMode;
 use estafette_sync::time::Instant;
 
 use crate::copy::KeepAlive;
@@ -31,11 +28,10 @@ use crate::core::error::Error;
 use crate::core::lease_info::LeaseOwner;
 use crate::core::operation::Name;
 use crate::engine::copy;
-use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
+use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use crate::lease::consumer::{Consumer, after_of, may_release_before_completion, release_storage};
 use crate::lease::{Access, Lease, LeaseState, check_writable};
 use crate::operation::completion::Scope;
-use crate::tensor::alias_map::LentView;
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 use crate::trace::{self, hooks};
 
@@ -62,12 +58,12 @@ pub struct ExportOptions {
 
 impl ExportOptions {
     /// The lease that the export needs.
-    fn lease_access(&self) -> Access {
+    pub(crate) fn lease_access(&self) -> Access {
         if self.copy { Access::Read } else { self.access }
     }
 
     /// The consumer that waits for earlier work. For a copy: the host, which makes the copy.
-    fn settled_by(&self) -> &Consumer {
+    pub(crate) fn settled_by(&self) -> &Consumer {
         if self.copy { &Consumer::Host } else { &self.consumer }
     }
 
@@ -130,8 +126,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`export_wait`](Self::export_wait).
-    #[doc(hidden)]
-    pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+    pub(crate) fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let (timeout, owner) = (options.timeout, options.owner_text());
         let lease = self.lease(Access::Read, owner).for_consumer(&options.consumer).wait(timeout)?;
         self.export_after(lease, options)
@@ -156,48 +151,6 @@ impl Tensor {
         Lease::keep_if_captured(&keeper);
         drop(lease);
         Ok(export_alias(keeper, definition, ExportFlags::COPY, options))
-    }
-
-    /// A read lease for a consumer, in the versioned struct, if the tensor is ready and free: the cheapest export.
-    /// Returns `None` where the export would have to wait, or to inspect failures and fences; then `owner` is not
-    /// called.
-    ///
-    /// # Errors
-    /// [`Error::Forked`] in a forked child.
-    #[doc(hidden)]
-    #[inline]
-    pub fn export_at_once(&self, owner: impl FnOnce() -> LeaseOwner) -> Result<Option<ManagedTensor>, Error> {
-        self.inner.core.generation.check()?;
-        let Ok(definition) = self.inner.definition() else { return Ok(None) };
-        if !self.inner.is_quiet() {
-            return Ok(None);
-        }
-        let lease = LeaseState::try_read(self, owner);
-        if let Some(lease) = &lease
-            && !definition.host
-            && let Some(after) = after_of(&Consumer::Host, &self.inner)
-        {
-            lease.ends_after(after);
-        }
-        Ok(lease.map(|lease| export_lease(lease, definition, Abi::Versioned)))
-    }
-
-    /// Describes the tensor in `out` without a lease: the struct borrows shape and strides, and nothing orders the
-    /// reader's uses. For calls that end before control returns (`dltensor_from_py_object_no_sync` of the
-    /// exchange table). Does not wait.
-    ///
-    /// # Errors
-    /// [`Error::NotDefined`] while the tensor is not defined.
-    ///
-    /// # Safety
-    /// `out` may be written. Reads of `out` must end before the last handle of the tensor is dropped, and the reader
-    /// must order its own uses of the memory.
-    #[doc(hidden)]
-    pub unsafe fn lend(&self, out: NonNull<table::DLTensor>) -> Result<(), Error> {
-        let definition = self.inner.definition()?;
-        // SAFETY: the place is the caller's, and the definition of a tensor lives, in place, as long as its last handle.
-        unsafe { table::lend(&definition.layout, definition.data, out) };
-        Ok(())
     }
 
     /// As [`export`](Self::export), blocking.
@@ -225,17 +178,6 @@ impl Tensor {
             self.lease(options.lease_access(), owner).for_consumer(options.settled_by()).wait(timeout)?;
         export_held(lease.inner, options)
     }
-
-    /// As [`export_wait`](Self::export_wait), or `None` where earlier work would have to be waited for.
-    ///
-    /// # Errors
-    /// As [`export`](Self::export).
-    #[doc(hidden)]
-    pub fn try_export(&self, options: &ExportOptions) -> Result<Option<ManagedTensor>, Error> {
-        let wanted = self.lease(options.lease_access(), options.owner_text());
-        let lease = wanted.for_consumer(options.settled_by()).try_now()?;
-        lease.map(|lease| lease.export(options)).transpose()
-    }
 }
 
 impl Lease {
@@ -257,58 +199,6 @@ impl Lease {
 }
 
 impl Scope {
-    /// As [`export`](Self::export), for a consumer that gets an address only and orders its work after the
-    /// operation's queue, so that its use ends with the operation. Returns the access that the consumer has.
-    /// `None` if the tensor is not an operand of the running operation.
-    #[doc(hidden)]
-    pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
-        let access = self.access_of(tensor)?;
-        if self.queue().is_none()
-            && may_release_before_completion(&tensor.inner)
-            && let Ok(mut inner) = self.lock()
-        {
-            // The streams of the consumer are unknown.
-            inner.lent_on = tensor.device().ok();
-        }
-        Some(if check_writable(tensor).is_err() { Access::Read } else { access })
-    }
-
-    /// Lends an operand in host memory to the function of the operation, until [`take_back`](Self::take_back). Returns the access that the
-    /// function has; `None` for a tensor that has to be [exported](Self::export). Unlike an export the view is no lease, unless memory is imported
-    /// from it.
-    #[doc(hidden)]
-    pub fn lend(&self, tensor: &Tensor) -> Option<Access> {
-        let definition = tensor.inner.definition().ok().filter(|definition| definition.host)?;
-        let region = &definition.placed.as_ref()?.region;
-        let mut inner = self.lock().ok()?;
-        let access = inner.access_of(tensor)?;
-        let name = inner.running.as_ref()?.tag().name;
-        drop(inner);
-        if access == Access::Write && check_writable(tensor).is_err() {
-            return None;
-        }
-        region.lend(LentView { op: OpId::new(self.id()), name, tensor: tensor.clone(), access, lease: None });
-        Some(access)
-    }
-
-    /// Takes back what [`lend`](Self::lend) has lent. Returns a struct that keeps the view, as an export does, if it `is_kept` longer.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] when the operation has ended; [`Error::Forked`].
-    #[doc(hidden)]
-    pub fn take_back(&self, tensor: &Tensor, is_kept: bool) -> Result<Option<ManagedTensor>, Error> {
-        let region = tensor.inner.definition()?.placed.as_ref().map(|placed| &placed.region);
-        let view = region.and_then(|region| region.take_back(OpId::new(self.id()), tensor));
-        let Some(view) = view.filter(|view| is_kept || view.lease.is_some()) else { return Ok(None) };
-        let lease = view.lease.clone().unwrap_or_else(|| view.to_lease());
-        let mut inner = self.lock()?;
-        let mode = if inner.running.is_some() { inner.mode_of(tensor) } else { None };
-        let mode = mode.ok_or_else(|| Error::invalid("the operation has ended"))?;
-        inner.note_view(&lease, mode);
-        drop(inner);
-        is_kept.then(|| export_held(lease, &ExportOptions::from(view.access))).transpose()
-    }
-
     /// Lends an operand in the mode it was declared with. Waits for nothing.
     ///
     /// # Errors
@@ -406,7 +296,7 @@ fn export_held_after(
 
 /// As [`export_held`], without a copy; `definition` is that of the leased tensor.
 #[inline]
-fn export_lease(lease: Arc<LeaseState>, definition: &Definition, abi: Abi) -> ManagedTensor {
+pub(crate) fn export_lease(lease: Arc<LeaseState>, definition: &Definition, abi: Abi) -> ManagedTensor {
     // Holds are found among the holders of their variable.
     if lease.access() != Access::Alias
         && !lease.is_pin()

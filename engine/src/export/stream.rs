@@ -7,7 +7,6 @@ use estafette_devices::{DLDevice, Device, Fence, Queue};
 use crate::copy::queue_pool::PooledQueue;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
-use crate::engine::Engine;
 use crate::lease::consumer::{Consumer, Keeper};
 use crate::tensor::handle::Tensor;
 
@@ -44,17 +43,6 @@ impl ImportStream {
     }
 }
 
-impl Engine {
-    /// The default queue of `device`: the same at every call.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a device that the engine does not have.
-    #[doc(hidden)]
-    pub fn queue_on(&self, device: DLDevice) -> Result<Arc<dyn Queue>, Error> {
-        Ok(device_with_streams(self.core(), device)?.default_queue())
-    }
-}
-
 /// The device whose queues use memory of `device`.
 pub(crate) fn device_with_streams(core: &CoreRef, device: DLDevice) -> Result<Arc<dyn Device>, Error> {
     let id = device.queue_device();
@@ -62,21 +50,6 @@ pub(crate) fn device_with_streams(core: &CoreRef, device: DLDevice) -> Result<Ar
 }
 
 impl Tensor {
-    /// A consumer that uses the tensor on `stream`, a native handle, of `device`: the memory's own, or, for pinned and managed
-    /// memory, any device of the runtime that shares it.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a device that the memory is not on, or that the engine does not have; [`Error::Device`] for a stream
-    /// of another device.
-    ///
-    /// # Safety
-    /// As for [`Device::foreign_queue`], for as long as the consumer is used.
-    #[doc(hidden)]
-    pub unsafe fn consumer_on(&self, device: DLDevice, stream: usize) -> Result<Consumer, Error> {
-        // SAFETY: by contract.
-        Ok(Consumer::Queue(unsafe { self.queue_for_consumer(device, stream) }?))
-    }
-
     /// As [`consumer_on`](Self::consumer_on), for a stream that stays until `keeper` is dropped. No barrier over the device is
     /// needed when its lease ends.
     ///
@@ -86,8 +59,7 @@ impl Tensor {
     ///
     /// # Safety
     /// `stream` is a live native handle of a queue of the device, and stays so until `keeper` is dropped.
-    #[doc(hidden)]
-    pub unsafe fn consumer_on_kept(
+    pub(crate) unsafe fn consumer_on_kept(
         &self,
         device: DLDevice,
         stream: usize,
@@ -106,7 +78,11 @@ impl Tensor {
 
     /// # Safety
     /// As for [`consumer_on`](Self::consumer_on).
-    unsafe fn queue_for_consumer(&self, device: DLDevice, stream: usize) -> Result<Arc<dyn Queue>, Error> {
+    pub(crate) unsafe fn queue_for_consumer(
+        &self,
+        device: DLDevice,
+        stream: usize,
+    ) -> Result<Arc<dyn Queue>, Error> {
         let place = self.device()?;
         let owner = place.queue_device();
         let is_shared = owner != place;

@@ -31,7 +31,7 @@ use crate::core::lost::lost;
 use crate::core::program_lock::without_program_lock;
 use crate::exchange::quarantine::{self, LastUse};
 use crate::exchange::{Storage, reaper};
-use crate::tensor::handle::{Tensor, TensorInner};
+use crate::tensor::handle::TensorInner;
 
 /// The value that keeps a consumer's queue alive.
 pub type Keeper = Arc<dyn Any + Send + Sync>;
@@ -59,8 +59,7 @@ impl Consumer {
     }
 
     /// The queue that the consumer uses the memory on, if it has named one.
-    #[doc(hidden)]
-    pub fn queue(&self) -> Option<&Arc<dyn Queue>> {
+    pub(crate) fn queue(&self) -> Option<&Arc<dyn Queue>> {
         match self {
             Self::Queue(queue) | Self::KeptQueue(queue, _) => Some(queue),
             Self::Host | Self::Unordered => None,
@@ -250,21 +249,7 @@ pub(crate) fn after_of(consumer: &Consumer, tensor: &TensorInner) -> Option<Ends
 
 estafette_sync::per_process! {
     /// Leases that were handed into the capture of a graph.
-    static CAPTURED: Mutex<Vec<Arc<LeaseState>>> = Mutex::new(Vec::new());
-}
-
-impl Tensor {
-    /// Ends the leases of this tensor that were handed into captures of graphs. To be called once none of
-    /// these graphs will be launched again. Returns the number of leases. The memory goes through a
-    /// quarantine.
-    #[doc(hidden)]
-    pub fn end_captures(&self) -> usize {
-        let ended: Vec<_> = {
-            let mut captured = CAPTURED.lock();
-            captured.extract_if(.., |lease| lease.tensor.same(self)).collect()
-        };
-        ended.len()
-    }
+    pub(crate) static CAPTURED: Mutex<Vec<Arc<LeaseState>>> = Mutex::new(Vec::new());
 }
 
 impl Lease {

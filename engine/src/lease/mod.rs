@@ -33,7 +33,6 @@ use estafette_devices::{Fence, Queue, Reactor};
 use crate::core::error::Error;
 use crate::core::var_state::same;
 use crate::tensor::handle::Tensor;
-use crate::trace::{self, hooks};
 
 pub use self::consumer::{Consumer, Keeper};
 pub(crate) use self::operation::{LeaseOp, lease_granted};
@@ -60,41 +59,13 @@ impl Lease {
     }
 
     /// The owner's access.
-    #[doc(hidden)]
-    pub fn access(&self) -> Access {
+    pub(crate) fn access(&self) -> Access {
         self.inner.access()
-    }
-
-    /// Notes the kind of object that the owner has made of the memory, for diagnoses. Only the first note
-    /// counts.
-    #[doc(hidden)]
-    pub fn note_object(&self, kind: impl Into<Arc<str>>) {
-        self.inner.note_object(kind);
-    }
-
-    /// Notes in an open trace which library the owner has given the memory to.
-    #[doc(hidden)]
-    pub fn note_library(&self, library: &'static str) {
-        if trace::is_open()
-            && let Some(id) = self.inner.traced_id()
-        {
-            hooks::lends(id.get(), library);
-        }
     }
 
     /// Makes the end of this lease wait for `fence`, the owner's last device work. Each clone may name work of its own.
     pub fn release_after(self, fence: Fence) {
         self.add_use(fence, true);
-    }
-
-    /// Notes that the owner has handed the memory to `consumer`, whose work the end of this lease waits for.
-    /// Exports of the lease do so themselves. The consumer comes after earlier work by itself.
-    ///
-    /// # Errors
-    /// [`Error::Device`] when the consumer's queue has failed.
-    #[doc(hidden)]
-    pub fn hand_to(&self, consumer: &Consumer) -> Result<(), Error> {
-        self.note_end(consumer)
     }
 
     /// Makes the end of this lease wait for what is enqueued on `queue` by now, besides all that it waits for
@@ -140,27 +111,17 @@ impl Lease {
 
     /// The end of this lease as a fence: done when the last clone is dropped and the owner's device work is
     /// done.
-    #[doc(hidden)]
-    pub fn end_fence(&self) -> Fence {
+    pub(crate) fn end_fence(&self) -> Fence {
         let (completer, fence) = host::promise("a lease");
         self.inner.at_end(|at_end| at_end.notified.push((completer, fence.clone())));
         fence
     }
 
     /// True if `fence` is one of this lease's [end](Self::end_fence), which cannot wait for itself.
-    #[doc(hidden)]
-    pub fn is_end_fence(&self, fence: &Fence) -> bool {
+    pub(crate) fn is_end_fence(&self, fence: &Fence) -> bool {
         let mut is_own = false;
         self.inner.at_end(|at_end| is_own = at_end.notified.iter().any(|(_, end)| same(end, fence)));
         is_own
-    }
-}
-
-impl Tensor {
-    /// The lease that this tensor was imported under: its memory lies inside leased memory.
-    #[doc(hidden)]
-    pub fn imported_under(&self) -> Option<Lease> {
-        self.inner.lease.as_ref().map(|lease| Lease { inner: Arc::clone(lease) })
     }
 }
 

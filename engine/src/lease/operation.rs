@@ -178,7 +178,7 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
         let failure = state.failure().cloned();
         run::complete(granted, &Ending::Polled, None, ready);
         if let Some(failure) = failure {
-            op.notify(Err(failure.into_error()));
+            op.notify(Err(failure.into()));
         }
         return;
     }
@@ -212,7 +212,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
 
 fn refuse(granted: OpGranted, op: &LeaseOp, failure: OperationError, ready: &mut ReadyList) {
     run::complete(granted, &Ending::Polled, None, ready);
-    op.notify(Err(failure.into_error()));
+    op.notify(Err(failure.into()));
 }
 
 fn hold(granted: OpGranted, op: &LeaseOp, ready: &mut ReadyList) {

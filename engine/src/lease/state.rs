@@ -275,12 +275,12 @@ impl LeaseState {
     }
 
     /// See [`Lease::note_object`](super::Lease::note_object).
-    pub(super) fn note_object(&self, kind: impl Into<Arc<str>>) {
+    pub(crate) fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.details().object.get_or_init(|| kind.into());
     }
 
     /// The id by which a trace knows the lease, if it is held.
-    pub(super) fn traced_id(&self) -> Option<OpId> {
+    pub(crate) fn traced_id(&self) -> Option<OpId> {
         match &self.order {
             LeaseOrder::Operation { op, .. } => op.id(),
             LeaseOrder::Pin(pin) => pin.traced_id(),

@@ -190,17 +190,6 @@ impl<T, R, W, U> Description<T, R, W, U> {
         self
     }
 
-    /// The body takes the engine's [shared lock](crate::Engine::share_lock), and releases it before it waits. Threads that wait for it run it
-    /// as one of the threads that the engine lets run at once. The operation may begin and end while its thread has the lock.
-    #[doc(hidden)]
-    pub fn needs_lock<'v>(mut self) -> Self
-    where
-        T: Target<'v>,
-    {
-        self.target.set_worker_only(true);
-        self
-    }
-
     fn options(&mut self) -> &mut Options {
         self.options.get_or_insert_default()
     }

@@ -95,7 +95,7 @@ impl Walk {
     /// Notifies the queries.
     fn end(self) {
         for (one_shot, cause) in self.notified {
-            one_shot.set(Err(cause.into_error()));
+            one_shot.set(Err(cause.into()));
         }
     }
 }

@@ -154,8 +154,7 @@ impl Completion {
     }
 
     /// The operation; `None` for a node of a program.
-    #[doc(hidden)]
-    pub fn op(&self) -> Option<Op> {
+    pub(crate) fn op(&self) -> Option<Op> {
         match &self.scope().lock().ok()?.running {
             Some(ActiveTask::Op(running)) => {
                 running.op().payload().note_begun();
@@ -196,15 +195,13 @@ impl Completion {
     }
 
     /// As [`produce`](Self::produce), of an operation with several results.
-    #[doc(hidden)]
-    pub fn produce_all(self, results: BodyResult<Vec<Produced>>) {
+    pub(crate) fn produce_all(self, results: BodyResult<Vec<Produced>>) {
         self.into_scope().end(None, results.map(Given::from_vec));
     }
 
     /// As [`produce`](Self::produce), with pending work that `fence` marks. Users of the result are ordered
     /// after that work.
-    #[doc(hidden)]
-    pub fn produce_after(self, fence: &Fence, result: BodyResult<Produced>) {
+    pub(crate) fn produce_after(self, fence: &Fence, result: BodyResult<Produced>) {
         self.into_scope().end(Some(fence), result.map(|produced| Given::from_iter([produced])));
     }
 
@@ -266,33 +263,25 @@ impl Scope {
         self.id
     }
 
-    /// Name of the operation, until the operation has ended.
-    #[doc(hidden)]
-    pub fn name(&self) -> Option<String> {
-        self.lock().ok()?.running.as_ref().map(|running| running.tag().name.as_str().to_owned())
-    }
-
     /// The queue of the operation, if it was submitted [`on`](crate::operation::OpBuilder::on) one and has not ended.
     pub fn queue(&self) -> Option<Arc<dyn Queue>> {
         self.lock().ok()?.running.as_ref()?.queue().cloned()
     }
 
     /// The operation and its engine, until the operation has ended.
-    #[doc(hidden)]
-    pub fn current(&self) -> Option<Current> {
+    pub(crate) fn current(&self) -> Option<Current> {
         self.lock().ok()?.running.as_ref().map(ActiveTask::current)
+    }
+
+    /// Runs `f` as this operation. Waits inside of `f` then know that they must not wait for this operation.
+    pub(crate) fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
+        let _current = self.current().map(context::enter);
+        f()
     }
 
     /// The engine of the operation, until the operation has ended.
     pub(crate) fn core(&self) -> Option<CoreRef> {
         self.lock().ok()?.running.as_ref().map(|running| running.core().clone())
-    }
-
-    /// Runs `f` as this operation. Waits inside of `f` then know that they must not wait for this operation.
-    #[doc(hidden)]
-    pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
-        let _current = self.current().map(context::enter);
-        f()
     }
 
     /// Keeps views of a node until the operation ends. The views become leases then.
@@ -320,8 +309,7 @@ impl Scope {
 
     /// The access that the operation has to `tensor`. `None` if the tensor is not an operand, or the
     /// operation has ended.
-    #[doc(hidden)]
-    pub fn access_of(&self, tensor: &Tensor) -> Option<Access> {
+    pub(crate) fn access_of(&self, tensor: &Tensor) -> Option<Access> {
         self.lock().ok()?.access_of(tensor)
     }
 

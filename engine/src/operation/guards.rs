@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::core::error::{Error, OperationError};
-use crate::exchange::{Element, releasing};
+use crate::core::error::OperationError;
+use crate::exchange::releasing;
 use crate::operation::operands::OpenRef;
 use crate::operation::run::{self, ReadyList, Running};
 use crate::tensor::handle::Tensor;
@@ -84,14 +84,6 @@ impl ReadGuard {
     pub fn view(&self) -> View<'_> {
         View::new(self.tensor.inner.granted_definition())
     }
-
-    /// The elements in row-major order.
-    ///
-    /// # Errors
-    /// As [`View::as_slice`].
-    pub fn as_slice<T: Element>(&self) -> Result<&[T], Error> {
-        self.view().as_slice()
-    }
 }
 
 impl WriteGuard {
@@ -103,18 +95,6 @@ impl WriteGuard {
     /// As [`ReadGuard::view`], for writing.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         ViewMut::new(self.tensor.inner.granted_definition())
-    }
-
-    /// The elements in row-major order.
-    ///
-    /// # Errors
-    /// As [`View::as_slice`].
-    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], Error> {
-        let mut view = self.view_mut();
-        let slice = view.as_mut_slice::<T>()?;
-        // SAFETY: the same slice with the lifetime of the exclusive borrow of this guard, which keeps access
-        // and memory.
-        Ok(unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr(), slice.len()) })
     }
 }
 

@@ -147,8 +147,7 @@ impl From<OwnedMemory> for Produced {
 
 impl Produced {
     /// A tensor from outside that must not be written, even if its struct cannot say so.
-    #[doc(hidden)]
-    pub fn immutable(managed: ManagedTensor) -> Self {
+    pub(crate) fn immutable(managed: ManagedTensor) -> Self {
         Self(Source::Managed { managed, read_only: true })
     }
 

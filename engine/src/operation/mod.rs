@@ -9,7 +9,6 @@
 //! | `permits` | the permits of the in-flight limit |
 //! | `submit` | submission of operations |
 //! | `produce` | submission of operations whose result becomes a tensor |
-//! | `submit_permit` | submission in two steps, for callers that give something away after the last error |
 //! | `body` | storage for a body, inside the operation where the body is small |
 //! | `bodies` | the bodies: closures that own the operands, run the user's code, and complete the operation |
 //! | `run` | running of granted operations: wait for fences, run the body, complete, dispatch successors |
@@ -54,14 +53,11 @@ pub(crate) mod produce;
 pub(crate) mod query;
 pub(crate) mod run;
 pub(crate) mod submit;
-pub(crate) mod submit_permit;
 pub(crate) mod withdraw;
 
 pub use self::builder::{Description, OpBuilder};
 pub use self::guards::{ReadGuard, WriteGuard};
 pub use self::import::Copying;
 pub use self::operands::{IntoOperands, Operands, Tensors};
-#[doc(hidden)]
-pub use self::submit_permit::SubmitPermit;
 pub use crate::core::error::OperationError;
 pub use crate::core::unretrieved::{Unretrieved, on_unretrieved};

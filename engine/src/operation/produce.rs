@@ -91,8 +91,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
-    #[doc(hidden)]
-    pub fn produce_several<F>(self, results: usize, start: F) -> Result<(Vec<Tensor>, Op), Error>
+    pub(crate) fn produce_several<F>(self, results: usize, start: F) -> Result<(Vec<Tensor>, Op), Error>
     where
         F: FnOnce(Completion) + Send + 'static,
     {
@@ -141,20 +140,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(self.received(start))
     }
 
-    /// As [`receive`](Self::receive), whatever the in-flight limit and after shutdown too: for results of an operation that runs, whose end
-    /// completes this one too.
-    #[doc(hidden)]
-    pub fn receive_always<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.core().generation.check()?;
-        self.check_external()?;
-        self.core().acquire_permit_always();
-        Ok(self.received(start))
-    }
-
-    fn received(self, start: impl FnOnce(Completion) + Send + 'static) -> Tensor {
+    pub(crate) fn received(self, start: impl FnOnce(Completion) + Send + 'static) -> Tensor {
         let (tensor, copying) = self.promise();
         let target = Promised::from_iter([(tensor.clone(), copying)]);
         let body =

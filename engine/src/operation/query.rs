@@ -43,7 +43,7 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
         one_shot.set(outcome);
     };
     match failure {
-        Some(failure) => notify(&one_shot, Err(failure.into_error())),
+        Some(failure) => notify(&one_shot, Err(failure.into())),
         None if fences.is_empty() => notify(&one_shot, Ok(())),
         None => {
             // The one-shot goes with its last waiter. A subscription without a waiter leaves the reactor's
@@ -64,5 +64,5 @@ fn failure_of(issued: &Issued, error: DeviceError) -> Error {
         issued.iter().find_map(|(fences, writer)| Some((Queried::query(fences).failed?, writer.as_ref())));
     let (error, writer) =
         failed.unwrap_or_else(|| (error, issued.iter().find_map(|(_, writer)| writer.as_ref())));
-    device_failure(writer, error).into_error()
+    device_failure(writer, error).into()
 }

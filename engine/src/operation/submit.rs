@@ -57,8 +57,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     ///
     /// # Errors
     /// [`Error::Shutdown`], [`Error::Forked`].
-    #[doc(hidden)]
-    pub fn beyond_limit(mut self) -> Result<Self, Error> {
+    pub(crate) fn beyond_limit(mut self) -> Result<Self, Error> {
         self.core().acquire_permit_beyond_limit()?;
         self.hold_permit();
         Ok(self)

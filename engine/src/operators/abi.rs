@@ -12,11 +12,12 @@ use estafette_sync::process::Generation;
 use estafette_sync::valgrind;
 
 use crate::core::error::{BodyError, BodyResult, Error};
+use crate::exchange::abi::table;
 use crate::exchange::callback;
 use crate::exchange::layout::NDIM_MAX;
-use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
 use crate::exchange::unowned;
 use crate::exchange::{Abi, InvalidTensor, Layout, ManagedTensor, export};
+use crate::exchange::{DLManagedTensorVersioned, DLTensor};
 use crate::operation::import::Produced;
 use crate::tensor::handle::Definition;
 
@@ -24,7 +25,6 @@ use super::invocation::Invocation;
 use super::kernel::{Kernel, Run};
 use super::library::Library;
 use super::operator::{Operator, OperatorKind, Signature};
-use super::registry::Operators;
 
 /// An option of a call: a name and a text.
 #[repr(C)]
@@ -127,34 +127,8 @@ struct Foreign {
     library: Option<Library>,
 }
 
-impl Operators {
-    /// Registers a function in C. On an error `drop_context` is not called: the context is still the caller's.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register); [`Error::Invalid`] for options that cannot be.
-    ///
-    /// # Safety
-    /// The function, and the one that infers, keep the contract of [`OperatorFunction`], for any context as `context` is; they and
-    /// `drop_context` may be called from any thread until that has been called.
-    #[doc(hidden)]
-    pub unsafe fn register_foreign(
-        &self,
-        name: &str,
-        function: OperatorFunction,
-        options: &OperatorOptions,
-        context: *mut c_void,
-        drop_context: OperatorDrop,
-    ) -> Result<(), Error> {
-        let operator = foreign(name, "C", function, options, (context, drop_context), None)?;
-        self.add(operator).map(drop).map_err(|mut refused| {
-            refused.operator.disown();
-            refused.error
-        })
-    }
-}
-
 /// Makes an operator of a function in C.
-pub(super) fn foreign(
+pub(crate) fn foreign(
     name: &str,
     origin: &str,
     function: OperatorFunction,

@@ -9,15 +9,15 @@ use crate::core::error::Error;
 /// Names and values, in the order in which they were given; a name that is given again has its last value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
-    attributes: Vec<Attribute>,
+    pub(crate) attributes: Vec<Attribute>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Attribute {
-    key: String,
-    value: String,
+pub(crate) struct Attribute {
+    pub(crate) key: String,
+    pub(crate) value: String,
     /// True if the value is text where the call was made. Else it may be a number or the like, as text.
-    is_text: bool,
+    pub(crate) is_text: bool,
 }
 
 impl Attributes {
@@ -48,15 +48,8 @@ impl Attributes {
     }
 
     /// All pairs.
-    #[doc(hidden)]
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.attributes.iter().map(|known| (known.key.as_str(), known.value.as_str()))
-    }
-
-    /// As [`iter`](Self::iter), each with whether its value [is text](super::OperatorCall::text_attribute).
-    #[doc(hidden)]
-    pub fn iter_typed(&self) -> impl ExactSizeIterator<Item = (&str, &str, bool)> {
-        self.attributes.iter().map(|known| (known.key.as_str(), known.value.as_str(), known.is_text))
     }
 
     /// In C, a text ends at its first NUL.

@@ -24,26 +24,18 @@ use super::operator::Operator;
 #[must_use = "a call does nothing until it is submitted with `run_into` or `produce`"]
 pub struct OperatorCall {
     engine: Engine,
-    operator: Arc<Operator>,
+    pub(crate) operator: Arc<Operator>,
     inputs: Vec<Tensor>,
-    attributes: Attributes,
+    pub(crate) attributes: Attributes,
     queue: Option<Arc<dyn Queue>>,
     priority: i32,
     without_waiting: bool,
 }
 
 impl OperatorCall {
-    /// A call of an operator that was looked up before, in `engine`.
-    #[doc(hidden)]
-    pub fn new(engine: Engine, operator: Arc<Operator>) -> Self {
+    pub(crate) fn new(engine: Engine, operator: Arc<Operator>) -> Self {
         let (inputs, attributes) = (Vec::new(), Attributes::default());
         Self { engine, operator, inputs, attributes, queue: None, priority: 0, without_waiting: false }
-    }
-
-    /// The operator that is called.
-    #[doc(hidden)]
-    pub fn operator(&self) -> &Operator {
-        &self.operator
     }
 
     /// Tensors that it reads.
@@ -55,13 +47,6 @@ impl OperatorCall {
     /// An option of the call.
     pub fn attribute(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.attributes.set(key, value, false);
-        self
-    }
-
-    /// As [`attribute`](Self::attribute), of an option that is text, whatever it reads like: for languages whose values have types.
-    #[doc(hidden)]
-    pub fn text_attribute(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.attributes.set(key, value, true);
         self
     }
 
@@ -116,8 +101,7 @@ impl OperatorCall {
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
-    #[doc(hidden)]
-    pub fn produce_with_op(self) -> Result<(Vec<Tensor>, Op), Error> {
+    pub(crate) fn produce_with_op(self) -> Result<(Vec<Tensor>, Op), Error> {
         at_once(self.submit_producing(false))
     }
 

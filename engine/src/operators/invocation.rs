@@ -81,13 +81,11 @@ pub(super) struct Parts {
 
 impl Invocation {
     /// The operator that was called.
-    #[doc(hidden)]
     pub fn operator(&self) -> &Operator {
         &self.parts.operator
     }
 
     /// The engine that runs the call.
-    #[doc(hidden)]
     pub fn engine(&self) -> Engine {
         self.parts.engine.to_engine()
     }

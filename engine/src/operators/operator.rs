@@ -191,7 +191,7 @@ impl Operator {
     }
 
     /// See [`Implementation::disown`].
-    pub(super) fn disown(&mut self) {
+    pub(crate) fn disown(&mut self) {
         if let Some(implementation) = &mut self.held.implementation {
             implementation.disown();
         }

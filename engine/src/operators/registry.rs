@@ -37,9 +37,9 @@ pub struct Operators {
 }
 
 /// An operator that was not added, and why.
-pub(super) struct Refused {
-    pub(super) error: Error,
-    pub(super) operator: Operator,
+pub(crate) struct Refused {
+    pub(crate) error: Error,
+    pub(crate) operator: Operator,
 }
 
 impl Operators {
@@ -47,8 +47,7 @@ impl Operators {
     ///
     /// # Errors
     /// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for a signature that cannot be; [`Error::Forked`].
-    #[doc(hidden)]
-    pub fn register(
+    pub(crate) fn register(
         &self,
         name: &str,
         signature: Signature,
@@ -62,7 +61,7 @@ impl Operators {
     }
 
     /// Adds an operator, or gives it back with the reason.
-    pub(super) fn add(&self, operator: Operator) -> Result<Arc<Operator>, Box<Refused>> {
+    pub(crate) fn add(&self, operator: Operator) -> Result<Arc<Operator>, Box<Refused>> {
         let mut known = match self.known() {
             Ok(known) => known,
             Err(forked) => return Err(Box::new(Refused { error: forked.into(), operator })),
@@ -104,8 +103,7 @@ impl Operators {
     ///
     /// # Errors
     /// [`Error::NoOperator`], with names that are near; [`Error::Forked`].
-    #[doc(hidden)]
-    pub fn get(&self, name: &str) -> Result<Arc<Operator>, Error> {
+    pub(crate) fn get(&self, name: &str) -> Result<Arc<Operator>, Error> {
         let found = self.known()?.get(name).cloned();
         found.ok_or_else(|| self.unknown(name))
     }

@@ -32,14 +32,12 @@ impl Program {
     }
 
     /// True if the program is [one graph](crate::program::ProgramBuilder::finish_as_graph) of its device.
-    #[doc(hidden)]
-    pub fn is_graph(&self) -> bool {
+    pub(crate) fn is_graph(&self) -> bool {
         self.plan.graph.is_some()
     }
 
     /// True if a replay is in flight, or another handle of this program exists.
-    #[doc(hidden)]
-    pub fn is_in_use(&self) -> bool {
+    pub(crate) fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.plan) > 1
     }
 
@@ -79,17 +77,7 @@ impl Program {
         described.permit().await?.run_external(body)
     }
 
-    /// As [`replay`](Self::replay), but fails with [`Error::InFlightLimit`] where no permit is free.
-    ///
-    /// # Errors
-    /// As [`OpBuilder::run_external`], and [`Error::InFlightLimit`].
-    #[doc(hidden)]
-    pub fn try_replay(&self) -> Result<Op, Error> {
-        let (described, body) = self.describe();
-        described.without_waiting().run_external(body)
-    }
-
-    fn describe(&self) -> (Described<'_>, impl FnOnce(Completion) + Send + 'static) {
+    pub(crate) fn describe(&self) -> (Described<'_>, impl FnOnce(Completion) + Send + 'static) {
         let uses = &self.plan.footprint;
         let reads: SmallVec<[&Variable; 8]> = uses.reads_vars.iter().collect();
         let mutex = self.plan.graph.as_ref().map(|graph| &graph.mutex);

@@ -106,7 +106,7 @@ mod graph;
 mod handle;
 mod issue;
 mod node;
-mod node_builder;
+pub(crate) mod node_builder;
 mod pace;
 mod plan;
 mod program_builder;
@@ -115,7 +115,5 @@ mod shared;
 
 pub use handle::Program;
 pub(crate) use node::NodeRun;
-#[doc(hidden)]
-pub use node_builder::CheckedNode;
 pub use node_builder::NodeBuilder;
 pub use program_builder::ProgramBuilder;

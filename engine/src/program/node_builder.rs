@@ -100,15 +100,13 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     ///
     /// # Errors
     /// As there.
-    #[doc(hidden)]
-    pub fn checked_external(self) -> Result<CheckedNode<'r, R, W, U>, Error> {
+    pub(crate) fn checked_external(self) -> Result<CheckedNode<'r, R, W, U>, Error> {
         self.check_external()?;
         Ok(CheckedNode { node: self })
     }
 }
 
 /// A node that passed all checks. Made by [`NodeBuilder::checked_external`].
-#[doc(hidden)]
 #[derive(Debug)]
 #[must_use = "a node is recorded by `run`"]
 pub struct CheckedNode<'r, R, W, U> {

@@ -29,7 +29,7 @@ const ACCESSES_MAX: usize = 1 << 30;
 /// Records the nodes of a program. Made by [`Engine::program`]. Nodes run when the program is
 /// [finished](Self::finish) and [replayed](Program::replay).
 pub struct ProgramBuilder {
-    engine: Engine,
+    pub(crate) engine: Engine,
     name: Name,
     nodes: Vec<Node>,
     uses: Uses,
@@ -67,12 +67,6 @@ impl ProgramBuilder {
     /// recording.
     pub fn op(&mut self, name: impl Into<Cow<'static, str>>) -> NodeBuilder<'_> {
         NodeBuilder::new(self, Name::from(name.into()))
-    }
-
-    /// The engine that the program will run in.
-    #[doc(hidden)]
-    pub fn engine(&self) -> &Engine {
-        &self.engine
     }
 
     /// Computes the order of the nodes. Takes time and memory in proportion to their number.

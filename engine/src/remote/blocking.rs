@@ -44,58 +44,55 @@ pub(super) async fn noted<T>(what: &'static str, future: impl Future<Output = T>
     (output.await, noted)
 }
 
-impl Engine {
-    /// Blocks until `future` is ready, for at most `timeout`; a timeout of zero polls it once. The calling thread runs no operation
-    /// meanwhile: where it is a worker another thread takes its place, and an engine without workers, or whose threads are all blocked in
-    /// bodies, gets a stand-in, since the other process may wait for an operation of this engine.
-    ///
-    /// # Errors
-    /// Those of `future`; [`Error::Timeout`]; [`Error::Interrupted`]; [`Error::WouldDeadlock`] where it would block in a callback.
-    #[doc(hidden)]
-    pub fn block_on<T>(
-        &self,
-        future: impl Future<Output = Result<T, Error>>,
-        timeout: Option<Duration>,
-    ) -> Result<T, Error> {
-        let core = self.core();
-        let mut future = pin!(future);
-        let sleeper = Arc::<Sleeper>::default();
-        let waker = Waker::from(Arc::clone(&sleeper));
-        let mut poll = || {
-            let _polls = context::replace(&POLLS, true);
-            future.as_mut().poll(&mut Context::from_waker(&waker))
-        };
+/// Blocks until `future` is ready, for at most `timeout`; a timeout of zero polls it once. The calling thread runs no operation
+/// meanwhile: where it is a worker another thread takes its place, and an engine without workers, or whose threads are all blocked in
+/// bodies, gets a stand-in, since the other process may wait for an operation of this engine.
+///
+/// # Errors
+/// Those of `future`; [`Error::Timeout`]; [`Error::Interrupted`]; [`Error::WouldDeadlock`] where it would block in a callback.
+pub fn block_on<T>(
+    engine: &Engine,
+    future: impl Future<Output = Result<T, Error>>,
+    timeout: Option<Duration>,
+) -> Result<T, Error> {
+    let core = engine.core();
+    let mut future = pin!(future);
+    let sleeper = Arc::<Sleeper>::default();
+    let waker = Waker::from(Arc::clone(&sleeper));
+    let mut poll = || {
+        let _polls = context::replace(&POLLS, true);
+        future.as_mut().poll(&mut Context::from_waker(&waker))
+    };
+    if let Poll::Ready(result) = poll() {
+        return result;
+    }
+    if let Some(Duration::ZERO) = timeout {
+        return Err(Error::Timeout(Duration::ZERO));
+    }
+    callback::check()?;
+    core.end_caller_runs();
+    let deadline = timeout.and_then(clock::deadline);
+    let _cover = core.cover();
+    let mut stand_ins = StandInSet::default();
+    if core.has_no_workers() {
+        stand_ins.want(core);
+    }
+    let is_inside = context::current().is_some();
+    loop {
+        let polls = is_inside || core.may_be_interrupted();
+        let wake = polls.then(|| Instant::now() + POLL_INTERVAL).into_iter().chain(deadline).min();
+        context::blocking(|| sleeper.sleep(wake));
         if let Poll::Ready(result) = poll() {
             return result;
         }
-        if let Some(Duration::ZERO) = timeout {
-            return Err(Error::Timeout(Duration::ZERO));
+        core.check_interrupt(&|_| None)?;
+        if let (Some(deadline), Some(timeout)) = (deadline, timeout)
+            && Instant::now() >= deadline
+        {
+            return Err(Error::Timeout(timeout));
         }
-        callback::check()?;
-        core.end_caller_runs();
-        let deadline = timeout.and_then(clock::deadline);
-        let _cover = core.cover();
-        let mut stand_ins = StandInSet::default();
-        if core.has_no_workers() {
-            stand_ins.want(core);
-        }
-        let is_inside = context::current().is_some();
-        loop {
-            let polls = is_inside || core.may_be_interrupted();
-            let wake = polls.then(|| Instant::now() + POLL_INTERVAL).into_iter().chain(deadline).min();
-            context::blocking(|| sleeper.sleep(wake));
-            if let Poll::Ready(result) = poll() {
-                return result;
-            }
-            core.check_interrupt(&|_| None)?;
-            if let (Some(deadline), Some(timeout)) = (deadline, timeout)
-                && Instant::now() >= deadline
-            {
-                return Err(Error::Timeout(timeout));
-            }
-            if is_inside {
-                core.is_moved_by(&mut stand_ins);
-            }
+        if is_inside {
+            core.is_moved_by(&mut stand_ins);
         }
     }
 }

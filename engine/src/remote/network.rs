@@ -24,7 +24,7 @@ use crate::trace::{self, hooks};
 pub use estafette_links::network::{declare_dead, suggest_library as suggest_nixl};
 
 /// Listens at an address of this machine, as [`ShareOptions::reach`](super::ShareOptions::reach) says, and gives what tickets say of it.
-pub(super) fn listen(at: &str, deadline: Duration) -> Result<Vec<u8>, Error> {
+pub(crate) fn listen(at: &str, deadline: Duration) -> Result<Vec<u8>, Error> {
     // Most likely descriptors are short. The thread of the network goes on.
     let refused =
         |error: &LinkError| tracing::error!(%error, "processes of other machines wait to be connected");

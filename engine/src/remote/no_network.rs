@@ -28,7 +28,7 @@ pub(super) fn fetch(
     completion.produce(Err(Box::new(Error::Device(DeviceError::new(DeviceErrorKind::Other, what)))));
 }
 
-pub(super) fn listen(_at: &str, _deadline: Duration) -> Result<Vec<u8>, Error> {
+pub(crate) fn listen(_at: &str, _deadline: Duration) -> Result<Vec<u8>, Error> {
     Err(Error::invalid(
         "tickets for other machines need the feature `nixl`, which this program was built without",
     ))

@@ -18,7 +18,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, Reactor, host};
 use estafette_links::{Address, Door, Link as RawLink, LinkError, PeerMemory, Received, secret};
@@ -79,7 +78,7 @@ pub struct Ticket {
     process: u32,
     secret: Secret,
     /// The address for other machines; no bytes if they do not reach the process.
-    reach: Vec<u8>,
+    pub(crate) reach: Vec<u8>,
     is_owner: bool,
 }
 
@@ -99,8 +98,7 @@ impl Tensor {
     }
 
     /// As [`ticket`](Self::ticket), taken at a line that its lease names. For bindings.
-    #[doc(hidden)]
-    pub fn ticket_at(&self, options: &ShareOptions, site: Option<CallSite>) -> Result<Ticket, Error> {
+    pub(crate) fn ticket_at(&self, options: &ShareOptions, site: Option<CallSite>) -> Result<Ticket, Error> {
         self.inner.core.check_usable()?;
         if options.reach.is_none() && options.deadline != DEADLINE {
             return Err(Error::invalid(
@@ -132,7 +130,7 @@ impl Ticket {
     }
 
     /// The same name, which holds nothing.
-    pub(super) fn named(&self) -> Self {
+    pub(crate) fn named(&self) -> Self {
         let Self { address, process, secret, reach, .. } = self;
         let (address, reach) = (address.clone(), reach.clone());
         Self { address, process: *process, secret: *secret, reach, is_owner: false }
@@ -145,19 +143,8 @@ impl Ticket {
         drop(export);
     }
 
-    /// The same name, which is good on other machines too, as with [`ShareOptions::reach`], and holds nothing.
-    ///
-    /// # Errors
-    /// NIXL is missing, or the address is none of this machine.
-    #[doc(hidden)]
-    pub fn reaching(&self, at: &str, deadline: Duration) -> Result<Self, Error> {
-        let mut ticket = self.named();
-        ticket.reach = network::listen(at, deadline)?;
-        Ok(ticket)
-    }
-
     /// The name of the operation that waits for the tensor.
-    pub(super) fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         format!("tensor of process {}", self.process)
     }
 
@@ -187,15 +174,8 @@ impl Ticket {
         })
     }
 
-    /// True if other machines reach the process.
-    #[doc(hidden)]
-    pub fn is_for_machines(&self) -> bool {
-        !self.reach.is_empty()
-    }
-
     /// The process that has the tensor, as that process sees itself.
-    #[doc(hidden)]
-    pub fn process(&self) -> u32 {
+    pub(crate) fn process(&self) -> u32 {
         self.process
     }
 }
@@ -218,34 +198,7 @@ impl Engine {
     /// Those of a submission.
     #[track_caller]
     pub fn from_ticket(&self, ticket: &Ticket) -> Result<Tensor, Error> {
-        self.from_ticket_at(ticket, this_line())
-    }
-
-    /// As [`from_ticket`](Self::from_ticket), at a line of a program in another language.
-    ///
-    /// # Errors
-    /// As `from_ticket`.
-    #[doc(hidden)]
-    pub fn from_ticket_at(&self, ticket: &Ticket, site: Option<CallSite>) -> Result<Tensor, Error> {
-        redeem(self.op(ticket.title()), ticket.named(), site, None, None)
-    }
-
-    /// As [`from_ticket_at`](Self::from_ticket_at), for a ticket of this machine. The fence settles once the ticket may be dropped: the
-    /// process that made it keeps the version for this one, or the tensor has failed. Does not wait for the in-flight limit: a ticket for
-    /// one use would be lost with a refusal.
-    ///
-    /// # Errors
-    /// [`Error::Shutdown`], [`Error::Forked`].
-    #[doc(hidden)]
-    pub fn from_ticket_held(
-        &self,
-        ticket: &Ticket,
-        site: Option<CallSite>,
-    ) -> Result<(Tensor, Fence), Error> {
-        let (completer, held) = host::promise("a ticket in use");
-        let builder = self.op(ticket.title()).beyond_limit()?;
-        let tensor = redeem(builder, ticket.named(), site, Some(Box::new(completer)), None)?;
-        Ok((tensor, held))
+        redeem(self.op(ticket.title()), ticket.named(), this_line(), None, None)
     }
 }
 
@@ -253,7 +206,7 @@ impl Engine {
 pub(super) type UntilHeld = Option<Box<dyn Send>>;
 
 /// The tensor of a ticket, which an operation waits for. `waited`: the wait that has brought the ticket.
-pub(super) fn redeem(
+pub(crate) fn redeem(
     builder: OpBuilder<'_>,
     ticket: Ticket,
     site: Option<CallSite>,

@@ -148,8 +148,7 @@ impl Tensor {
     }
 
     /// True if two handles are of the same tensor.
-    #[doc(hidden)]
-    pub fn same(&self, other: &Tensor) -> bool {
+    pub(crate) fn same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
@@ -207,8 +206,7 @@ impl Tensor {
     /// True if the tensor is read-only without a statement of its owner. Its memory came in a DLPack struct
     /// before version 1.0, which cannot say whether the memory may be written, and its import did not vouch
     /// for writes.
-    #[doc(hidden)]
-    pub fn is_write_unsaid(&self) -> bool {
+    pub(crate) fn is_write_unsaid(&self) -> bool {
         self.inner.definition().is_ok_and(|definition| {
             let foreign = definition.storage.as_foreign();
             definition.read_only && foreign.is_some_and(|managed| managed.abi() == Abi::Legacy)
@@ -216,8 +214,7 @@ impl Tensor {
     }
 
     /// True if the tensor has its memory and shape.
-    #[doc(hidden)]
-    pub fn is_defined(&self) -> bool {
+    pub(crate) fn is_defined(&self) -> bool {
         self.inner.definition.get().is_some()
     }
 
@@ -234,12 +231,6 @@ impl Tensor {
     #[inline]
     pub fn is_ready(&self) -> bool {
         self.inner.is_quiet() || self.inner.inspect().is_some()
-    }
-
-    /// As [`is_ready`](Self::is_ready), without a call of a driver: `None` where only such a call could tell.
-    #[doc(hidden)]
-    pub fn known_ready(&self) -> Option<bool> {
-        self.inner.known_finished()
     }
 
     /// The state of the tensor.
@@ -310,7 +301,6 @@ pub(crate) fn let_reach<'a>(queue: &dyn Queue, tensors: impl IntoIterator<Item =
 }
 
 /// The name of the operation that makes the tensor.
-#[doc(hidden)]
 pub fn producer(tensor: &Tensor) -> Option<&str> {
     tensor.inner.producer.as_ref().map(Name::as_str)
 }

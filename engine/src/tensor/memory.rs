@@ -15,7 +15,7 @@ use crate::core::context;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
 use crate::core::program_lock::without_program_lock;
-pub(crate) use crate::exchange::table::ALIGN;
+pub(crate) use crate::exchange::abi::table::ALIGN;
 use crate::exchange::{Layout, Storage, reaper};
 
 /// True if the host may load and store in memory of `device` at `data`.

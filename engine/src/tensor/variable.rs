@@ -18,14 +18,12 @@ impl Variable {
 
     /// A mutex for bodies: the variable serializes the bodies of its writers only. Their device work and
     /// their failures do not affect later writers.
-    #[doc(hidden)]
-    pub fn for_turns() -> Self {
+    pub(crate) fn for_turns() -> Self {
         Self { var: crate::core::engine_core::graph().var(VarState::for_turns()) }
     }
 
     /// Identity in traces and diagnoses.
-    #[doc(hidden)]
-    pub fn id(&self) -> u64 {
+    pub(crate) fn id(&self) -> u64 {
         self.var.id().get()
     }
 

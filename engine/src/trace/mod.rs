@@ -168,9 +168,8 @@ impl Opened {
 }
 
 /// True if events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges. One relaxed load.
-#[doc(hidden)]
 #[inline(always)]
-pub fn is_open() -> bool {
+pub(crate) fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
 }
 
@@ -426,8 +425,7 @@ impl Recorder {
     }
 
     /// Events that did not fit so far.
-    #[doc(hidden)]
-    pub fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         self.session.lost()
     }
 
@@ -471,8 +469,7 @@ static PROGRAM: OnceLock<String> = OnceLock::new();
 
 /// Sets the name that the program has in traces, unless [`TraceOptions::program`] says otherwise: for bindings to languages whose programs
 /// are run by an interpreter. Only the first call counts.
-#[doc(hidden)]
-pub fn set_program_name(name: String) {
+pub(crate) fn set_program_name(name: String) {
     let _ = PROGRAM.set(name);
 }
 

@@ -335,8 +335,7 @@ pub(crate) fn block_on_op(
     one_shot: &OneShot<Result<(), crate::core::error::OperationError>>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
-    block(core, op, &op.payload().in_words(), one_shot, timeout)?
-        .map_err(crate::core::error::OperationError::into_error)
+    block(core, op, &op.payload().in_words(), one_shot, timeout)?.map_err(Error::from)
 }
 
 /// The operations whose end is needed for that of `waiting`, including `waiting`.

@@ -121,7 +121,6 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
 
 /// The blocker of the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time is up. `None` where
 /// an inspection of what is near does not show it.
-#[doc(hidden)]
 pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {
     // Leaves a failure unretrieved that has come meanwhile.
     let ended = Ended::new(&tensor.inner, false);
@@ -129,7 +128,6 @@ pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {
 }
 
 /// As [`tensor_waits_for`], of an operation.
-#[doc(hidden)]
 pub fn op_waits_for(op: &Op) -> Option<String> {
     holding_up(&op.handle)
 }

@@ -35,7 +35,6 @@ estafette_sync::statics! {
 
 /// Number of accesses that waits have inspected since the process began, plus operations in flight that they
 /// have checked for a standstill. For tests of the cost of waits.
-#[doc(hidden)]
 pub fn inspected() -> u64 {
     INSPECTED.load(Ordering::Relaxed)
 }

@@ -13,8 +13,8 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
 
 use crate::core::core_ref::CoreRef;
+use crate::core::error::Error;
 pub(crate) use crate::core::error::device_error;
-use crate::core::error::{Error, OperationError};
 use crate::core::one_shot::OneShot;
 use crate::core::operation::{Op, OpHandle, OpVar, Phase};
 use crate::core::var_state::{Queried, Replaced, thin_out};
@@ -23,7 +23,6 @@ use crate::core::{clock, context};
 use crate::exchange::callback;
 use crate::exchange::foreign_fence::{self, RawFence};
 use crate::operation::cancellation;
-use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
 use crate::trace::hooks::{self, WaitNoted};
 use crate::wait::awaits::Awaited;
@@ -97,7 +96,6 @@ where
 }
 
 /// A callback that is due. Dropping the notice changes nothing.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct Notice(Weak<dyn Withdraw>);
 
@@ -128,7 +126,7 @@ impl<F: Send, C: Send> Withdraw for Notification<F, C> {
 }
 
 /// Calls `callback` at the end of `op`, which `ended` is the future of. No thread waits for it, so stand-ins run what it needs.
-fn notify_end<F, C>(ended: F, op: Option<&OpHandle>, callback: C) -> Notice
+pub(crate) fn notify_end<F, C>(ended: F, op: Option<&OpHandle>, callback: C) -> Notice
 where
     F: Future<Output = Result<(), Error>> + Send + 'static,
     C: FnOnce(Result<(), Error>) + Send + 'static,
@@ -141,7 +139,7 @@ where
 }
 
 /// The fence that settles as `future` does.
-fn fence_of<F>(name: &'static str, future: F) -> Fence
+pub(crate) fn fence_of<F>(name: &'static str, future: F) -> Fence
 where
     F: Future<Output = Result<(), Error>> + Send + 'static,
 {
@@ -163,26 +161,8 @@ impl Tensor {
         notify(self.notified_ready(), move |outcome| call_back(move || callback(outcome)));
     }
 
-    /// As [`on_ready`](Self::on_ready), but a failure stays unretrieved.
-    #[doc(hidden)]
-    pub fn on_end<C>(&self, callback: C) -> Notice
-    where
-        C: FnOnce(Result<(), Error>) + Send + 'static,
-    {
-        let ended = Ended::new(&self.inner, false);
-        let query = ended.handle();
-        let noted = query.clone().filter(|query| query.payload().noted);
-        notify_end(ended, query.as_ref(), move |outcome| {
-            if let Some(query) = noted {
-                hooks::resumed(query.id().get(), false);
-            }
-            callback(outcome);
-        })
-    }
-
     /// The outcome of the current version, if it is known. A failure stays unretrieved.
-    #[doc(hidden)]
-    pub fn outcome(&self) -> Option<Result<(), Error>> {
+    pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
         match self.inner.inspect() {
             // It is known to be cancelled before the operations in front of it have ended.
             None if cancellation::is_any() => Ended::new(&self.inner, false).outcome(),
@@ -200,41 +180,17 @@ impl Tensor {
         }
     }
 
-    /// [`ready_fence`](Self::ready_fence) for another scheduler. The owner of the struct owns one count of
-    /// the fence.
-    #[doc(hidden)]
-    pub fn export_ready_fence(&self) -> RawFence {
-        // Before the fence: a write that comes in between is none that the fence waits for.
-        let after = self.last_uses(|var| var.queued_writes().pop().into_iter().collect());
-        fence::export(&self.inner.core, self.ready_fence(), after)
-    }
-
     /// `fence`, of this tensor's uses, for another scheduler. The owner of the struct owns one count of it.
-    #[doc(hidden)]
-    pub fn export_fence(&self, fence: Fence) -> RawFence {
+    pub(crate) fn export_fence(&self, fence: Fence) -> RawFence {
         fence::export(&self.inner.core, fence, Vec::new())
     }
 
-    /// [`writable_fence`](Self::writable_fence) for another scheduler. The owner of the struct owns one count of the fence.
-    #[doc(hidden)]
-    pub fn export_writable_fence(&self) -> RawFence {
-        let after = self.last_uses(|var| var.queued());
-        fence::export(&self.inner.core, self.writable_fence(), after)
-    }
-
     /// Operations of the tensor's variables. In a forked child none: other threads may hold the graph's locks.
-    fn last_uses(&self, of: impl Fn(&OpVar) -> Vec<OpHandle>) -> Vec<OpId> {
+    pub(crate) fn last_uses(&self, of: impl Fn(&OpVar) -> Vec<OpHandle>) -> Vec<OpId> {
         if self.inner.core.generation.is_inherited() {
             return Vec::new();
         }
         self.inner.vars.iter().flat_map(of).map(|op| op.id()).collect()
-    }
-
-    /// The end of every use that was submitted before this call, as a fence. When the fence is done, the
-    /// memory may be overwritten.
-    #[doc(hidden)]
-    pub fn writable_fence(&self) -> Fence {
-        fence_of("the uses of a tensor", self.writable())
     }
 
     /// [`ready`](Self::ready), for a notification, which an operation may ask for about its own end.
@@ -421,7 +377,7 @@ impl Future for OpEnded {
             // A one-shot that is set has no wakers.
             *key = WakerKey::default();
         }
-        polled.map_err(OperationError::into_error)
+        polled.map_err(Error::from)
     }
 }
 
@@ -436,8 +392,7 @@ impl Op {
     }
 
     /// As [`on_done`](Self::on_done), with the outcome.
-    #[doc(hidden)]
-    pub fn on_end<C>(&self, callback: C) -> Notice
+    pub(crate) fn on_end<C>(&self, callback: C) -> Notice
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
     {
@@ -451,10 +406,9 @@ impl Op {
     }
 
     /// The outcome of the operation, if it has ended. A failure stays unretrieved.
-    #[doc(hidden)]
-    pub fn outcome(&self) -> Option<Result<(), Error>> {
+    pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
         let state = self.handle.payload();
-        let failure = || state.failure().map(|failure| Err(failure.clone().into_error()));
+        let failure = || state.failure().map(|failure| Err(failure.clone().into()));
         // A failure is set before the phase is `Done`, and after it is `Cancelled`.
         match state.phase() {
             Phase::Done => failure().or(Some(Ok(()))),
@@ -470,30 +424,6 @@ impl Op {
     }
 }
 
-impl Completion {
-    /// Adopts the fence of another scheduler, with the devices of the engine that runs the operation.
-    ///
-    /// # Errors
-    /// As [`foreign_fence::import`]; [`Error::Invalid`] for a fence that waits for the end of this operation.
-    ///
-    /// # Safety
-    /// As for [`foreign_fence::import`].
-    #[doc(hidden)]
-    pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
-        let core = self.scope().core();
-        // SAFETY: the caller's promise is the same.
-        let imported =
-            unsafe { foreign_fence::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }?;
-        // SAFETY: as above, and the struct is of this version.
-        if foreign_fence::waits_for(unsafe { fence.as_ref() }, OpId::new(self.scope().id())) {
-            return Err(Error::invalid(
-                "fence: it waits for the end of this very operation, which would wait for itself",
-            ));
-        }
-        Ok(imported)
-    }
-}
-
 impl Tensor {
     /// Adopts the fence of another scheduler, with the devices of the tensor's engine, its own among them.
     ///
@@ -502,8 +432,7 @@ impl Tensor {
     ///
     /// # Safety
     /// As for [`foreign_fence::import`].
-    #[doc(hidden)]
-    pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
+    pub(crate) unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         let core = &self.inner.core;
         let mut devices = core.devices.clone();
         if let Ok(place) = self.device() {

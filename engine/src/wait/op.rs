@@ -4,18 +4,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use estafette_devices::{Fence, FenceSet};
+use estafette_devices::FenceSet;
 use estafette_sync::time::Duration;
 
-use crate::core::clock;
-use crate::core::error::{Error, OperationError};
+use crate::core::error::Error;
 use crate::core::operation::Op;
 use crate::core::wakers::WakerKey;
-use crate::exchange::foreign_fence::RawFence;
 use crate::trace::hooks::WaitNoted;
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
-use crate::wait::fence;
 
 impl Op {
     /// Waits until the operation has ended, and returns its outcome. An operation that leaves device work has
@@ -42,26 +39,8 @@ impl Op {
     }
 
     /// Fences of the device work that the operation, or the nodes of a replay, have left. Known when the operation has ended.
-    #[doc(hidden)]
-    pub fn left(&self) -> FenceSet {
+    pub(crate) fn left(&self) -> FenceSet {
         self.handle.payload().left().cloned().unwrap_or_default()
-    }
-
-    /// Waits until a fence that the operation ends with has settled, well or not. Without a `timeout` the wait may run operations on
-    /// this thread.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`], [`Error::Interrupted`]; [`Error::WouldDeadlock`] in a callback.
-    #[doc(hidden)]
-    pub fn wait_for_fence(&self, fence: &Fence, timeout: Option<Duration>) -> Result<(), Error> {
-        let deadline = timeout.and_then(clock::deadline);
-        fence::wait_on_host(&self.handle.payload().core, &fence.clone().into(), deadline, timeout)
-    }
-
-    /// `fence`, with which the operation ends, for another scheduler. The owner of the struct owns one count of it.
-    #[doc(hidden)]
-    pub fn export_fence(&self, fence: Fence) -> RawFence {
-        fence::export(&self.handle.payload().core, fence, vec![self.handle.id()])
     }
 }
 
@@ -77,7 +56,7 @@ impl Future for Op {
                 pending.over();
                 // A one-shot that is set has no wakers.
                 *key = WakerKey::default();
-                Poll::Ready(outcome.map_err(OperationError::into_error))
+                Poll::Ready(outcome.map_err(Error::from))
             }
             Poll::Pending => match pending.poll(cx, || Awaited::by_task(handle)) {
                 Some(error) => Poll::Ready(Err(error)),

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::devices::{Device, Fence, host};
 use estafette::lease::LeaseRequest;
@@ -223,7 +224,7 @@ fn own_engine(things: &Things) {
     let x = ops::tensor(&own, 1.0);
     let doubled = own.op("future").writes([&x]).run_future(|[], [mut x]| async move {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        x.as_mut_slice::<f32>()?.fill(2.0);
+        x.view_mut().as_mut_slice::<f32>()?.fill(2.0);
         Ok(())
     });
     block_on(doubled.expect("accepted")).expect("the child has a runtime");
@@ -323,7 +324,7 @@ fn in_child(things: Things) {
     assert_eq!(engine.stats().leaked, before + 1, "the tensor is counted");
     // The operation ends in the parent.
     let in_flight = engine.stats().in_flight;
-    assert_eq!(completion.scope().name(), None);
+    assert_eq!(bindings::scope::name(completion.scope()), None);
     assert_forked("an operand", completion.scope().export(&busy, &ExportOptions::from(Access::Read)));
     completion.complete(Ok(()));
     drop((gate, guard));

@@ -63,7 +63,7 @@ pub fn every_step() -> Taken {
 /// Runs the program in `bytes`. Returns the steps taken.
 pub fn run(bytes: &[u8]) -> Taken {
     // A fence that never calls is queried while the program runs.
-    estafette::exchange::foreign_fence::query_overdue_after(OVERDUE);
+    estafette::bindings::exchange::query_overdue_after(OVERDUE);
     let mut bytes = Bytes::new(bytes);
     let mut program = Program::begin(&mut bytes);
     let mut taken = Taken::new();

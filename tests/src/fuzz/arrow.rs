@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, DeviceType, NativeEvent};
 use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
@@ -203,7 +204,7 @@ fn import(world: &World, mut made: Made) -> Option<Tensor> {
     let taken = unsafe {
         let source = ptr::from_mut(&mut made.array);
         if is_on_host && made.array.sync_event.is_null() && length % 2 == 0 {
-            ArrowDeviceArray::take_host(source.cast())
+            bindings::arrow::take_host(source.cast())
         } else {
             ArrowDeviceArray::take(source.cast())
         }
@@ -292,7 +293,7 @@ pub(super) fn run(bytes: &[u8]) {
                 // SAFETY: the schema is alive; the array is the engine's own.
                 let tensor = unsafe {
                     let format =
-                        ArrowSchema::format_of(ptr::from_ref(&schema).cast()).expect("of the engine");
+                        bindings::arrow::format_of(ptr::from_ref(&schema).cast()).expect("of the engine");
                     world.engine.import_arrow(format, array)
                 };
                 tensors.push(
@@ -301,8 +302,8 @@ pub(super) fn run(bytes: &[u8]) {
             }
             6 if !exported.is_empty() => {
                 let (_schema, array) = exported.swap_remove(bytes.below(exported.len()));
-                let is_plain = array.device().device_type == DeviceType::CPU;
-                let host = bytes.one_in(2).then(|| array.into_host());
+                let is_plain = bindings::arrow::device(&array).device_type == DeviceType::CPU;
+                let host = bytes.one_in(2).then(|| bindings::arrow::into_host(array));
                 assert!(host.is_none_or(|host| host.is_ok() == is_plain));
             }
             7 if bytes.one_in(2) => world.device.run_until_idle(),

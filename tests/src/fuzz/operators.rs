@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use estafette::exchange::table::{DLManagedTensorVersioned as Described, DLTensor};
+use estafette::exchange::{DLManagedTensorVersioned as Described, DLTensor};
 use estafette::operators::OUTPUTS_MAX;
 use estafette::operators::abi::{
     OPERATOR_ALLOCATING, OPERATOR_DESTINATION, OPERATOR_IN_PLACE, OPERATOR_INFERRED, OperatorAttribute,

@@ -6,9 +6,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use estafette::bindings::Origin;
+use estafette::bindings::{self, Origin};
 use estafette::devices::{DLDevice, Fence, FenceSet, host};
-use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
+use estafette::exchange::foreign_fence::{FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::{Abi, flush_deleters};
 use estafette::{Engine, Error, ImportOptions, ManagedTensor, Tensor};
 use estafette_sync::thread;
@@ -107,7 +107,8 @@ pub(super) fn fence(pending: Pending) -> (Settle, Fence) {
         reserved: [None; 3],
     };
     // SAFETY: a struct as it is described; its context lives as long as something retains it.
-    let fence = unsafe { foreign_fence::import(NonNull::from(&raw), &[]) }.expect("the struct is in order");
+    let fence =
+        unsafe { bindings::exchange::import(NonNull::from(&raw), &[]) }.expect("the struct is in order");
     (Settle::Foreign(done), fence)
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::sim::SimDevice;
 use estafette::devices::{Device, FenceSet, Queue, host};
 use estafette::engine::SharedLock;
@@ -212,7 +213,7 @@ impl World {
                 None => builder.build(),
             }?;
             if has_lock(&shape) {
-                engine.share_lock(Arc::new(BodyLock));
+                bindings::engine::share_lock(&engine, Arc::new(BodyLock));
             }
             Ok::<_, Error>(engine)
         };
@@ -650,7 +651,7 @@ impl Submitter<'_> {
             (0, Body::Sync) => {
                 let ticket = ticket();
                 let needs_lock = has_lock(&self.world.shape) && op.is_multiple_of(2);
-                let builder = if needs_lock { builder().needs_lock() } else { builder() };
+                let builder = if needs_lock { bindings::operation::needs_lock(builder()) } else { builder() };
                 builder.run(move |_, _| ticket.run())
             }
             (0, Body::Refusing) => loop {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::wait::Activity;
 use estafette::{Access, ExportOptions};
 use futures::executor::block_on;
@@ -103,7 +104,7 @@ pub const CALLS: &[Call] = &[
     constant("export_fenced and its deleter", |world, meter| {
         let tensor = world.fresh();
         let options = ExportOptions::from(Access::Read);
-        meter.count(|| drop(tensor.export_fenced(&options).expect("accepted")));
+        meter.count(|| drop(bindings::tensor::export_fenced(&tensor, &options).expect("accepted")));
     }),
     Call {
         name: "export once more",

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use estafette::bindings::Origin;
+use estafette::bindings::{self, Origin};
 use estafette::devices::FenceSet;
 use estafette::{Access, Error, ExportOptions, ImportOptions, Tensor};
 
@@ -415,7 +415,9 @@ fn try_lease(world: &mut World, id: TensorId, access: Access, how: Try) {
     let must = world.model.must(request);
     let tried = match how {
         Try::Now => tensor.lease(access, "a try").try_now().map(|lease| lease.map(Real::Held)),
-        Try::Export => tensor.export_at_once(|| "a try".into()).map(|view| view.map(Real::Exported)),
+        Try::Export => {
+            bindings::tensor::export_at_once(&tensor, || "a try".into()).map(|view| view.map(Real::Exported))
+        }
         Try::NoTime => {
             let waited = world.without_helping(|| tensor.lease(access, "a try").wait(Some(Duration::ZERO)));
             match waited {
@@ -483,8 +485,10 @@ fn may_derive(world: &World, request: RequestId) -> bool {
 
 fn derive(world: &mut World, request: RequestId) {
     let Real::Held(lease) = std::mem::replace(&mut world.requests[request], Real::Elsewhere) else { return };
-    let end = lease.end_fence();
-    let exported = lease.export(&ExportOptions::from(lease.access())).expect("a struct can describe it");
+    let end = bindings::lease::end_fence(&lease);
+    let exported = lease
+        .export(&ExportOptions::from(bindings::lease::access(&lease)))
+        .expect("a struct can describe it");
     drop(lease);
     // SAFETY: memory of a lease, which the struct keeps.
     let tensor = unsafe {

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, MutexGuard};
 
-use estafette::bindings::{Current, WaitHook};
+use estafette::bindings::{self, Current, WaitHook};
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{DLDevice, Device, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export};
@@ -181,10 +181,10 @@ fn a_copy_within_a_device_is_there_at_once_and_ready_later() {
     let bench = bench();
     let x = bench.pending(64);
     let copy = bench.engine.copy(&x, bench.device.id()).unwrap();
-    until("the copy was issued", || copy.is_defined());
+    until("the copy was issued", || bindings::tensor::is_defined(&copy));
     assert!(!copy.is_ready(), "its producer is blocked");
     let again = bench.engine.copy(&copy, bench.device.id()).unwrap();
-    until("a copy of the copy was issued", || again.is_defined());
+    until("a copy of the copy was issued", || bindings::tensor::is_defined(&again));
     bench.unblock();
     assert_eq!(bench.to_host(&again).to_vec::<u8>().unwrap(), [5; 64]);
     bench.silent();
@@ -199,7 +199,7 @@ fn a_copy_goes_from_one_cuda_device_to_another_without_the_host() {
     }
     let x = bench.pending(LARGE);
     let there = bench.engine.copy(&x, other.id()).unwrap();
-    until("the copy was issued", || there.is_defined());
+    until("the copy was issued", || bindings::tensor::is_defined(&there));
     assert!(!there.is_ready());
     bench.unblock();
     assert_eq!(bench.to_host(&there).to_vec::<u8>().unwrap(), vec![5; LARGE]);
@@ -244,7 +244,7 @@ fn small_copies_pass_large_ones_that_wait_for_their_producer() {
     let other = bench.device.create_queue().unwrap();
     bench.engine.op("nothing").writes([&free]).on(&other).run_on(|_, [], [_]| Ok(())).unwrap();
     let up = bench.engine.copy(&host, bench.device.id()).unwrap();
-    until("the small copy was issued", || up.is_defined());
+    until("the small copy was issued", || bindings::tensor::is_defined(&up));
     assert!(held.iter().all(|copy| !copy.is_ready()));
     bench.unblock();
     held.iter().for_each(|copy| copy.wait().unwrap());
@@ -348,7 +348,7 @@ impl WaitHook for NeverSleeps {
 fn an_allocation_on_the_thread_of_an_event_loop_waits_for_no_memory() {
     let bench = bench();
     until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
-    bench.engine.on_wait(NeverSleeps);
+    bindings::engine::on_wait(&bench.engine, NeverSleeps);
     let x = bench.pending(LARGE);
     bench.simulator.capacity(LARGE as u64);
     drop(x);
@@ -432,7 +432,7 @@ fn a_result_that_has_to_be_copied_is_copied_by_its_device() {
         })
         .unwrap();
     bench.worker_is_free();
-    until("the copy was issued", || result.is_defined());
+    until("the copy was issued", || bindings::tensor::is_defined(&result));
     assert!(!result.is_ready());
     assert_eq!(result.device().unwrap(), bench.device.id());
     assert_ne!(result.data_ptr().unwrap(), x.data_ptr().unwrap());
@@ -453,7 +453,7 @@ fn memory_that_an_operation_does_not_name_is_written_after_its_result_was_copied
     let alias = y.export_wait(&ExportOptions::from(Access::Alias)).unwrap();
     let op = bench.engine.op("view").reads([&x]).on(&bench.ours);
     let result = op.produce_external(move |end| end.produce(Ok(alias.into()))).unwrap();
-    until("the copy was issued", || result.is_defined());
+    until("the copy was issued", || bindings::tensor::is_defined(&result));
     assert!(!result.is_ready());
     let write = bench.fill(&y, 6);
     bench.unblock();
@@ -468,7 +468,7 @@ fn a_copy_for_a_stream_is_exported_while_its_producer_runs() {
     let theirs = bench.device.queue().unwrap();
     let x = bench.pending(64);
     // SAFETY: the stream lives.
-    let consumer = unsafe { x.consumer_on(bench.device.id(), theirs.native()) }.unwrap();
+    let consumer = unsafe { bindings::tensor::consumer_on(&x, bench.device.id(), theirs.native()) }.unwrap();
     let options = ExportOptions {
         copy: true,
         copy_to: bench.device.id(),
@@ -526,7 +526,7 @@ fn a_lease_that_a_stream_waits_for_is_exported_as_a_copy_after_the_work_before()
     let x = bench.pending(64);
     let theirs = bench.device.queue().unwrap();
     // SAFETY: the stream lives.
-    let consumer = unsafe { x.consumer_on(bench.device.id(), theirs.native()) }.unwrap();
+    let consumer = unsafe { bindings::tensor::consumer_on(&x, bench.device.id(), theirs.native()) }.unwrap();
     let lease = x.lease(Access::Read, "the test").for_consumer(&consumer).wait(None).unwrap();
     let options = ExportOptions { copy: true, ..ExportOptions::from(Access::Read) };
     let copy = std::thread::spawn(move || lease.export(&options).unwrap());
@@ -562,7 +562,7 @@ fn a_fault_in_the_middle_of_a_copy_ends_it() {
     }
     let x = bench.pending(LARGE);
     let (down, within) = (bench.to_host(&x), bench.engine.copy(&x, bench.device.id()).unwrap());
-    until("the copy within was issued", || within.is_defined());
+    until("the copy within was issued", || bindings::tensor::is_defined(&within));
     bench.worker_is_free();
     bench.simulator.fault_device(crate::BREAKS_IN_COPY as u32, ILLEGAL_ADDRESS);
     for copy in [&down, &within] {

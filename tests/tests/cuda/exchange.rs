@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use estafette::bindings::ImportStream;
+use estafette::bindings::{self, ImportStream};
 use estafette::devices::cuda::{CudaDevice, CudaGraph, CudaQueue, CudaRuntime};
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
@@ -114,7 +114,7 @@ impl Theirs {
 
     fn consumer(&self, x: &Tensor) -> Consumer {
         // SAFETY: the stream lives.
-        unsafe { x.consumer_on(self.device.id(), self.stream()) }.unwrap()
+        unsafe { bindings::tensor::consumer_on(&x, self.device.id(), self.stream()) }.unwrap()
     }
 
     fn copies(&self, x: &Tensor) {
@@ -204,7 +204,7 @@ fn a_write_after_release_waits_for_a_consumer_on_another_device_than_the_first()
     let x = bench.engine.empty(&[BYTES], DType::U8, DLDevice::new(DeviceType::CUDA_HOST, 0)).unwrap();
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     // SAFETY: the stream lives.
-    let consumer = unsafe { x.consumer_on(other.id(), theirs.native()) }.unwrap();
+    let consumer = unsafe { bindings::tensor::consumer_on(&x, other.id(), theirs.native()) }.unwrap();
     let before = bench.engine.stats().quarantine;
     let lease = bench.lease(&x, Access::Read, &consumer);
     bench.simulator.block(theirs.native());
@@ -265,7 +265,9 @@ fn a_lease_on_a_stream_that_is_kept_ends_behind_an_event_and_needs_no_barrier() 
     let before = bench.engine.stats().quarantine;
     let keeper: Keeper = Arc::new(());
     // SAFETY: the stream lives to the end of the test.
-    let consumer = unsafe { x.consumer_on_kept(bench.device.id(), theirs.stream(), Arc::clone(&keeper)) };
+    let consumer = unsafe {
+        bindings::tensor::consumer_on_kept(&x, bench.device.id(), theirs.stream(), Arc::clone(&keeper))
+    };
     let lease = bench.lease(&x, Access::Read, &consumer.unwrap());
     bench.simulator.block(theirs.stream());
     theirs.copies(&x);
@@ -279,7 +281,7 @@ fn a_lease_on_a_stream_that_is_kept_ends_behind_an_event_and_needs_no_barrier() 
     assert_eq!((theirs.read(), bench.first(&x)), (5, 6));
     assert_eq!(bench.engine.stats().quarantine, before);
     // SAFETY: the default stream is always there.
-    let refused = unsafe { x.consumer_on_kept(bench.device.id(), 2, keeper) };
+    let refused = unsafe { bindings::tensor::consumer_on_kept(&x, bench.device.id(), 2, keeper) };
     assert!(refused.is_err_and(|error| error.to_string().contains("another stream on other threads")));
     bench.silent();
 }
@@ -371,7 +373,7 @@ fn the_legacy_stream_is_looked_at_again_when_the_lease_ends() {
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let before = bench.engine.stats().quarantine;
     // SAFETY: the default stream is always there.
-    let consumer = unsafe { x.consumer_on(bench.device.id(), 1) }.unwrap();
+    let consumer = unsafe { bindings::tensor::consumer_on(&x, bench.device.id(), 1) }.unwrap();
     let Consumer::Queue(legacy) = consumer.clone() else { panic!("a stream") };
     let theirs = bench.theirs();
     let lease = bench.lease(&x, Access::Read, &consumer);
@@ -554,7 +556,7 @@ fn an_export_into_a_capture_is_a_wait_and_never_a_query_and_its_lease_stays() {
         assert_eq!(theirs.read(), 5);
     }
     assert!(waits(&bench.engine, &overwrite), "another launch would read it again");
-    assert_eq!(x.end_captures(), 1);
+    assert_eq!(bindings::lease::end_captures(&x), 1);
     overwrite.wait().unwrap();
     assert_eq!(bench.first(&x), 6);
     let found = bench.simulator.violations();
@@ -771,7 +773,7 @@ fn another_scheduler_orders_its_stream_after_our_fence() {
     let x = bench.bytes();
     bench.simulator.block(bench.ours.native());
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
-    let fence = x.export_ready_fence();
+    let fence = bindings::tensor::export_ready_fence(&x);
     let stream = ptr::with_exposed_provenance_mut(theirs.stream());
     // SAFETY: the struct's own function with its own context, on a live stream.
     let status = unsafe { fence.order_on.unwrap()(fence.context, bench.device.id(), stream) };
@@ -791,7 +793,7 @@ fn our_fence_leaves_a_stream_that_captures_a_graph_as_it_is() {
     let x = bench.bytes();
     bench.simulator.block(bench.ours.native());
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
-    let fence = x.export_ready_fence();
+    let fence = bindings::tensor::export_ready_fence(&x);
     let stream = ptr::with_exposed_provenance_mut(theirs.stream());
     // SAFETY: the struct's own function with its own context, on a live stream.
     let order = || unsafe { fence.order_on.unwrap()(fence.context, bench.device.id(), stream) };
@@ -928,7 +930,9 @@ fn streams_that_are_none_and_streams_of_other_devices_are_refused() {
     let other = Arc::clone(&CudaRuntime::get().unwrap().devices()[1]);
     let queue = other.create_queue().unwrap();
     // SAFETY: what is no stream of the device is found out.
-    let refused = |device, handle| unsafe { x.consumer_on(device, handle) }.unwrap_err().to_string();
+    let refused = |device, handle| {
+        unsafe { bindings::tensor::consumer_on(&x, device, handle) }.unwrap_err().to_string()
+    };
     assert!(refused(bench.device.id(), 0).contains("1 for the legacy one"));
     assert!(refused(bench.device.id(), queue.native()).contains("another context"));
     assert!(refused(other.id(), queue.native()).contains("the memory is on"));

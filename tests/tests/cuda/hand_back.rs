@@ -5,6 +5,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{Allocation, Device, FenceSet, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, ManagedTensor, ReleaseStream, export};
@@ -181,7 +182,7 @@ fn what_only_the_host_can_wait_for_holds_the_block_as_ever() {
     let before = bench.engine.stats().handed_back;
     let x = bench.import(bench.owner.queue.native());
     // SAFETY: the stream lives.
-    let consumer = unsafe { x.consumer_on(bench.device.id(), theirs.native()) }.unwrap();
+    let consumer = unsafe { bindings::tensor::consumer_on(&x, bench.device.id(), theirs.native()) }.unwrap();
     assert!(matches!(consumer, Consumer::Queue(_)));
     let lease =
         x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(Some(Duration::ZERO)).unwrap();

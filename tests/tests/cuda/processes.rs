@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::cuda::{CudaQueue, CudaRuntime};
 use estafette::devices::{DLDevice, Device, Queue};
 use estafette::engine::Memory;
@@ -365,7 +366,7 @@ fn is_opened_elsewhere(name: &str, workers: usize) {
             if workers > 0 {
                 // No thread waits for the link, so its own thread hears of the answer.
                 let (done, is_done) = channel();
-                x.on_end(move |_| done.send(()).unwrap());
+                bindings::tensor::on_end(&x, move |_| done.send(()).unwrap());
                 is_done.recv().unwrap();
             }
             assert_eq!(side.value(&x).unwrap(), 4);

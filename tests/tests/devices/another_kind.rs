@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
+use estafette::bindings;
 use estafette::devices::conformance::{Blocked, Harness, Skip, run};
 use estafette::devices::{
     Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Order, Queue,
@@ -316,7 +317,7 @@ fn a_kind_that_nothing_else_knows_is_exchanged_leased_copied_and_computed_on() {
 
     // Out as a DLPack struct, under a read lease, and in again.
     let exported = block_on(y.export(Access::Read)).unwrap();
-    assert_eq!((exported.device(), exported.flags().read_only), (ID, true));
+    assert_eq!((bindings::exchange::device(&exported), exported.flags().read_only), (ID, true));
     let write = engine.op("write").writes([&y]).run_external(|end| end.complete(Ok(()))).unwrap();
     assert!(!write.is_done(), "the lease is open");
     // SAFETY: the engine's own struct; nothing writes while the lease is open.

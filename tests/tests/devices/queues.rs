@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
 use estafette::tensor::TensorState;
-use estafette::{Engine, Error, FailureKind, Variable};
+use estafette::{Engine, Error, FailureKind};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
@@ -220,7 +221,7 @@ fn a_fault_poisons_what_was_written_and_skips_or_fails_what_depends_on_it_with_t
             let cause = error.operation().unwrap_or_else(|| panic!("{error:?}"));
             assert_eq!((cause.operation(), cause.id(), cause.kind()), ("bad", bad.id(), FailureKind::Device));
             assert!(cause.message().contains("illegal address"), "{cause}");
-            let driver: &DeviceError = cause.source_error().unwrap().downcast_ref().unwrap();
+            let driver: &DeviceError = std::error::Error::source(cause).unwrap().downcast_ref().unwrap();
             assert_eq!((driver.kind(), driver.code()), (DeviceErrorKind::Fault, Some(700)));
         }
         // Issued already, so it fails when observed, with the same root error of the driver.
@@ -319,7 +320,7 @@ fn what_was_skipped_or_cancelled_leaves_the_fences_as_they_were() {
 fn bodies_take_turns_and_their_device_work_does_not() {
     let (device, engine, _watchdog) = sim(2, SimOptions::default());
     let queue = queue(&device);
-    let turn = Variable::for_turns();
+    let turn = bindings::operation::for_turns();
     let inside = Arc::new(AtomicUsize::new(0));
     let most = Arc::new(AtomicUsize::new(0));
     let ops: Vec<_> = (0..8)

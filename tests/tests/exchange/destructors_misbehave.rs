@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use estafette::bindings::Origin;
+use estafette::bindings::{self, Origin};
 use estafette::devices::sim::{SimDevice, SimOptions};
 use estafette::devices::{
     DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, Order, Queue, QueueId, Subscriber, Timeline,
@@ -503,7 +503,7 @@ fn callbacks_and_hooks() {
             assert!(!panics, "a callback");
         });
         let (value, called) = (stage.value(), sender.clone());
-        stage.x.on_end(move |_| {
+        bindings::tensor::on_end(&stage.x, move |_| {
             value.calls_back();
             called.send(true).unwrap();
             assert!(!panics, "a callback");
@@ -549,7 +549,7 @@ fn what_keeps_the_queue_of_a_consumer() {
     let exported = stage.x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     // SAFETY: the struct describes its memory truly.
     let derived = unsafe { stage.engine.import(exported) }.unwrap();
-    derived.imported_under().unwrap().hand_to(&consumer()).unwrap();
+    bindings::lease::hand_to(&bindings::lease::imported_under(&derived).unwrap(), &consumer()).unwrap();
     drop(derived);
     stage.ends_with(2);
 }

@@ -9,6 +9,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::{Fence, host};
 use estafette::operation::{Operands as _, Tensors};
 use estafette::operators::{Attributes, Closure, operators};
@@ -86,8 +87,12 @@ fn a_scope_that_outlives_its_operation_lends_nothing() {
     op.unwrap().wait().unwrap();
     let scope = kept.lock().unwrap().take().unwrap();
     assert!(scope.export(&x, &ExportOptions::from(Access::Write)).is_err());
-    assert!(scope.access_of(&x).is_none() && scope.describe(&x).is_none() && scope.queue().is_none());
-    let inside = scope.enter(|| x.wait());
+    assert!(
+        bindings::scope::access_of(&scope, &x).is_none()
+            && bindings::scope::describe(&scope, &x).is_none()
+            && scope.queue().is_none()
+    );
+    let inside = bindings::scope::enter(&scope, || x.wait());
     assert!(inside.is_ok(), "it is no operation's code any more");
     assert!(watchdog.still_watches());
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use estafette::bindings::{Implementation, Invocation};
+use estafette::bindings::{self, Implementation, Invocation};
 use estafette::devices::host::HostDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, Queue};
-use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
+use estafette::exchange::{DLManagedTensorVersioned, DLTensor};
 use estafette::operators::OUTPUTS_MAX;
 use estafette::operators::{Closure, OperatorKind, Signature, abi, operators};
 use estafette::wait::without_helping;
@@ -97,7 +97,7 @@ fn the_three_kinds_in_one_graph_behind_inputs_that_are_promises_still() {
         let repeated = repeat.produce().unwrap().remove(0);
         let parts = engine.operator("graph.parts").unwrap().inputs(&[&repeated]).produce().unwrap();
         let none_ready = [&late, &sum, &repeated, &parts[0], &parts[1]].iter().all(|t| !t.is_ready());
-        assert!(none_ready && !late.is_defined() && !op.is_done());
+        assert!(none_ready && !bindings::tensor::is_defined(&late) && !op.is_done());
         gate.open();
         assert_eq!(parts[0].to_vec::<f32>().unwrap(), [22.0; 3]);
         assert_eq!(parts[1].to_vec::<f32>().unwrap(), [11.0, 33.0, 11.0, 33.0, 11.0, 33.0]);
@@ -109,14 +109,18 @@ fn the_three_kinds_in_one_graph_behind_inputs_that_are_promises_still() {
 #[test]
 fn what_is_registered_is_listed_and_a_mistaken_name_gets_the_near_ones() {
     register_sums("listed");
-    let known = operators().get("listed.repeat").unwrap();
+    let known = bindings::operators::get(operators(), "listed.repeat").unwrap();
     assert_eq!((&*known.name, &*known.origin), ("listed.repeat", "Rust"));
     let signature = known.signature;
     assert_eq!((signature.kind, signature.inputs, signature.outputs), (OperatorKind::Inferred, Some(1), 1));
     let all = operators().list().unwrap();
     assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
     assert!(all.iter().any(|operator| *operator.name == *"listed.parts"));
-    let Error::NoOperator { name, near } = operators().get("listed.repaet").unwrap_err() else { panic!() };
+    let Error::NoOperator { name, near } =
+        bindings::operators::get(operators(), "listed.repaet").unwrap_err()
+    else {
+        panic!()
+    };
     assert_eq!((name.as_str(), near[0].as_str()), ("listed.repaet", "listed.repeat"));
     let engine = engine(1);
     let missing = engine.operator("zzz").unwrap_err().to_string();
@@ -249,7 +253,7 @@ fn on_a_queue_the_work_is_enqueued_in_order_and_a_chain_needs_no_host() {
     let watchdog = Watchdog::of(&engine);
     let signature =
         Signature { kind: OperatorKind::Destination, inputs: Some(1), outputs: 1, in_place: true };
-    operators().register("queue.add_one", signature, "a test", OnQueue).unwrap();
+    bindings::operators::register(operators(), "queue.add_one", signature, "a test", OnQueue).unwrap();
     let queue: Arc<dyn Queue> = device.queue(false);
     let tensors: Vec<Tensor> = (0..3)
         .map(|_| {
@@ -316,7 +320,7 @@ fn an_operator_that_was_taken_out_stays_until_the_work_that_it_has_enqueued_is_o
         let signature =
             Signature { kind: OperatorKind::Destination, inputs: Some(0), outputs: 1, in_place: true };
         let leaves = Leaves { breaks_off, dropped: Arc::clone(&dropped) };
-        operators().register("queue.leaves", signature, "a test", leaves).unwrap();
+        bindings::operators::register(operators(), "queue.leaves", signature, "a test", leaves).unwrap();
         let queue: Arc<dyn Queue> = device.queue(false);
         let x = engine.empty(&[1], DType::F32, device.id()).unwrap();
         for _ in 0..2 {
@@ -341,7 +345,7 @@ fn an_operator_keeps_no_queue_once_the_work_there_is_over() {
     let signature =
         Signature { kind: OperatorKind::Destination, inputs: Some(0), outputs: 1, in_place: true };
     let leaves = Leaves { breaks_off: false, dropped: Arc::default() };
-    operators().register("queue.kept", signature, "a test", leaves).unwrap();
+    bindings::operators::register(operators(), "queue.kept", signature, "a test", leaves).unwrap();
     let x = engine.empty(&[1], DType::F32, device.id()).unwrap();
     let progress = [(); 3].map(|()| {
         let queue: Arc<dyn Queue> = device.queue(false);
@@ -405,7 +409,16 @@ fn what_a_function_in_c_may_do_wrong_has_a_message_each() {
     let register = |name: &str, kind, context: usize| {
         let context = std::ptr::without_provenance_mut(context);
         // SAFETY: the function takes any number as its context.
-        unsafe { operators().register_foreign(name, CARELESS, &options(kind), context, Some(dropped)) }
+        unsafe {
+            bindings::operators::register_foreign(
+                operators(),
+                name,
+                CARELESS,
+                &options(kind),
+                context,
+                Some(dropped),
+            )
+        }
     };
     register("careless.null", abi::OPERATOR_ALLOCATING, 1).unwrap();
     register("careless.shape", abi::OPERATOR_INFERRED, 2).unwrap();
@@ -444,7 +457,14 @@ fn options_of_the_c_interface_are_checked() {
         change(&mut options);
         // SAFETY: it is refused, so nothing is called.
         let outcome = unsafe {
-            operators().register_foreign("checked", CARELESS, &options, std::ptr::null_mut(), None)
+            bindings::operators::register_foreign(
+                operators(),
+                "checked",
+                CARELESS,
+                &options,
+                std::ptr::null_mut(),
+                None,
+            )
         };
         outcome.unwrap_err().to_string()
     };
@@ -511,9 +531,15 @@ fn a_function_that_cannot_enqueue_is_refused_on_a_queue() {
     unsafe {
         let options = options(abi::OPERATOR_ALLOCATING);
         let options = abi::OperatorOptions { kind: abi::OPERATOR_DESTINATION, ..options };
-        operators()
-            .register_foreign("no_queue.foreign", CARELESS, &options, std::ptr::null_mut(), None)
-            .unwrap();
+        bindings::operators::register_foreign(
+            operators(),
+            "no_queue.foreign",
+            CARELESS,
+            &options,
+            std::ptr::null_mut(),
+            None,
+        )
+        .unwrap();
     }
     let device = SimDevice::new(SimOptions::default()).unwrap();
     let (stream, without_a_handle): (Arc<dyn Queue>, _) =
@@ -572,7 +598,7 @@ impl Implementation for Echo {
 fn several_results_are_those_of_the_call_whatever_is_written_to_its_inputs_before_the_next_submission() {
     let signature =
         Signature { kind: OperatorKind::Allocating, inputs: Some(1), outputs: 2, in_place: false };
-    operators().register("echo.twice", signature, "a test", Echo).unwrap();
+    bindings::operators::register(operators(), "echo.twice", signature, "a test", Echo).unwrap();
     // A second submission has to wait for the end of the first one.
     let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
     let watchdog = Watchdog::of(&engine);

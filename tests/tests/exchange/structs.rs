@@ -2,6 +2,7 @@
 
 use std::ptr;
 
+use estafette::bindings;
 use estafette::exchange::Abi;
 use estafette::{Access, DType, Engine, Error, ExportOptions, ManagedTensor, Tensor};
 use tests::foreign::{Deleted, Memory, READ_ONLY, Versioned, numbers};
@@ -66,7 +67,7 @@ fn memory_is_not_given_back_while_a_consumer_holds_it() {
         let engine = engine(2);
         let x = import(&engine, &[4], &deleted, |_| ()).unwrap();
         let out = x.export_wait(&ExportOptions { abi, ..ExportOptions::from(Access::Read) }).unwrap();
-        assert_eq!(out.abi(), abi);
+        assert_eq!(bindings::exchange::abi(&out), abi);
         drop(x);
         drop(engine);
         assert!(estafette::exchange::flush_deleters(std::time::Duration::from_secs(30)));
@@ -136,7 +137,7 @@ fn a_device_of_an_unknown_kind_is_carried_and_the_host_never_looks() {
     let copying = ExportOptions { copy: true, ..ExportOptions::from(Access::Read) };
     assert!(x.export_wait(&copying).unwrap_err().to_string().contains("device_type(77):0"));
     let out = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
-    assert_eq!(out.device().to_string(), "device_type(77):0");
+    assert_eq!(bindings::exchange::device(&out).to_string(), "device_type(77):0");
     drop((x, out));
     deleted.settle_at(1);
 }

@@ -5,6 +5,7 @@ use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Waker};
 
+use estafette::bindings;
 use estafette::wait::Ready;
 use estafette::{Engine, Error, Op, Tensor};
 use tests::dice::{Dice, from_environment};
@@ -219,7 +220,7 @@ fn an_operation_that_runs_is_not_cancelled_by_the_first_handle_that_is_made_of_i
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
     let (said, heard) = channel();
     let op = engine.op("runs").updates([&x]).run_external(move |end| {
-        said.send(end.op().expect("an operation").cancel()).unwrap();
+        said.send(bindings::operation::completion_op(&end).expect("an operation").cancel()).unwrap();
         end.complete(Ok(()));
     });
     drop(op.unwrap());

@@ -58,7 +58,7 @@ fn every_waiter_gets_name_id_and_message_of_the_root_cause_as_often_as_it_asks()
             {
                 let cause = cause(outcome);
                 assert_cause(&cause, &op, FailureKind::Error, message);
-                let source = cause.source_error().expect("the body's own error").downcast_ref();
+                let source = std::error::Error::source(&cause).expect("the body's own error").downcast_ref();
                 assert_eq!(source, Some(&OutOfPaper(3)));
                 let text = format!("operation `print` (op {}) failed: {message}", op.id());
                 assert_eq!(cause.to_string(), text);

@@ -68,7 +68,7 @@ fn the_bodys_own_error_is_the_source() {
     let x = tensor(&engine, 1.0);
     engine.op("typed").writes([&x]).run(|[], [_x]| Err(Unlucky(13).into())).unwrap();
     let error = x.wait().unwrap_err();
-    let source = error.operation().unwrap().source_error().unwrap();
+    let source = std::error::Error::source(error.operation().unwrap()).unwrap();
     assert_eq!(source.downcast_ref::<Unlucky>().unwrap().0, 13);
     assert_caused_by(&error, "typed", "number 13 is unlucky");
     assert!(watchdog.still_watches());

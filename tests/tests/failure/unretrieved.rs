@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Once};
 use std::task::{Context, Waker};
 
+use estafette::bindings;
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::tensor::TensorState;
 use estafette::wait::Activity;
@@ -209,7 +210,7 @@ fn looks_that_show_no_failure_do_not_retrieve() {
     assert!(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     let (called, calls) = channel();
     let also = called.clone();
-    x.on_end(move |_| called.send(()).unwrap());
+    bindings::tensor::on_end(&x, move |_| called.send(()).unwrap());
     op.on_done(move || also.send(()).unwrap());
     gate.begun().complete(Ok(()));
     engine.wait_all(None).unwrap();
@@ -217,7 +218,7 @@ fn looks_that_show_no_failure_do_not_retrieve() {
     calls.recv().unwrap();
     assert!(x.is_ready() && op.is_done());
     assert!(matches!(
-        (x.outcome(), op.outcome()),
+        (bindings::tensor::outcome(&x), bindings::operation::outcome(&op)),
         (Some(Err(Error::Failed(_))), Some(Err(Error::Failed(_))))
     ));
     block_on(x.writable()).unwrap();

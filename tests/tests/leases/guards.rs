@@ -18,8 +18,8 @@ fn asynchronous_bodies_get_owned_guards_that_may_go_anywhere() {
     let op = engine.op("far").reads([&x]).writes([&y]).run_future(|[x], [mut y]| async move {
         anywhere::<ReadGuard>(&x);
         anywhere::<WriteGuard>(&y);
-        let value = tokio::task::spawn_blocking(move || x.as_slice::<f32>().map(|x| x[0])).await??;
-        y.as_mut_slice::<f32>()?.fill(value * 2.0);
+        let value = tokio::task::spawn_blocking(move || x.view().as_slice::<f32>().map(|x| x[0])).await??;
+        y.view_mut().as_mut_slice::<f32>()?.fill(value * 2.0);
         Ok(())
     });
     op.unwrap().wait().unwrap();
@@ -41,8 +41,8 @@ fn the_access_ends_when_the_body_and_the_last_guard_have_ended() {
     let (read, mut write) = take.recv().unwrap();
     let (behind_x, behind_y) = (set(&engine, &x, 2.0), look(&engine, &y));
     assert!(waits(&engine, &behind_x) && waits(&engine, &behind_y), "{}", engine.diagnose());
-    assert_eq!(read.as_slice::<f32>().unwrap(), [1.0]);
-    write.as_mut_slice::<f32>().unwrap().fill(9.0);
+    assert_eq!(read.view().as_slice::<f32>().unwrap(), [1.0]);
+    write.view_mut().as_mut_slice::<f32>().unwrap().fill(9.0);
     drop(write);
     // One guard holds the whole operation open.
     assert!(waits(&engine, &behind_y) && !op.is_done(), "{}", engine.diagnose());
@@ -124,7 +124,7 @@ fn a_produced_tensor_is_defined_when_the_body_ends_although_a_guard_lives_on() {
     let x = tensor(&engine, 1.0);
     let (give, take) = channel();
     let y = engine.op("makes").reads([&x]).produce_future(move |[x]| async move {
-        let made = Produced::from_vec(vec![x.as_slice::<f32>()?[0] + 1.0], &[1])?;
+        let made = Produced::from_vec(vec![x.view().as_slice::<f32>()?[0] + 1.0], &[1])?;
         give.send(x)?;
         Ok(made)
     });
@@ -169,7 +169,7 @@ fn a_blocking_wait_in_an_asynchronous_body_does_not_starve_other_asynchronous_bo
         // Awaiting would be better; but the thread is the engine's, so the engine must not starve.
         let y = inner.op("other").reads([&x]).produce_future(move |[x]| async move {
             flag.store(true, Ordering::SeqCst);
-            Ok(Produced::from_vec(x.as_slice::<f32>()?.to_vec(), &[1])?)
+            Ok(Produced::from_vec(x.view().as_slice::<f32>()?.to_vec(), &[1])?)
         })?;
         Ok(y.wait()?)
     });

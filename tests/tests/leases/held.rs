@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use estafette::bindings::{Origin, reaper, wait_any};
+use estafette::bindings::{self, Origin, reaper, wait_any};
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::wait::Status;
 use estafette::{Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Op, Tensor};
@@ -56,7 +56,7 @@ fn a_wait_that_only_leases_hold_up_first_collects_garbage_once() {
     let garbage = Arc::new(std::sync::Mutex::new(Some(export(&x, Access::Read, "garbage"))));
     let collections = Arc::new(AtomicUsize::new(0));
     let (in_hook, counted) = (Arc::clone(&garbage), Arc::clone(&collections));
-    engine.on_lease_wait(move || {
+    bindings::engine::on_lease_wait(&engine, move || {
         counted.fetch_add(1, Ordering::SeqCst);
         drop(in_hook.lock().unwrap().take());
     });
@@ -100,7 +100,7 @@ fn a_garbage_collection_that_takes_long_puts_off_the_lease_timeout_by_no_more_th
     let theirs = x.clone();
     let array = std::thread::spawn(move || export(&theirs, Access::Write, "another thread")).join().unwrap();
     // Looks are spaced at a hundred times their duration: 60 s, if this were a part of one.
-    engine.on_lease_wait(|| std::thread::sleep(Duration::from_millis(600)));
+    bindings::engine::on_lease_wait(&engine, || std::thread::sleep(Duration::from_millis(600)));
     let began = Instant::now();
     assert_held(&x.wait().unwrap_err(), "another thread");
     assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
@@ -309,12 +309,14 @@ fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() 
     // Outside the operation: this code cannot have the operation's views.
     // SAFETY: as above.
     let again = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
-    assert!(again.imported_under().is_none());
+    assert!(bindings::lease::imported_under(&again).is_none());
     // Inside the operation: the memory counts as derived from the view.
     // SAFETY: as above.
-    let inside =
-        completion.scope().enter(|| unsafe { engine.import(memory.tensor(0, 1, &deleted)) }).unwrap();
-    assert!(inside.imported_under().is_some());
+    let inside = bindings::scope::enter(completion.scope(), || unsafe {
+        engine.import(memory.tensor(0, 1, &deleted))
+    })
+    .unwrap();
+    assert!(bindings::lease::imported_under(&inside).is_some());
     drop(inside);
     let read = look(&engine, &again);
     assert!(waits(&engine, &read), "{}", engine.diagnose());
@@ -351,8 +353,11 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     for access in [Access::Read, Access::Write] {
         let array = export(&t, access, "an array");
         let (owned, lent) = (import(Origin::Owner), import(Origin::Lent));
-        assert!(owned.imported_under().is_none());
-        assert_eq!(lent.imported_under().map(|lease| lease.access()), Some(access));
+        assert!(bindings::lease::imported_under(&owned).is_none());
+        assert_eq!(
+            bindings::lease::imported_under(&lent).map(|lease| bindings::lease::access(&lease)),
+            Some(access)
+        );
         drop(lent);
         let write = set(&engine, &owned, 2.0);
         assert!(waits(&engine, &write), "{}", engine.diagnose());
@@ -381,12 +386,15 @@ fn a_view_of_something_that_is_no_operand_is_refused() {
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
     let completion = body(&engine, &x, Access::Read);
     let scope = completion.scope().clone();
-    assert_eq!((scope.access_of(&x), scope.access_of(&y)), (Some(Access::Read), None));
+    assert_eq!(
+        (bindings::scope::access_of(&scope, &x), bindings::scope::access_of(&scope, &y)),
+        (Some(Access::Read), None)
+    );
     let refused = scope.export(&y, &ExportOptions::from(Access::Read)).unwrap_err();
     assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
     completion.complete(Ok(()));
     // After the end every tensor is refused.
-    assert_eq!(scope.access_of(&x), None);
+    assert_eq!(bindings::scope::access_of(&scope, &x), None);
     let refused = scope.export(&x, &ExportOptions::from(Access::Read)).unwrap_err();
     assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
     assert!(watchdog.still_watches());
@@ -406,7 +414,7 @@ fn an_alias_is_tracked_by_nobody() {
     if let Ok(lease) = &lease {
         // An alias must not hold up writers.
         set(&engine, &x, 3.0).wait().unwrap();
-        assert_eq!(lease.access(), Access::Alias);
+        assert_eq!(bindings::lease::access(lease), Access::Alias);
     }
     assert!(watchdog.still_watches());
 }
@@ -568,7 +576,7 @@ fn a_view_that_ends_before_its_operation_leaves_what_was_derived_from_it() {
     // Readers wait for the work that the owner of the view has named, and fail by it.
     let (completer, work) = host::promise("work");
     in_an_operation(&engine, &t, move |_engine, derived| {
-        derived.imported_under().unwrap().release_after(work);
+        bindings::lease::imported_under(&derived).unwrap().release_after(work);
     });
     let mut ready = t.ready();
     assert!((&mut ready).now_or_never().is_none());
@@ -624,7 +632,7 @@ fn what_a_derived_tensor_has_left_on_a_device_outlasts_its_lease() {
     for access in [Access::Read, Access::Write] {
         let array = export(&t, access, "a consumer");
         let derived = import(1, 1);
-        assert!(derived.imported_under().is_some(), "it comes from inside the lease");
+        assert!(bindings::lease::imported_under(&derived).is_some(), "it comes from inside the lease");
         drop(array);
         let (completer, used) = host::promise("a use");
         derived.used_until(&used).unwrap();

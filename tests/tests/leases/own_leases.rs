@@ -1,5 +1,6 @@
 //! An operation that would wait for a lease kept by one of its own operands is refused at submission.
 
+use estafette::bindings;
 use estafette::{Access, Engine, Error, ExportOptions, Tensor};
 use tests::nothing_left::assert_nothing_left;
 use tests::ops::{engine, get, look, set, tensor};
@@ -30,7 +31,7 @@ fn a_write_of_what_an_operand_leases_is_refused_in_every_form() {
     assert_names_the_lease(
         engine.op("external").reads([&u]).writes([&t]).run_external(|end| end.complete(Ok(()))).err(),
     );
-    assert_names_the_lease(engine.op("admit").reads([&u]).writes([&t]).reserve().err());
+    assert_names_the_lease(bindings::operation::reserve(engine.op("admit").reads([&u]).writes([&t])).err());
     // A tensor derived from a derived tensor.
     let v = derived(&engine, &u, Access::Read);
     drop(u);

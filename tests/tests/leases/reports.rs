@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::lease::{CallSite, LeaseInfo, LeaseOwner};
 use estafette::wait::Status;
 use estafette::{Access, Error, ExportOptions};
@@ -12,13 +13,16 @@ use tests::watchdog::Watchdog;
 
 fn an_owner() -> LeaseOwner {
     let site = CallSite { file: "src/pipeline.py".into(), line: 7, function: "load".into() };
-    LeaseOwner::from("load (pipeline.py:7)").of_library(Some(&"numpy")).at(site)
+    bindings::lease::owner_at(
+        bindings::lease::owner_of_library(LeaseOwner::from("load (pipeline.py:7)"), Some(&"numpy")),
+        site,
+    )
 }
 
 fn assert_owned(lease: &LeaseInfo, access: Access) {
     assert_eq!((lease.access, &*lease.owner), (access, "load (pipeline.py:7)"));
-    assert_eq!(lease.owner.library(), Some("numpy"));
-    let site = lease.owner.site().unwrap();
+    assert_eq!(bindings::lease::owner_library(&lease.owner), Some("numpy"));
+    let site = bindings::lease::owner_site(&lease.owner).unwrap();
     assert_eq!((&*site.file, site.line, &*site.function), ("src/pipeline.py", 7, "load"));
     assert!(lease.age < Duration::from_secs(60));
     let words = format!("{access} lease taken by load (pipeline.py:7)");
@@ -61,8 +65,8 @@ fn what_the_holder_has_made_of_it_is_told_once_it_is_noted() {
     let lease = block_on(x.lease(Access::Read, an_owner())).unwrap();
     let seen = || engine.diagnose().operations[0].lease.clone().unwrap();
     assert_eq!(seen().object, None);
-    lease.note_object("numpy.ndarray");
-    lease.note_object("something else");
+    bindings::lease::note_object(&lease, "numpy.ndarray");
+    bindings::lease::note_object(&lease, "something else");
     assert_eq!(seen().object.as_deref(), Some("numpy.ndarray"));
     assert!(seen().to_string().contains("for a numpy.ndarray"));
     drop(lease);

@@ -133,7 +133,7 @@ fn a_pending_tensor_that_was_passed_on_is_kept_by_its_owner_alone() {
         },
         |engine, link, before| {
             let x = receive(&before);
-            until("it is there, and pending", || x.is_defined());
+            until("it is there, and pending", || estafette::bindings::tensor::is_defined(&x));
             assert!(!x.is_ready());
             say(engine, &link);
             assert_eq!(value(engine, &x).unwrap(), 7);

@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender};
 
+use estafette::bindings;
 use estafette::devices::Device;
 use estafette::devices::sim::{SimDevice, SimOptions};
 use estafette::{BodyResult, Produced};
@@ -180,10 +181,10 @@ fn a_result_of_unknown_shape_crosses_before_it_is_there() {
         |peer, engine, link| {
             let (x, y) = (receive(&link), receive(&link));
             let ticket = receive_ticket(&link);
-            let (z, held) = engine.from_ticket_held(&ticket, None).unwrap();
-            assert!(!x.is_defined() && matches!(x.shape(), Err(Error::NotDefined(_))));
+            let (z, held) = bindings::remote::from_ticket_held(engine, &ticket, None).unwrap();
+            assert!(!bindings::tensor::is_defined(&x) && matches!(x.shape(), Err(Error::NotDefined(_))));
             until("the ticket may be dropped", || !held.state().is_pending());
-            assert!(!z.is_defined());
+            assert!(!bindings::tensor::is_defined(&z));
             say(engine, &link);
             for (tensor, expected) in [(&x, 4), (&y, 0), (&z, 4)] {
                 tensor.wait().unwrap();
@@ -206,7 +207,7 @@ fn a_result_of_unknown_shape_crosses_before_it_is_there() {
             let (y, y_may_come) = late(engine, in_segment);
             let (z, z_may_come) = late(engine, in_vector);
             for tensor in [&x, &y] {
-                assert!(!tensor.is_defined());
+                assert!(!bindings::tensor::is_defined(tensor));
                 wait(link.send(tensor, &ShareOptions::default())).unwrap();
             }
             let ticket = z.ticket(&ShareOptions::default()).unwrap();

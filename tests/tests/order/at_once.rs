@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::{DLDevice, host};
 use estafette::exchange::{Abi, ExportFlags, Layout, export};
 use estafette::wait::Status;
@@ -15,7 +16,7 @@ use tests::ops::{engine, get, set, tensor};
 use tests::watchdog::Watchdog;
 
 fn at_once(tensor: &Tensor) -> Option<ManagedTensor> {
-    tensor.export_at_once(|| "at once".into()).unwrap()
+    bindings::tensor::export_at_once(tensor, || "at once".into()).unwrap()
 }
 
 #[test]
@@ -86,7 +87,7 @@ fn a_copy_waits_for_the_writer_whatever_access_it_names_and_waits_no_longer_than
         let alias = x.lease(Access::Alias, "one that copies later").wait(None).unwrap();
         let limit = Some(Duration::from_millis(1));
         let options = ExportOptions { copy: true, timeout: limit, ..ExportOptions::from(access) };
-        assert!(x.try_export(&options).unwrap().is_none());
+        assert!(bindings::tensor::try_export(&x, &options).unwrap().is_none());
         assert!(matches!(x.export_wait(&options), Err(Error::Timeout(_))));
         assert!(matches!(alias.export(&options), Err(Error::Timeout(_))));
         completer.complete();
@@ -119,7 +120,7 @@ fn an_import_from_inside_such_a_lease_is_derived() {
 fn a_copy_for_a_consumer_is_flagged_and_holds_no_lease() {
     let engine = engine(1);
     let x = tensor(&engine, 1.0);
-    let copy = x.export_as_copy(&ExportOptions::from(Access::Alias)).unwrap();
+    let copy = bindings::tensor::export_as_copy(&x, &ExportOptions::from(Access::Alias)).unwrap();
     assert!(copy.flags().is_copied && !copy.flags().read_only);
     set(&engine, &x, 2.0).wait().unwrap();
 }
@@ -186,7 +187,7 @@ fn the_fence_of_a_holder_is_waited_for_by_the_next_writer() {
     let (completer, fence) = host::promise("the device's last read");
     // SAFETY: the engine's own memory, under the lease that the struct keeps.
     let derived = unsafe { engine.import(lent) }.unwrap();
-    derived.imported_under().expect("it lies inside").release_after(fence);
+    bindings::lease::imported_under(&derived).expect("it lies inside").release_after(fence);
     drop(derived);
     let op = set(&engine, &x, 2.0);
     assert!(!op.is_done(), "the device still reads");
@@ -215,7 +216,7 @@ fn a_holder_is_found_also_after_its_tensor_was_collapsed_with_others() {
     assert!(at_once(&parts[4]).is_none() && at_once(&whole).is_none(), "the collapse waits for the holder");
     // SAFETY: as above, under the lease.
     let derived = unsafe { engine.import(lent) }.unwrap();
-    assert!(derived.imported_under().is_some());
+    assert!(bindings::lease::imported_under(&derived).is_some());
     drop(derived);
     whole.wait().unwrap();
     drop(at_once(&parts[4]).expect("by way of an operation"));

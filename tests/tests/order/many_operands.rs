@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use estafette::bindings;
 use estafette::{Access, Engine, Error, ExportOptions, Tensor};
 use tests::dice::{Dice, few_examples, from_environment};
 use tests::foreign::{Deleted, Memory};
@@ -25,7 +26,7 @@ fn must_be_refused(reads: &[Operand], writes: &[Operand]) -> bool {
             let (one, two) = (&written.range, &other.range);
             // Elements of both: an empty range has none.
             let overlap = one.start.max(two.start) < one.end.min(two.end);
-            written.tensor.same(&other.tensor) || overlap
+            bindings::tensor::same(&written.tensor, &other.tensor) || overlap
         })
     })
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use estafette::bindings::Origin;
+use estafette::bindings::{self, Origin};
 use estafette::devices::{DLDevice, Fence, host};
 use estafette::exchange::flush_deleters;
 use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Produced, Tensor};
@@ -185,7 +185,7 @@ fn a_tensor_derived_from_a_view_that_became_an_alias_is_ordered_with_the_owner()
             let export = || scope.export(&own, &ExportOptions::from(Access::Read)).unwrap();
             let (first, second) = (export(), export());
             // SAFETY: an export describes its own memory.
-            let derived = scope.enter(|| unsafe { there.import(second) }).unwrap();
+            let derived = bindings::scope::enter(&scope, || unsafe { there.import(second) }).unwrap();
             *keep.lock().unwrap() = Some(derived);
             completion.produce(Ok(Produced::from(first)));
         })

@@ -291,7 +291,7 @@ fn read_only_results_of_operations_that_were_to_be_written_fail_that_write() {
         Ok(())
     });
     let update = engine.op("update").updates([&late]).run_future(|[], [], [mut x]| async move {
-        x.as_mut_slice::<f32>()?.fill(9.0);
+        x.view_mut().as_mut_slice::<f32>()?.fill(9.0);
         Ok(())
     });
     go.send(()).unwrap();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, Device, DeviceError, Fence, Order, Queue, QueueId, host};
 use estafette::lease::Consumer;
@@ -364,9 +365,9 @@ fn a_lease_handed_into_a_capture_stays_until_it_is_ended_by_name() {
     device.run_until_idle();
     // Launches of the graph read the memory again.
     assert!(waits(&engine, &overwrite));
-    assert_eq!(x.end_captures(), 1);
+    assert_eq!(bindings::lease::end_captures(&x), 1);
     overwrite.wait().unwrap();
-    assert_eq!(x.end_captures(), 0);
+    assert_eq!(bindings::lease::end_captures(&x), 0);
     assert!(watchdog.still_watches());
 }
 
@@ -386,7 +387,7 @@ fn a_copy_made_for_a_consumer_on_the_device_is_freed_after_the_consumer() {
     };
     let copy = x.export_wait(&options).unwrap();
     assert!(copy.flags().is_copied);
-    assert_eq!(copy.device(), device.id());
+    assert_eq!(bindings::exchange::device(&copy), device.id());
     device.pause("consume");
     theirs.launch("consume", 10, || ()).unwrap();
     let taken = free - device.free_bytes();
@@ -408,7 +409,7 @@ fn memory_of_devices_that_are_given_back_early_is_not_so_where_the_host_reads_it
     let x = on_device(&device, &engine);
     let before = engine.stats().quarantine;
     drop(block_on(x.export(Access::Read)).unwrap());
-    drop(x.export_at_once(|| "a reader".into()).unwrap());
+    drop(bindings::tensor::export_at_once(&x, || "a reader".into()).unwrap());
     assert_eq!(engine.stats().quarantine, before);
     let other: Arc<dyn Queue> = queue(&device);
     assert_eq!(other.order_after(&other.record().unwrap()).unwrap(), Order::Nothing);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::devices::{DLDevice, DeviceError, Fence, FenceState, Order, Queue, QueueId, host};
 use estafette::program::ProgramBuilder;
@@ -361,11 +362,15 @@ fn a_node_lends_its_own_operands_in_its_own_mode_and_a_kept_view_becomes_a_lease
     node.run_external(move |completion| {
         let scope = completion.scope();
         assert_eq!(
-            scope.access_of(&own),
+            bindings::scope::access_of(scope, &own),
             Some(Access::Read),
             "the program writes it, and this node reads it"
         );
-        assert_eq!(scope.access_of(&other), None, "an operand of the program, and not of this node");
+        assert_eq!(
+            bindings::scope::access_of(scope, &other),
+            None,
+            "an operand of the program, and not of this node"
+        );
         assert!(scope.export(&other, &ExportOptions::from(Access::Read)).is_err());
         *keep.lock().unwrap() = Some(scope.export(&own, &ExportOptions::from(Access::Read)).unwrap());
         completion.complete(Ok(()));
@@ -553,9 +558,9 @@ fn a_replay_ends_with_the_fence_of_a_node_that_a_queue_was_ordered_after() {
         let replay = builder.finish().unwrap().replay().unwrap();
         replay.wait().unwrap();
         device.run_until_idle();
-        assert!(replay.left().state().is_pending() && !y.is_ready());
+        assert!(bindings::operation::left(&replay).state().is_pending() && !y.is_ready());
         completer.settle(if succeeds { Ok(()) } else { Err(fault("the other library broke")) });
-        assert_eq!(matches!(replay.left().state(), FenceState::Done), succeeds);
+        assert_eq!(matches!(bindings::operation::left(&replay).state(), FenceState::Done), succeeds);
         for tensor in [&x, &y] {
             assert_eq!(tensor.wait().is_ok(), succeeds);
         }

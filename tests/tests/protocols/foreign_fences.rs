@@ -10,11 +10,10 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use estafette::ImportOptions;
+use estafette::bindings::exchange::{import, query_overdue_after};
 use estafette::devices::{DLDevice, Fence, FenceSet, Outcome, Reactor, Subscriber};
 use estafette::exchange::flush_deleters;
-use estafette::exchange::foreign_fence::{
-    FENCE_VERSION, FenceCallback, OK, PENDING, RawFence, import, query_overdue_after,
-};
+use estafette::exchange::foreign_fence::{FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;

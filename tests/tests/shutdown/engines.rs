@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use estafette::bindings::{Current, WaitHook};
+use estafette::bindings::{self, Current, WaitHook};
 use estafette::engine::ShutdownReport;
 use estafette::tensor::TensorState;
 use estafette::{Access, Engine, Error, ExportOptions, FailureKind};
@@ -217,7 +217,7 @@ fn the_last_handle_may_be_dropped_in_asynchronous_code_of_any_runtime() {
         let x = tensor(&engine, 1.0);
         let y = engine.op("asynchronous").reads([&x]).produce_future(|[x]| async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            let value = x.as_slice::<f32>()?[0] + 1.0;
+            let value = x.view().as_slice::<f32>()?[0] + 1.0;
             Ok(estafette::Produced::from_vec(vec![value], &[1])?)
         });
         let y = y.unwrap();
@@ -350,7 +350,7 @@ impl WaitHook for Interrupts {
 fn a_shutdown_that_does_not_wait_until_its_deadline_cancels_nothing() {
     const LONG: Duration = Duration::from_secs(3_600);
     let (interrupted, other) = (engine(1), engine(1));
-    interrupted.on_wait(Interrupts);
+    bindings::engine::on_wait(&interrupted, Interrupts);
     let callback = |engine: &Engine| {
         let (own, (said, heard)) = (engine.clone(), channel());
         // Called at once.

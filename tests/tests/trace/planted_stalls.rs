@@ -243,7 +243,7 @@ impl SharedLock for NoLock {
 fn a_pool_whose_workers_share_a_lock_and_run_one_at_a_time() {
     planted(|long| {
         let (engine, _watchdog) = engine(4);
-        engine.share_lock(Arc::new(NoLock));
+        bindings::engine::share_lock(&engine, Arc::new(NoLock));
         let recorder = Recorder::open(TraceOptions::default()).unwrap();
         // Bodies that are short: fewer than all workers run at once, but several of them take turns.
         let until = Instant::now() + long;
@@ -251,7 +251,7 @@ fn a_pool_whose_workers_share_a_lock_and_run_one_at_a_time() {
             let ops: Vec<_> = (0..64)
                 .map(|_| {
                     let own = engine.var();
-                    let op = engine.op("short").writes_vars(&[&own]).needs_lock();
+                    let op = bindings::operation::needs_lock(engine.op("short").writes_vars(&[&own]));
                     op.run(|[], []| {
                         sleep(Duration::from_micros(60));
                         Ok(())

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, mpsc};
 use std::time::Duration;
 use tests::ops::{exclusive, until};
 
-use estafette::bindings::{copy_begins, wait_any};
+use estafette::bindings::{self, copy_begins, wait_any};
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Trace;
@@ -154,8 +154,10 @@ fn any_number_of_accesses_is_kept() {
             .map(|access| (access.variable, access.mode))
             .collect();
         kept.sort_unstable_by_key(|(variable, _)| *variable);
-        let mut wanted: Vec<(u64, AccessMode)> =
-            vars[..count].iter().map(|var| (var.id(), AccessMode::Read)).collect();
+        let mut wanted: Vec<(u64, AccessMode)> = vars[..count]
+            .iter()
+            .map(|var| (bindings::operation::variable_id(var), AccessMode::Read))
+            .collect();
         wanted.sort_unstable_by_key(|(variable, _)| *variable);
         assert_eq!(kept, wanted, "{count}");
     }
@@ -184,7 +186,7 @@ fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> 
     let engine = Engine::builder().workers(0).build()?;
     let x = engine.zeros(&[4], DType::F32)?;
     clock.set(10);
-    let exported = x.export_at_once(|| "a reader".into())?.expect("nobody uses it");
+    let exported = bindings::tensor::export_at_once(&x, || "a reader".into())?.expect("nobody uses it");
     clock.set(20);
     let write = engine.op("write").updates([&x]).run(|[], [], [_x]| Ok(()))?;
     clock.set(60);
@@ -281,7 +283,7 @@ fn a_callback_ends_the_wait_that_it_was_asked_for() {
     let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
     clock.set(10);
     let (called, is_called) = mpsc::channel();
-    x.on_end(move |_| called.send(()).unwrap());
+    bindings::tensor::on_end(&x, move |_| called.send(()).unwrap());
     clock.set(50);
     drop(reader);
     write.wait().unwrap();

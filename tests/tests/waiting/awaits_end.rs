@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use estafette::bindings;
 use estafette::devices::Device;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
 use estafette::{Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
@@ -141,7 +142,7 @@ fn a_callback_waits_for_a_lease_as_long_as_it_takes() {
     set(&engine, &x, 2.0);
     let (said, heard) = channel();
     x.on_ready(move |outcome| said.send(outcome).unwrap());
-    let fence = x.writable_fence();
+    let fence = bindings::tensor::writable_fence(&x);
     assert!(heard.recv_timeout(4 * LIMIT).is_err());
     assert!(fence.state().is_pending());
     drop(array);
@@ -158,7 +159,7 @@ fn an_await_collects_garbage_before_it_fails() {
     let garbage = Arc::new(Mutex::new(Some(export(&x))));
     let collections = Arc::new(AtomicUsize::new(0));
     let (in_hook, counted) = (Arc::clone(&garbage), Arc::clone(&collections));
-    engine.on_lease_wait(move || {
+    bindings::engine::on_lease_wait(&engine, move || {
         counted.fetch_add(1, Ordering::SeqCst);
         drop(in_hook.lock().unwrap().take());
     });

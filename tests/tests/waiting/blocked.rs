@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use estafette::bindings::{Current, WaitHook};
+use estafette::bindings::{self, Current, WaitHook};
 use estafette::wait::Status;
 use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor};
 use futures::FutureExt;
@@ -67,7 +67,7 @@ fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
         // Asked on the submitting thread each time that it has waited for room in vain.
         let (waited, in_vain) = channel();
         let asked = std::sync::Mutex::new(waited.clone());
-        engine.on_wait(Asked(asked));
+        bindings::engine::on_wait(&engine, Asked(asked));
         let (taken, lease) = channel();
         let theirs = x.clone();
         std::thread::scope(|scope| {

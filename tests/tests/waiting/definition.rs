@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette::bindings;
 use estafette::devices::host;
 use estafette::operation::Copying;
 use estafette::tensor::TensorState;
@@ -85,7 +86,11 @@ fn the_memory_of_a_result_that_is_copied_is_not_written_until_the_copy_is_made()
             let (own, counted) = (engine.clone(), deleted.clone());
             // The operation does not say that it uses the memory.
             let view = engine.op("x[1:]").copying(copying).produce_external(move |end| {
-                end.produce_after(&content, Ok(result(&own, memory.tensor(1, 2, &counted))));
+                bindings::operation::produce_after(
+                    end,
+                    &content,
+                    Ok(result(&own, memory.tensor(1, 2, &counted))),
+                );
             });
             let view = view.unwrap();
             until("the copy reads the memory", || x.writable().now_or_never().is_none());
@@ -101,7 +106,9 @@ fn the_memory_of_a_result_that_is_copied_is_not_written_until_the_copy_is_made()
 }
 
 fn source(cause: &estafette::operation::OperationError) -> &Error {
-    cause.source_error().and_then(|error| error.downcast_ref()).expect("the engine's own error is the source")
+    std::error::Error::source(cause)
+        .and_then(|error| error.downcast_ref())
+        .expect("the engine's own error is the source")
 }
 
 #[test]
@@ -136,7 +143,7 @@ fn a_write_beside_a_promised_alias_of_the_same_tensor_is_refused() {
     let x = import(&engine, &memory, 0, 2, &deleted);
     let view = engine.op("x[1:]").reads([&x]).reads_vars(&[&gate]).alias_of(&[&x]);
     let view = view.produce(move |[_x]| Ok(memory.tensor(1, 1, &deleted))).unwrap();
-    assert!(!view.is_defined());
+    assert!(!bindings::tensor::is_defined(&view));
     let refused = engine.op("both").reads([&x]).writes([&view]).run(|[_x], [_view]| Ok(())).unwrap_err();
     assert!(matches!(refused, Error::Conflict(_)), "{refused:?}");
     shut.open();

@@ -25,7 +25,7 @@ async fn story(engine: Engine) -> Result<(), Error> {
     op.await?;
     y.ready().await?;
     let z = engine.op("late").reads([&y]).produce_future(|[y]| async move {
-        Ok(Produced::from_vec(vec![y.as_slice::<f32>()?[0] * 3.0], &[1])?)
+        Ok(Produced::from_vec(vec![y.view().as_slice::<f32>()?[0] * 3.0], &[1])?)
     })?;
     let chained =
         engine.op("chained").reads([&z]).produce(|[z]| Ok(Produced::from_vec(z.to_vec::<f32>()?, &[1])?))?;

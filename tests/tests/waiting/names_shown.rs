@@ -3,6 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::{Access, DType, Engine};
 
 const HOSTILE: &str = "\u{1b}]0;title\u{7}\u{9b}2J\r\noperation 1 `forged` is running\u{202e}";
@@ -34,7 +35,7 @@ fn errors_show_the_names_in_them() {
     let failed = engine.op(HOSTILE).writes([&x]).run(|[], [_]| Err("broke".into())).unwrap();
     let error = failed.wait().unwrap_err();
     assert_shown(&error.to_string(), 1);
-    assert_shown(&error.full_text(), 1);
+    assert_shown(&bindings::full_text(&error), 1);
     assert_eq!(error.operation().unwrap().operation(), HOSTILE);
     assert_shown(&format!("{:?}", error.operation().unwrap()), 1);
     let Err(unknown) = engine.operator(HOSTILE) else { panic!("there is none of that name") };

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use estafette::bindings;
 use estafette::devices::host;
 use estafette::tensor::TensorState;
 use estafette::{Access, DType, Engine, Error, Produced, Tensor};
@@ -270,7 +271,7 @@ async fn every_future(engine: Engine) -> Result<(), Error> {
     write.await?;
     let y = engine.op("double").reads([&x]).produce_future(|[x]| async move {
         tokio::task::yield_now().await;
-        Ok(Produced::from_vec(vec![2.0 * x.as_slice::<f32>()?[0]], &[1])?)
+        Ok(Produced::from_vec(vec![2.0 * x.view().as_slice::<f32>()?[0]], &[1])?)
     });
     let y = y?;
     y.ready().await?;
@@ -328,10 +329,10 @@ fn a_result_is_a_tensor_at_once_and_has_memory_later() {
         .produce(|[x]| Ok(Produced::from_vec(vec![x.as_slice::<f32>()?[0]; 4], &[2, 2])?));
     let y = y.unwrap();
     let z = engine.op("sum").reads([&y]).like(DType::F32, &[1]).produce_future(|[y]| async move {
-        Ok(Produced::from_vec(vec![y.as_slice::<f32>()?.iter().sum::<f32>()], &[1])?)
+        Ok(Produced::from_vec(vec![y.view().as_slice::<f32>()?.iter().sum::<f32>()], &[1])?)
     });
     let z = z.unwrap();
-    assert!(!y.is_defined() && matches!(y.state(), TensorState::Undefined));
+    assert!(!bindings::tensor::is_defined(&y) && matches!(y.state(), TensorState::Undefined));
     for unknown in [y.shape().map(drop), y.dtype().map(drop), y.device().map(drop), y.data_ptr().map(drop)] {
         assert!(matches!(&unknown, Err(Error::NotDefined(why)) if why.contains("`make`")), "{unknown:?}");
     }

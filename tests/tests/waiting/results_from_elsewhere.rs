@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use estafette::bindings;
 use estafette::{Completion, Engine, Error, FailureKind, Produced, Tensor};
 use futures::executor::block_on;
 use tests::ops::{engine, get, look, set, status, tensor, until};
@@ -32,7 +33,7 @@ fn the_result_comes_from_any_thread_and_others_chain_on_it() {
             .reads([&x])
             .produce(|[x]| Ok(Produced::from_vec(vec![x.as_slice::<f32>()?[0] * 2.0], &[1])?))
             .unwrap();
-        assert!(!x.is_defined() && !chained.is_ready());
+        assert!(!bindings::tensor::is_defined(&x) && !chained.is_ready());
         std::thread::spawn(move || end.produce(Ok(one(4.0)))).join().unwrap();
         assert!(x.is_ready());
         chained.wait().unwrap();
@@ -66,7 +67,7 @@ fn what_was_called_off_is_cancelled_with_its_reason_and_so_is_what_depends_on_it
         let Error::Cancelled(failure) = &error else { panic!("{error}") };
         assert_eq!(failure.kind(), FailureKind::Cancelled);
         assert_eq!((failure.operation(), failure.message()), ("promised", "nobody wants it any more"));
-        assert!(failure.source_error().is_some());
+        assert!(std::error::Error::source(failure).is_some());
     }
     assert!(watchdog.still_watches());
 }

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use estafette::bindings::{self, exchange::export};
 use estafette::bindings::{wait_any, wait_any_work};
 use estafette::devices::{DLDevice, Event, Fence, FenceState, QueueId, Subscriber, Watch, host};
-use estafette::exchange::foreign_fence::{OK, RawFence, export};
+use estafette::exchange::foreign_fence::{OK, RawFence};
 use estafette::wait::without_helping;
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Op, Produced, Tensor};
 use futures::executor::block_on;
@@ -141,7 +142,7 @@ fn a_callback_and_a_fence_run_no_body_where_they_are_told() {
     });
     let (said, heard) = channel();
     x.on_ready(move |outcome| said.send(outcome).unwrap());
-    let fence = x.writable_fence();
+    let fence = bindings::tensor::writable_fence(&x);
     // A consumer's deleter: what it makes ready is not run inside of it.
     let library = std::thread::spawn(move || {
         drop(lease);
@@ -497,8 +498,10 @@ fn without_workers_a_wait_in_vain_fails_no_operation_by_the_leases_of_its_thread
 
 #[test]
 fn without_workers_a_wait_in_an_operation_runs_nothing_that_waits_for_the_operation() {
-    let waits: [fn(&Tensor, &Op, &Fence); 2] =
-        [|x, _op, _fence| x.wait().unwrap(), |_x, op, fence| op.wait_for_fence(fence, None).unwrap()];
+    let waits: [fn(&Tensor, &Op, &Fence); 2] = [
+        |x, _op, _fence| x.wait().unwrap(),
+        |_x, op, fence| bindings::operation::wait_for_fence(op, fence, None).unwrap(),
+    ];
     for wait in waits {
         let engine = engine(0);
         let watchdog = Watchdog::of(&engine);
@@ -548,7 +551,7 @@ fn wait_inside(engine: &Engine, fence: &Fence, depth: usize, completer: host::Co
             0 => settle(&own, completer),
             _ => wait_inside(&own, &fence, depth - 1, completer),
         };
-        Ok(inner.wait_for_fence(&fence, None)?)
+        Ok(bindings::operation::wait_for_fence(&inner, &fence, None)?)
     });
     waits.unwrap()
 }
@@ -616,7 +619,7 @@ fn without_workers_more_waits_for_device_work_than_there_are_threads_for_them_en
     let waits = (0..80).map(|_| {
         let (over, fence) = (Arc::clone(&over), fence.clone());
         let op = engine.op("waits for a device").reads([&x]);
-        op.run(move |[_x], []| Ok(over.wait_for_fence(&fence, None)?)).unwrap()
+        op.run(move |[_x], []| Ok(bindings::operation::wait_for_fence(&over, &fence, None)?)).unwrap()
     });
     let waits: Vec<Op> = waits.collect();
     gate.complete(Ok(()));
@@ -697,8 +700,9 @@ impl Drop for Exported {
 
 #[test]
 fn the_wait_of_another_library_for_our_fence_runs_what_settles_it() {
-    let exports: [fn(&Tensor) -> RawFence; 2] =
-        [Tensor::export_ready_fence, |x| x.export_fence(x.writable_fence())];
+    let exports: [fn(&Tensor) -> RawFence; 2] = [bindings::tensor::export_ready_fence, |x| {
+        bindings::tensor::export_fence(x, bindings::tensor::writable_fence(x))
+    }];
     for export in exports {
         let engine = engine(0);
         let watchdog = Watchdog::of(&engine);
@@ -737,8 +741,9 @@ fn the_wait_of_another_library_for_a_promise_of_no_engine_has_the_operation_run_
 
 #[test]
 fn the_wait_of_another_library_for_our_fence_leaves_the_only_worker_to_what_settles_it() {
-    let exports: [fn(&Tensor) -> RawFence; 2] =
-        [Tensor::export_ready_fence, |x| x.export_fence(x.writable_fence())];
+    let exports: [fn(&Tensor) -> RawFence; 2] = [bindings::tensor::export_ready_fence, |x| {
+        bindings::tensor::export_fence(x, bindings::tensor::writable_fence(x))
+    }];
     for export in exports {
         let engine = engine(1);
         let watchdog = Watchdog::of(&engine);

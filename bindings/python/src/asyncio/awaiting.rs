@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use estafette::Scope;
+use estafette::bindings;
 use estafette_sync::panic::contain_panic;
 use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
@@ -127,7 +128,7 @@ impl Awaiter {
                     let work = work.get_mut();
                     let mut poll = || work.as_mut().poll(&mut Context::from_waker(&waker));
                     let polled = match &self.scope {
-                        Some(scope) => scope.enter(poll),
+                        Some(scope) => bindings::scope::enter(scope, poll),
                         None => poll(),
                     };
                     polled.map(|finish| Some(finish(py)))

@@ -14,7 +14,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use estafette::Completion;
-use estafette::bindings::Current;
+use estafette::bindings::{self, Current};
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -212,7 +212,7 @@ fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) ->
             continue;
         }
         for scope in scopes {
-            if let Some(operation) = scope.current() {
+            if let Some(operation) = bindings::scope::current(&scope) {
                 stopped.push(operation);
                 resuming.push((scope.id(), event_loop.clone()));
             }

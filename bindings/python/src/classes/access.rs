@@ -1,5 +1,6 @@
 //! Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms.
 
+use estafette::bindings;
 use estafette::lease::{Consumer, LeaseOwner};
 use estafette::{Access, Error, Lease, Tensor};
 use estafette_sync::process::ProcessBound;
@@ -134,7 +135,10 @@ impl PyAccess {
         let engine = this.get().engine.engine(py)?.clone();
         let owner = call_site::caller(py).place;
         let mut entering = Entering { access: Some(this.clone().unbind()) };
-        let leases = Box::pin(async move { engine.lease_all(&wanted, owner).for_later_consumers().await });
+        let leases =
+            Box::pin(
+                async move { bindings::lease::for_later_consumers(engine.lease_all(&wanted, owner)).await },
+            );
         Awaiter::polled(py, leases, move |py, leases| match entering.access.take() {
             Some(access) => access.get().open(py, leases),
             None => Ok(py.None()),
@@ -157,12 +161,16 @@ impl PyAccess {
     ) -> PyResult<Result<Vec<Lease>, Error>> {
         let engine = self.engine.engine(py)?;
         if running_loop::get(py)?.is_some() {
-            if let Some(outcome) = poll_once(engine.lease_all(wanted, owner.clone()).for_later_consumers()) {
+            if let Some(outcome) =
+                poll_once(bindings::lease::for_later_consumers(engine.lease_all(wanted, owner.clone())))
+            {
                 return Ok(outcome);
             }
             stopped_loop::check(py, "the access")?;
         }
-        Ok(guard::detach(py, || engine.lease_all(wanted, owner).for_later_consumers().wait(None)))
+        Ok(guard::detach(py, || {
+            bindings::lease::for_later_consumers(engine.lease_all(wanted, owner)).wait(None)
+        }))
     }
 }
 
@@ -212,7 +220,7 @@ impl PyView {
     /// ``"read"`` or ``"write"``.
     #[getter]
     fn access(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.lease(py)?.access().to_string())
+        Ok(bindings::lease::access(&self.lease(py)?).to_string())
     }
 
     /// Makes the end of this lease wait for the work that is on ``stream`` now, besides the stream that the view was
@@ -240,9 +248,13 @@ impl PyView {
         let tensor = lease.tensor();
         match (tensor.dtype(), tensor.shape()) {
             (Ok(dtype), Ok(shape)) => {
-                format!("<estafette.View for {} of {dtype}{:?}>", lease.access(), shape.as_slice())
+                format!(
+                    "<estafette.View for {} of {dtype}{:?}>",
+                    bindings::lease::access(&lease),
+                    shape.as_slice()
+                )
             }
-            _ => format!("<estafette.View for {}>", lease.access()),
+            _ => format!("<estafette.View for {}>", bindings::lease::access(&lease)),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use estafette::bindings;
 use estafette::operators::{Operator, OperatorCall, OperatorKind, Operators, Signature, operators};
 use estafette::{Error, Tensor};
 use pyo3::exceptions::PyTypeError;
@@ -50,11 +51,14 @@ impl PyOperators {
 #[pymethods]
 impl PyOperators {
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<PyOperator> {
-        Ok(PyOperator { operator: self.of(py)?.get(name).or_raise(py)?, engine: self.engine.clone() })
+        Ok(PyOperator {
+            operator: bindings::operators::get(self.of(py)?, name).or_raise(py)?,
+            engine: self.engine.clone(),
+        })
     }
 
     fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        match self.of(py)?.get(name) {
+        match bindings::operators::get(self.of(py)?, name) {
             Ok(_) => Ok(true),
             Err(Error::NoOperator { .. }) => Ok(false),
             Err(error) => Err(to_py(py, &error)),
@@ -117,7 +121,8 @@ impl PyOperators {
         let signature = Signature { kind, inputs, outputs, in_place: true };
         let origin = operator_function::origin(&function)?;
         let function_of = OperatorFunction::new(&function, using, infer)?;
-        this.get().of(py)?.register(name, signature, origin, function_of).or_raise(py)?;
+        bindings::operators::register(this.get().of(py)?, name, signature, origin, function_of)
+            .or_raise(py)?;
         Ok(function)
     }
 
@@ -202,11 +207,15 @@ impl PyOperator {
         attributes: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let inputs = tensors_in(inputs.as_any())?;
-        let mut call = OperatorCall::new(self.engine.engine(py)?.clone(), Arc::clone(&self.operator));
+        let mut call = bindings::operators::call(self.engine.engine(py)?.clone(), Arc::clone(&self.operator));
         call = call.inputs(&inputs.iter().collect::<Vec<_>>());
         if let Some(attributes) = attributes {
             for (key, value, is_text) in operator_function::encode(attributes)? {
-                call = if is_text { call.text_attribute(key, value) } else { call.attribute(key, value) };
+                call = if is_text {
+                    bindings::operators::text_attribute(call, key, value)
+                } else {
+                    call.attribute(key, value)
+                };
             }
         }
         match out {

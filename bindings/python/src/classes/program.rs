@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use estafette::bindings;
 use estafette::program::ProgramBuilder;
 use estafette::{Engine, Program};
 use estafette_report::shown::shown;
@@ -233,7 +234,9 @@ impl PyProgram {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // A replay in flight needs the functions, even if other references to them are gone.
         let idle = match self.stage.try_lock().as_deref() {
-            Some(Stage::Ready(program)) => program.get().is_ok_and(|program| !program.is_in_use()),
+            Some(Stage::Ready(program)) => {
+                program.get().is_ok_and(|program| !bindings::program::is_in_use(program))
+            }
             Some(Stage::Recording(_) | Stage::Abandoned) => true,
             None => false,
         };

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use estafette::bindings::Notice;
+use estafette::bindings::{self, Notice};
 use estafette::{Error, Op, Tensor};
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
@@ -51,15 +51,16 @@ pub trait Ends {
 impl Ends for Tensor {
     fn is_done(&self, py: Python<'_>) -> bool {
         // A driver is queried without the Python lock.
-        self.known_ready() == Some(true) || guard::detach(py, || self.is_ready() || self.outcome().is_some())
+        bindings::tensor::known_ready(self) == Some(true)
+            || guard::detach(py, || self.is_ready() || bindings::tensor::outcome(self).is_some())
     }
 
     fn outcome(&self, py: Python<'_>) -> Option<Result<(), Error>> {
-        guard::detach(py, || self.outcome())
+        guard::detach(py, || bindings::tensor::outcome(self))
     }
 
     fn on_end(&self, callback: impl FnOnce(Result<(), Error>) + Send + 'static) -> Notice {
-        self.on_end(callback)
+        bindings::tensor::on_end(self, callback)
     }
 }
 
@@ -69,11 +70,11 @@ impl Ends for Op {
     }
 
     fn outcome(&self, _py: Python<'_>) -> Option<Result<(), Error>> {
-        self.outcome()
+        bindings::operation::outcome(self)
     }
 
     fn on_end(&self, callback: impl FnOnce(Result<(), Error>) + Send + 'static) -> Notice {
-        self.on_end(callback)
+        bindings::operation::on_end(self, callback)
     }
 }
 
@@ -102,7 +103,7 @@ impl PyFailure {
     }
 
     fn retrieve(&self) {
-        self.0.retrieve();
+        bindings::retrieve(&self.0);
     }
 }
 

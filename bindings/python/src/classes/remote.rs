@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 
+use estafette::bindings;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket, suggest_nixl};
 use estafette::{Error, Tensor};
 use estafette_sync::per_process;
@@ -42,7 +43,7 @@ fn wait<T: Send>(
     }
     stopped_loop::check(py, what)?;
     let engine = engine.engine(py)?;
-    match guard::detach(py, || engine.block_on(future, timeout)) {
+    match guard::detach(py, || bindings::remote::block_on(engine, future, timeout)) {
         Err(Error::Timeout(time)) => {
             Err(PyTimeoutError::new_err(format!("{what} did not come within {time:?}")))
         }
@@ -70,7 +71,7 @@ impl Closes for Link {
     const WHAT: &str = "link";
 
     fn close(&self) {
-        Link::close(self);
+        bindings::remote::close(self);
     }
 }
 
@@ -153,7 +154,7 @@ pub struct PyDoor {
 
 impl PyDoor {
     pub fn open(py: Python<'_>, engine: &EngineHandle) -> PyResult<Self> {
-        engine.engine(py)?.check_usable().or_raise(py)?;
+        bindings::engine::check_usable(engine.engine(py)?).or_raise(py)?;
         let door = guard::detach(py, Door::open).or_raise(py)?;
         let address = door.address().to_string();
         Ok(Self { door: Open::new(door), address, engine: engine.clone() })
@@ -248,7 +249,7 @@ impl PyLink {
     ) -> PyResult<impl Future<Output = Result<Link, Error>> + Send + 'static + use<>> {
         let address = Address::from_bytes(address.as_bytes()).or_raise(py)?;
         let engine = engine.engine(py)?.clone();
-        engine.check_usable().or_raise(py)?;
+        bindings::engine::check_usable(&engine).or_raise(py)?;
         Ok(async move { engine.connect(&address).await })
     }
 
@@ -285,7 +286,7 @@ impl PyLink {
         py: Python<'_>,
     ) -> PyResult<impl Future<Output = Result<Option<Tensor>, Error>> + Send + 'static + use<>> {
         let (link, site) = (self.link.get(py)?, traced_line(py));
-        Ok(self.link.unless_closed(async move { own(&link)?.receive_at(site).await }))
+        Ok(self.link.unless_closed(async move { bindings::remote::receive_at(own(&link)?, site).await }))
     }
 
     fn waited(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
@@ -403,8 +404,8 @@ impl PyTicket {
             suggest(py)?;
         }
         let site = traced_line(py);
-        let ticket = guard::detach(py, || tensor.ticket_at(options, site)).or_raise(py)?;
-        let (bytes, process) = (ticket.to_bytes(), ticket.process());
+        let ticket = guard::detach(py, || bindings::remote::ticket_at(tensor, options, site)).or_raise(py)?;
+        let (bytes, process) = (ticket.to_bytes(), bindings::remote::ticket_process(&ticket));
         Ok(Self { bytes, process, held: Mutex::new(Some(ProcessBound::new(ticket))) })
     }
 }
@@ -428,7 +429,7 @@ pub fn parse_ticket(py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<Ticke
         })?,
     };
     let ticket = Ticket::from_bytes(&bytes).or_raise(py)?;
-    if ticket.is_for_machines() {
+    if bindings::remote::is_for_machines(&ticket) {
         suggest(py)?;
     }
     Ok(ticket)
@@ -464,7 +465,11 @@ impl PyTicket {
     #[pyo3(signature = (bytes, /))]
     fn new(py: Python<'_>, bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
         let ticket = parse_ticket(py, bytes)?;
-        Ok(Self { bytes: ticket.to_bytes(), process: ticket.process(), held: Mutex::new(None) })
+        Ok(Self {
+            bytes: ticket.to_bytes(),
+            process: bindings::remote::ticket_process(&ticket),
+            held: Mutex::new(None),
+        })
     }
 
     /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay. A ticket for one
@@ -487,7 +492,8 @@ impl PyTicket {
         suggest(py)?;
         let ticket = Ticket::from_bytes(&self.bytes).or_raise(py)?;
         let deadline = ShareOptions::default().deadline;
-        let ticket = guard::detach(py, || ticket.reaching(reach, deadline)).or_raise(py)?;
+        let ticket =
+            guard::detach(py, || bindings::remote::reaching(&ticket, reach, deadline)).or_raise(py)?;
         Ok(Self { bytes: ticket.to_bytes(), process: self.process, held: Mutex::new(None) })
     }
 

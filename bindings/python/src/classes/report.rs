@@ -1,5 +1,6 @@
 //! An engine's reports about itself, as the plain Python objects of `estafette/_reports.py`.
 
+use estafette::bindings;
 use estafette::engine::{ShutdownReport, Stats};
 use estafette::exchange::ReleaseStatus;
 use estafette::lease::LeaseInfo;
@@ -60,13 +61,13 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
 }
 
 pub fn lease<'py>(py: Python<'py>, lease: &LeaseInfo) -> PyResult<Bound<'py, PyAny>> {
-    let site = lease.owner.site();
+    let site = bindings::lease::owner_site(&lease.owner);
     let fields = (
         lease.access.to_string(),
         &*lease.owner,
         lease.age.as_secs_f64(),
         lease.held,
-        lease.owner.library(),
+        bindings::lease::owner_library(&lease.owner),
         lease.object.as_deref(),
         site.map(|site| &*site.file),
         site.map(|site| site.line),

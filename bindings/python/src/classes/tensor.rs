@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette::bindings::with_inline_deleters;
+use estafette::bindings::{self, with_inline_deleters};
 use estafette::devices::DLDevice;
 use estafette::remote::ShareOptions;
 use estafette::tensor::TensorState;
@@ -153,7 +153,7 @@ impl PyTensor {
 
     /// Returns True if the tensor has its memory and shape. Never waits.
     fn is_defined(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.ended(py)?.is_defined())
+        Ok(bindings::tensor::is_defined(self.ended(py)?))
     }
 
     /// Blocks until the version current at this call is finished, at most `timeout` seconds.
@@ -229,7 +229,7 @@ impl PyTensor {
     /// this method when no such graph will be launched again.
     fn end_captures(&self, py: Python<'_>) -> PyResult<usize> {
         let tensor = self.tensor(py)?;
-        Ok(guard::detach(py, || tensor.end_captures()))
+        Ok(guard::detach(py, || bindings::lease::end_captures(tensor)))
     }
 
     /// Number of dimensions.

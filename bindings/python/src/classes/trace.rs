@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use estafette::bindings;
 use estafette::trace::{self, Recorder, TraceOptions};
 use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
@@ -57,7 +58,7 @@ pub fn snapshot_trace(py: Python<'_>, number: u64, path: PathBuf) -> PyResult<()
 /// Sets the name that this program has in traces.
 #[pyfunction(name = "_set_program_name", signature = (name, /))]
 pub fn set_program_name(name: String) {
-    trace::set_program_name(name);
+    bindings::set_program_name(name);
 }
 
 fn not_being_made() -> PyErr {

@@ -1,6 +1,7 @@
 //! The class `Variable`.
 
 use estafette::Variable;
+use estafette::bindings;
 use estafette_sync::process::ProcessBound;
 use pyo3::prelude::*;
 
@@ -18,7 +19,7 @@ impl PyVariable {
     /// Identity, as in diagnoses.
     #[getter]
     fn id(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.variable.get().or_raise(py)?.id())
+        Ok(bindings::operation::variable_id(self.variable.get().or_raise(py)?))
     }
 
     /// Number of writes that have finished.
@@ -29,7 +30,7 @@ impl PyVariable {
 
     fn __repr__(&self) -> String {
         match self.variable.get() {
-            Ok(variable) => format!("<estafette.Variable {}>", variable.id()),
+            Ok(variable) => format!("<estafette.Variable {}>", bindings::operation::variable_id(variable)),
             Err(_) => "<estafette.Variable of the parent process>".into(),
         }
     }

@@ -1,6 +1,7 @@
 //! The common part of CUDA's and SYCL's array interfaces: a dictionary that says where memory is, and an object that keeps it.
 
 use estafette::Layout;
+use estafette::bindings;
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -73,7 +74,7 @@ pub fn released_by(
 ) -> PyResult<ManagedTensor> {
     let layout = managed.describe().or_raise(py)?;
     let flags = managed.flags();
-    let (data, abi) = (managed.data(), managed.abi());
+    let (data, abi) = (managed.data(), bindings::exchange::abi(&managed));
     // SAFETY: the same memory, which `managed` keeps until the deleter is called.
     Ok(unsafe { export(&layout, data, flags, abi, move || release(managed)) })
 }

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, CString};
 
+use estafette::bindings;
 use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -41,7 +42,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     let pointer = schema.pointer_checked(Some(SCHEMA))?.as_ptr();
     // SAFETY: by Arrow's PyCapsule interface a capsule of this name holds a valid schema. It stays in the capsule, which is
     // alive, and the format is copied before anything else runs.
-    let format = unsafe { ArrowSchema::format_of(pointer) }.map(CStr::to_owned).or_raise(py)?;
+    let format = unsafe { bindings::arrow::format_of(pointer) }.map(CStr::to_owned).or_raise(py)?;
     let taken = if array.is_valid_checked(Some(DEVICE_ARRAY)) {
         let pointer = array.pointer_checked(Some(DEVICE_ARRAY))?.as_ptr();
         // SAFETY: a capsule of this name holds a valid device array. What is moved out is marked as released, so the capsule's
@@ -50,7 +51,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     } else if array.is_valid_checked(Some(ARRAY)) {
         let pointer = array.pointer_checked(Some(ARRAY))?.as_ptr();
         // SAFETY: the same of a plain array, which is in host memory.
-        unsafe { ArrowDeviceArray::take_host(pointer) }
+        unsafe { bindings::arrow::take_host(pointer) }
     } else {
         return Err(not_arrow(&array, "arrow_device_array` or `arrow_array"));
     };
@@ -90,7 +91,7 @@ fn only_chunk(stream: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)
     let address = stream.pointer_checked(Some(STREAM))?.as_ptr().expose_provenance();
     let take = || {
         // SAFETY: a capsule of this name holds a valid stream. It was made for this call, and its destructor releases the stream.
-        unsafe { ArrowDeviceArray::take_stream(std::ptr::with_exposed_provenance_mut(address)) }
+        unsafe { bindings::arrow::take_stream(std::ptr::with_exposed_provenance_mut(address)) }
     };
     // A producer may compute what it gives.
     guard::detach(py, take).or_raise(py)
@@ -131,7 +132,7 @@ pub fn device_array<'py>(
 /// Raises as [`device_array`], and `InvalidTensorError` for memory that is not the host's.
 pub fn array<'py>(py: Python<'py>, from: From<'_>) -> PyResult<Bound<'py, PyTuple>> {
     let (schema, array) = lend(py, from)?;
-    let array = array.into_host().or_raise(py)?;
+    let array = bindings::arrow::into_host(array).or_raise(py)?;
     let schema = PyCapsule::new_with_value(py, schema, SCHEMA)?;
     PyTuple::new(py, [schema, PyCapsule::new_with_value(py, array, ARRAY)?])
 }
@@ -141,5 +142,5 @@ fn lend(py: Python<'_>, from: From<'_>) -> PyResult<(ArrowSchema, ArrowDeviceArr
     let request = Request { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
     let lent = export::export(py, from, &request)?;
     let lent = capsule::consume(&lent)?;
-    ArrowDeviceArray::from_tensor(lent, None).or_raise(py)
+    bindings::arrow::from_tensor(lent, None).or_raise(py)
 }

@@ -6,6 +6,7 @@
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
+use estafette::bindings;
 use estafette::devices::DLDevice;
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use estafette::{DType, Layout};
@@ -121,7 +122,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let flags = ExportFlags { read_only, is_copied: false };
     // SAFETY: the exporter vouches for the memory until the buffer is released, which the owner does.
     let managed = unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(held)) };
-    Ok(managed.with_inline_deleter())
+    Ok(bindings::exchange::with_inline_deleter(managed))
 }
 
 /// The element type that a format of the module `struct` names, `itemsize` bytes long; `None` for what is no number of this

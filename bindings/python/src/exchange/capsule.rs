@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
+use estafette::bindings;
 use estafette::exchange::{Abi, ManagedTensor};
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -62,7 +63,7 @@ fn refuse(raw: &Bound<'_, PyCapsule>) -> PyErr {
 
 /// Puts a tensor into a fresh capsule, for a consumer to consume once.
 pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCapsule>> {
-    let name = if managed.abi() == Abi::Versioned { VERSIONED } else { LEGACY };
+    let name = if bindings::exchange::abi(&managed) == Abi::Versioned { VERSIONED } else { LEGACY };
     // SAFETY: the name says which struct it is.
     unsafe { wrap_raw(py, managed.into_raw(), name) }
 }

@@ -1,6 +1,7 @@
 //! Element types in Python: `estafette.DType`, and the types of NumPy that they are.
 
 use estafette::DType;
+use estafette::bindings;
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 
@@ -14,7 +15,7 @@ pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
 /// The `numpy.dtype` of the same elements, of `ml_dtypes` for those that NumPy itself lacks.
 /// Raises `AttributeError` for a type that neither has, and where they are not installed.
 pub fn numpy(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
-    if dtype.is_sub_byte() || dtype.lanes != 1 {
+    if bindings::exchange::is_sub_byte(dtype) || dtype.lanes != 1 {
         // NumPy's have a byte each.
         return Err(PyAttributeError::new_err(format!("NumPy has no packed elements of type {dtype}")));
     }

@@ -16,8 +16,11 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 
+use estafette::bindings::{
+    self,
+    exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, DLTensor, Table},
+};
 use estafette::devices::{DLDevice, DeviceType};
-use estafette::exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, DLTensor, Table};
 use estafette::exchange::{Abi, ManagedTensor};
 use estafette::{Access, Tensor};
 use estafette_sync::panic::contain_panic;
@@ -145,7 +148,7 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
         until_ready(py, tensor)?;
         export::count();
         // SAFETY: the place is the caller's. It may use what is lent until control returns, and keeps the object that long.
-        unsafe { tensor.lend(out) }.or_raise(py)
+        unsafe { bindings::tensor::lend(tensor, out) }.or_raise(py)
     })
 }
 

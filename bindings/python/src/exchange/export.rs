@@ -171,7 +171,7 @@ fn export_copy(
     // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
     let ordered = to == device
         && running_loop::get(py)?.is_none()
-        && kinds::consumer(tensor, to, request.stream, py)?.queue().is_some();
+        && bindings::lease::consumer_queue(&kinds::consumer(tensor, to, request.stream, py)?).is_some();
     let Some(copy) = copied_now(py, engine, tensor, to, !ordered)? else { return Ok(None) };
     let placed = if ordered { tensor } else { &copy };
     let options = ExportOptions {
@@ -179,7 +179,7 @@ fn export_copy(
         consumer: kinds::consumer(placed, to, request.stream, py)?,
         ..ExportOptions::from(Access::Alias)
     };
-    let managed = guard::detach(py, || copy.export_as_copy(&options)).or_raise(py)?;
+    let managed = guard::detach(py, || bindings::tensor::export_as_copy(&copy, &options)).or_raise(py)?;
     count();
     Ok(Some(managed))
 }
@@ -192,13 +192,13 @@ pub fn export_managed<'py>(
 ) -> PyResult<ManagedTensor> {
     let (tensor, access) = match from {
         From::Tensor(tensor, access, _) => (tensor, access),
-        From::Lease(lease) => (lease.tensor(), lease.access()),
+        From::Lease(lease) => (lease.tensor(), bindings::lease::access(lease)),
     };
     let scope = match from {
         From::Tensor(tensor, access, _) if access != Access::Alias => {
             scope::current_scope(py)?.and_then(|scope| {
                 let scope = scope.get().scope();
-                scope.access_of(tensor).map(|declared| (scope.clone(), declared))
+                bindings::scope::access_of(scope, tensor).map(|declared| (scope.clone(), declared))
             })
         }
         _ => None,
@@ -214,7 +214,7 @@ pub fn export_managed<'py>(
         if tensor.is_read_only().or_raise(py)? {
             return Err(exchange_error(
                 py,
-                if tensor.is_write_unsaid() {
+                if bindings::tensor::is_write_unsaid(tensor) {
                     "this tensor is read-only: its memory came in a DLPack struct before version 1.0, which cannot say whether it may be \
                      written, and such a struct is asked for again; import the memory with `writable=True` if its owner allows \
                      that, import a copy, or ask with max_version=(1, 0)"
@@ -271,7 +271,7 @@ fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
     {
         return Ok(None);
     }
-    let managed = tensor.export_at_once(|| call_site::caller(py).place).or_raise(py)?;
+    let managed = bindings::tensor::export_at_once(tensor, || call_site::caller(py).place).or_raise(py)?;
     if managed.is_some() {
         exported(py, tensor)?;
     }
@@ -317,7 +317,7 @@ pub fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
 /// Raises the failure of the operation that should have made it; `WouldBlockError` on an event loop's thread; `TypeError` for the promise
 /// of a call that has returned no single array.
 pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if tensor.is_defined() {
+    if bindings::tensor::is_defined(tensor) {
         return Ok(());
     }
     until_known(py, tensor)?;
@@ -327,11 +327,11 @@ pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// As [`until_defined`], also for the promise of several results.
 /// Raises as [`until_defined`], without `TypeError`.
 pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if tensor.is_defined() {
+    if bindings::tensor::is_defined(tensor) {
         return Ok(());
     }
     until_ready(py, tensor, None)?;
-    if tensor.is_defined() {
+    if bindings::tensor::is_defined(tensor) {
         return Ok(());
     }
     // Its version was declared good although the operation that should have made it never did.
@@ -354,7 +354,7 @@ pub fn until_ready(py: Python<'_>, tensor: &Tensor, timeout: Option<Duration>) -
 
 /// True if the tensor is ready for readers. A driver is asked without the Python lock.
 pub fn is_ready(py: Python<'_>, tensor: &Tensor) -> bool {
-    tensor.known_ready().unwrap_or_else(|| guard::detach(py, || tensor.is_ready()))
+    bindings::tensor::known_ready(tensor).unwrap_or_else(|| guard::detach(py, || tensor.is_ready()))
 }
 
 /// The answer to `__dlpack_device__`.

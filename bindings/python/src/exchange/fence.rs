@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 
-use estafette::exchange::Fenced;
+use estafette::bindings::{self, exchange::Fenced};
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Tensor};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
@@ -43,7 +43,7 @@ pub fn export<'py>(
         Some("a struct from before DLPack 1.0 has no fences")
     } else if copy == Some(true) || dl_device.is_some_and(elsewhere) {
         Some("a copy has no fences")
-    } else if dl_device.is_some() && !tensor.is_defined() {
+    } else if dl_device.is_some() && !bindings::tensor::is_defined(tensor) {
         Some("the device is known once the tensor is defined")
     } else if access == Access::Alias {
         Some("no fence orders an alias")
@@ -56,7 +56,7 @@ pub fn export<'py>(
         return Err(exchange_error(py, format!("{refused}: call `__dlpack__`")));
     }
     let options = ExportOptions { owner: Some(call_site::caller(py).place), ..ExportOptions::from(access) };
-    let export = || tensor.export_fenced(&options);
+    let export = || bindings::tensor::export_fenced(tensor, &options);
     // Neither way waits. What is not ready may be granted here, and callbacks run.
     let exported = if is_ready(py, tensor) { export() } else { guard::detach(py, export) };
     // SAFETY: such a struct.
@@ -98,8 +98,13 @@ pub fn import(object: &Bound<'_, PyAny>, engine: &Engine, read_only: bool) -> Py
         return Err(PyErr::fetch(py));
     }
     // SAFETY: the producer vouches for the memory and its fence.
-    let import =
-        || unsafe { engine.import_fenced(fenced, ImportOptions { read_only, ..ImportOptions::default() }) };
+    let import = || unsafe {
+        bindings::engine::import_fenced(
+            engine,
+            fenced,
+            ImportOptions { read_only, ..ImportOptions::default() },
+        )
+    };
     let imported = guard::detach(py, import);
     // A tensor that is refused goes back by its deleter.
     imported.map(Some).map_err(|back| to_py(py, &back.0))

@@ -1,6 +1,6 @@
 //! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
 
-use estafette::bindings::{ImportStream, OwnedMemory};
+use estafette::bindings::{self, ImportStream, OwnedMemory};
 use estafette::devices::{CurrentGuard, DLDevice, DeviceType, FenceSet};
 use estafette::exchange::{Abi, ManagedTensor};
 use estafette_sync::sync::atomic::AtomicU64;
@@ -87,7 +87,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
         let managed = capsule::consume(raw)?;
         check(py, &managed, wanted)?;
         let immutable = is_immutable(py, &managed, None, wanted)?;
-        let device = managed.device();
+        let device = bindings::exchange::device(&managed);
         let mut ready = FenceSet::default();
         if device != DLDevice::CPU {
             unordered::note(py, true, Reason::RawCapsule, device.to_string());
@@ -121,11 +121,11 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     if !peer.keeps_memory {
         managed = array_interface::kept_with(object, managed)?;
     }
-    let device = managed.device();
+    let device = bindings::exchange::device(&managed);
     if device != DLDevice::CPU {
         note_device(py, device, peer, !ready.is_empty());
     } else if peer.inline_deleter {
-        managed = managed.with_inline_deleter();
+        managed = bindings::exchange::with_inline_deleter(managed);
     }
     Ok(Taken { managed, immutable, ready })
 }
@@ -161,7 +161,7 @@ fn is_immutable(
     peer: Option<&Peer>,
     wanted: &Wanted,
 ) -> PyResult<bool> {
-    let is_legacy = managed.abi() == Abi::Legacy;
+    let is_legacy = bindings::exchange::abi(managed) == Abi::Legacy;
     if wanted.writable != Some(true) || wanted.copy == Some(true) {
         let consents = peer.is_some_and(|peer| peer.legacy_writable);
         return Ok(wanted.writable == Some(false) || is_legacy && !consents);
@@ -201,7 +201,7 @@ fn through_table(
         }
         Err(error) => return Err(error),
     };
-    let device = managed.device();
+    let device = bindings::exchange::device(&managed);
     if device == DLDevice::CPU || !reachable(py, device)? {
         return Ok((managed, FenceSet::default()));
     }
@@ -267,7 +267,7 @@ fn through_protocol(
         ask(object, device, wanted, stream, peer)?
     };
     let mut managed = consume(&answer)?;
-    let device = managed.device();
+    let device = bindings::exchange::device(&managed);
     let mut ready = kinds::of(device).acquire(object, (device, managed.data()), None)?;
     if peer.exports_alone && device != DLDevice::CPU {
         managed = one_export::released_alone(py, managed)?;
@@ -461,16 +461,16 @@ fn versioned<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 /// Fails if the producer did not do what was wanted. What was taken is released then.
 fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<()> {
     if let Some(device) = wanted.device
-        && managed.device() != device
-        && !wanted.can_be_moved_from(managed.device())
+        && bindings::exchange::device(managed) != device
+        && !wanted.can_be_moved_from(bindings::exchange::device(managed))
     {
-        let is = managed.device();
+        let is = bindings::exchange::device(managed);
         return Err(exchange_error(py, format!("the producer gave data on {is}, not on {device} as asked")));
     }
-    if !reachable(py, managed.device())? {
-        return Err(not_available(py, managed.device()));
+    if !reachable(py, bindings::exchange::device(managed))? {
+        return Err(not_available(py, bindings::exchange::device(managed)));
     }
-    kinds::of(managed.device()).check_place(py, managed)?;
+    kinds::of(bindings::exchange::device(managed)).check_place(py, managed)?;
     if wanted.copy == Some(false) && managed.flags().is_copied {
         return Err(exchange_error(py, "the producer made a copy although copying was refused"));
     }

@@ -8,9 +8,9 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::mem::{MaybeUninit, transmute};
 use std::ptr::NonNull;
 
-use estafette::bindings::OwnedMemory;
+use estafette::bindings::{self, OwnedMemory};
 use estafette::devices::DLDevice;
-use estafette::exchange::table::DLTensor;
+use estafette::exchange::DLTensor;
 use estafette::exchange::{Abi, ManagedTensor};
 use estafette::{Access, DType, Layout, Scope, Tensor};
 use pyo3::exceptions::PyImportError;
@@ -166,7 +166,7 @@ impl Described {
         let mut place = MaybeUninit::<DLTensor>::uninit();
         // SAFETY: the place is good, and what is written there is read while the tensor is borrowed.
         let tensor = unsafe {
-            tensor.lend(NonNull::new(place.as_mut_ptr())?).ok()?;
+            bindings::tensor::lend(tensor, NonNull::new(place.as_mut_ptr())?).ok()?;
             place.assume_init_ref()
         };
         let dtype = DType { code: tensor.dtype.code.0, bits: tensor.dtype.bits, lanes: tensor.dtype.lanes };
@@ -228,7 +228,7 @@ pub fn lend<'a, 'py>(
         return Ok(None);
     }
     // What is refused, is refused once more where NumPy asks.
-    let Some(access) = scope.lend(inner) else { return Ok(None) };
+    let Some(access) = bindings::scope::lend(scope, inner) else { return Ok(None) };
     let mut lent = Lent { scope, tensor: tensor.clone(), made: None };
     let Some(described) = Described::of(inner, access == Access::Read) else { return Ok(None) };
     let unused = tensor.get().unused_array.lock().take().map(|array| array.into_bound(py));
@@ -297,7 +297,7 @@ impl Drop for Lent<'_, '_> {
             // Whatever has the memory from the array has the base, itself or by an array.
             (references(&base) > 1).then_some(base)
         });
-        let Ok(managed) = self.scope.take_back(tensor, kept.is_some()) else {
+        let Ok(managed) = bindings::scope::take_back(self.scope, tensor, kept.is_some()) else {
             // The operation has not ended before its function. If it had, the memory would stay.
             return std::mem::forget(tensor.clone());
         };

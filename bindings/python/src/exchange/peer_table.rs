@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use estafette::bindings::exchange::table;
 use estafette::devices::DLDevice;
-use estafette::exchange::{Abi, ManagedTensor, table};
+use estafette::exchange::{Abi, ManagedTensor};
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
 use pyo3::prelude::*;

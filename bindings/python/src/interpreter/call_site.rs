@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::ptr;
 use std::sync::OnceLock;
 
+use estafette::bindings;
 use estafette::lease::{CallSite, LeaseOwner};
-use estafette::trace;
 use estafette_sync::sync::Mutex;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -77,9 +77,10 @@ pub fn caller(py: Python<'_>) -> Caller {
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, frame.cast()) };
     let found = frame.map(|frame| look(py, frame));
     match found {
-        Some(Ok(caller)) => {
-            Caller { place: caller.place.of_library(caller.library.map(|peer| &peer.root)), ..caller }
-        }
+        Some(Ok(caller)) => Caller {
+            place: bindings::lease::owner_of_library(caller.place, caller.library.map(|peer| &peer.root)),
+            ..caller
+        },
         _ => Caller { place: "unknown Python code".into(), is_body: false, library: None },
     }
 }
@@ -93,7 +94,7 @@ fn body(library: Option<&'static Peer>) -> Caller {
 
 /// The line of the calling frames, if traces note it.
 pub fn traced_line(py: Python<'_>) -> Option<CallSite> {
-    if trace::is_open() { caller(py).place.site().cloned() } else { None }
+    if bindings::is_trace_open() { bindings::lease::owner_site(&caller(py).place).cloned() } else { None }
 }
 
 fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> {
@@ -151,7 +152,7 @@ fn text(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<LeaseOwne
     let place = LeaseOwner::from(format!("{name} ({short}:{line})"));
     Ok(if lease_sites::are_recorded() {
         let line = line.try_into().unwrap_or_default();
-        place.at(CallSite { file: file.to_owned(), line, function: name.to_owned() })
+        bindings::lease::owner_at(place, CallSite { file: file.to_owned(), line, function: name.to_owned() })
     } else {
         place
     })
@@ -168,7 +169,7 @@ fn kept(code: &Bound<'_, PyAny>, position: i32) -> Option<(LeaseOwner, bool)> {
     let site = sites[slot(code, position)].as_ref()?;
     let same = site.code.as_ptr() == code.as_ptr() && site.position == position;
     // One that was kept before the switch was turned is formatted anew.
-    let is_current = site.place.site().is_some() == lease_sites::are_recorded();
+    let is_current = bindings::lease::owner_site(&site.place).is_some() == lease_sites::are_recorded();
     (same && is_current).then(|| (site.place.clone(), site.is_body))
 }
 

@@ -16,7 +16,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use estafette::bindings::reaper;
+use estafette::bindings::{self, reaper};
 use estafette::wait::{OpStatus, Status};
 use estafette::{Engine, Error};
 use estafette_sync::sync::Mutex;
@@ -68,15 +68,18 @@ pub fn watch(engine: &EngineHandle) {
 /// Called when the last object of an engine goes whose operations have not all ended.
 pub fn leave(engine: &Engine) {
     LEFT.lock().push(engine.clone());
-    engine.clone().leave(|engine| {
-        let ended: Vec<_> = LEFT.lock().extract_if(.., |left| left.is_same(engine)).collect();
+    bindings::engine::leave(engine.clone(), |engine| {
+        let ended: Vec<_> =
+            LEFT.lock().extract_if(.., |left| bindings::engine::is_same(left, engine)).collect();
         drop(ended);
     });
 }
 
 /// The shared state of an engine's objects that Python has.
 pub fn known(engine: &Engine) -> Option<EngineHandle> {
-    let is_it = |shared: &Arc<Shared>| shared.engine.get().is_ok_and(|known| known.is_same(engine));
+    let is_it = |shared: &Arc<Shared>| {
+        shared.engine.get().is_ok_and(|known| bindings::engine::is_same(known, engine))
+    };
     there().into_iter().find(is_it).map(|shared| EngineHandle { shared })
 }
 
@@ -91,7 +94,7 @@ pub fn before_threads_end(py: Python<'_>) {
 pub fn at_exit(py: Python<'_>) {
     finish(py, true);
     for engine in all() {
-        engine.unretrieved().report();
+        bindings::report(&engine.unretrieved());
     }
     // What was abandoned had its time.
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };

@@ -21,7 +21,7 @@ use std::cell::Cell;
 use std::ptr;
 use std::time::Duration;
 
-use estafette::{bindings, trace};
+use estafette::bindings;
 use estafette_sync::process::Generation;
 use estafette_sync::rundown::Rundown;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
@@ -200,7 +200,7 @@ pub fn ident(py: Python<'_>) -> PyResult<u64> {
 /// Has traces call this thread what `threading` calls it. To be called where a thread may be about to write its first event.
 #[inline]
 pub fn name_thread(py: Python<'_>) {
-    if trace::is_open() && !IS_NAMED.get() && !PyErr::occurred(py) {
+    if bindings::is_trace_open() && !IS_NAMED.get() && !PyErr::occurred(py) {
         IS_NAMED.set(true);
         name_thread_now(py);
     }

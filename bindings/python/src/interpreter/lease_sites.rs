@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use estafette::{Lease, trace};
+use estafette::Lease;
+use estafette::bindings;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
@@ -43,16 +44,16 @@ pub fn record_call_sites(on: bool) -> bool {
 
 /// Notes what has become of leased memory, and in a trace whose it is.
 pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
-    if trace::is_open() {
+    if bindings::is_trace_open() {
         let library = peers::of(object).peer().root;
         if !library.is_empty() {
-            lease.note_library(library);
+            bindings::lease::note_library(lease, library);
         }
     }
     if are_recorded()
         && let Some(name) = name_of(&object.get_type())
     {
-        lease.note_object(name);
+        bindings::lease::note_object(lease, name);
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) mod sycl;
 
 use std::sync::Arc;
 
-use estafette::bindings::ImportStream;
+use estafette::bindings::{self, ImportStream};
 use estafette::devices::{DLDevice, Device, DeviceError, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::{ManagedTensor, ReleaseStream};
 use estafette::lease::{Consumer, Keeper};
@@ -149,9 +149,9 @@ fn consumer_on(
     }
     let consumer = guard::detach(py, || match keeper {
         // SAFETY: the keeper is the stream's object, or the stream is of a library whose streams stay.
-        Some(keeper) => unsafe { tensor.consumer_on_kept(device, handle, keeper) },
+        Some(keeper) => unsafe { bindings::tensor::consumer_on_kept(tensor, device, handle, keeper) },
         // SAFETY: the caller that passes a stream vouches for it for the length of the call; default streams always are.
-        None => unsafe { tensor.consumer_on(device, handle) },
+        None => unsafe { bindings::tensor::consumer_on(tensor, device, handle) },
     });
     consumer.map_err(|error| PyValueError::new_err(error.to_string()))
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use estafette::bindings::{self, with_inline_deleters};
-use estafette::{BodyResult, Completion, Scope, trace};
+use estafette::{BodyResult, Completion, Scope};
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -268,7 +268,7 @@ impl Parts {
         if !self.is_async {
             bindings::body_has_lock(scope.id());
         }
-        if trace::is_open() {
+        if bindings::is_trace_open() {
             self.note_library(py, &scope);
         }
         let outcome = if self.is_async {

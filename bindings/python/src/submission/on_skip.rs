@@ -37,7 +37,7 @@ impl OnSkip {
     pub fn call(&self, cause: &OperationError) {
         let (function, context) = &*self.0;
         guard::attach(|py| {
-            let error = to_py(py, &cause.clone().into_error());
+            let error = to_py(py, &cause.clone().into());
             let value = error.value(py);
             let called = context.bind(py).call_method1(intern!(py, "run"), (function, value));
             // The operation fails by its cause, whatever is raised.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette::bindings::{Implementation, Invocation};
+use estafette::bindings::{self, Implementation, Invocation};
 use estafette::devices::{DLDevice, Queue};
 use estafette::operators::OperatorKind;
 use estafette::{DType, Error, Produced, Tensor};
@@ -199,7 +199,7 @@ pub fn encode(attributes: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String, b
 
 /// The options of a call as Python has them.
 fn decode<'py>(py: Python<'py>, call: &Invocation) -> PyResult<Bound<'py, PyDict>> {
-    let texts: Vec<(&str, &str, bool)> = call.attributes().iter_typed().collect();
+    let texts: Vec<(&str, &str, bool)> = bindings::operators::typed_attributes(call.attributes()).collect();
     Ok(import_module(py, "estafette._operators")?.getattr("decode")?.call1((texts,))?.cast_into()?)
 }
 

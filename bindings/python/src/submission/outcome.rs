@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use estafette::bindings;
 use estafette::devices::{DLDevice, DeviceError, Fence, FenceSet, Order, Queue};
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use estafette::{Access, BodyError, BodyResult, Completion, DType, ExportOptions, Layout, Produced, Scope};
@@ -83,7 +84,7 @@ fn take_operand(value: &Bound<'_, PyAny>, scope: impl Fn() -> Option<Scope>) -> 
     let py = value.py();
     let tensor = tensor.get().tensor(py)?;
     let is_of_host = tensor.device().is_ok_and(|device| device.device_type.is_host_readable());
-    match scope().filter(|scope| is_of_host && scope.access_of(tensor).is_some()) {
+    match scope().filter(|scope| is_of_host && bindings::scope::access_of(scope, tensor).is_some()) {
         Some(scope) => {
             let managed = scope.export(tensor, &ExportOptions::from(Access::Read)).or_raise(py)?;
             Ok(Some(Produced::from(managed)))
@@ -122,7 +123,7 @@ fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, Fe
         .map_err(|error| raise(value.py(), "DeviceError", error.to_string()))?;
     }
     IMPORTED.fetch_add(1, Ordering::Relaxed);
-    let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
+    let produced = if immutable { bindings::operation::immutable(managed) } else { Produced::from(managed) };
     Ok((produced, ready))
 }
 
@@ -226,7 +227,9 @@ impl Ending {
         };
         if let Use::Produced(Some(results)) = &self.result {
             // Results that are views of operands are copied while this operation has these.
-            completion.scope().enter(|| results.end(fence.as_ref(), outcome.as_ref().err()));
+            bindings::scope::enter(completion.scope(), || {
+                results.end(fence.as_ref(), outcome.as_ref().err())
+            });
         }
         match (&self.result, outcome, &fence) {
             (Use::Ignored | Use::Several(_), outcome, None) => completion.complete(outcome.map(drop)),
@@ -242,7 +245,7 @@ impl Ending {
                 });
                 match fence {
                     None => completion.produce(produced),
-                    Some(fence) => completion.produce_after(fence, produced),
+                    Some(fence) => bindings::operation::produce_after(completion, fence, produced),
                 }
             }
         }

@@ -121,7 +121,9 @@ impl Results {
             let left = Arc::clone(&slot);
             // With a variable in common, one would wait for the other.
             let args = SubmissionArgs { own: OnceLock::new(), ..self.args.clone() };
-            let receive = || args.promise(core).receive_always(move |end| *left.lock() = Some(end));
+            let receive = || {
+                bindings::operation::receive_always(args.promise(core), move |end| *left.lock() = Some(end))
+            };
             let promise = scope::within(py, receive)?.or_raise(py)?;
             let mut state = self.state.lock();
             state.promises.push(promise);
@@ -156,7 +158,7 @@ impl Results {
             }
             let produced = array.ok_or_else(|| NO_RESULT.into());
             match fence {
-                Some(fence) => end.produce_after(fence, produced),
+                Some(fence) => bindings::operation::produce_after(end, fence, produced),
                 None => end.produce(produced),
             }
         }

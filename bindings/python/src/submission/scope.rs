@@ -43,7 +43,7 @@ impl OperationScope {
 
     #[getter]
     fn name(&self) -> Option<String> {
-        self.scope.name()
+        bindings::scope::name(&self.scope)
     }
 }
 
@@ -75,19 +75,20 @@ pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, Operati
 
 /// True if the calling code belongs to the body of an operation that has `tensor` as an operand.
 pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
-    Ok(current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some()))
+    Ok(current_scope(py)?
+        .is_some_and(|scope| bindings::scope::access_of(scope.get().scope(), tensor).is_some()))
 }
 
 /// Runs `f` as the operation whose body the calling code belongs to, so that waits in it know whom they must not wait
 /// for. A plain body runs as it anyway; this is for asynchronous ones, whose steps share a thread with other tasks.
 pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
     Ok(match current_scope(py)? {
-        Some(scope) => scope.get().scope().enter(f),
+        Some(scope) => bindings::scope::enter(scope.get().scope(), f),
         None => f(),
     })
 }
 
 /// Polls `future` once as that operation, if there is one.
 pub fn poll_within<T>(py: Python<'_>, future: impl Future<Output = T>) -> PyResult<Option<T>> {
-    Ok(current_scope(py)?.and_then(|scope| scope.get().scope().enter(|| poll_once(future))))
+    Ok(current_scope(py)?.and_then(|scope| bindings::scope::enter(scope.get().scope(), || poll_once(future))))
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use estafette::bindings;
 use estafette::devices::Queue;
 use estafette::operation::{Copying, OpBuilder, Tensors};
 use estafette::{Engine, Tensor, Variable};
@@ -68,8 +69,7 @@ impl SubmissionArgs {
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
         let write_vars: Vec<&Variable> = write_vars.iter().collect();
         let own = self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var()));
-        let builder = engine
-            .op_shared(&self.name)
+        let builder = bindings::engine::op_shared(engine, &self.name)
             .reads(reads)
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)
@@ -78,7 +78,7 @@ impl SubmissionArgs {
         match &self.queue {
             // Work on a queue may wait for other work while it begins.
             Some(queue) => builder.worker_only().on(queue),
-            None => builder.needs_lock(),
+            None => bindings::operation::needs_lock(builder),
         }
     }
 

@@ -44,7 +44,6 @@ unsafe impl Send for Fenced {}
 
 impl Fenced {
     /// Gives the struct up, as a `DLManagedTensorFenced`. The caller must see to the call of the deleter.
-    #[doc(hidden)]
     pub fn into_raw(self) -> *mut c_void {
         self.managed.into_raw()
     }
@@ -56,7 +55,6 @@ impl Fenced {
     ///
     /// # Safety
     /// `raw` is NULL, or what its type says and the caller's to give up.
-    #[doc(hidden)]
     pub unsafe fn take(raw: *mut c_void) -> Result<Self, InvalidTensor> {
         let Some(raw) = NonNull::new(raw.cast::<RawFenced>()) else {
             return Err(InvalidTensor::new("tensor", "is NULL"));
@@ -122,7 +120,11 @@ struct Block {
 
 impl ExportedFenced {
     /// Makes the struct. It owns one count of `ready`. Without `description` it is described late.
-    pub fn new(owner: Arc<dyn FencedOwner>, ready: RawFence, description: Option<&ManagedTensor>) -> Self {
+    pub(crate) fn new(
+        owner: Arc<dyn FencedOwner>,
+        ready: RawFence,
+        description: Option<&ManagedTensor>,
+    ) -> Self {
         let nothing = DLTensor {
             data: ptr::null_mut(),
             device: RawDevice { device_type: DLDeviceType(1), device_id: 0 },
@@ -160,7 +162,7 @@ impl ExportedFenced {
     }
 
     /// The struct, for the consumer.
-    pub fn owned(self) -> Fenced {
+    pub(crate) fn owned(self) -> Fenced {
         // SAFETY: just made, by its only owner.
         unsafe { Fenced::take(self.0.as_ptr().cast()) }.expect("a struct of this version")
     }
@@ -169,7 +171,7 @@ impl ExportedFenced {
     ///
     /// # Safety
     /// The deleter was not called and is not called meanwhile; the consumer does not read the description yet.
-    pub unsafe fn describe(self, managed: &ManagedTensor) {
+    pub(crate) unsafe fn describe(self, managed: &ManagedTensor) {
         let to = self.0.as_ptr();
         // SAFETY: by contract.
         unsafe {

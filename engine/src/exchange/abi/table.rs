@@ -43,7 +43,6 @@ pub const HEADER: Header =
 ///
 /// # Safety
 /// `table` is NULL or points to a table that a library has published, which stays as it is for the life of the process.
-#[doc(hidden)]
 pub unsafe fn understood(table: *const Table) -> Option<&'static Table> {
     let mut header = table.cast::<Header>();
     for _ in 0..OLDER_MAX {
@@ -79,7 +78,6 @@ pub(super) fn lent(layout: &Layout, data: *mut u8) -> DLTensor {
 ///
 /// # Safety
 /// `out` may be written. Reads of `out` must end before `layout` is dropped.
-#[doc(hidden)]
 pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
     // SAFETY: the place is the caller's.
     unsafe { out.write(lent(layout, data)) };
@@ -94,7 +92,6 @@ pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
 ///
 /// # Safety
 /// `prototype` is readable, and its shape has `ndim` readable entries or is NULL.
-#[doc(hidden)]
 pub unsafe fn allocate(prototype: NonNull<DLTensor>) -> Result<ManagedTensor, Error> {
     // SAFETY: by contract of this function.
     let layout = unsafe { layout_of(prototype) }?;

@@ -89,8 +89,7 @@ impl ArrowSchema {
     ///
     /// # Safety
     /// `schema` is NULL or points to an `ArrowSchema` that stays valid and unchanged for `'a`.
-    #[doc(hidden)]
-    pub unsafe fn format_of<'a>(schema: *const c_void) -> Result<&'a CStr, InvalidTensor> {
+    pub(crate) unsafe fn format_of<'a>(schema: *const c_void) -> Result<&'a CStr, InvalidTensor> {
         if schema.is_null() {
             return Err(InvalidTensor::new("schema", "is NULL"));
         }
@@ -137,8 +136,7 @@ impl ArrowDeviceArray {
     ///
     /// # Safety
     /// As for [`take`](Self::take), of an `ArrowArray` in host memory.
-    #[doc(hidden)]
-    pub unsafe fn take_host(source: *mut c_void) -> Result<Self, InvalidTensor> {
+    pub(crate) unsafe fn take_host(source: *mut c_void) -> Result<Self, InvalidTensor> {
         let source = source.cast::<RawArray>();
         if source.is_null() {
             return Err(InvalidTensor::new("array", "is NULL"));
@@ -152,8 +150,7 @@ impl ArrowDeviceArray {
     }
 
     /// Where the array says it is.
-    #[doc(hidden)]
-    pub fn device(&self) -> DLDevice {
+    pub(crate) fn device(&self) -> DLDevice {
         let (device_type, id) = (DeviceType(self.0.device_type), self.0.device_id);
         // The host is -1 here by convention, and 0 in DLPack.
         let id = if device_type == DeviceType::CPU { 0 } else { i32::try_from(id).unwrap_or(i32::MAX) };
@@ -164,8 +161,7 @@ impl ArrowDeviceArray {
     ///
     /// # Errors
     /// It is not in host memory, or has an event to wait for; it has been released then.
-    #[doc(hidden)]
-    pub fn into_host(self) -> Result<ArrowHostArray, InvalidTensor> {
+    pub(crate) fn into_host(self) -> Result<ArrowHostArray, InvalidTensor> {
         if self.device().device_type != DeviceType::CPU {
             return Err(InvalidTensor::new("device_type", format!("is {}, not host memory", self.device())));
         }

@@ -17,8 +17,7 @@ impl ArrowSchema {
     ///
     /// # Errors
     /// Arrow has no primitive type for it.
-    #[doc(hidden)]
-    pub fn of(dtype: DType) -> Result<Self, InvalidTensor> {
+    pub(crate) fn of(dtype: DType) -> Result<Self, InvalidTensor> {
         Ok(Self(RawSchema {
             format: format::format(dtype)?.as_ptr(),
             // Names and formats are static, so there is nothing to free.
@@ -41,8 +40,7 @@ impl ArrowDeviceArray {
     /// # Errors
     /// The first thing that Arrow's arrays cannot have: dimensions other than one, gaps, an element type that is none of
     /// its primitive ones. The deleter has been called then.
-    #[doc(hidden)]
-    pub fn from_tensor(
+    pub(crate) fn from_tensor(
         tensor: ManagedTensor,
         sync_event: Option<NativeEvent>,
     ) -> Result<(ArrowSchema, Self), InvalidTensor> {

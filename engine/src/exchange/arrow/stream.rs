@@ -53,8 +53,7 @@ impl ArrowDeviceArray {
     /// # Safety
     /// `stream` is NULL or points to a valid `ArrowArrayStream` that nothing else uses meanwhile. Its arrays are as
     /// [`take`](Self::take) demands.
-    #[doc(hidden)]
-    pub unsafe fn take_stream(stream: *mut c_void) -> Result<(CString, Self), InvalidTensor> {
+    pub(crate) unsafe fn take_stream(stream: *mut c_void) -> Result<(CString, Self), InvalidTensor> {
         // SAFETY: by contract.
         let Some(stream) = (unsafe { stream.cast::<RawStream>().as_mut() }) else {
             return Err(InvalidTensor::new("stream", "is NULL"));

@@ -26,8 +26,9 @@ fn first() -> Duration {
     Duration::from_nanos(FIRST.load(Ordering::Relaxed))
 }
 
-/// Sets how long subscriptions from now on are left alone at first: one second, unless a test has less time. At least a microsecond.
-pub(super) fn set_first(pause: Duration) {
+/// Sets after which pause a subscription that has not called is first queried: for subscriptions from now on, in this process. At least a
+/// microsecond. For tests; others leave it at a second.
+pub fn query_overdue_after(pause: Duration) {
     let nanoseconds = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
     FIRST.store(nanoseconds.max(1_000), Ordering::Relaxed);
 }

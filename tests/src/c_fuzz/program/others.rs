@@ -2,7 +2,7 @@
 
 use super::*;
 use estafette::devices::DeviceType;
-use estafette::exchange::table::DLTensor;
+use estafette::exchange::DLTensor;
 
 /// Kinds of calls here.
 pub(super) const CALLS: usize = 6;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::operations::look_at_handle;
 use super::*;
-use estafette::exchange::table::DLTensor;
+use estafette::exchange::DLTensor;
 use estafette::operators::abi::{
     OPERATOR_ALLOCATING, OPERATOR_DESTINATION, OPERATOR_IN_PLACE, OPERATOR_INFERRED, OperatorAttribute,
     OperatorFunction, OperatorOptions,
@@ -45,7 +45,7 @@ struct Context {
 unsafe extern "C" fn operate(
     _inputs: *const *const DLTensor,
     _n_inputs: usize,
-    outputs: *mut *mut estafette::exchange::table::DLManagedTensorVersioned,
+    outputs: *mut *mut estafette::exchange::DLManagedTensorVersioned,
     n_outputs: usize,
     _attributes: *const OperatorAttribute,
     _n_attributes: usize,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use estafette::bindings::reaper;
 use estafette::devices::FenceSet;
 use estafette::exchange::{Abi, ManagedTensor, flush_deleters};
-use estafette::{ImportOptions, Tensor, bindings, trace};
+use estafette::{ImportOptions, Tensor, bindings};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -91,7 +91,8 @@ impl PyEngine {
         if freed_on.is_none()
             && let Some(memory) = import::take_numpy(x, &wanted)
         {
-            let tensor = scope::within(py, || engine.import_host(memory, origin))?.or_raise(py)?;
+            let tensor =
+                scope::within(py, || bindings::engine::import_host(engine, memory, origin))?.or_raise(py)?;
             taken(x, &tensor);
             return self.object(py, tensor);
         }
@@ -110,7 +111,9 @@ impl PyEngine {
         let copying = if copy == Some(true) { bindings::copy_begins(peers::of(x).peer().root) } else { None };
         let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
         let made_a_copy = managed.flags().is_copied;
-        let home = freed_on.map(|stream| kinds::release_stream(managed.device(), stream)).transpose()?;
+        let home = freed_on
+            .map(|stream| kinds::release_stream(bindings::exchange::device(&managed), stream))
+            .transpose()?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned. For the home, the caller does.
         let take = || unsafe {
@@ -174,8 +177,8 @@ impl PyEngine {
     /// Adopts a tensor without the caller's word that it may be written: memory from a legacy struct is
     /// read-only.
     pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
-        let immutable = managed.abi() == Abi::Legacy;
-        let device = managed.device();
+        let immutable = bindings::exchange::abi(&managed) == Abi::Legacy;
+        let device = bindings::exchange::device(&managed);
         let mut ready = FenceSet::default();
         if kinds::default_stream(device).is_some()
             && let Some(device) = kinds::device_of(py, device)?
@@ -220,10 +223,10 @@ fn must_copy(py: Python<'_>, tensor: &Tensor, wanted: &Wanted) -> PyResult<bool>
 /// Notes where a tensor comes from.
 fn taken(x: &Bound<'_, PyAny>, tensor: &Tensor) {
     imported(x.py());
-    if trace::is_open() {
+    if bindings::is_trace_open() {
         bindings::imported_from(tensor, peers::of(x).peer().root);
     }
-    if let Some(lease) = tensor.imported_under() {
+    if let Some(lease) = bindings::lease::imported_under(tensor) {
         lease_sites::note_object(&lease, x);
     }
 }

@@ -19,8 +19,8 @@ mod submission;
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette::bindings::reaper;
 use estafette::bindings::set_program_lock;
+use estafette::bindings::{self, reaper};
 use estafette::engine::ShutdownReport;
 use estafette::wait::{Activity, OpStatus, Status};
 use estafette::{Engine, Error, Tensor};
@@ -104,11 +104,11 @@ impl PyEngine {
     pub(super) fn of(engine: Engine, failures: Failures, using: using::Default) -> Self {
         let handle = exit::known(&engine).unwrap_or_else(|| {
             allocator::keep_freed_arrays();
-            engine.share_lock(Arc::new(PythonLock));
+            bindings::engine::share_lock(&engine, Arc::new(PythonLock));
             reaper().on_start(thread_state::prepare);
             set_program_lock(guard::without_lock);
-            engine.on_lease_wait(collect_garbage);
-            engine.on_wait(Interrupts);
+            bindings::engine::on_lease_wait(&engine, collect_garbage);
+            bindings::engine::on_wait(&engine, Interrupts);
             estafette::operation::on_unretrieved(unretrieved::reporter);
             let shared = Shared { engine: ProcessBound::new(engine), failures, using, is_watched: true };
             let handle = EngineHandle { shared: Arc::new(shared) };
@@ -304,7 +304,7 @@ impl PyEngine {
 
     /// True if the engine takes operations: not after its shutdown, nor in a forked child.
     fn _is_usable(&self) -> bool {
-        self.handle.shared.engine.get().is_ok_and(|engine| engine.check_usable().is_ok())
+        self.handle.shared.engine.get().is_ok_and(|engine| bindings::engine::check_usable(engine).is_ok())
     }
 
     /// As `shutdown(0)`, without reports of failures.
@@ -340,7 +340,7 @@ impl PyEngine {
         this: &Bound<'py, Self>,
         exception: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let lease_timeout = this.get().engine(this.py())?.lease_timeout().as_secs_f64();
+        let lease_timeout = bindings::engine::lease_timeout(this.get().engine(this.py())?).as_secs_f64();
         import_module(this.py(), "estafette._lifecycle")?
             .call_method1("leave", (this, lease_timeout, is_raising(exception)?))
     }

@@ -1,6 +1,7 @@
 //! Tensors of other processes: `door`, `connect`, `from_ticket`.
 
 use estafette::Error;
+use estafette::bindings;
 use pyo3::prelude::*;
 
 use super::PyEngine;
@@ -41,7 +42,9 @@ impl PyEngine {
         let engine = self.engine(py)?;
         self.handle.check_room(py)?;
         let site = traced_line(py);
-        Ok(self.wrap(guard::detach(py, || engine.from_ticket_at(&ticket, site)).or_raise(py)?))
+        Ok(self.wrap(
+            guard::detach(py, || bindings::remote::from_ticket_at(engine, &ticket, site)).or_raise(py)?,
+        ))
     }
 }
 
@@ -61,7 +64,8 @@ pub fn from_tickets(
         let ticket = parse_ticket(py, &ticket)?;
         let site = traced_line(py);
         let engine = engine.engine(py)?;
-        let (tensor, kept) = guard::detach(py, || engine.from_ticket_held(&ticket, site)).or_raise(py)?;
+        let (tensor, kept) =
+            guard::detach(py, || bindings::remote::from_ticket_held(engine, &ticket, site)).or_raise(py)?;
         tensors.push(tensor);
         held.push(kept);
     }
@@ -74,7 +78,7 @@ pub fn from_tickets(
         Ok(())
     };
     let waiting = engine.engine(py)?;
-    match guard::detach(py, || waiting.block_on(all, timeout)) {
+    match guard::detach(py, || bindings::remote::block_on(waiting, all, timeout)) {
         // A process that stands still answers later.
         Err(Error::Timeout(_)) => {}
         waited => waited.or_raise(py)?,
@@ -88,7 +92,7 @@ pub fn failed(py: Python<'_>, engine: &PyEngine, error: Bound<'_, PyAny>) -> PyR
     let why = Raised::foreign(py, PyErr::from_value(error));
     let submitting = engine.engine(py)?;
     let fail = || {
-        let op = submitting.op("tensor of another process").beyond_limit()?;
+        let op = bindings::operation::beyond_limit(submitting.op("tensor of another process"))?;
         op.receive(|completion| completion.produce(Err(why)))
     };
     Ok(engine.wrap(guard::detach(py, fail).or_raise(py)?))

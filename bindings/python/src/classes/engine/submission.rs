@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use estafette::operation::{OpBuilder, Operands, SubmitPermit, Tensors};
+use estafette::bindings::{self, operation::SubmitPermit};
+use estafette::operation::{OpBuilder, Operands, Tensors};
 use estafette::{Access, Engine, Error, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -225,7 +226,7 @@ impl PyEngine {
                     Ok::<_, Error>(Given::One(tensor, results))
                 }
                 Outcome::Several { results, promises, build } => {
-                    let permit = args.operation(&engine).permit().await?.reserve()?;
+                    let permit = bindings::operation::reserve(args.operation(&engine).permit().await?)?;
                     let (op, tensors) = submit_several(&engine, permit, body, &promises, &results)?;
                     Ok(Given::Several(op, tensors, build))
                 }
@@ -346,7 +347,7 @@ fn submit_several(
 ) -> Result<(estafette::Op, Vec<Tensor>), Error> {
     let permits: Vec<_> = promises
         .iter()
-        .map(|args| args.promise(engine).beyond_limit()?.reserve())
+        .map(|args| bindings::operation::reserve(bindings::operation::beyond_limit(args.promise(engine))?))
         .collect::<Result<_, Error>>()?;
     let op = function.run_external(|end| body.start(end));
     let deliver =
@@ -377,16 +378,20 @@ impl PyEngine {
         submit: impl Fn(SubmitPermit<'e, Tensors, W, ()>, Body) -> T + Sync,
     ) -> PyResult<T> {
         let engine = self.engine(py)?;
-        let tried = scope::within(py, || match describe(engine).without_waiting().reserve() {
-            Ok(permit) => Ok(submit(permit, body)),
-            Err(error) => Err(Box::new((error, body))),
-        })?;
+        let tried =
+            scope::within(py, || match bindings::operation::reserve(describe(engine).without_waiting()) {
+                Ok(permit) => Ok(submit(permit, body)),
+                Err(error) => Err(Box::new((error, body))),
+            })?;
         let body = match tried {
             // The thread may have run bodies, and a signal handler may have raised something there.
             Ok(submitted) => return interrupt::take().map_or(Ok(submitted), Err),
             Err(refused) => self.held_up(py, *refused)?,
         };
-        guard::detach(py, || describe(engine).reserve().map(|permit| submit(permit, body))).or_raise(py)
+        guard::detach(py, || {
+            bindings::operation::reserve(describe(engine)).map(|permit| submit(permit, body))
+        })
+        .or_raise(py)
     }
 
     /// The body of a submission that only the in-flight limit has refused, where the thread may wait for a permit.

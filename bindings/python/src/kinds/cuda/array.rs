@@ -8,6 +8,7 @@
 use std::ptr;
 use std::sync::Arc;
 
+use estafette::bindings;
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, DeviceType, FenceSet, table};
 use estafette::exchange::ManagedTensor;
@@ -114,7 +115,7 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     let scope = if leased.is_none() { scope::current_scope(py)? } else { None };
     let operand = scope.as_ref().and_then(|scope| {
         let scope = scope.get().scope();
-        Some((scope.describe(tensor)?, scope.queue()))
+        Some((bindings::scope::describe(scope, tensor)?, scope.queue()))
     });
     if leased.is_none() && operand.is_none() {
         until_defined(py, tensor)?;
@@ -185,7 +186,7 @@ impl PyView {
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let lease = self.lease(py)?;
         // No notification says on which streams the consumer uses it.
-        lease.hand_to(&Consumer::Unordered).or_raise(py)?;
-        describe(py, lease.tensor(), Some(lease.access()))
+        bindings::lease::hand_to(&lease, &Consumer::Unordered).or_raise(py)?;
+        describe(py, lease.tensor(), Some(bindings::lease::access(&lease)))
     }
 }

@@ -12,6 +12,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use estafette::Tensor;
+use estafette::bindings;
 use estafette::devices::cuda::{CudaRuntime, PointerInfo};
 use estafette::devices::{DLDevice, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::ManagedTensor;
@@ -67,7 +68,7 @@ impl Kind for Cuda {
     }
 
     fn check_place(&self, py: Python<'_>, managed: &ManagedTensor) -> PyResult<()> {
-        let (said, data) = (managed.device(), managed.data());
+        let (said, data) = (bindings::exchange::device(managed), managed.data());
         match said.device_type {
             DeviceType::CUDA => check_device(py, said, data),
             DeviceType::CUDA_MANAGED => check_managed(py, data),

@@ -9,6 +9,7 @@
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use estafette::bindings;
 use estafette::devices::{DLDevice, Device, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::ManagedTensor;
 use estafette::{Access, Layout, Tensor};
@@ -176,6 +177,6 @@ impl PyView {
     #[getter]
     fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let lease = self.lease(py)?;
-        describe(py, lease.tensor(), Some(lease.access()))
+        describe(py, lease.tensor(), Some(bindings::lease::access(&lease)))
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use estafette::Variable;
+use estafette::bindings;
 use estafette::devices::Queue;
 use estafette::devices::sycl::SyclQueue;
 use estafette_sync::sync::Mutex;
@@ -28,7 +29,7 @@ pub fn on(queue: &dyn Queue) -> Option<Variable> {
         Some(variable) => variable,
         None => {
             mutexes.retain(|_, variable| variable.strong_count() > 0);
-            let variable = Arc::new(Variable::for_turns());
+            let variable = Arc::new(bindings::operation::for_turns());
             mutexes.insert(identity, Arc::downgrade(&variable));
             variable
         }

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use estafette::bindings::reaper;
+use estafette::bindings::{self, reaper};
 use estafette::devices::DLDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::exchange::flush_deleters;
-use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
+use estafette::exchange::foreign_fence::{FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::trace::{Recorder, TraceOptions};
 use estafette::wait::Activity;
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, ImportOptions, Op, Tensor};
@@ -267,8 +267,8 @@ fn elsewhere(account: &Account, engine: &Engine, owner: &Owner) {
     };
     let redeemed = twice(account, "use a ticket", || check(engine.from_ticket(&owner.ticket)?));
     let received = twice(account, "receive", || {
-        let link = engine.block_on(engine.connect(&owner.address), Some(LONG))?;
-        match engine.block_on(link.receive(), Some(LONG))? {
+        let link = bindings::remote::block_on(engine, engine.connect(&owner.address), Some(LONG))?;
+        match bindings::remote::block_on(engine, link.receive(), Some(LONG))? {
             Some(x) => check(x),
             None => {
                 account.lost("a tensor of another process");
@@ -467,10 +467,10 @@ fn silent_fence() -> RawFence {
 /// An operation whose input is ready when a silent fence is. Returns the number of imports, failed ones
 /// included.
 fn behind_a_silent_fence(account: &Account, engine: &Engine, deleted: &Deleted) -> usize {
-    foreign_fence::query_overdue_after(Duration::from_millis(1));
+    bindings::exchange::query_overdue_after(Duration::from_millis(1));
     let raw = silent_fence();
     // SAFETY: a struct as it is described; its functions need no context.
-    let fence = unsafe { foreign_fence::import(NonNull::from(&raw), &[]) };
+    let fence = unsafe { bindings::exchange::import(NonNull::from(&raw), &[]) };
     let Some(fence) = account.ok("a silent fence", fence) else { return 0 };
     // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
     let tensor = unsafe {

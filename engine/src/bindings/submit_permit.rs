@@ -9,27 +9,25 @@ use crate::operation::operands::Operands;
 use crate::tensor::handle::Tensor;
 
 /// An operation that has passed all checks and holds its permit. Dropping it releases the permit.
-#[doc(hidden)]
 #[must_use = "a permitted operation does nothing until it is submitted"]
 #[derive(Debug)]
 pub struct SubmitPermit<'e, R, W, U> {
     builder: OpBuilder<'e, R, W, U>,
 }
 
-impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
-    /// Checks the operands and acquires a permit, as [`run_external`](OpBuilder::run_external) does.
-    /// Submission cannot fail after that.
-    ///
-    /// # Errors
-    /// As [`run_external`](OpBuilder::run_external).
-    #[doc(hidden)]
-    pub fn reserve(mut self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
-        self.core().check_usable()?;
-        self.check_external()?;
-        self.acquire_permit()?;
-        self.hold_permit();
-        Ok(SubmitPermit { builder: self })
-    }
+/// Checks the operands and acquires a permit, as [`run_external`](OpBuilder::run_external) does.
+/// Submission cannot fail after that.
+///
+/// # Errors
+/// As [`run_external`](OpBuilder::run_external).
+pub fn reserve<R: Operands, W: Operands, U: Operands>(
+    mut builder: OpBuilder<'_, R, W, U>,
+) -> Result<SubmitPermit<'_, R, W, U>, Error> {
+    builder.core().check_usable()?;
+    builder.check_external()?;
+    builder.acquire_permit()?;
+    builder.hold_permit();
+    Ok(SubmitPermit { builder })
 }
 
 impl<R: Operands, W: Operands, U: Operands> SubmitPermit<'_, R, W, U> {
