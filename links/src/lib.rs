@@ -12,7 +12,7 @@
 //! | `board`, `ring`, `notify` | shared words with one writer each: slots, messages, who wants a wake-up; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
 //! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | what users have |
-//! | `hub`, `life`, `threads`, `mailbox` | the link thread; the thread of liveness locks; what they leave for futures |
+//! | `hub`, `liveness`, `threads`, `mailbox` | the link thread; the thread of liveness locks; what they leave for futures |
 //! | `nixl`, [`network`] | a feature: memory of other machines, and how two machines meet |
 //! | `platform` | what links ask of the operating system |
 //!

@@ -773,7 +773,7 @@ fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ti
 
 /// ```text
 /// owner      produce ───────────────┐ (until the other process waits)      overwrite ···waits for the lease···█
-/// consumer       receive   consume ·│··waits··█                                             lets go ──┘
+/// consumer       receive   consume ·│··waits··█                                             release ──┘
 /// ```
 #[test]
 fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {

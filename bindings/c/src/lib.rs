@@ -20,7 +20,7 @@
 //! |---|---|---|
 //! | `estafette_tensor*`, `estafette_lease*`, `estafette_promise*`, `estafette_engine*`, `estafette_program*`, `estafette_trace*`, `estafette_ticket*`, `estafette_door*`, `estafette_link*` | place and generation in a table (`handles.rs`), not an address | any value may be given |
 //! | `estafette_op*` | the same, with how far the operation is (`slots.rs`) | any value may be given |
-//! | `DLFence` | functions and a context, which is an address | fields, when it is taken over |
+//! | `DLFence` | functions and a context, which is an address | fields, when it is adopted |
 //!
 //! # Rules that hold for every function
 //! - On any error the caller keeps what it passed: tensors, fences, contexts.

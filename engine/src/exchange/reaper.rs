@@ -140,7 +140,7 @@ impl Reaper {
         Self { shared: Arc::new(Shared::default()) }
     }
 
-    /// Takes over `storage`, to be dropped once when all of `fence_set` has settled.
+    /// Adopts `storage`, to be dropped once when all of `fence_set` has settled.
     ///
     /// Never blocks. Foreign code runs on this thread only if it is an inline deleter in a scope of [`with_inline_deleters`]. Plain
     /// memory of the engine whose fences are known to be done is freed by this call, which is cheaper than passing it to the reaper. Must not be called under a lock that a fence's subscriber may take.

@@ -228,7 +228,7 @@ pub fn fetch(
     }
 }
 
-/// The program knows that a process on another machine is dead, or all on machine `host`: what was lent to them is given back. Returns at
+/// The program knows that a process on another machine is dead, or all on machine `host`: what was lent to them is released. Returns at
 /// once. `host` is the address that the messages of a suspected process name.
 ///
 /// A process that lives all the same has its connection ended, and reads nothing more.

@@ -138,7 +138,7 @@ impl Program {
                     expect(
                         estafette_tensor_lend(tensor, ptr::null_mut()),
                         status::ESTAFETTE_INVALID,
-                        "lend to nobody",
+                        "lend over no link",
                     );
                 }
                 1 => allowed(estafette_tensor_dtype(tensor, dtype.as_mut_ptr()), &legal, "dtype"),
