@@ -14,7 +14,6 @@ const COMMENTS_MAX: usize = 0;
 /// Names and phrases that another word has replaced, in lower case: whole identifiers, or words that follow each other in a sentence. A word with
 /// a second meaning is not here.
 const RETIRED: &[&[&str]] = &[
-    &["bell"],
     &["complete_draft"],
     &["crew"],
     &["culprit"],
