@@ -12,8 +12,8 @@
 //! | `submit`, `op`, `helping`, `names` | operations: submission, end, cancellation, names |
 //! | `operators`, `program` | functions with a name; recorded operations |
 //! | `contexts`, `remote`, `trace` | the device table; tensors of other processes; traces |
-//! | `entry`, `context`, `options` | how a function begins: panics, checks, contexts, structs of options |
-//! | `handles`, `places`, `slots` | what a handle stands for, and for how long |
+//! | `entry`, `context`, `options` | the beginning of a function: panics, checks, contexts, structs of options |
+//! | `handles`, `places`, `slots` | the objects of handles, and their lifetimes |
 //!
 //! # Handles
 //! | handle | what it is | checked how |

@@ -44,7 +44,7 @@
 //! | part | what it has |
 //! |---|---|
 //! | `inline` | deleters that need not go to the thread |
-//! | `queue` | what is ready, and counts of what is not |
+//! | `queue` | storages that are ready, and counts of those that are not |
 //! | `releasing` | threads that still hold the operands of an operation that has ended |
 //! | `slow` | memory whose release takes long, for diagnoses |
 //! | `thread`, `thread_state` | the threads; what one of them has taken and is doing |

@@ -12,7 +12,7 @@
 //! | `consumer` | a consumer, as its owner sees it |
 //! | `owner` | an owner, as a consumer sees it |
 //! | `wire` | messages over TCP |
-//! | `clock` | how far the clocks of two machines are apart |
+//! | `clock` | the offset of two machines' clocks |
 //!
 //! # Silence is not death
 //! A process that has said nothing for the deadline is *silent*. A consumer takes a silent owner for dead: what it waits for fails, and it closes

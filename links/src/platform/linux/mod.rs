@@ -2,7 +2,7 @@
 //!
 //! | part | what it has |
 //! |---|---|
-//! | `available` | how much memory there is |
+//! | `available` | the memory that is available |
 //! | `close_on_fork` | descriptors of one process, which forked children close |
 //! | `futex` | robust futexes |
 //! | `memory` | sealed shared memory |
