@@ -113,7 +113,7 @@ def export_table(engine, n):
 
 
 def table_in_c(engine, n):
-    """The functions of our C exchange table from a loop in C: a tensor taken and given back, and one described."""
+    """The functions of our C exchange table from a loop in C: a tensor taken and returned, and one described."""
     with tempfile.TemporaryDirectory() as folder:
         library = os.path.join(folder, "table.so")
         source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "table.c")

@@ -26,7 +26,7 @@ static double now_ns(void) {
   return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
 }
 
-/* Nanoseconds per tensor that is taken and given back; negative when one is refused. */
+/* Nanoseconds per tensor that is taken and returned; negative when one is refused. */
 double take(const struct table *table, void *object, int64_t n) {
   double began = now_ns();
   for (int64_t i = 0; i < n; i++) {

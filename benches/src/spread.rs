@@ -1,4 +1,4 @@
-//! Statistics of samples, for benches, the command line and `xtask`, which includes this file.
+//! Statistics of samples, for benches, the command line and `xtask`. The crates `xtask` and `estafette-links` include this file.
 
 /// Median, least and greatest of some samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,10 +28,11 @@ impl Spread {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn the_median_of_an_even_number_of_samples_is_between_the_two_in_the_middle() {
+        // Here and not above, as a bench that includes this file has no test.
+        use super::Spread;
+
         assert_eq!(Spread::of(vec![4.0, 1.0, 3.0, 2.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
         assert_eq!(Spread::of(vec![5.0]), Some(Spread { median: 5.0, min: 5.0, max: 5.0 }));
         assert_eq!(Spread::of(Vec::new()), None);

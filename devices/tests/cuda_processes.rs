@@ -139,7 +139,7 @@ fn a_driver_that_was_shut_down_fails_nothing() {
     simulator.fault_device(0, DEINITIALIZED);
     let refused = device.queue().expect_err("there is no driver any more");
     assert_eq!((refused.kind(), refused.code()), (DeviceErrorKind::Other, Some(DEINITIALIZED.into())));
-    assert!(fence.state().is_pending(), "nobody knows what became of it");
+    assert!(fence.state().is_pending(), "its end is unknown");
     assert!(device.fault().is_none());
     simulator.forget_calls();
     assert!(device.allocate(64, 64).is_err());

@@ -58,7 +58,7 @@ fn a_failed_promise_gives_the_same_error_as_often_as_it_is_asked() {
 fn a_dropped_completer_cancels_its_fence_and_names_it() {
     let (completer, fence) = host::promise("frame 7");
     drop(completer);
-    let FenceState::Failed(error) = fence.state() else { panic!("nobody will finish it") };
+    let FenceState::Failed(error) = fence.state() else { panic!("nothing will finish it") };
     assert_eq!(error.kind(), DeviceErrorKind::Cancelled);
     assert_eq!(error.to_string(), "promise \"frame 7\" was dropped and will never be done");
 }

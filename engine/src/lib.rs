@@ -79,7 +79,7 @@
 //! | `adapters` | arrays and streams of other crates, each behind a feature |
 //! | `bindings` | what only the bindings and the tests use; not stable |
 //! | `copy` | copies of tensors, as operations |
-//! | `core` | what the handles of one engine share |
+//! | `core` | the state that the handles of one engine share |
 //! | `export` | memory for other libraries |
 //!
 //! [`Engine::import`] adopts memory of other libraries, and [`Tensor::export`] hands memory out, both as

@@ -26,9 +26,9 @@
 //! | part | what it has |
 //! |---|---|
 //! | `blocking` | waits of the calling thread, for bindings |
-//! | `export` | what this process shows of a tensor, and the copies for that |
+//! | `export` | the memory that this process shows of a tensor, and the copies for that |
 //! | `network` | tickets that reach other machines, by NIXL |
-//! | `note` | what engines write beside a promise |
+//! | `note` | notes that engines write beside a promise |
 //! | `stream` | a link as a stream of the tensors that it receives |
 //! | `ticket` | bytes that name a version of a tensor |
 

@@ -421,7 +421,7 @@ fn every_function_but_query_may_be_missing() {
     let FenceState::Failed(error) = fence.state() else { panic!("it has failed") };
     assert!(error.message().contains("status -2"));
     drop(fence);
-    assert_eq!(foreign.holders(), 1, "nobody was counted");
+    assert_eq!(foreign.holders(), 1, "no holder was counted");
 }
 
 #[test]
@@ -443,7 +443,7 @@ fn a_fence_that_can_order_keeps_the_wait_on_the_device() {
     let fence = adopt(RawFence { order_on: Some(order_on), ..foreign.telling() }).unwrap();
     assert_eq!(queue.order_after(&fence).unwrap(), Order::Device);
     assert_eq!(*foreign.ordered.lock(), [queue.native()]);
-    assert!(foreign.calls.lock().is_empty(), "nobody on the host waits");
+    assert!(foreign.calls.lock().is_empty(), "no thread of the host waits");
     // One that cannot leaves it to the host.
     let plain = adopt(Foreign::new().telling()).unwrap();
     assert_eq!(queue.order_after(&plain).unwrap(), Order::Host);
@@ -480,7 +480,7 @@ fn a_waiter_that_gives_up_does_not_keep_the_fence() {
         let waker = std::task::Waker::noop();
         let mut waiting = Box::pin(fence.settled());
         assert!(waiting.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
-        assert_eq!(foreign.holders(), 2, "somebody waits");
+        assert_eq!(foreign.holders(), 2, "a thread waits");
         drop(waiting);
         drop(fence);
         assert_eq!(foreign.holders(), 1, "only its maker has it, though it never settled");

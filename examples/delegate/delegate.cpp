@@ -96,7 +96,7 @@ extern "C" {
 
 const char *delegate_error() { return failure.c_str(); }
 
-// Takes over the handle of an engine.
+// Adopts the handle of an engine.
 World *delegate_create(estafette_engine *engine) {
   return guarded([=] { return new World(engine); });
 }
@@ -170,7 +170,7 @@ estafette_tensor *tide_tensor(World *world, TideTensor *tensor) {
 
 void tensor_drop(estafette_tensor *tensor) { estafette_tensor_release(tensor); }
 
-// Mill sums a tensor of Estafette when the tensor is ready. Takes over the handle, also on an error.
+// Mill sums a tensor of Estafette when the tensor is ready. Adopts the handle, also on an error.
 MillTensor *mill_sum(World *world, estafette_tensor *input) {
   return guarded([=]() -> MillTensor * {
     auto out = std::make_shared<mill::Tensor>(1);

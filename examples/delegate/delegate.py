@@ -149,7 +149,7 @@ def main(path):
 
     in_python, in_mill = count(*(name for name, *_ in kinds)), count("mill sum")
     print(f"one trace: {in_python} operations of Python, {in_mill} of Mill")
-    print(f"sums right: {right} of {FRAMES}; memory given back: {given_back} of {made}")
+    print(f"sums right: {right} of {FRAMES}; memory released: {given_back} of {made}")
     if in_python < FRAMES or in_mill != FRAMES:
         raise SystemExit("the trace lacks operations")
     if right != FRAMES or given_back != made or early == FRAMES:

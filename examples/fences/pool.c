@@ -41,7 +41,7 @@ typedef struct version {
 struct pool_tensor {
   pool *owner;
   int holders; /* the handle, tasks, and uses of versions */
-  int lost;    /* a device broke in a consumer's work: the memory is never given back */
+  int lost;    /* a device broke in a consumer's work: the memory is never released */
   version *now;
   int64_t length;
   float *values;
@@ -239,7 +239,7 @@ static void use_begins(pool_tensor *tensor, version *content) {
 
 static void consumer_done(task *self) {
   pool *owner = self->owner;
-  if (self->status == DLPACK_FENCE_DEVICE) { /* Nothing is known of the consumer's work: the memory is never given back. */
+  if (self->status == DLPACK_FENCE_DEVICE) { /* Nothing is known of the consumer's work: the memory is never released. */
     pthread_mutex_lock(&owner->lock);
     if (!self->tensor->lost) self->tensor->lost = 1, self->tensor->holders++, owner->lost++;
     pthread_cond_broadcast(&owner->changed);

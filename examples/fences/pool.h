@@ -18,7 +18,7 @@ int pool_live(pool *self);
 pool_tensor *pool_ramp(pool *self, float first, int64_t length, int ms);
 /* A vector whose task fails. */
 pool_tensor *pool_fail(pool *self, int64_t length);
-/* factor * input, of a tensor of any library, which the pool takes over. NULL if it is no described vector of floats on the host:
+/* factor * input, of a tensor of any library, which the pool adopts. NULL if it is no described vector of floats on the host:
  * then the tensor stays the caller's. */
 pool_tensor *pool_scale(pool *self, DLManagedTensorFenced *input, float factor);
 /* Computes a new ramp in place, once the consumers of the present content are done. What is exported later is the new content. */

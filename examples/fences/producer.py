@@ -93,7 +93,7 @@ class CLibrary:
             setattr(self, name, function)
 
     def sum(self, reader, address):
-        """The reader's sum of the struct at `address`, which the reader takes over."""
+        """The reader's sum of the struct at `address`, which the reader adopts."""
         made, value = self.reader_sum(reader, address), ctypes.c_double()
         failure = self.sum_get(made, ctypes.byref(value))
         failure = failure and failure.decode()
@@ -151,7 +151,7 @@ def main(path):
     c.pool_drop(ramp)
 
     c.reader_destroy(reader)
-    c.pool_destroy(pool)  # returns once all memory of the pool was given back
+    c.pool_destroy(pool)  # returns once all memory of the pool was released
     assert "estafette" not in sys.modules
     print("late, overwritten, failed and taken: done")
 

@@ -10,7 +10,7 @@ struct sum {
   DLFence ready;
   DLTensor described;
   int64_t shape, stride;
-  DLManagedTensorFenced *kept; /* NULL once it was given back */
+  DLManagedTensorFenced *kept; /* NULL once it was released */
   DLFenceFlag *done;           /* settled when the memory was read; NULL if the struct is kept until then */
   DLFence done_fence;
   int finished;

@@ -147,7 +147,7 @@ int main(void) {
   RUN(a_tensor_whose_shape_comes_late_is_described_late);
   reader_destroy(sink);
   OK(estafette_engine_destroy(engine));
-  pool_destroy(source); /* returns once all memory of the pool was given back */
+  pool_destroy(source); /* returns once all memory of the pool was released */
   OK(estafette_flush_deleters(MINUTE));
   return 0;
 }

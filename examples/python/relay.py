@@ -254,7 +254,7 @@ def main():
     # Libraries add in different orders, so a digit half-way between two classes may get either.
     return complain(
         ("something was copied", ledger.copies != 0),
-        ("not every imported tensor was given back", deleters != imported),
+        ("not every imported tensor was released", deleters != imported),
         ("the predictions differ from those of a plain loop", agree < 0.999),
     )
 

@@ -230,7 +230,7 @@ def main():
     # Libraries round differently, so either of two equally loud frequencies may win.
     return complain(
         ("something was copied that is handed over", ledger.copies != 0),
-        ("not every imported tensor was given back", deleters != imported),
+        ("not every imported tensor was released", deleters != imported),
         ("what was heard differs from what plain NumPy hears", agree < 0.999),
     )
 

@@ -14,7 +14,7 @@
 //! |---|---|
 //! | `variable/` | variables: lock, queue of accesses, pins, collapse |
 //! | `operation/` | operations: memory, submission, grant, completion, withdrawal |
-//! | `inspect/` | who waits for whom: steps, walks, snapshots |
+//! | `inspect/` | the waits of operations: steps, walks, snapshots |
 //! | [`program`] | operations that are recorded once and run many times |
 //! | `graph.rs`, `graph_ref.rs`, `registry.rs` | the graph, what keeps it alive, the list of its variables |
 //! | `biased_lock.rs`, `reentry.rs` | one thread without locked instructions; closures that use the graph are refused |

@@ -19,6 +19,11 @@ use estafette_devices::{Fence, Reactor, host};
 use estafette_links::{Address, Door, Link};
 use futures::executor::block_on;
 
+#[path = "../../benches/src/spread.rs"]
+mod spread;
+
+use spread::Spread;
+
 const ROUNDS: usize = 7;
 const AWAKE: usize = 20_000;
 const IDLE: usize = 300;
@@ -199,14 +204,12 @@ impl Peer {
     }
 }
 
-/// Median, least and largest.
-fn spread(mut figures: Vec<f64>) -> (f64, f64, f64) {
-    figures.sort_by(f64::total_cmp);
-    (figures[figures.len() / 2], figures[0], figures[figures.len() - 1])
+fn spread(figures: Vec<f64>) -> Spread {
+    Spread::of(figures).expect("it was measured")
 }
 
 fn median_us(times: Vec<Duration>) -> f64 {
-    spread(times.into_iter().map(|time| time.as_secs_f64() * 1e6).collect()).0
+    spread(times.into_iter().map(|time| time.as_secs_f64() * 1e6).collect()).median
 }
 
 /// The median of round trips; with a pause before each, both sides sleep.
@@ -379,9 +382,9 @@ fn figure(what: &str, unit: &str, figures: &[f64]) {
 
 fn line(what: &str, unit: &str, figures: Vec<f64>, beside: &[(&str, f64)]) -> f64 {
     figure(what, unit, &figures);
-    let (median, least, most) = spread(figures);
+    let Spread { median, min, max } = spread(figures);
     let ratios = beside.iter().map(|(name, theirs)| format!(", {name} / link {:.1}", theirs / median));
-    println!("{what:<58} {median:>9.3} {unit} ({least:.3} to {most:.3}){}", ratios.collect::<String>());
+    println!("{what:<58} {median:>9.3} {unit} ({min:.3} to {max:.3}){}", ratios.collect::<String>());
     median
 }
 

@@ -9,12 +9,12 @@
 //!
 //! | part | idea |
 //! |---|---|
-//! | `board`, `ring`, `notify` | shared words with one writer each: slots, messages, who wants a wake-up; models |
+//! | `board`, `ring`, `notify` | shared words with one writer each: slots, messages, wake-ups; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
-//! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | what users have |
-//! | `hub`, `life`, `threads`, `mailbox` | the link thread; the thread of liveness locks; what they leave for futures |
+//! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | the interface |
+//! | `hub`, `liveness`, `threads`, `mailbox` | the link thread; the thread of liveness locks; values that they leave for futures |
 //! | `nixl`, [`network`] | a feature: memory of other machines, and how two machines meet |
-//! | `platform` | what links ask of the operating system |
+//! | `platform` | requests of links to the operating system |
 //!
 //! The protocol, its numbered steps and the races that it excludes are in `PROTOCOL.md` beside this crate's manifest.
 //!

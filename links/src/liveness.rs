@@ -103,7 +103,7 @@ impl Liveness {
                 match line.load(Ordering::Relaxed) {
                     word if owner_died(word) => link.note_lost(),
                     word if word == held => words.push((line, held)),
-                    // Let go of in good order, or damaged: the link thread sees what becomes of the process.
+                    // Released in good order, or damaged: the link thread sees what becomes of the process.
                     _ => self.state.lock().watched.retain(|watched| !Arc::ptr_eq(watched, link)),
                 }
             }

@@ -11,10 +11,10 @@
 //! | [`event_count`], [`rundown`] | waiting for a condition; closing something that threads use |
 //! | [`sleeper`] | where a thread sleeps, and meanwhile does what the process has for such threads |
 //! | [`tagged_slot`] | values that any tag may be given for, at any time |
-//! | [`sharded_counter`] | how much is under way, counted without locked instructions |
+//! | [`sharded_counter`] | a counter of what is under way, without locked instructions |
 //! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
-//! | [`process`] | what a forked child must not use, wait for or drop, and what it has of its own |
-//! | [`platform`] | what is Linux or x86-64 only, and its portable forms |
+//! | [`process`] | state that a forked child must not use, wait for or drop, and state of its own |
+//! | [`platform`] | code for Linux or x86-64 only, and its portable forms |
 //! | `debug` | the `Debug` of handles |
 //! | `mutex`, `local_key` | the mutex without poison; methods of `std`'s thread-locals for those of a model checker |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |

@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 
 /// For the end of a test that has waited for its operations and has returned its leases: nothing is in flight
 /// in `engines`, nothing stands in any queue, be it an operation, a question whether something is ready, or a
-/// lease, and the reaper has nothing more to give back.
+/// lease, and the reaper has nothing more to release.
 ///
 /// A value dropped a moment ago may be on its way out on another thread, so the check waits a little.
 pub fn assert_nothing_left(engines: &[&Engine]) {

@@ -73,6 +73,15 @@ fn send_ticket(engine: &Engine, link: &Link, ticket: &Ticket) {
     send_bytes(engine, link, &ticket.to_bytes());
 }
 
+/// Makes a tensor of `value`, and sends a ticket for it.
+fn send_ticket_of(engine: &Engine, link: &Link, value: i64) -> (Tensor, Ticket) {
+    let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+    fill(engine, &x, value);
+    let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
+    send_ticket(engine, link, &ticket);
+    (x, ticket)
+}
+
 fn send_bytes(engine: &Engine, link: &Link, bytes: &[u8]) {
     let bytes = bytes.to_vec();
     let tensor = engine.zeros(&[bytes.len() as i64], DType::U8).expect("memory");
@@ -428,10 +437,7 @@ fn a_writer_that_waits_for_a_ticket_is_not_held_up_by_those_who_go_on_using_it()
     two(
         "a_writer_that_waits_for_a_ticket_is_not_held_up_by_those_who_go_on_using_it",
         |peer, engine, link| {
-            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
-            fill(engine, &x, 1);
-            let ticket = x.ticket(&ShareOptions::default()).unwrap();
-            send_ticket(engine, &link, &ticket);
+            let (x, ticket) = send_ticket_of(engine, &link, 1);
             heard(&link);
             fill(engine, &x, 2);
             std::thread::sleep(Duration::from_millis(30));
@@ -588,10 +594,7 @@ fn thousands_of_tickets_are_redeemed_at_once() {
     two(
         "thousands_of_tickets_are_redeemed_at_once",
         |peer, engine, link| {
-            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
-            fill(engine, &x, 3);
-            let ticket = x.ticket(&ShareOptions::default()).unwrap();
-            send_ticket(engine, &link, &ticket);
+            let (x, ticket) = send_ticket_of(engine, &link, 3);
             assert!(peer.0.wait().unwrap().success());
             drop(ticket);
             fill(engine, &x, 4);
@@ -638,14 +641,11 @@ fn the_death_of_an_owner_fails_what_its_tickets_promised() {
 }
 
 #[test]
-fn a_consumer_that_dies_gives_back_what_its_tickets_gave_it() {
+fn a_consumer_that_dies_releases_what_its_tickets_gave_it() {
     two(
-        "a_consumer_that_dies_gives_back_what_its_tickets_gave_it",
+        "a_consumer_that_dies_releases_what_its_tickets_gave_it",
         |peer, engine, link| {
-            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
-            fill(engine, &x, 1);
-            let ticket = x.ticket(&ShareOptions::default()).unwrap();
-            send_ticket(engine, &link, &ticket);
+            let (x, ticket) = send_ticket_of(engine, &link, 1);
             heard(&link);
             drop(ticket);
             fill(engine, &x, 2);
@@ -777,7 +777,7 @@ fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ti
 
 /// ```text
 /// owner      produce ───────────────┐ (until the other process waits)      overwrite ···waits for the lease···█
-/// consumer       receive   consume ·│··waits··█                                             lets go ──┘
+/// consumer       receive   consume ·│··waits··█                                             release ──┘
 /// ```
 #[test]
 fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {

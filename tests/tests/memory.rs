@@ -134,7 +134,7 @@ fn in_every_order_of_drops_the_deleter_runs_exactly_once_and_only_after_the_last
         let mut keepers: Vec<Option<Keeper>> = keepers(&deleted).into_iter().map(Some).collect();
         for &next in order {
             let kept = keepers.iter().flatten().any(Keeper::keeps);
-            assert!(!kept || deleted.count() == 0, "given back too early in {order:?}");
+            assert!(!kept || deleted.count() == 0, "released too early in {order:?}");
             keepers[next] = None;
         }
         deleted.settle_at(1);

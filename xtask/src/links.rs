@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::peers::measurement::Spread;
 use crate::peers::{machine, markdown};
 use crate::python::{ALL, Build, Environment};
 use crate::shell::{self, Ended};
@@ -90,7 +91,9 @@ struct Row {
     name: String,
     /// With a space before it, where there is one.
     unit: String,
+    /// In order.
     figures: Vec<f64>,
+    spread: Spread,
 }
 
 impl Row {
@@ -98,33 +101,21 @@ impl Row {
     fn of(line: &str) -> Option<Self> {
         let fields: Vec<&str> = line.split('\t').collect();
         let &["figure", name, unit, figures] = &fields[..] else { return None };
-        let mut figures: Vec<f64> = figures
-            .split(' ')
-            .map(str::parse)
-            .collect::<Result<_, _>>()
-            .ok()
-            .filter(|it: &Vec<_>| !it.is_empty())?;
+        let mut figures: Vec<f64> = figures.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
         figures.sort_by(f64::total_cmp);
+        let spread = Spread::of(figures.clone())?;
         let unit = if unit.is_empty() { String::new() } else { format!(" {}", unit.replace("us", "µs")) };
-        Some(Self { name: name.to_owned(), unit, figures })
-    }
-
-    fn median(&self) -> f64 {
-        self.figures[self.figures.len() / 2]
+        Some(Self { name: name.to_owned(), unit, figures, spread })
     }
 
     fn p99(&self) -> f64 {
         self.figures[(self.figures.len() * 99).div_ceil(100) - 1]
     }
 
-    fn greatest(&self) -> f64 {
-        self.figures[self.figures.len() - 1]
-    }
-
     /// The median, with the least and the greatest where there are several.
     fn text(&self) -> String {
-        let [median, least, greatest] =
-            [self.median(), self.figures[0], self.greatest()].map(markdown::figure);
+        let Spread { median, min, max } = self.spread;
+        let [median, least, greatest] = [median, min, max].map(markdown::figure);
         let unit = &self.unit;
         if self.figures.len() == 1 {
             format!("{median}{unit}")
@@ -164,23 +155,23 @@ impl Found {
         let row = self.row(name)?;
         let unit = &row.unit;
         Some(match limit {
-            Median(most) => (row.median() <= *most, format!("≤ {most}{unit}")),
+            Median(most) => (row.spread.median <= *most, format!("≤ {most}{unit}")),
             P99(most) => {
                 (row.p99() <= *most, format!("p99, {}{unit}, ≤ {most}{unit}", markdown::figure(row.p99())))
             }
-            Each(most) => (row.greatest() <= *most, format!("each ≤ {most}{unit}")),
+            Each(most) => (row.spread.max <= *most, format!("each ≤ {most}{unit}")),
             More(more, other) => {
-                let most = self.row(other)?.median() + more;
+                let most = self.row(other)?.spread.median + more;
                 (
-                    row.median() <= most,
+                    row.spread.median <= most,
                     format!("≤ {more}{unit} + *{other}*, {}{unit}", markdown::figure(most)),
                 )
             }
             Part(part, other) => {
-                let most = self.row(other)?.median() * part;
+                let most = self.row(other)?.spread.median * part;
                 let part =
                     if *part < 1.0 { format!("1/{} of", (1.0 / part).round()) } else { format!("{part} ×") };
-                (row.median() <= most, format!("≤ {part} *{other}*, {}{unit}", markdown::figure(most)))
+                (row.spread.median <= most, format!("≤ {part} *{other}*, {}{unit}", markdown::figure(most)))
             }
         })
     }
@@ -317,7 +308,7 @@ fn short(found: &Found) -> String {
         .into_iter()
         .map(|mean| {
             let cell = |size: &&str| {
-                found.row(&format!("{mean}; {size}; awake")).map(|row| markdown::figure(row.median()))
+                found.row(&format!("{mean}; {size}; awake")).map(|row| markdown::figure(row.spread.median))
             };
             let cells: Vec<String> = SIZES.iter().map(|size| cell(size).unwrap_or_default()).collect();
             [vec![mean], cells].concat()
@@ -337,7 +328,7 @@ mod tests {
     #[test]
     fn lines_become_rows_and_other_output_does_not() {
         let row = Row::of("figure\tEstafette; 1 KB; idle\tus\t3 1.5 2").unwrap();
-        assert_eq!((row.text().as_str(), row.median()), ("2.00 µs (1.50 to 3.00)", 2.0));
+        assert_eq!((row.text().as_str(), row.spread.median), ("2.00 µs (1.50 to 3.00)", 2.0));
         for other in ["figure\tx\tus\t", "figure\tx\tus\t1 x", "figure x us 1", "left out\tx\ty"] {
             assert_eq!(Row::of(other), None, "{other}");
         }

@@ -1207,7 +1207,7 @@ estafette_status estafette_op_complete_after(struct estafette_op *op,
 
 /**
  * Ends an operation that was submitted by `estafette_produce` with its result. On `ESTAFETTE_OK` the library owns `managed`; a
- * result that cannot be taken over fails the operation, and its deleter is called then. On any other status the caller keeps
+ * result that cannot be adopted fails the operation, and its deleter is called then. On any other status the caller keeps
  * it.
  *
  * Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL, a version that is not known, or an operation that is to produce no
@@ -1796,7 +1796,7 @@ estafette_status estafette_produce_with(struct estafette_engine *engine,
                                         struct estafette_op **op);
 
 /**
- * Takes over a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
+ * Adopts a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
  *
  * The type may be one that this library does not know, and the address need not be a multiple of the element's size: both are handed
  * on as they are, and functions that need more look for themselves.

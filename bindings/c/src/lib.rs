@@ -12,15 +12,15 @@
 //! | `submit`, `op`, `helping`, `names` | operations: submission, end, cancellation, names |
 //! | `operators`, `program` | functions with a name; recorded operations |
 //! | `contexts`, `remote`, `trace` | the device table; tensors of other processes; traces |
-//! | `entry`, `context`, `options` | how a function begins: panics, checks, contexts, structs of options |
-//! | `handles`, `places`, `slots` | what a handle stands for, and for how long |
+//! | `entry`, `context`, `options` | the beginning of a function: panics, checks, contexts, structs of options |
+//! | `handles`, `places`, `slots` | the objects of handles, and their lifetimes |
 //!
 //! # Handles
 //! | handle | what it is | checked how |
 //! |---|---|---|
 //! | `estafette_tensor*`, `estafette_lease*`, `estafette_promise*`, `estafette_engine*`, `estafette_program*`, `estafette_trace*`, `estafette_ticket*`, `estafette_door*`, `estafette_link*` | place and generation in a table (`handles.rs`), not an address | any value may be given |
 //! | `estafette_op*` | the same, with how far the operation is (`slots.rs`) | any value may be given |
-//! | `DLFence` | functions and a context, which is an address | fields, when it is taken over |
+//! | `DLFence` | functions and a context, which is an address | fields, when it is adopted |
 //!
 //! # Rules that hold for every function
 //! - On any error the caller keeps what it passed: tensors, fences, contexts.

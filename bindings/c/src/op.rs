@@ -131,7 +131,7 @@ pub unsafe extern "C" fn estafette_op_complete_after(
 }
 
 /// Ends an operation that was submitted by `estafette_produce` with its result. On `ESTAFETTE_OK` the library owns `managed`; a
-/// result that cannot be taken over fails the operation, and its deleter is called then. On any other status the caller keeps
+/// result that cannot be adopted fails the operation, and its deleter is called then. On any other status the caller keeps
 /// it.
 ///
 /// Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL, a version that is not known, or an operation that is to produce no

@@ -65,7 +65,7 @@ pub(crate) fn reserve() -> Result<Vacant<Tensor>, Refusal> {
     TENSORS.reserve()
 }
 
-/// Takes over a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
+/// Adopts a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
 ///
 /// The type may be one that this library does not know, and the address need not be a multiple of the element's size: both are handed
 /// on as they are, and functions that need more look for themselves.
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn estafette_import_legacy(
     })
 }
 
-/// Takes over a struct.
+/// Adopts a struct.
 ///
 /// # Safety
 /// As for `estafette_import`; `managed` is the struct that `abi` says.

@@ -27,7 +27,7 @@ typedef struct DLFenceProducer {
   void (*overwrite)(void *library, void *tensor);
   /* Gives the library's own handle up. */
   void (*drop)(void *library, void *tensor);
-  /* Tensors whose memory was not given back. */
+  /* Tensors whose memory was not released. */
   int (*live)(void *library);
 } DLFenceProducer;
 

@@ -363,7 +363,7 @@ def test_what_turns_out_to_be_memory_of_a_third_process_is_copied(machines):
     consumer.write(between.read())
     owner.write("go on")
     assert consumer.read() == "3.0 3.0"
-    between.write("let go")
+    between.write("release")
     owner.write("revoke")
     assert owner.read() == "free"
     for process in (owner, between, consumer):

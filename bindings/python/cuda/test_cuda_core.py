@@ -200,7 +200,7 @@ def test_an_operation_on_its_stream_says_when_a_buffer_is_filled(sim, eng, core)
     buffer = core.full(5)
     view = StridedMemoryView.from_buffer(buffer, (SIZE,), dtype=np.dtype("uint8"))
     t = eng.from_dlpack(view)
-    # Of a stream that is no default one nobody knows.
+    # Of a stream that is no default one nothing is known.
     t.wait(timeout=30)
     # What is written from here on comes after whatever is on the stream by now.
     eng.submit(lambda t: None, writes=[t], using=lambda t: t.data_ptr, on=core.stream).wait(timeout=30)
@@ -346,7 +346,7 @@ def test_a_graph_that_is_captured_comes_after_what_is_pending_at_each_launch(sim
     assert sim.pending(int(core.stream.handle)) > 0
     sim.unblock(ours)
     assert sim.read(int(core.stream.handle), target.data_ptr, SIZE) == b"\x05" * SIZE
-    # The graph may be launched again, so the lease outlives the view until somebody says that it will not be.
+    # The graph may be launched again, so the lease outlives the view until the program says that it will not be.
     del view, source
     gc.collect()
     later = overwrite(eng, core, x, 6)

@@ -22,7 +22,7 @@ def lib(sim):
 
 @pytest.fixture
 def one(driver):
-    """An engine with one worker, so that whoever holds it is found out."""
+    """An engine with one worker, so that a thread that holds it is found out."""
     with est.Engine(workers=1) as engine:
         yield engine
         # As the engine of the other tests.

@@ -131,7 +131,7 @@ def test_what_is_ordered_is_not_accused(device, streams, order):
         copied(StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(second)), second)
         StridedMemoryView.from_dlpack(buffer, stream_ptr=handle(first))
     assert numbers(seen) == []
-    # The buffer is given back on its own stream.
+    # The buffer is released on its own stream.
     second.sync()
 
 

@@ -102,7 +102,7 @@ def test_what_is_no_stream_is_refused_and_nothing_is_held(sim, eng, x, case):
         assert found and all("never made or is destroyed" in line for line in found)
         sim.forget()
     assert eng.stats().leased == 0
-    # A writer waits for nobody.
+    # A writer waits for no reader.
     eng.submit(lambda x: None, writes=[x], using=lambda t: t.data_ptr, on="cuda").wait(timeout=30)
 
 

@@ -43,7 +43,7 @@ async def quick(*_):
 
 def test_the_tutorial():
     notebook = nbformat.read(TUTORIAL, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "the outputs of the tutorial belong to whoever runs it"
+    assert not any(cell.get("outputs") for cell in notebook.cells), "the outputs of the tutorial belong to the reader who runs it"
     shown = run(notebook)
     html = "\n".join(cell.get("text/html", "") for cell in shown)
     assert all(text in html for text in ("float64", "pending", "first", "in_flight", "<iframe"))

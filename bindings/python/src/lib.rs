@@ -6,7 +6,7 @@
 //! | `classes` | the classes that users see, and what the objects of one engine share |
 //! | `submission` | from a call of Python to a submission; Python functions as bodies |
 //! | `exchange` | memory from other libraries and to them; what is known of peers |
-//! | `kinds` | what belongs to one kind of device: streams, queues, array interfaces |
+//! | `kinds` | code for one kind of device: streams, queues, array interfaces |
 //! | `asyncio` | `await` on event loops |
 //! | `interpreter` | thread states, fast calls, exit, fork and signals |
 //!

@@ -64,7 +64,7 @@ class Rules:
     def own_back(self):
         """The arguments with which it takes back what it has made.
 
-        Nobody may write arrays of TensorFlow, and the capsules that it takes cannot say so: it needs a copy. Those of JAX
+        No library may write arrays of TensorFlow, and the capsules that it takes cannot say so: it needs a copy. Those of JAX
         come back as they are, since it is seen to be JAX that asks.
         """
         return {"copy": True} if self.asks is None and not self.writable else {}

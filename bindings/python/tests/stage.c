@@ -34,7 +34,7 @@ static void drop(void *context) {
   free(self);
 }
 
-/* Submits the operation. Takes over the handles of the two tensors, in every case; those of the engine and the operation are the caller's. */
+/* Submits the operation. Adopts the handles of the two tensors, in every case; those of the engine and the operation are the caller's. */
 int32_t stage_submit(const estafette_api *given, estafette_engine *engine, estafette_tensor *from, estafette_tensor *to, float number,
                      estafette_op **op) {
 #ifdef STAGE_LINKED

@@ -213,7 +213,7 @@ def own_arrays(name):
 
 
 class TestTheOwnersArrayOnceMore:
-    """What is imported again from its owner is no guest of a lease that somebody else has, although the address is the same."""
+    """What is imported again from its owner is not under the lease of another consumer, although the address is the same."""
 
     @pytest.mark.parametrize("library", ["numpy", "bytearray", "torch"])
     def test_while_an_operation_runs_it_waits_for_that(self, eng, np, gate, library):
@@ -281,7 +281,7 @@ class TestTheOwnersArrayOnceMore:
                 await inside
 
             await eng.submit(body, writes=[t], using=np.from_dlpack)
-            # The view ends with `inside`, whose memory is given back by another thread.
+            # The view ends with `inside`, whose memory is released by another thread.
             await t
             return np.from_dlpack(t).tolist()
 

@@ -117,7 +117,7 @@ def test_any_device_that_is_known_and_not_here_is_named(one_engine, kind, id):
 
 
 def test_of_another_major_version_nothing_but_version_and_deleter_is_touched():
-    # Only the first 24 bytes of the struct can be read: whoever reads on gets a segmentation fault.
+    # Only the first 24 bytes of the struct can be read: code that reads on gets a segmentation fault.
     out, _ = run_program(
         """
         import ctypes, mmap, sys

@@ -29,7 +29,7 @@ def resident():
 
 
 class Books:
-    """What the engines of this process have taken and given back since this was made."""
+    """What the engines of this process have taken and returned since this was made."""
 
     def __init__(self, eng):
         self.eng = eng
@@ -46,7 +46,7 @@ class Books:
         return self.eng.stats().deleters - self.start.deleters
 
     def balance(self):
-        """Waits until every import was given back, and no more than that."""
+        """Waits until every import was released, and no more than that."""
         until(lambda: gc.collect() is not None and self.deleters >= self.imported, seconds=30)
         now = self.eng.stats()
         assert self.deleters == self.imported
@@ -80,7 +80,7 @@ def test_many_round_trips_with_random_drops_leave_nothing_behind(eng, np):
                 # A round trip: the second tensor is derived from a lease of the first.
                 thing = eng.from_dlpack(np.from_dlpack(eng.from_dlpack(source)))
             case 3:
-                # A capsule that nobody consumes.
+                # A capsule that no library consumes.
                 thing = eng.from_dlpack(source).__dlpack__(max_version=(1, 0))
             case 4:
                 tensor = eng.from_dlpack(source)

@@ -1,4 +1,4 @@
-"""Copies are operations: ordered like any other, named in diagnoses, and nobody's but their receiver's."""
+"""Copies are operations: ordered like any other, named in diagnoses, and their receiver's alone."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Exchange with the real peers, in both directions: nothing is copied, and nobody is imported for it."""
+"""Exchange with the real peers, in both directions: nothing is copied, and no library is imported for it."""
 
 import gc
 

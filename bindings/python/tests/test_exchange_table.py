@@ -30,7 +30,7 @@ class TestOurTable:
         for functions in (tensors, exporters, views):
             assert (functions.table.major, functions.table.minor, functions.table.prev_api) == (1, 3, None)
         assert Functions(eng.zeros(1, "int8")).address == tensors.address
-        # An access must be held by somebody, so it cannot be described in passing.
+        # An access must be held by an owner, so it cannot be described in passing.
         assert (tensors.can_describe, exporters.can_describe, views.can_describe) == (True, False, False)
 
     def test_a_tensor_is_taken_under_a_read_lease_that_its_deleter_returns(self, eng, np):

@@ -130,7 +130,7 @@ class TestFailures:
             with pytest.raises(est.OperationError, match="lost") as caught:
                 tensor.wait()
             assert caught.value.operation == "fetch" and caught.value.__cause__ is cause
-        # It is somebody else's as well: its traceback keeps what it shows.
+        # It is another caller's as well: its traceback keeps what it shows.
         frame = cause.__traceback__
         while frame.tb_next:
             frame = frame.tb_next

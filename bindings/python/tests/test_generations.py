@@ -57,7 +57,7 @@ def test_write_views_that_outlive_their_bodies_pass_the_tensor_on_in_order(eng, 
     kept = []
 
     def body(x, generation):
-        assert x[0] == generation, "somebody got in between"
+        assert x[0] == generation, "another writer got in between"
         kept.append(x)
         baton.release()
 

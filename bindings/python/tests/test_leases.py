@@ -615,7 +615,7 @@ class TestShutdownWithLeases:
 
 
 def test_garbage_is_let_go_of_also_while_another_thread_collects(eng, np):
-    """`gc.collect` does nothing then, and a wait for the lease of an array that nobody can reach any more would be refused."""
+    """`gc.collect` does nothing then, and a wait for the lease of an array that no code can reach any more would be refused."""
     entered, resume = threading.Event(), threading.Event()
 
     class Slow:

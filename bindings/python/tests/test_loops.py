@@ -76,7 +76,7 @@ class TestBatches:
                 await asyncio.sleep(0)
                 calls = count_wake_ups(asyncio.get_running_loop())
                 waiting.wait()
-                # Nobody can run this loop's callbacks meanwhile.
+                # No thread can run this loop's callbacks meanwhile.
                 assert ended.wait(30)
                 until(lambda: calls)
                 time.sleep(0.02)
@@ -855,7 +855,7 @@ class TestTasksAreResumedAsTheyLeft:
             future.add_done_callback(second)
             assert future.remove_done_callback(second) == 1
             gate.open()
-            # Its awaiter is gone, and with it whoever would have woken it.
+            # Its awaiter is gone, and with it the task that would have woken it.
             assert not future.done() and future.cancel() and not future.cancel()
             assert future.cancelled() and future.done() and called == []
             await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from conftest import until
 from peers import MXNET
 
 with warnings.catch_warnings():
-    # It asks for `np.bool`, which NumPy 1.20 began to warn of and 1.24 took away. Given back to this process alone.
+    # It asks for `np.bool`, which NumPy 1.20 began to warn of and 1.24 took away. It is set again in this process alone.
     warnings.simplefilter("ignore")
     if not hasattr(np, "bool"):
         np.bool = bool
@@ -72,7 +72,7 @@ class TestImport:
         assert take(t, copy=True).asnumpy().tolist() == list(range(8))
 
     def test_booleans_say_that_they_have_one_bit(self, eng):
-        # They have a byte each: whoever believes the struct sees an eighth of the memory.
+        # They have a byte each: a reader that believes the struct sees an eighth of the memory.
         assert eng.from_dlpack(make("bool").to_dlpack_for_read()).dtype == "uint1"
 
     def test_a_raw_capsule_gives_no_consent_to_write(self, eng):
@@ -178,7 +178,7 @@ class TestExport:
         assert take(t, copy=True).asnumpy().tolist() == list(range(8))
 
     def test_it_writes_what_it_was_lent(self, eng):
-        # Under a write lease that is in order, and seen by whoever comes next.
+        # Under a write lease that is in order, and seen by the next reader.
         t = eng.zeros(4, "float32")
         taken = take(t.for_write())
         reading = eng.call(lambda x: x, t, using=lambda x: take(x, copy=True).to_dlpack_for_read())

@@ -73,7 +73,7 @@ class TestEachPeer:
         else:
             with pytest.raises(Exception, match=REFUSED) as caught:
                 lib.dtype(lib.from_dlpack(fresh))
-            # It is the peer that refuses; and what it was handed it has given back.
+            # It is the peer that refuses; and what it was handed it has released.
             assert not isinstance(caught.value, est.EstafetteError)
             del caught
             gc.collect()

@@ -289,7 +289,7 @@ class TestMultiprocessing:
 class TestExit:
     OPEN = {
         "a view that its body left behind": "kept = []; eng.submit(kept.append, writes=[t], using=np.from_dlpack).wait()",
-        "a capsule that nobody consumed": "capsule = t.__dlpack__()",
+        "a capsule that no library consumed": "capsule = t.__dlpack__()",
         "a tensor derived from its own lease": "u = eng.from_dlpack(np.from_dlpack(t)); v = np.from_dlpack(u)",
         "things in a module that is cleared late": "sys.modules['late'] = np.late = (eng, t, np.from_dlpack(t))",
         "thousands of operations": """

@@ -392,7 +392,7 @@ def test_a_lease_of_what_was_passed_on_names_the_process_that_has_it(eng, np, ot
     last.write(between.read())
     assert last.read() == "has it"
     later, (first, second) = fill(eng, np, x, 8), (between.process.pid, last.process.pid)
-    between.write("let go")
+    between.write("release")
     until(lambda: f"taken by process {first}, in use by process {second}, " in str(eng.diagnose()))
     between.kill()
     with pytest.raises(TimeoutError, match=f"in use by process {second}"):

@@ -408,7 +408,7 @@ def test_functions_on_one_queue_take_turns(eng):
     assert [int(np.from_dlpack(result.to_host())[-1]) for result in results] == list(range(1, 9))
     assert together == [1] * 8
 
-    # A function that fails is in nobody's way.
+    # A function that fails holds nothing up.
     def fail():
         raise RuntimeError("on purpose")
 

@@ -12,10 +12,10 @@
 //! | `deques.rs` | crossbeam's deques, and what stands for them under loom |
 //! | `in_order.rs` | jobs that enqueue work on devices, in the order of their numbers |
 //! | `workers.rs` | the loop of one thread; which threads exist, and spare ones for workers that block |
-//! | `concurrency.rs` | how many threads run jobs at once, where more may be slower than fewer |
+//! | `concurrency.rs` | the number of threads that run jobs at once, where more may be slower than fewer |
 //! | `slot.rs` | a thread that waits for a job runs it in a slot of its own |
 //! | `waiters.rs` | jobs that are left to the thread that waits for them |
-//! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
+//! | `sleep.rs` | sleep of workers, and their wake-ups; independent of all the others, checked with loom |
 
 mod concurrency;
 mod deques;

@@ -81,7 +81,7 @@ impl CudaDevice {
             })
         };
         opened().inspect_err(|_| {
-            // SAFETY: gives back what was retained above.
+            // SAFETY: releases what was retained above.
             let _ = unsafe { (api.primary_release)(device) };
         })
     }

@@ -35,7 +35,7 @@
 //! | `context` | primary contexts, made current and restored; faults; counters |
 //! | `device`, `queue` | the traits |
 //! | `stream` | own streams; what is enqueued on them and the events that cover it |
-//! | `progress` | how far they have come; the pinned timeline values that they count in |
+//! | `progress` | their progress; the pinned timeline values that they count in |
 //! | `foreign` | foreign streams |
 //! | `depends` | which other contexts work waits for |
 //! | `health` | a thread that asks the driver for faults |

@@ -9,7 +9,7 @@
 //! | `waiting` | subscribers of a timeline, by their numbers, or of an event |
 //! | `host_event` | an event that the host settles |
 //! | `native_event` | an event of a driver that leaves the process's hands |
-//! | `completed` | how far a queue has come, and the failure after which it comes no further |
+//! | `completed` | progress of a queue, and the failure after which it comes no further |
 
 mod clock;
 #[cfg(any(feature = "cuda", feature = "sycl"))]

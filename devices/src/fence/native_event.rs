@@ -13,7 +13,7 @@ pub struct NativeEvent {
 unsafe impl Send for NativeEvent {}
 
 impl NativeEvent {
-    /// Takes over the event at `pointer`; `destroy` is called once, with it, when this is dropped, from any
+    /// Adopts the event at `pointer`; `destroy` is called once, with it, when this is dropped, from any
     /// thread.
     pub fn new(pointer: NonNull<c_void>, destroy: impl FnOnce(NonNull<c_void>) + Send + 'static) -> Self {
         Self { pointer, destroy: Some(Box::new(destroy)) }

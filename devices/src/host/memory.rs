@@ -42,7 +42,7 @@ pub(crate) fn allocate(
         || DeviceError::new(DeviceErrorKind::OutOfMemory, format!("out of host memory for {bytes} bytes"));
     if memory::MAPS && bytes >= MAPPED_MIN && layout.align() <= PAGE_MIN {
         let ptr = memory::map(bytes).ok_or_else(full)?;
-        // SAFETY: mapped right here with this length, given back once.
+        // SAFETY: mapped right here with this length, released once.
         return Ok(unsafe {
             Allocation::from_raw(ptr, bytes, device, |ptr, bytes| memory::unmap(ptr, bytes))
         });
@@ -50,6 +50,6 @@ pub(crate) fn allocate(
     // SAFETY: the layout is not empty.
     let ptr = unsafe { if zeroed { alloc_zeroed(layout) } else { alloc(layout) } };
     let ptr = NonNull::new(ptr).ok_or_else(full)?;
-    // SAFETY: allocated right here with this very layout, given back once.
+    // SAFETY: allocated right here with this very layout, released once.
     Ok(unsafe { Allocation::from_raw(ptr, bytes, device, move |ptr, _| dealloc(ptr.as_ptr(), layout)) })
 }

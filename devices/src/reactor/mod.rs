@@ -3,8 +3,8 @@
 //! | part | what it has |
 //! |---|---|
 //! | `gather` | one callback for several fences |
-//! | `poll_list` | what the reactor polls: one entry for each in-order queue, and stand-alone events |
-//! | `spin` | how long a waiter polls before it sleeps |
+//! | `poll_list` | the list that the reactor polls: one entry for each in-order queue, and stand-alone events |
+//! | `spin` | the time that a waiter polls before it sleeps |
 //! | `thread` | the thread, its inbox and its naps |
 //!
 //! # Who needs the thread

@@ -254,7 +254,7 @@ impl Device for SimDevice {
         if host.is_empty() {
             return Ok(host);
         }
-        // SAFETY: the memory belongs to `host`, which is kept until it is given back.
+        // SAFETY: the memory belongs to `host`, which is kept until it is released.
         Ok(unsafe {
             Allocation::from_raw(host.ptr(), bytes, self.core.device, move |_, _| drop((host, share)))
         })
@@ -383,7 +383,7 @@ impl Effects {
     }
 }
 
-/// A part of the memory that is taken, given back on drop.
+/// A part of the memory that is taken, released on drop.
 struct Share {
     free_bytes: Arc<AtomicUsize>,
     bytes: usize,

@@ -5,17 +5,17 @@
 //!
 //! | part | what it has |
 //! |---|---|
-//! | `command` | what is enqueued |
+//! | `command` | the commands of a queue |
 //! | `device` | [`SimDevice`] and its options |
 //! | `foreign` | a queue that another library owns |
 //! | `free_running` | the thread that makes time pass |
 //! | `mark` | a fence of an out-of-order or foreign queue |
 //! | `queue` | [`SimQueue`] |
-//! | `schedule` | what is enqueued, what waits for what, and what happens next; only this file changes a command |
+//! | `schedule` | the commands of all queues, their waits, and the next event; only this file changes a command |
 //! | `script` | paused tasks, faults, jitter |
 //! | `timeline` | the progress of an in-order queue |
 //! | `timing` | when measured tasks ran |
-//! | `trace` | what happened, as events |
+//! | `trace` | the events |
 //!
 //! # How it runs
 //! Work is [launched](SimQueue::launch) on a [`SimQueue`] with a duration in virtual nanoseconds and a

@@ -258,7 +258,7 @@ impl SyclDevice {
 
 /// The device's name, with what it is reached through.
 fn describe(api: &Api, device: &Handle) -> String {
-    // SAFETY: a live device; the string is ours, and given back.
+    // SAFETY: a live device; the string is ours, and released.
     let (name, backend, is_cpu, is_gpu) = unsafe {
         let text = (api.device_name)(device.raw());
         let name = if text.is_null() {

@@ -18,7 +18,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// Takes over `object`; `None` if it is null.
+    /// Adopts `object`; `None` if it is null.
     ///
     /// # Safety
     /// `object` is null or an object that `delete` deletes, and no other code does.

@@ -28,7 +28,7 @@
 //! | `library` | finding and loading the library, and never a second runtime |
 //! | `api` | its functions |
 //! | `handle` | its objects, each deleted once |
-//! | `runtime` | what was found: the root devices in dpctl's order, with their default contexts |
+//! | `runtime` | the devices that were found: the root devices in dpctl's order, with their default contexts |
 //! | `context` | contexts, and which one memory and queues belong to |
 //! | `device`, `queue`, `queue_state` | the traits |
 //! | `event`, `progress` | fences |

@@ -125,7 +125,7 @@ pub(super) fn arm(event: &Arc<Event>) -> bool {
         return false;
     }
     let data = Arc::into_raw(Arc::clone(event));
-    // SAFETY: a live `cl_event`, and a callback that takes over the reference to ours.
+    // SAFETY: a live `cl_event`, and a callback that adopts the reference to ours.
     let code = unsafe { (functions.set_callback)(native, COMPLETE, on_settled, data.cast_mut().cast()) };
     if code != COMPLETE {
         // SAFETY: the callback was not taken, so both references are still ours.
@@ -139,7 +139,7 @@ pub(super) fn arm(event: &Arc<Event>) -> bool {
 }
 
 extern "C" fn on_settled(native: *mut c_void, status: c_int, data: *mut c_void) {
-    // SAFETY: the reference that `arm` left, taken over once: the driver calls back once.
+    // SAFETY: the reference that `arm` left, adopted once: the driver calls back once.
     let event = unsafe { Arc::from_raw(data.cast_const().cast::<Event>()) };
     event.settle(if status == COMPLETE { Ok(()) } else { Err(errors::failed(status.into())) });
     if let (Some(functions), Some(_call)) = (Functions::get(), exit::enter()) {

@@ -194,7 +194,7 @@ fn whoever_asks_again_and_again_finds_the_fault() {
     blocked.release();
 }
 
-/// An allocation whose order cannot be kept is given back, and another device's fault is not its own.
+/// An allocation whose order cannot be kept is released, and another device's fault is not its own.
 #[test]
 fn an_allocation_is_neither_lost_nor_refused_beside_a_broken_device() {
     let bench = bench();

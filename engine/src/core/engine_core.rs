@@ -288,7 +288,7 @@ impl Core {
     }
 
     /// Covers the calling thread, which is about to block. Where this thread works for an engine, another
-    /// thread takes over its work meanwhile.
+    /// thread does its work meanwhile.
     pub(crate) fn cover(&self) -> Cover {
         Cover { _spare: self.pool.blocking(), _stand_in: Blocked::enter() }
     }

@@ -8,20 +8,20 @@
 //! | `contained` | Values of users whose destructors may do anything |
 //! | `context` | Which operation the calling code runs as |
 //! | `core_ref` | A counted reference to a core that is copied and dropped without locked instructions, as every operation does twice |
-//! | `engine_core` | What all handles of one engine share |
+//! | `engine_core` | the state that all handles of one engine share |
 //! | `error` | Errors, sorted by what the caller can do |
 //! | `notifier` | An event count: notified whenever something may have changed; waiters check their condition again after each notification |
 //! | `inputs` | The fences that a replay of a program comes after |
 //! | `invalid_tensor` | The error of validation: a field and what is wrong with it |
-//! | `lease_info` | What a lease permits, who owns it, and what a diagnosis reports of it |
+//! | `lease_info` | access and owner of a lease, and the part of it that a diagnosis reports |
 //! | `lost` | Fences for device work that left none |
 //! | `one_shot` | A value set once, for any number of waiters: threads that block and tasks that await |
-//! | `op_extras` | What only some operations have, behind one pointer that is null for most |
+//! | `op_extras` | parts that only some operations have, behind one pointer that is null for most |
 //! | `operation` | State of an operation, and the public handle of an operation |
 //! | `permit_waiters` | Futures that wait for a permit of the in-flight limit |
-//! | `per_device` | What is kept for each device |
+//! | `per_device` | values that are kept for each device |
 //! | `program_lock` | The lock of an interpreter, which a thread may have where the engine calls a driver |
-//! | `runtime` | What polls the asynchronous bodies of an engine |
+//! | `runtime` | the executor of an engine's asynchronous bodies |
 //! | `unretrieved` | Failures that the program has not retrieved |
 //! | `var_state` | State of a variable: the version, its failure, and its pending fences |
 //! | `wait_for` | Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows |

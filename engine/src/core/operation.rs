@@ -185,7 +185,7 @@ impl Kind {
     }
 }
 
-/// The body (or the lease) has taken over.
+/// The body has begun, or the lease is granted.
 const BEGUN: u8 = 1;
 /// Cancelled before it began; excludes `BEGUN` at the moment it is set.
 const CANCELLED: u8 = 2;

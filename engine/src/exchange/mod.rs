@@ -15,7 +15,7 @@
 //! | [`quarantine`] | memory that a consumer released while its device work may still run |
 //! | `callback` | which threads run foreign callbacks, which must not wait |
 //! | `pack` | strided host memory in row-major order |
-//! | `loan` | what is known of memory that another process has shown to this one |
+//! | `loan` | facts about memory that another process has shown to this one |
 //!
 //! # Invariants
 //!

@@ -144,7 +144,7 @@ pub(crate) fn stats() -> QuarantineStats {
     }
 }
 
-/// The promise of the end of a use. Dropped unsettled it fails as broken, so that the memory is leaked and not given back early.
+/// The promise of the end of a use. Dropped unsettled it fails as broken, so that the memory is leaked and not released early.
 pub(crate) struct LastUse(Option<Completer>);
 
 impl LastUse {
@@ -217,7 +217,7 @@ estafette_sync::per_process! {
     static CHANGED: Condvar = Condvar::new();
 }
 
-/// The fence of a use of memory on `device` that was given back just now. It is given up after `timeout`.
+/// The fence of a use of memory on `device` that a consumer has just released. It is given up after `timeout`.
 pub(crate) fn enter(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence {
     let (last, fence) = LastUse::promised("the end of a quarantine");
     ENTERED.fetch_add(1, Ordering::AcqRel);

@@ -44,7 +44,7 @@
 //! | part | what it has |
 //! |---|---|
 //! | `inline` | deleters that need not go to the thread |
-//! | `queue` | what is ready, and counts of what is not |
+//! | `queue` | storages that are ready, and counts of those that are not |
 //! | `releasing` | threads that still hold the operands of an operation that has ended |
 //! | `slow` | memory whose release takes long, for diagnoses |
 //! | `thread`, `thread_state` | the threads; what one of them has taken and is doing |
@@ -140,7 +140,7 @@ impl Reaper {
         Self { shared: Arc::new(Shared::default()) }
     }
 
-    /// Takes over `storage`, to be dropped once when all of `fence_set` has settled.
+    /// Adopts `storage`, to be dropped once when all of `fence_set` has settled.
     ///
     /// Never blocks. Foreign code runs on this thread only if it is an inline deleter in a scope of [`with_inline_deleters`]. Plain
     /// memory of the engine whose fences are known to be done is freed by this call, which is cheaper than passing it to the reaper. Must not be called under a lock that a fence's subscriber may take.

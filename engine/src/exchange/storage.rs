@@ -57,12 +57,12 @@ unsafe impl Send for Storage {}
 unsafe impl Sync for Storage {}
 
 impl Storage {
-    /// Memory of another library, given back by its deleter.
+    /// Memory of another library, released by its deleter.
     pub(crate) fn foreign(tensor: ManagedTensor) -> Self {
         Self::new(Owner::Foreign(tensor))
     }
 
-    /// Memory that another process has shown to this one, and is waiting for: given back at once, on whatever thread.
+    /// Memory that another process has shown to this one, and is waiting for: released at once, on whatever thread.
     #[cfg(feature = "links")]
     pub(crate) fn elsewhere(tensor: ManagedTensor, loan: Option<Loan>) -> Self {
         Self::new(Owner::Elsewhere(Box::new((tensor, loan))))

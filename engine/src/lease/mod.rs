@@ -8,8 +8,8 @@
 //! | `request` | `LeaseRequest`: one lease or a set; blocking, without waiting, or as a future |
 //! | `operation` | a lease as an operation without a body |
 //! | `pins` | a read lease as a pin: a count at the tensor's variable |
-//! | `state` | what the clones of a lease share, and the end of the lease |
-//! | `consumer` | who memory is handed to, and what the end of a lease waits for |
+//! | `state` | the state that the clones of a lease share, and the end of the lease |
+//! | `consumer` | consumers of memory, and what the end of a lease waits for |
 //!
 //! # Invariants
 //!

@@ -57,7 +57,7 @@ struct Collected {
     library: Library,
     origin: String,
     operators: Vec<Operator>,
-    /// The text that was given back last.
+    /// The text that was returned last.
     refusal: CString,
 }
 

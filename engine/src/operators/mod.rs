@@ -35,10 +35,10 @@
 //! | file | its one idea |
 //! |---|---|
 //! | `registry` | names and what they stand for |
-//! | `operator` | what is known of an operator |
+//! | `operator` | facts about an operator |
 //! | `attributes` | the options of a call, as text |
 //! | `call` | a call as an operation of the graph |
-//! | `invocation` | what an implementation gets, and how it ends |
+//! | `invocation` | the call of an operator as its implementation gets it, and its end |
 //! | `kernel` | functions that run where they are called, and return when they are done |
 //! | `closure` | functions in Rust |
 //! | [`abi`] | functions in C |

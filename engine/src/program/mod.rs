@@ -83,7 +83,7 @@
 //! | `node_builder` | the description of a node |
 //! | `node` | the body of a node, and a running node that reports its end |
 //! | `footprint` | the accesses of a whole program |
-//! | `plan` | what all runs of a program share |
+//! | `plan` | the state that all runs of a program share |
 //! | `handle` | the handle of a program; submission of replays |
 //! | `run` | one run, from grant to completion |
 //! | `alone` | a run by one thread |

@@ -6,7 +6,7 @@
 //! | `handle` | Tensors: promise nodes that other libraries can use |
 //! | `memory` | Fresh memory of a device, and whether the host can use memory |
 //! | `variable` | Plain variables: order without memory |
-//! | `views` | What the body of an operation sees of its operands: borrowed views, typed on use |
+//! | `views` | views of operands in the body of an operation: borrowed, typed on use |
 //!
 //! # Invariants
 //!

@@ -29,7 +29,7 @@
 //! | `hooks` | one function for each event that is noted |
 //! | `names` | names of tensors for the report |
 //! | `nvtx` | bodies as ranges of NVTX |
-//! | `process` | what puts traces of several processes on one time axis |
+//! | `process` | facts that put traces of several processes on one time axis |
 //! | `receiver` | events of `tracing` as text, for bindings |
 //! | `ticks` | the clock: a counter of the processor where it is steady |
 //! | `unfinished` | the file that is written while a trace is recorded |

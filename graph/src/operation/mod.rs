@@ -10,7 +10,7 @@
 //! | [`submit`] | an operation joins the queues of all its variables |
 //! | [`op_ref`] | counted references |
 //! | [`granted`] | the right to proceed, and its end |
-//! | [`completed`] | what is left to do after completion |
+//! | [`completed`] | the work that is left after completion |
 //! | [`withdraw`], [`split`] | an operation leaves its queues; a part of its accesses becomes a second operation |
 
 pub(crate) mod access;

@@ -76,7 +76,7 @@ fn a_snapshot_follows_an_operation_to_a_variable_that_goes() {
         let snapshot = graph.snapshot(|number| *number);
         for op in &snapshot.ops {
             assert_eq!(op.granted, op.accesses.iter().all(|(_, _, granted)| *granted));
-            assert!(op.granted || !snapshot.leaves(op.id).is_empty(), "somebody can move");
+            assert!(op.granted || !snapshot.leaves(op.id).is_empty(), "an operation can move");
         }
         seen.note(snapshot.ops.len());
         thread.join().unwrap();
@@ -110,7 +110,7 @@ fn a_walk_follows_an_operation_to_a_variable_that_goes() {
         assert!(walk.run(usize::MAX, |_, _| ()));
         let reaches = walk.reaches(|_| true);
         if walk.all_still_wait() {
-            assert!(reaches[place], "somebody can move");
+            assert!(reaches[place], "an operation can move");
         }
         seen.note(walk.steps().len());
         drop((walk, last));

@@ -3,7 +3,7 @@
 //! Run with `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --profile model --test loom`.
 //!
 //! Loom also watches every cell of the crate (links, targets, payloads, states): an access that the protocol
-//! does not order is reported as a race, and memory that is not given back as a leak.
+//! does not order is reported as a race, and memory that is not freed as a leak.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 #![cfg(estafette_loom)]
 

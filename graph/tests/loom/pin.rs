@@ -26,7 +26,7 @@ fn a_pin_and_a_write_never_meet_and_the_write_is_not_forgotten() {
             world.submit(&[(0, WRITE)]);
             let before = world.done();
             let held = thread.join().unwrap();
-            assert_eq!(world.done(), 1, "whoever came last has run the write");
+            assert_eq!(world.done(), 1, "the thread that came last has run the write");
             noted.note(usize::from(held) * 2 + before);
         });
         // Refused; granted before the write, or after it; and the write granted by the end of the pin.

@@ -236,7 +236,7 @@ impl Consumer {
         !notes.is_empty()
     }
 
-    /// Ends everything: what was lent is given back, once the agent can move no bytes of it.
+    /// Ends everything: what was lent is released, once the agent can move no bytes of it.
     pub(super) fn end(mut self, deferred: &mut Deferred) {
         self.remark(None);
         let lent = std::mem::take(&mut self.lent);

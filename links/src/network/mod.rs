@@ -12,7 +12,7 @@
 //! | `consumer` | a consumer, as its owner sees it |
 //! | `owner` | an owner, as a consumer sees it |
 //! | `wire` | messages over TCP |
-//! | `clock` | how far the clocks of two machines are apart |
+//! | `clock` | the offset of two machines' clocks |
 //!
 //! # Silence is not death
 //! A process that has said nothing for the deadline is *silent*. A consumer takes a silent owner for dead: what it waits for fails, and it closes
@@ -228,7 +228,7 @@ pub fn fetch(
     }
 }
 
-/// The program knows that a process on another machine is dead, or all on machine `host`: what was lent to them is given back. Returns at
+/// The program knows that a process on another machine is dead, or all on machine `host`: what was lent to them is released. Returns at
 /// once. `host` is the address that the messages of a suspected process name.
 ///
 /// A process that lives all the same has its connection ended, and reads nothing more.

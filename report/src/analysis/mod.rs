@@ -7,10 +7,10 @@
 //! | `barrier` | cost of global barriers instead of dependences |
 //! | `critical_path` | the longest chain of work, and the slack of all other work |
 //! | `diff` | comparison of two reports |
-//! | `exchanges` | what was handed from library to library |
+//! | `exchanges` | hand-overs from library to library |
 //! | `hand_overs` | hand-overs of device memory that nothing ordered |
 //! | `idle` | times without an active operation |
-//! | `lock` | who held the Python lock |
+//! | `lock` | owners of the Python lock |
 //! | `matrix` | waiting time per pair of libraries |
 //! | `merge` | traces of several processes as one |
 //! | `place` | row and time at which each span is drawn |
@@ -19,7 +19,7 @@
 //! | `summary` | the report as data |
 //! | `walk` | chain of causes from the end of a run back to its start |
 //! | `what_if` | duration of a run under changed conditions |
-//! | `with_graph` | what Estafette would change in an observed program |
+//! | `with_graph` | the changes by Estafette in an observed program |
 
 #[cfg(feature = "report")]
 pub(crate) mod advice;

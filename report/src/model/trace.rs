@@ -310,7 +310,7 @@ pub struct Site {
     pub function: Text,
 }
 
-/// An external use of a variable, from export until it was given back.
+/// An external use of a variable, from export until it was released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     /// Identity; shares its numbers with operations.

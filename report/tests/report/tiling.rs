@@ -95,7 +95,7 @@ fn trace() -> BoxedStrategy<Trace> {
                         variable: access.variable,
                         access: access.mode,
                         library: None,
-                        owner: "somebody".into(),
+                        owner: "a reader".into(),
                         site: None,
                         opened,
                         closed: operation.issued.filter(|closed| *closed >= opened),

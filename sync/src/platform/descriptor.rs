@@ -9,7 +9,7 @@ pub type Descriptor = std::os::fd::OwnedFd;
 #[derive(Debug)]
 pub enum Descriptor {}
 
-/// Takes over a descriptor that a library has made and given away.
+/// Adopts a descriptor that a library has made and given away.
 ///
 /// # Errors
 /// The process has no room for another one for a moment.

@@ -231,7 +231,7 @@ impl State {
         }
     }
 
-    /// What pools keep beyond their thresholds is given back when a thread synchronizes, and not before
+    /// What pools keep beyond their thresholds is released when a thread synchronizes, and not before
     /// (CUDA Programming Guide, "Stream-Ordered Memory Allocator").
     pub(crate) fn trim_pools(&mut self) {
         for pool in self.pools.values_mut() {

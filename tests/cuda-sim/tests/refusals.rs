@@ -28,7 +28,7 @@ fn a_context_that_was_reset_is_gone_for_everybody() {
         fails(sys::cuCtxSynchronize(), destroyed);
         // A thread that does not have it current cannot make it so.
         fails(sys::cuCtxPushCurrent_v2(bench.context), CUresult::CUDA_ERROR_INVALID_CONTEXT);
-        assert_eq!(bench.simulator.violations(), [""; 0], "nobody could know");
+        assert_eq!(bench.simulator.violations(), [""; 0], "no library could know");
         // A library that retains it gets a new one, without what was in it.
         let mut context = std::ptr::null_mut();
         ok(sys::cuDevicePrimaryCtxRetain(&mut context, 0));
@@ -143,7 +143,7 @@ fn what_a_pool_keeps_others_lack_until_it_is_trimmed() {
         ok(sys::cuMemAllocFromPoolAsync(&mut memory, 8 << 20, pool, stream));
         ok(sys::cuMemFreeAsync(memory, stream));
     }
-    assert_eq!(bench.simulator.kept(0), 8 * MIB, "nobody has synchronized");
+    assert_eq!(bench.simulator.kept(0), 8 * MIB, "no thread has synchronized");
     fails(allocate(4 * MIB).0, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     synchronize(stream);
     assert_eq!(bench.simulator.kept(0), 4 * MIB, "the threshold");

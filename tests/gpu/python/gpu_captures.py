@@ -45,7 +45,7 @@ def check_leases_end_while_torch_captures() -> None:
 
     library = NAMES["torch"]
     with est.Engine(workers=1) as engine:
-        # Taken before, and let go while torch records.
+        # Taken before, and released while torch records.
         early = [engine.from_dlpack(library.full(COUNT, float(round_))) for round_ in range(ROUNDS)]
         views: list[Any] = [library.using(tensor) for tensor in early]
         torch.cuda.synchronize()

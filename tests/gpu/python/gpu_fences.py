@@ -64,7 +64,7 @@ def check_fences_between_torch_and_cupy() -> None:
             assert float(z.min()) == float(z.max()) == 4.0, f"{producer} → {consumer}: {z[:4]}"
             end = time.monotonic() + 10
             while not is_free(producer, place):
-                assert time.monotonic() < end, "the memory is not given back"
+                assert time.monotonic() < end, "the memory is not released"
                 time.sleep(0.001)
         assert took >= DELAY_MS, f"the delay was only {took} ms"
         assert busy <= FREE_MS, f"the host was busy for {busy} ms"

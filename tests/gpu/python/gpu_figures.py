@@ -17,7 +17,7 @@ NAMES = {library.name: library for library in FOUND}
 
 def check_handing_over() -> None:
     """Host time from one library's array on its stream to another's, against the two libraries alone, in turn."""
-    # Numba has no DLPack, and cuda.core takes nobody's streams: between them and others there is no such baseline.
+    # Numba has no DLPack, and cuda.core takes no other library's streams: between them and others there is no such baseline.
     apart = {"numba", "cuda.core"}
     pairs = [(a, b) for a, b in itertools.permutations(FOUND, 2) if not apart & {a.name, b.name}]
     if not pairs:

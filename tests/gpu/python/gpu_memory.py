@@ -1,4 +1,4 @@
-"""Much memory of the device held and let go beside another library, which then gets it."""
+"""Much memory of the device held and released beside another library, which then gets it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_torch_gets_what_was_held() -> None:
         del held
         engine.wait_all(timeout=60)
         release = time.perf_counter() - begin
-        # Memory of a pool goes back when somebody synchronizes.
+        # Memory of a pool goes back when a thread synchronizes.
         deadline = time.monotonic() + 20
         while True:
             torch.cuda.synchronize()

@@ -141,7 +141,7 @@ def writes(engine: est.Engine, link: est.Link) -> None:
         print("written")
     except RuntimeError as error:
         print("stopped:", str(error).splitlines()[0])
-    # The context is broken, and nothing can be let go.
+    # The context is broken, and nothing can be released.
     sys.stdout.flush()
     sys.stdin.read()
 

@@ -116,7 +116,7 @@ def check_without_the_wait_the_consumer_is_too_early() -> None:
         with torch.cuda.stream(producer):
             slow().delay(DELAY_MS) if slow().name == "torch" else torch.cuda._sleep(int(DELAY_MS * 2e6))
             x.fill_(7.0)
-            # -1 is the producer's word that nobody needs to wait.
+            # -1 is the producer's word that no consumer needs to wait.
             capsule = x.__dlpack__(stream=consumer.ptr if waits else -1)
         with consumer:
             y = cupy.from_dlpack(_Capsule(capsule, x)).copy()

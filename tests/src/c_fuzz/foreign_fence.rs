@@ -168,7 +168,7 @@ unsafe extern "C" fn error(_context: *mut c_void) -> *const c_char {
 unsafe extern "C" fn retain(context: *mut c_void) {
     let fence = of(context);
     fence.shared.fence_holders.fetch_add(1, SeqCst);
-    assert!(fence.holders.fetch_add(1, SeqCst) > 0, "a fence was retained that nobody held");
+    assert!(fence.holders.fetch_add(1, SeqCst) > 0, "a fence was retained that had no holder");
 }
 
 unsafe extern "C" fn release(context: *mut c_void) {

@@ -88,7 +88,7 @@ struct Program {
     promises: Vec<*mut estafette_promise>,
     /// Of promises; each is one count.
     fences: Vec<DLFence>,
-    /// Of tensors, operations and leases. They are not given back to the library: something that ends after
+    /// Of tensors, operations and leases. They are not returned to the library: something that ends after
     /// its own end would never end.
     derived: Vec<DLFence>,
     foreign: Vec<(*const ForeignFence, DLFence)>,

@@ -180,7 +180,7 @@ impl Handles {
     /// Why everything in flight waits, in words.
     pub(super) fn diagnose(&self) {
         let mut text = null_mut();
-        // SAFETY: a place for the text, which is then given back.
+        // SAFETY: a place for the text, which is then released.
         unsafe {
             ok(estafette_diagnose(self.engine, &mut text));
             estafette_string_free(text);

@@ -9,7 +9,7 @@
 //!    prefix; reads share, writes are alone; fences hold up what comes after them; what was given up is not
 //!    there.
 //! 2. [`world`] takes each step with the engine and with the model. After each step it waits until everything
-//!    that must have begun has begun, and fails when anything has begun, been lent out or been given back
+//!    that must have begun has begun, and fails when anything has begun, been lent out or been released
 //!    that must not be.
 //! 3. [`step`] draws steps.
 //!

@@ -96,7 +96,7 @@ pub struct Tensor {
     pub handle: bool,
     /// Views of running operations and alias leases.
     pub holders: usize,
-    /// Whether its memory was given back.
+    /// Whether its memory was released.
     pub deleted: bool,
     vars: Vec<VarId>,
     own: VarId,
@@ -582,7 +582,7 @@ impl Model {
         self.is_free(tensor, used) && self.tensors[tensor].uses.is_empty()
     }
 
-    /// Whether the memory must have been given back, given time: no fence of anything that it overlaps is
+    /// Whether the memory must have been released, given time: no fence of anything that it overlaps is
     /// pending either.
     pub fn must_be_deleted(&self, tensor: TensorId) -> bool {
         let carries = |var: &VarId| {

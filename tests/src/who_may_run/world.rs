@@ -352,10 +352,10 @@ impl World {
         for id in 0..self.tensors.len() {
             let (count, deleted) = (self.tensors[id].given_back.count(), self.model.tensors[id].deleted);
             if count > usize::from(deleted) {
-                return Some(format!("the memory of tensor {id} was given back too early or too often"));
+                return Some(format!("the memory of tensor {id} was released too early or too often"));
             }
             if !deleted && self.model.must_be_deleted(id) {
-                missing = Some(format!("the memory of tensor {id} must be given back, and is not"));
+                missing = Some(format!("the memory of tensor {id} must be released, and is not"));
             }
         }
         self.compare_questions().or(missing)
@@ -531,7 +531,7 @@ impl World {
             }
         }
         if let Some(left) = self.model.tensors.iter().position(|tensor| !tensor.deleted) {
-            self.fail(&format!("the memory of tensor {left} was never given back"));
+            self.fail(&format!("the memory of tensor {left} was never released"));
         }
         assert_nothing_left(&self.engines.iter().collect::<Vec<_>>());
     }

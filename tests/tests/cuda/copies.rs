@@ -283,7 +283,7 @@ fn strided_memory_of_a_device_is_packed_by_the_host() {
 #[test]
 fn memory_that_is_on_its_way_back_is_waited_for_before_there_is_no_room() {
     let bench = bench();
-    until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
+    until("the memory of earlier tests was released", || bench.simulator.used(0) == 0);
     let x = bench.pending(LARGE);
     bench.simulator.capacity(LARGE as u64);
     drop(x);
@@ -307,7 +307,7 @@ fn an_allocation_waits_for_as_much_memory_as_it_needs() {
     // One stream passes another one.
     let connections = bench.simulator.limits().0;
     bench.simulator.connections(0);
-    until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
+    until("the memory of earlier tests was released", || bench.simulator.used(0) == 0);
     let other = bench.device.create_queue().unwrap();
     let (late, early) = (bench.pending(LARGE), bench.pending_on(&other, LARGE));
     bench.simulator.capacity(2 * LARGE as u64);
@@ -347,7 +347,7 @@ impl WaitHook for NeverSleeps {
 #[test]
 fn an_allocation_on_the_thread_of_an_event_loop_waits_for_no_memory() {
     let bench = bench();
-    until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
+    until("the memory of earlier tests was released", || bench.simulator.used(0) == 0);
     bindings::engine::on_wait(&bench.engine, NeverSleeps);
     let x = bench.pending(LARGE);
     bench.simulator.capacity(LARGE as u64);
@@ -379,14 +379,14 @@ fn a_task_that_takes_addresses_reaches_the_memory_of_another_device() {
 fn copies_that_nobody_wants_any_more_end_and_give_everything_back() {
     let bench = bench();
     // Memory is freed in the order of a stream, so that of the test before may be there for a moment more.
-    until("the memory of earlier tests was given back", || bench.simulator.used(0) == 0);
+    until("the memory of earlier tests was released", || bench.simulator.used(0) == 0);
     let x = bench.pending(LARGE);
     let (down, within) = (bench.to_host(&x), bench.engine.copy(&x, bench.device.id()).unwrap());
     drop((x, down, within));
     bench.worker_is_free();
     bench.unblock();
     until_or(
-        "all memory of the device was given back",
+        "all memory of the device was released",
         || bench.simulator.used(0) == 0,
         || bench.what_is_left(),
     );

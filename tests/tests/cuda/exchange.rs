@@ -186,7 +186,7 @@ fn a_write_after_release_while_the_consumer_runs_waits_for_him() {
     let elsewhere = bench.bytes();
     bench.fill(&bench.ours, &elsewhere, 1).wait().unwrap();
     until("a barrier was asked for", || bench.engine.stats().quarantine.barriers > before.barriers);
-    assert!(!overwrite.is_done(), "nobody knows that the consumer is done");
+    assert!(!overwrite.is_done(), "it is not known that the consumer is done");
     bench.simulator.unblock(theirs.stream());
     overwrite.wait().unwrap();
     assert_eq!((theirs.read(), bench.first(&x)), (5, 6));

@@ -243,5 +243,5 @@ fn a_home_is_named_by_a_stream_that_means_the_same_everywhere() {
             .unwrap_err();
         assert!(error.to_string().contains("its release stream on cuda:1"), "{error}");
     }
-    until("what is refused is given back", || bench.owner.freed() == 1);
+    until("what is refused is released", || bench.owner.freed() == 1);
 }

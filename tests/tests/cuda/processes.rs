@@ -209,7 +209,7 @@ fn what_an_owner_had_finished_when_it_died_stays_readable_and_the_rest_fails() {
             drop((ready, pending));
             let unmapped = side.simulator.calls("cuMemUnmap");
             drop(side.link);
-            until("the memory is given back", || side.simulator.calls("cuMemUnmap") > unmapped);
+            until("the memory is released", || side.simulator.calls("cuMemUnmap") > unmapped);
         },
         |side| {
             let ([ready, pending], queue) = ([(); 2].map(|()| side.memory(BYTES)), side.queue());

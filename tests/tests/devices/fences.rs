@@ -433,7 +433,7 @@ fn a_lease_waits_for_the_device_and_its_end_may_wait_for_one_too() {
     let bench = bench(SimOptions::default());
     let x = bench.tensor();
     bench.issued(&bench.fill("slow", 0, &x, 2));
-    let mut lease = Box::pin(x.lease(Access::Write, "a stream of somebody"));
+    let mut lease = Box::pin(x.lease(Access::Write, "a stream of a library"));
     assert!((&mut lease).now_or_never().is_none());
     bench.device.run_until_idle();
     let lease = block_on(lease).unwrap();

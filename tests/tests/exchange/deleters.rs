@@ -259,7 +259,7 @@ fn memory_comes_back_only_after_the_last_reader_and_writer_on_the_device_are_don
         // Other memory is freed meanwhile: waiting memory holds up no other memory.
         let others = Deleted::default();
         (0..10).for_each(|_| drop(import(&engine, tensor(&[1.0], &others))));
-        tests::ops::until("the others are given back", || others.count() == 10);
+        tests::ops::until("the others are released", || others.count() == 10);
         assert_eq!(deleted.count(), 0, "the device still reads");
         device.release("slow");
         device.run_until_idle();

@@ -169,7 +169,7 @@ fn whoever_wants_to_write_in_place_hears_of_the_last_holder_and_keeps_nobody_out
     let (first, second) = (at_once(&x).unwrap(), at_once(&x).unwrap());
     let mut writable = Box::pin(x.writable());
     assert!(writable.as_mut().now_or_never().is_none());
-    let late = at_once(&x).expect("an observer is in nobody's way");
+    let late = at_once(&x).expect("an observer holds nothing up");
     drop(first);
     assert!(writable.as_mut().now_or_never().is_none());
     drop(second);

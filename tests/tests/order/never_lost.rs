@@ -51,7 +51,7 @@ fn outlasts_a_host_writer(
     engine.wait_all(None).unwrap();
     drop(x);
     flush_deleters(EARLY);
-    assert_eq!(deleted.count(), 0, "memory was given back early");
+    assert_eq!(deleted.count(), 0, "memory was released early");
     completer.complete();
     deleted.settle_at(1);
     assert!(watchdog.still_watches());
@@ -74,7 +74,7 @@ fn a_use_that_is_noted_while_a_host_body_writes_outlasts_it() {
 fn an_alias_lease_that_ends_while_a_host_body_writes_leaves_its_fence() {
     outlasts_a_host_writer(
         |_, x, _, fence| {
-            let lease = x.lease(Access::Alias, "somebody who knows").wait(None).unwrap();
+            let lease = x.lease(Access::Alias, "an owner who knows").wait(None).unwrap();
             lease.release_after(fence);
         },
         write,
@@ -159,7 +159,7 @@ fn memory_of_a_member_waits_for_its_fences_while_the_collapse_waits() {
     let parts = collapse(&engine, &memory);
     drop(x);
     flush_deleters(EARLY);
-    assert_eq!(deleted.count(), 0, "memory was given back early");
+    assert_eq!(deleted.count(), 0, "memory was released early");
     completer.complete();
     deleted.settle_at(1);
     go.send(()).unwrap();
@@ -207,7 +207,7 @@ fn a_tensor_derived_from_a_view_that_became_an_alias_is_ordered_with_the_owner()
     has_begun.recv().unwrap();
     let write = engine.op("write").writes([&t]).run(move |[], [_t]| match inside.load(Ordering::SeqCst) {
         0 => Ok(()),
-        _ => Err("it wrote what somebody read".into()),
+        _ => Err("it wrote what another operation read".into()),
     });
     let write = write.unwrap();
     assert!(waits(&engine, &write), "{}", engine.diagnose());

@@ -268,7 +268,7 @@ fn readiness_is_of_the_version_current_at_the_call() {
     let held = hold_write(&engine, &x);
     first.open();
     block_on(ready).unwrap();
-    assert!(!x.is_ready(), "the newest write counts for whoever asks now");
+    assert!(!x.is_ready(), "the newest write counts for a query now");
     let mut later = x.ready();
     assert!((&mut later).now_or_never().is_none());
     held.send(()).unwrap();

@@ -157,7 +157,7 @@ fn memory_whose_last_use_is_on_a_raw_queue_goes_through_quarantine() {
     let free = device.free_bytes();
     let elsewhere = engine.empty(&[4], estafette::DType::F32, device.id()).unwrap();
     drop(elsewhere);
-    until("memory of others is given back meanwhile", || device.free_bytes() == free);
+    until("memory of others is released meanwhile", || device.free_bytes() == free);
     device.run_until_idle();
     overwrite.wait().unwrap();
     device.run_until_idle();
@@ -278,7 +278,7 @@ fn a_lease_to_write_keeps_what_was_pending_before_it() {
     write_on(&engine, &producer, "produce", &x, 1.0);
     copy_on(&engine, &reader, "slow reader", &x, &y).wait().unwrap();
     // A request that is dropped must change nothing.
-    drop(x.lease(Access::Write, "nobody").for_consumer(&Consumer::Unordered));
+    drop(x.lease(Access::Write, "a consumer").for_consumer(&Consumer::Unordered));
     let consumer = acquired(&device, &theirs);
     let held = lease(&x, Access::Write, &consumer);
     let element = Element::of(&x);

@@ -58,7 +58,7 @@ fn memory_is_zero_however_it_was_used_before() {
                 let block = block.as_mut_slice::<u8>()?;
                 let clean = block.iter().all(|byte| *byte == 0);
                 block.fill(0xff);
-                if clean { Ok(()) } else { Err("somebody else's bytes".into()) }
+                if clean { Ok(()) } else { Err("another owner's bytes".into()) }
             });
             used.unwrap().wait().unwrap();
         }

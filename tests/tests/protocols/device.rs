@@ -110,7 +110,7 @@ impl Device for Watched {
             seen.freed_early.fetch_add(seen.is_in_use(at.as_ptr().addr()).into(), Ordering::SeqCst);
             drop(memory);
         };
-        // SAFETY: the memory is kept until it is given back.
+        // SAFETY: the memory is kept until it is released.
         Ok(unsafe { Allocation::from_raw(at, bytes, self.id(), freed) })
     }
 
@@ -138,7 +138,7 @@ impl Device for Watched {
             seen.staged.fetch_sub(1, Ordering::SeqCst);
             drop(memory);
         };
-        // SAFETY: the memory is kept until it is given back.
+        // SAFETY: the memory is kept until it is released.
         Ok(unsafe { Allocation::from_raw(at, bytes, DLDevice::CPU, freed) })
     }
 }

@@ -268,7 +268,7 @@ fn a_late_call_that_meets_the_query_of_its_overdue_fence_answers_once() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(PAUSE);
-                assert_eq!(deleted.count(), 0, "given back before the fence has settled");
+                assert_eq!(deleted.count(), 0, "released before the fence has settled");
                 foreign.settle_silently();
                 thread::sleep(PAUSE);
                 foreign.settle_and_call(false);

@@ -58,7 +58,7 @@ fn close(engine: Engine, device: Arc<Watched>) {
 }
 
 /// ```text
-/// consumers:   lend twice ─── work begins ─── give back ─── give back
+/// consumers:   lend twice ─── work begins ─── release ─── release
 /// program:                                     write ─── drop the tensor, the engine, the device
 /// quarantine:                      asks; is refused at times, and asks again
 /// ```

@@ -186,7 +186,7 @@ fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> 
     let engine = Engine::builder().workers(0).build()?;
     let x = engine.zeros(&[4], DType::F32)?;
     clock.set(10);
-    let exported = bindings::tensor::export_at_once(&x, || "a reader".into())?.expect("nobody uses it");
+    let exported = bindings::tensor::export_at_once(&x, || "a reader".into())?.expect("nothing uses it");
     clock.set(20);
     let write = engine.op("write").updates([&x]).run(|[], [], [_x]| Ok(()))?;
     clock.set(60);

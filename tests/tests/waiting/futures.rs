@@ -206,7 +206,7 @@ fn an_await_that_is_given_up_by_a_timer_leaves_everything_as_it_was() {
         assert!(tokio::time::timeout(short, x.ready()).await.is_err());
         assert!(tokio::time::timeout(short, x.export(Access::Write)).await.is_err());
         assert!(
-            tokio::time::timeout(short, engine.lease_all(&[(x.clone(), Access::Read)], "nobody"))
+            tokio::time::timeout(short, engine.lease_all(&[(x.clone(), Access::Read)], "a waiter"))
                 .await
                 .is_err()
         );

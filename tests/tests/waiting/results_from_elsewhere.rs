@@ -62,11 +62,11 @@ fn what_was_called_off_is_cancelled_with_its_reason_and_so_is_what_depends_on_it
     let watchdog = Watchdog::of(&engine);
     let (x, end) = promised(&engine);
     let behind = look(&engine, &x);
-    end.cancel("nobody wants it any more".into());
+    end.cancel("it is not wanted any more".into());
     for error in [x.wait().unwrap_err(), behind.wait().unwrap_err()] {
         let Error::Cancelled(failure) = &error else { panic!("{error}") };
         assert_eq!(failure.kind(), FailureKind::Cancelled);
-        assert_eq!((failure.operation(), failure.message()), ("promised", "nobody wants it any more"));
+        assert_eq!((failure.operation(), failure.message()), ("promised", "it is not wanted any more"));
         assert!(std::error::Error::source(failure).is_some());
     }
     assert!(watchdog.still_watches());

@@ -29,8 +29,10 @@ const RETIRED: &[&[&str]] = &[
     &["lets", "go"],
     &["lets_go"],
     &["letting", "go"],
+    &["life", "line"],
     &["prompt_deleter"],
     &["recordings"],
+    &["ringer"],
     &["stretch"],
     &["stretches"],
     &["suspension"],
@@ -45,7 +47,7 @@ const RETIRED: &[&[&str]] = &[
 ];
 
 /// Lines with a retired word, or with a word that hides who acts outside of comments. The number may only fall.
-const TEXTS_MAX: usize = 208;
+const TEXTS_MAX: usize = 0;
 
 /// Files that name retired words: they say what became of them, are old, or are copies that a build makes.
 const ALLOWED: &[&str] = &[
@@ -177,14 +179,15 @@ fn in_comment(comment: &str) -> usize {
     HIDING.iter().map(|phrase| count(comment, phrase)).sum()
 }
 
-/// How often the words of `phrase` follow each other in `text`.
+/// How often the words of `phrase` follow each other in `text`, with no punctuation between.
 fn count(text: &str, phrase: &[&str]) -> usize {
-    let words: Vec<String> = text
-        .split(|c: char| !c.is_alphanumeric() && c != '_')
-        .map(str::to_lowercase)
-        .filter(|w| !w.is_empty())
-        .collect();
-    words.windows(phrase.len()).filter(|at| at.iter().eq(phrase.iter())).count()
+    let is_in_word = |c: char| c.is_alphanumeric() || c == '_';
+    let in_clause = |clause: &str| {
+        let words: Vec<String> =
+            clause.split(|c| !is_in_word(c)).filter(|word| !word.is_empty()).map(str::to_lowercase).collect();
+        words.windows(phrase.len()).filter(|at| at.iter().eq(phrase.iter())).count()
+    };
+    text.split(|c: char| !is_in_word(c) && !c.is_whitespace() && c != '-').map(in_clause).sum()
 }
 
 #[cfg(test)]
@@ -202,7 +205,9 @@ mod tests {
         for line in ["fn Let_Go() {}", "a journal.", "Lets go of it.", "They give back, in time"] {
             assert!(has_retired(line), "{line}");
         }
-        for line in ["let_gone", "let a = go", "he gives it back", "a prompt answer"] {
+        for line in
+            ["let_gone", "let a = go", "he gives it back", "a prompt answer", "let (go, wait) = channel();"]
+        {
             assert!(!has_retired(line), "{line}");
         }
     }

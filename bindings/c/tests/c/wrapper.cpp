@@ -583,7 +583,7 @@ static void operations_say_whether_they_are_done_and_are_called_off() {
   Fence open = gate.fence();
   Operation slow = engine.submit("slow", {}, {x}, [open](Completion op) { op.complete_after(open); });
   CHECK(!slow.is_done());
-  Operation called_off = engine.submit("called off", {}, {x}, [](Completion op) { op.cancel("nobody wants it"); });
+  Operation called_off = engine.submit("called off", {}, {x}, [](Completion op) { op.cancel("it is not wanted"); });
   gate.complete();
   slow.wait(LONG);
   CHECK(slow.is_done());
@@ -591,7 +591,7 @@ static void operations_say_whether_they_are_done_and_are_called_off() {
     called_off.wait(LONG);
     CHECK(!"it was called off");
   } catch (const Error &error) {
-    CHECK(error.status() == ESTAFETTE_CANCELLED && std::strstr(error.what(), "nobody wants it"));
+    CHECK(error.status() == ESTAFETTE_CANCELLED && std::strstr(error.what(), "it is not wanted"));
   }
   try {
     called_off.is_done();

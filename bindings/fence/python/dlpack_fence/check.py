@@ -288,7 +288,7 @@ def consumer_a_tensor_that_fails(library, status=FAILED):
     x.ready.settle(status, "the checks let it fail")
     comes("R7", lambda: library.result(use) is not None, "a failure does not arrive")
     rule("R7", isinstance(library.result(use), Exception), "a failed tensor has a result")
-    comes("R10", lambda: x.back == 1, "a failed tensor is not given back")
+    comes("R10", lambda: x.back == 1, "a failed tensor is not released")
 
 
 def consumer_a_tensor_whose_device_breaks(library):

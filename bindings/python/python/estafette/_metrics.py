@@ -32,8 +32,8 @@ class _Counter(NamedTuple):
 _OF_PROCESS = (
     _Counter("imported", "estafette.tensors.imported", "{tensor}", "Tensors that came from other libraries"),
     _Counter("exported", "estafette.tensors.exported", "{tensor}", "Tensors that were handed to other libraries"),
-    _Counter("deleters", "estafette.tensors.given_back", "{tensor}", "Tensors that were given back to their libraries"),
-    _Counter("released", "estafette.tensors.released", "{tensor}", "Tensors whose memory was given back"),
+    _Counter("deleters", "estafette.tensors.given_back", "{tensor}", "Tensors that were returned to their libraries"),
+    _Counter("released", "estafette.tensors.released", "{tensor}", "Tensors whose memory was released"),
     _Counter("leaked", "estafette.tensors.leaked", "{tensor}", "Tensors whose memory is kept for ever"),
     _Counter("unordered", "estafette.exchanges.unordered", "{exchange}", "Exchanges that could not be ordered"),
     _Counter("releasing", "estafette.tensors.releasing", "{tensor}", "Tensors on their way back", falls=True),
@@ -99,7 +99,7 @@ def export_metrics(engine: Engine, name: str = "default", *, meter: Meter | None
     """Makes the counters of an engine metrics of OpenTelemetry, for as long as the engine lives.
 
     The meter's readers ask for them: ``estafette.operations`` by state (running, ready, queued, leased) and its limit, with the
-    attribute ``estafette.engine``, and what `Stats` counts for the process: tensors imported, exported, given back, released, leaked
+    attribute ``estafette.engine``, and what `Stats` counts for the process: tensors imported, exported, returned, released, leaked
     and on their way back, exchanges that could not be ordered, staging memory, bytes copied for other processes.
 
     name: says which engine it is. One that was exported before under this name by this meter is exported no more.

@@ -186,9 +186,9 @@ class Stats:
     exported: int
     """Tensors that were handed to other libraries."""
     deleters: int
-    """Tensors from outside that were given back to their libraries: how many deleters have been called."""
+    """Tensors from outside that were returned to their libraries: the number of deleters that have been called."""
     released: int
-    """Tensors of this process, from outside or not, whose memory was given back."""
+    """Tensors of this process, from outside or not, whose memory was released."""
     leaked: int
     """Tensors whose memory is kept for ever, since its last use can never be known to be over."""
     releasing: int
@@ -196,7 +196,7 @@ class Stats:
     unordered: int
     """Exchanges of this process that could not be ordered; ``unordered_exchanges`` tells of the last ones."""
     handed_back: int
-    """Tensors from outside that were given back while a device was still to use them, behind a wait of the stream that they are
+"""Tensors from outside that were returned while a device was still to use them, behind a wait of the stream that they are
     freed on (``from_dlpack(freed_on=)``)."""
     staging_bytes: int
     """Bytes of host memory that this process keeps pinned for copies from and to devices to go through."""

@@ -63,7 +63,7 @@ def current_stream() -> Stream | None:
 def hold_barriers() -> Iterator[None]:
     """Asks no device for a barrier meanwhile: for the time in which a library records a graph, which a barrier would spoil.
 
-    Memory that consumers gave back without saying when their device is done with it is given back after a barrier over the device
+    Memory that consumers released without saying when their device is done with it is reused after a barrier over the device
     (docs/exchange.md, "When B is done"); CUDA refuses that while a graph is recorded in the process, and the graph is lost::
 
         with est.hold_barriers(), torch.cuda.graph(graph):

@@ -6,15 +6,15 @@
 //! | `c_handles` | The C interface in this extension: its functions, and handles of what Python has |
 //! | `engine` | The class `Engine`: how one is made, waited for, asked and ended |
 //! | `exporter` | The class `Exporter`: what a tensor is exported through for another access than reading |
-//! | `handle` | What the objects of one engine share |
+//! | `handle` | The state that the objects of one engine share |
 //! | `operation` | The class `Operation`: a handle on what was submitted |
-//! | `observation` | What observe mode has noted, as the file of a trace |
+//! | `observation` | Notes of observe mode, as the file of a trace |
 //! | `operators` | `eng.operators`: the registry of operators as a mapping, and operators as functions of tensors |
 //! | `program` | The class `Program`: operations that are recorded once and replayed often |
-//! | `promise` | What `Tensor` and `Operation` have in common with futures of `concurrent.futures` |
+//! | `promise` | Methods that `Tensor` and `Operation` have in common with futures of `concurrent.futures` |
 //! | `trace` | Traces: keeps the recorder while Python wants it, writes its file, and reads files |
 //! | `remote` | The classes `Door`, `Link` and `Ticket`: tensors of other processes |
-//! | `report` | What an engine reports about itself, as the plain Python objects of `estafette/_reports.py` |
+//! | `report` | An engine's reports about itself, as the plain Python objects of `estafette/_reports.py` |
 //! | `tensor` | The class `Tensor` |
 //! | `variable` | The class `Variable` |
 

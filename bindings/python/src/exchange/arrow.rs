@@ -20,7 +20,7 @@ const ARRAY: &CStr = c"arrow_array";
 const DEVICE_ARRAY: &CStr = c"arrow_device_array";
 const STREAM: &CStr = c"arrow_array_stream";
 
-/// Takes over the array behind an object that speaks Arrow's interface, or behind a pair of its capsules; also gives the
+/// Adopts the array behind an object that speaks Arrow's interface, or behind a pair of its capsules; also gives the
 /// format of its schema.
 /// Raises `TypeError` for what does not speak Arrow; `ValueError` for capsules that are none of Arrow's; `InvalidTensorError` for an array
 /// that was taken before.

@@ -79,7 +79,7 @@ impl Drop for HeldBuffer {
     }
 }
 
-/// Takes over the memory behind a buffer, which is held until the last use is over.
+/// Adopts the memory behind a buffer, which is held until the last use is over.
 /// Raises whatever the exporter raises; `BufferError` for suboffsets, for elements that are no numbers or are in the other byte order, and
 /// for strides that lie between elements.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {

@@ -159,7 +159,7 @@ fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 
 unsafe extern "C" fn to_object(tensor: *mut DLManagedTensorVersioned, out: *mut *mut c_void) -> c_int {
     for_c(|py| {
-        // Taken first: whatever goes wrong, the tensor is ours to give back.
+        // Taken first: whatever goes wrong, the tensor is ours to release.
         // SAFETY: the caller gives the tensor up, whether this succeeds or not.
         let managed = unsafe { ManagedTensor::from_raw(tensor.cast(), Abi::Versioned) }.or_raise(py)?;
         let out = NonNull::new(out).ok_or_else(null_argument)?;

@@ -24,7 +24,7 @@ use crate::interpreter::once::{PyOnce, intern, loaded};
 use crate::kinds;
 
 estafette_sync::per_process! {
-    /// Tensors from outside that this process's engines have taken over.
+    /// Tensors from outside that this process's engines have adopted.
     pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
 }
 
@@ -77,7 +77,7 @@ pub fn take_numpy(object: &Bound<'_, PyAny>, wanted: &Wanted) -> Option<OwnedMem
     unsafe { numpy_array::take(object, wanted.writable) }
 }
 
-/// Takes over the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
+/// Adopts the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
 /// Raises `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy that was
 /// not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
 pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
@@ -228,7 +228,7 @@ fn through_protocol(
     if let Some(goal) = goal
         && !reachable(py, goal)?
     {
-        // Said before anything is taken: of a device that is not here, nothing could be given back in order.
+        // Said before anything is taken: of a device that is not here, nothing could be released in order.
         return Err(not_available(py, goal));
     }
     if let (Some(from), Some(to)) = (device, wanted.device)
@@ -309,7 +309,7 @@ fn behind_current_stream(
     Ok((managed, ready))
 }
 
-/// Takes over the tensor in what `__dlpack__` returned.
+/// Adopts the tensor in what `__dlpack__` returned.
 fn consume(answer: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let raw = answer.cast::<PyCapsule>().map_err(|_| {
         let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());

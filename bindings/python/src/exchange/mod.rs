@@ -2,7 +2,7 @@
 //!
 //! | part | what it has |
 //! |---|---|
-//! | `array_interface` | What CUDA's and SYCL's array interfaces have in common |
+//! | `array_interface` | The common part of CUDA's and SYCL's array interfaces |
 //! | `arrow` | Arrow's PyCapsule interface, both ways: `__arrow_c_device_array__`, and `__arrow_c_array__` for host memory |
 //! | `buffer` | Python's buffer protocol: `memoryview(t)`, `bytes(t)`, `np.asarray(t)` |
 //! | `buffer_import` | Python's buffer protocol inward |
@@ -18,11 +18,11 @@
 //! | `mxnet` | Arrays of MXNet 1.9 as promises: `eng.from_mxnet(array)` |
 //! | `numpy_array` | Arrays of NumPy without a call of Python |
 //! | `one_export` | Producers that must not export an array beside another export of it, or beside a deleter |
-//! | `origin` | Whether an array has its memory from its owner |
+//! | `origin` | The origin of an array's memory |
 //! | `peer_table` | Taking tensors through the C exchange tables of other libraries, without a Python call |
-//! | `peers` | What we know of other libraries: one table, a row for each, with the source of what it says |
+//! | `peers` | Facts about other libraries: one table, a row for each, with the source of what it says |
 //! | `protocols` | The protocol methods by which other libraries take the memory of a `Tensor`, an `Exporter` or a `View` |
-//! | `typestr` | How NumPy writes an element type: `typestr` of the array interfaces, and the format of a buffer |
+//! | `typestr` | NumPy's notation of element types: `typestr` of the array interfaces, and the format of a buffer |
 //! | `unordered` | Exchanges that could not be ordered |
 
 pub(crate) mod array_interface;

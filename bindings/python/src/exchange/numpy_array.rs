@@ -130,7 +130,7 @@ impl NumPy {
         base: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let Described { number, ndim, shape, strides, data, flags } = described;
-        // SAFETY: functions of the table of a known version, with the Python lock. They take over a reference to the type, and to the
+        // SAFETY: functions of the table of a known version, with the Python lock. They adopt a reference to the type, and to the
         // base even where they fail; by contract it keeps the memory, in which all elements lie.
         unsafe {
             let of = |place: usize| *self.table.add(place);

@@ -64,7 +64,7 @@ impl PeerTable {
     pub fn make<'py>(self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyAny>> {
         let make = self.table.managed_tensor_to_py_object_no_sync.expect("asked for when it was found");
         let mut made = ptr::null_mut();
-        // SAFETY: the Python lock is held, and the struct is a versioned one, which the library takes over by DLPack's specification. What it
+        // SAFETY: the Python lock is held, and the struct is a versioned one, which the library adopts by DLPack's specification. What it
         // gives is a new reference.
         unsafe {
             if make(managed.into_raw().cast(), &mut made) != 0 || made.is_null() {

@@ -3,7 +3,7 @@
 //!
 //! | part | what it has |
 //! |---|---|
-//! | `allocator` | How the C library keeps memory that array libraries have freed |
+//! | `allocator` | Settings of the C library for memory that array libraries have freed |
 //! | `call_site` | Where in a Python program a call comes from |
 //! | `courier` | Work for the Python lock that threads of the engine hand to a thread of its own |
 //! | `dlpack_method` | `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version |
@@ -13,7 +13,7 @@
 //! | `guard` | The guard between threads of the engine and the interpreter |
 //! | `interrupt` | Ctrl-C during a blocking wait |
 //! | `kept` | Python objects that any thread may drop |
-//! | `lease_sites` | Whether leases note the line of Python code that takes them, and what becomes of their memory there |
+//! | `lease_sites` | Call sites of leases: the line of Python code that takes one, and what becomes of its memory there |
 //! | `once` | Values that are made once, and that a forked child never waits for |
 //! | `python_lock` | The Python lock as a lock that bodies share |
 //! | `thread_state` | The states that Python keeps of threads of the engine |

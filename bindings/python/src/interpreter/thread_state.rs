@@ -66,7 +66,7 @@ pub fn keep() {
         return;
     }
     let lock = StatesLock::take();
-    // SAFETY: the guard is open, so the interpreter is there. The state made here is given back in `drop`; the lock is
+    // SAFETY: the guard is open, so the interpreter is there. The state made here is released in `drop`; the lock is
     // released at once, as after any `PyEval_SaveThread`.
     unsafe {
         ffi::PyGILState_Ensure();

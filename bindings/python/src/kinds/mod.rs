@@ -5,7 +5,7 @@
 //! | `barriers` | Barriers over a device, held off while another library records a graph there |
 //! | `cuda` | CUDA's streams, and its array interface |
 //! | `device_table` | The device table: what has memory, and contexts of other libraries |
-//! | `kind` | What one kind of device answers: [`Kind`] |
+//! | `kind` | Questions to one kind of device: [`Kind`] |
 //! | `sycl` | Queues of dpctl, arrays whose memory is USM, and their interface |
 //!
 //! A new kind is a folder here and a line in [`KINDS`]. What consumers write as `stream`:

@@ -3,18 +3,18 @@
 //! | part | what it has |
 //! |---|---|
 //! | `body` | Running the Python functions of operations |
-//! | `function_kind` | What kind of function a body is, and results that no operation may have |
-//! | `helping` | Whether waits run operations on the thread that waits |
+//! | `function_kind` | The kind of function that a body is, and results that no operation may have |
+//! | `helping` | The choice of threads to run operations while they wait |
 //! | `on` | The queue that the function of an operation enqueues on |
-//! | `on_skip` | What is called in place of a function whose operation is skipped |
+//! | `on_skip` | The callback in place of a function whose operation is skipped |
 //! | `operator_function` | Python functions as operators |
 //! | `outcome` | The end of an operation with a Python function: its result, and what was left on its queue |
 //! | `plain_call` | The call of a plain function, in the context of its submitter |
 //! | `results` | Several results of one function |
 //! | `running` | The plain bodies that run right now, with their threads |
 //! | `scope` | Which operation the calling code belongs to |
-//! | `submission_args` | What a submission asks for, read from the arguments of `submit` and `call` |
-//! | `using` | What makes arrays of an operation's tensors |
+//! | `submission_args` | The options of a submission, read from the arguments of `submit` and `call` |
+//! | `using` | The converter of an operation's tensors to arrays |
 
 pub(crate) mod body;
 pub(crate) mod function_kind;

@@ -77,7 +77,7 @@ impl Results {
         self.structured.load(Ordering::Acquire)
     }
 
-    /// The arrays in what the function has returned, which `keep` takes over; `None` for one array.
+    /// The arrays in what the function has returned, which `keep` adopts; `None` for one array.
     /// Raises `TypeError` for other results than declared; those of `keep`.
     pub fn fill<'py>(
         &self,

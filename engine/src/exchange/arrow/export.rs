@@ -86,7 +86,7 @@ impl ArrowDeviceArray {
 struct ArrayOwner {
     /// The validity bitmap, which there is none of, and the data.
     buffers: [*const c_void; 2],
-    /// First the tensor is given back, then the event goes.
+    /// First the tensor is released, then the event goes.
     _lent: ProcessBound<(ManagedTensor, Option<NativeEvent>)>,
 }
 

@@ -99,7 +99,7 @@ unsafe impl Sync for RetainedFence {}
 impl Drop for RetainedFence {
     fn drop(&mut self) {
         if let Some(release) = self.0.release {
-            // SAFETY: retained once when it was taken over, released once here.
+            // SAFETY: retained once when it was adopted, released once here.
             unsafe { release(self.0.context) };
         }
     }
@@ -262,7 +262,7 @@ impl Drop for Asking {
     }
 }
 
-/// A fault, since nothing is known of the work: memory that it uses is not given back.
+/// A fault, since nothing is known of the work: memory that it uses is not released.
 fn asks_for_itself() -> DeviceError {
     let message =
         "the query of a foreign fence asks for what waits for that very fence, so it can never answer";

@@ -2,7 +2,7 @@
 //!
 //! | part | what it has |
 //! |---|---|
-//! | `available` | how much memory there is |
+//! | `available` | the memory that is available |
 //! | `close_on_fork` | descriptors of one process, which forked children close |
 //! | `futex` | robust futexes |
 //! | `memory` | sealed shared memory |
@@ -84,7 +84,7 @@ pub fn too_many_open_files() -> io::Error {
     io::Error::from_raw_os_error(libc::EMFILE)
 }
 
-/// Gives back what a C library has allocated and given away.
+/// Releases what a C library has allocated and given away.
 ///
 /// # Safety
 /// It was made by `malloc`, and nothing uses it any more.

@@ -102,7 +102,7 @@ impl Known {
                     _ => {}
                 }
             }
-            // A place in a table, which is given back at the end of the block only.
+            // A place in a table, which is released at the end of the block only.
             budget.take(size_of::<Text>())?;
             kind.insert(iid, texts.shared(text, budget)?);
         }

@@ -10,7 +10,7 @@
 //! | part | what it has |
 //! |---|---|
 //! | `blocks` | blocks of packets, compressed |
-//! | `damage` | what is wrong with a file, in words, as far as bounded |
+//! | `damage` | the damage of a file, in words, as far as bounded |
 //! | `known` | strings and facts by number, as they are read |
 //! | `messages` | Perfetto's messages, with the fields that are used here |
 //! | `packets` | a file apart into packets, and the way back after damage |

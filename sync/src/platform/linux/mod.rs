@@ -9,7 +9,7 @@
 //! | `membarrier` | a fence on every processor that runs a thread of this process |
 //! | `memory` | memory from the kernel, and settings of glibc's allocator |
 //! | `stack` | the limit of stacks |
-//! | `thread` | what the kernel knows of a thread |
+//! | `thread` | facts about a thread from the kernel |
 
 pub mod barrier;
 pub mod clock;

@@ -43,7 +43,7 @@ pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> 
     array_interface::is_all_there_is(object, NAME)
 }
 
-/// Takes over the memory behind an object that has the interface, and keeps the object.
+/// Adopts the memory behind an object that has the interface, and keeps the object.
 /// Raises `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA device
 /// here knows.
 pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, FenceSet)> {

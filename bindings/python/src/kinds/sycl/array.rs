@@ -35,7 +35,7 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     array_interface::is_all_there_is(object, NAME)
 }
 
-/// Takes over the memory behind an object that has the interface, and keeps the object.
+/// Adopts the memory behind an object that has the interface, and keeps the object.
 /// Raises `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
 /// it names, or of a context that the device table does not know.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {

@@ -69,7 +69,7 @@ impl SharedMemory for Sharing {
             Arc::new(SharedSegment::new(self.sim.allocate(bytes, align)?, self.identity(), descriptor));
         let start = segment.memory().ptr();
         self.segments.lock().push(Arc::clone(&segment));
-        // SAFETY: all of a segment, which stays until it is given back.
+        // SAFETY: all of a segment, which stays until it is released.
         Ok(unsafe { Allocation::from_raw(start, bytes, self.id(), move |_, _| drop(segment)) })
     }
 
