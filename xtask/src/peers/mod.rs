@@ -6,7 +6,7 @@
 mod engines;
 pub mod machine;
 pub mod markdown;
-mod measurement;
+pub mod measurement;
 mod tables;
 mod workloads;
 
