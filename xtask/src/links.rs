@@ -1,17 +1,17 @@
 //! `cargo xtask links`: what a tensor costs that goes to another process, beside other means and against the goals.
 //!
 //! The programs that measure are `links/benches/links.rs`, `benches/benches/links.rs` and `benches/python/links.py`. In each, the means take
-//! turns. Each prints its figures as lines, which become tables here.
+//! turns. Each prints its figures as lines, which become tables here. `estafette bench` runs with the feature `links` and without.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
 
-use crate::peers::measurement::Spread;
+use crate::peers::measurement::{Measurement, Quantity, Spread};
 use crate::peers::{machine, markdown};
-use crate::python::{ALL, Build, Environment};
+use crate::python::{ALL, Build, Environment, NIXL};
 use crate::shell::{self, Ended};
 
 /// A program that still runs after this is killed.
@@ -64,13 +64,18 @@ const GOALS: &[(&str, &str, Limit)] = &[
     ("link between actors of Ray; 1 KB; idle", "26", Median(50.0)),
     ("one engine, no link: threads of links", "0", Each(0.0)),
     ("one engine, no link: descriptors", "0", Each(0.0)),
+    (WITHOUT_LINKS[0].0, "1", Median(1.01)),
+    (WITHOUT_LINKS[1].0, "1", Median(1.01)),
+    ("NIXL: tensor of a ticket, 64 MB over TCP", "", Part(1.1, "NIXL: READ by hand, 64 MB over TCP")),
 ];
 
-/// Goals for which no program here measures: what, the least that it can be, and the goal.
-const NOT_MEASURED: [(&str, &str, &str); 2] = [
-    ("NIXL, two network namespaces, 64 MB over TCP", "`READ` by hand", "≤ 1.1 × the floor"),
-    ("one engine, no link: chain and fan of `cargo xtask peers`", "before links", "within 1 %"),
+/// Workloads of `estafette bench` that run with links and without: the row of the ratio, and their name.
+const WITHOUT_LINKS: [(&str, &str); 2] = [
+    ("one engine, no link: chain, with the feature / without", "chain"),
+    ("one engine, no link: fan, with the feature / without", "fan"),
 ];
+/// Runs of each program for such a ratio.
+const RATIOS: usize = 21;
 
 /// Measures tensors that go to other processes, beside other means, and prints each goal as met or missed
 ///
@@ -150,6 +155,35 @@ impl Found {
         Ok(())
     }
 
+    /// Runs the workloads in two programs, which take turns.
+    fn run_without_links(&mut self, target: &Path) -> Result<(), String> {
+        let (with, without) = (target.join("estafette-with-links"), target.join("estafette-without-links"));
+        for (program, features) in [(&without, None), (&with, Some("--features=estafette/links"))] {
+            let build = ["build", "--release", "--package=estafette-cli"];
+            let build: Vec<&str> = build.into_iter().chain(features).collect();
+            shell::run(&mut shell::cargo(target, &build))?;
+            std::fs::copy(target.join("release/estafette"), program)
+                .map_err(|error| format!("{}: {error}", program.display()))?;
+        }
+        for (row, workload) in WITHOUT_LINKS {
+            let median = |program: &PathBuf| {
+                let mut command = shell::command(program);
+                command.args(["bench", workload, "--n=500000", "--workers=0", "--rounds=5", "--json"]);
+                let printed = shell::output(&mut command)?;
+                match Measurement::find(&printed, workload)?.quantity("ns_per_op") {
+                    Some(Quantity::Found(median)) => Ok(median),
+                    _ => Err(format!("`{workload}` has no time")),
+                }
+            };
+            let ratio = |_| Ok(median(&with)? / median(&without)?);
+            let mut figures = (0..RATIOS).map(ratio).collect::<Result<Vec<_>, String>>()?;
+            figures.sort_by(f64::total_cmp);
+            let spread = Spread::of(figures.clone()).expect("there are some");
+            self.rows.push(Row { name: row.to_owned(), unit: String::new(), figures, spread });
+        }
+        Ok(())
+    }
+
     /// Whether a row is within a limit, and what the limit is; nothing where a row is missing.
     fn judge(&self, name: &str, limit: &Limit) -> Option<(bool, String)> {
         let row = self.row(name)?;
@@ -205,10 +239,18 @@ pub fn run(options: &Options) -> Result<bool, String> {
     found.run("links", links)?;
     println!("tensors in Rust");
     found.run("tensors in Rust", bench("benches", &[]))?;
-    for part in ["local", "tickets", "ray", "dask"] {
+    println!("an engine without links");
+    if let Err(error) = found.run_without_links(&target) {
+        found.left_out.push(format!("an engine without links: {error}"));
+    }
+    let nixl = Environment::prepare(NIXL)?.packages()?;
+    for part in ["local", "tickets", "ray", "dask", "nixl"] {
         println!("Python: {part}");
         let mut command = shell::command(&python);
         command.args(["benches/python/links.py", part]);
+        if part == "nixl" {
+            command.env("PYTHONPATH", &nixl);
+        }
         found.run(part, command)?;
     }
     if found.rows.is_empty() {
@@ -241,10 +283,6 @@ fn report(found: &Found, machine: &str, gib: u64) -> String {
         };
         rows.push(vec![(*name).to_owned(), (*floor).to_owned(), goal, measured, met.to_owned()]);
     }
-    rows.extend(
-        NOT_MEASURED
-            .map(|(name, floor, goal)| [name, floor, goal, "", "not measured"].map(str::to_owned).to_vec()),
-    );
     let mut text = format!(
         "# Tensors between processes\n\n\
          `cargo xtask links`: medians of the rounds, with the least and the greatest. In each program the means take turns. A hand-over \
@@ -356,6 +394,9 @@ mod tests {
             .map(read)
             .concat();
         for (row, _, _) in GOALS {
+            if WITHOUT_LINKS.iter().any(|(name, _)| name == row) {
+                continue;
+            }
             let part = row.split("; ").next().unwrap_or(row);
             assert!(programs.contains(part), "{row}");
         }
