@@ -76,7 +76,7 @@ pub enum Try {
     Now,
     /// `LeaseRequest::wait` without any time.
     NoTime,
-    /// `Tensor::export_at_once`.
+    /// `bindings::tensor::export_at_once`.
     Export,
 }
 
