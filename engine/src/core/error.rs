@@ -55,7 +55,7 @@ pub enum Error {
     /// The time is up; the work goes on. [`Engine::diagnose`](crate::Engine::diagnose) says what it waits for.
     #[error("not ready within {0:?}")]
     Timeout(Duration),
-    /// The hook of [`Engine::on_wait`](crate::Engine::on_wait) has ended the wait; the work goes on.
+    /// A hook of a binding has ended the wait; the work goes on.
     #[error("the wait was interrupted")]
     Interrupted,
     /// As many operations are in flight as the engine accepts.

@@ -274,7 +274,7 @@ pub struct LeaseInfo {
     pub access: Access,
     /// The owner.
     pub owner: LeaseOwner,
-    /// The kind of object that the owner has made of the memory, if [noted](crate::Lease::note_object).
+    /// The kind of object that the owner has made of the memory, if noted.
     pub object: Option<Arc<str>>,
     /// Time since the lease was asked for.
     pub age: Duration,

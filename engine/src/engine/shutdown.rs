@@ -91,7 +91,7 @@ impl Engine {
     /// operations on this thread, unless helping is [forbidden](crate::wait::without_helping).
     ///
     /// Inside an operation of this engine and in a callback, which must not wait for all, the wait ends at once and cancels nothing. The
-    /// same holds where the [hook](Self::on_wait) of waits ends it. The report then names what is in flight as running.
+    /// same holds where a hook of waits ends it. The report then names what is in flight as running.
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.close();

@@ -114,7 +114,7 @@ impl ManagedTensor {
         Ok(owned)
     }
 
-    /// Gives up ownership, as the struct that [`abi`](Self::abi) says. The caller must see to the call of the deleter.
+    /// Gives up ownership, as the struct of its [`Abi`]. The caller must see to the call of the deleter.
     #[inline]
     pub fn into_raw(self) -> *mut c_void {
         ManuallyDrop::new(self).managed.as_ptr()

@@ -10,7 +10,7 @@
 //! Two more kinds of memory go through a [quarantine](quarantine): memory handed to a queue whose handle does
 //! not outlive the call and that nothing [keeps](Consumer::KeptQueue), and device memory handed to the host on
 //! devices whose consumers may release memory while their work still runs. Memory handed into the capture of
-//! a graph is read again at every launch, so its lease lasts until [`Tensor::end_captures`].
+//! a graph is read again at every launch, so its lease lasts until `bindings::lease::end_captures`.
 
 use std::any::Any;
 use std::sync::Arc;

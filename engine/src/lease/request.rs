@@ -117,7 +117,7 @@ impl<L> LeaseRequest<L> {
     }
 
     /// Takes the lease for consumers that are named later: by exports of the lease, or by
-    /// [`Lease::hand_to`](super::Lease::hand_to). The request waits as for the host. The end of a lease that is
+    /// `bindings::lease::hand_to`. The request waits as for the host. The end of a lease that is
     /// never handed out waits for no device.
     pub(crate) fn for_later_consumers(mut self) -> Self {
         self.consumer = None;

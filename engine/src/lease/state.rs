@@ -274,7 +274,7 @@ impl LeaseState {
         self.at_end.lock().as_mut()?.after.take()
     }
 
-    /// See [`Lease::note_object`](super::Lease::note_object).
+    /// See `bindings::lease::note_object`.
     pub(crate) fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.details().object.get_or_init(|| kind.into());
     }

@@ -195,6 +195,7 @@ impl Completion {
     }
 
     /// As [`produce`](Self::produce), of an operation with several results.
+    #[cfg(feature = "operators")]
     pub(crate) fn produce_all(self, results: BodyResult<Vec<Produced>>) {
         self.into_scope().end(None, results.map(Given::from_vec));
     }

@@ -91,6 +91,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
+    #[cfg(feature = "operators")]
     pub(crate) fn produce_several<F>(self, results: usize, start: F) -> Result<(Vec<Tensor>, Op), Error>
     where
         F: FnOnce(Completion) + Send + 'static,

@@ -74,6 +74,7 @@ pub enum Try {
     Now,
     /// `LeaseRequest::wait` without any time.
     NoTime,
+    /// `bindings::tensor::export_at_once`.
     Export,
 }
 
