@@ -124,7 +124,7 @@ impl fmt::Debug for Blocked {
     }
 }
 
-/// Why a check does not apply to a device.
+/// The reason why a check does not apply to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skip(pub String);
 

@@ -164,7 +164,7 @@ impl fmt::Debug for Shared {
 struct Pace {
     sweeps: u32,
     since: Option<Instant>,
-    /// When drivers are asked again, while only loads are made.
+    /// The time at which drivers are asked again, while only loads are made.
     drivers_at: Option<Instant>,
 }
 

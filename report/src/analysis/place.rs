@@ -1,4 +1,4 @@
-//! Where and when each part of a trace is drawn: the same in every picture of it.
+//! The place and the time at which each part of a trace is drawn: the same in every picture of it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,25 +21,25 @@ pub(crate) struct Placed {
     pub row: Row,
     pub from: Nanos,
     pub to: Option<Nanos>,
-    /// When what it waits for was over, where it is drawn from before that.
+    /// The end of what it waits for, where it is drawn from before that.
     pub freed: Option<Nanos>,
 }
 
 impl Placed {
-    /// When an arrow from what it depends on arrives.
+    /// The time at which an arrow from what it depends on arrives.
     pub(crate) fn arrival(&self) -> Nanos {
         self.freed.unwrap_or(self.from)
     }
 }
 
-/// Where each operation is drawn: the body on its track, a wait on the track that waited, others as a moment.
+/// The place of each operation in the picture: the body on its track, a wait on the track that waited, others as a moment.
 pub(crate) fn operations(trace: &Trace) -> Vec<Placed> {
     let places = Places::of(trace);
     let all = trace.operations.iter().enumerate();
     all.map(|(at, operation)| places.place(trace, at, operation)).collect()
 }
 
-/// Where operations are drawn, one by one.
+/// The places of operations in the picture, one by one.
 pub(crate) struct Places {
     /// Work on device queues, in the order of its end: queue, end, position.
     queued: Vec<(TrackId, Nanos, u32)>,
@@ -58,7 +58,7 @@ impl Places {
         Self { queued }
     }
 
-    /// Where the operation at `at` is drawn.
+    /// The place of the operation at `at` in the picture.
     pub(crate) fn place(&self, about: &Trace, at: usize, it: &Operation) -> Placed {
         let mut placed = operation(about, it);
         // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
@@ -122,7 +122,7 @@ fn operation(trace: &Trace, operation: &Operation) -> Placed {
     }
 }
 
-/// Where a lease is drawn.
+/// The place of a lease in the picture.
 pub(crate) fn lease(trace: &Trace, lease: &Lease) -> Placed {
     let end = lease.closed.unwrap_or(trace.end_of(lease.id)).max(lease.opened);
     Placed { row: Row::Library(known(trace, lease.library)), from: lease.opened, to: Some(end), freed: None }

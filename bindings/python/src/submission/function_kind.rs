@@ -106,7 +106,7 @@ impl<'py> Known<'py> {
         self.parameters.is_some()
     }
 
-    /// Which of [`OPTIONS`] may be names of parameters.
+    /// The [`OPTIONS`] that may be names of parameters.
     pub fn named_parameters(&self) -> PyResult<[bool; OPTIONS.len()]> {
         let (function, py) = (&self.innermost, self.innermost.py());
         if function.get_type().is(imported!(py, "types", "MethodType")?) {

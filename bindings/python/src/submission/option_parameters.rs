@@ -26,7 +26,7 @@ pub(super) struct Parameters {
     pub(super) has_keywords: bool,
 }
 
-/// Which of [`OPTIONS`] are names of parameters of a function that is not written in Python, by its signature.
+/// The [`OPTIONS`] that are names of parameters of a function that is not written in Python, by its signature.
 struct Inspected {
     /// A weak reference to the function, or the function itself: those of classes in C that allow none are few and small, as NumPy's.
     function: Py<PyAny>,
@@ -51,7 +51,7 @@ impl Parameters {
     }
 }
 
-/// Which of [`OPTIONS`] may be names of parameters, by the signature, which takes longer than some calls.
+/// The [`OPTIONS`] that may be names of parameters, by the signature, which takes longer than some calls.
 pub(super) fn inspected(function: &Bound<'_, PyAny>) -> PyResult<[bool; OPTIONS.len()]> {
     let py = function.py();
     // Objects are some ten bytes long.

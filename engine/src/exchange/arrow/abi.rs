@@ -151,7 +151,7 @@ impl ArrowDeviceArray {
         }
     }
 
-    /// Where the array says it is.
+    /// The device in the array's struct.
     #[doc(hidden)]
     pub fn device(&self) -> DLDevice {
         let (device_type, id) = (DeviceType(self.0.device_type), self.0.device_id);
