@@ -260,7 +260,7 @@ impl Allocation {
         self.len == 0
     }
 
-    /// Where the memory is.
+    /// The device of the memory.
     pub fn device(&self) -> DLDevice {
         self.device
     }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Where memory lives, as DLPack says it: a device type and a number among the devices of that type.
+/// The place of memory in DLPack's terms: a device type and a number among the devices of that type.
 ///
 /// The layout is that of `DLDevice` in `dlpack.h`, so it can be read from and written into DLPack structures.
 #[repr(C)]

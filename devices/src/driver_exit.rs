@@ -61,7 +61,7 @@ impl DriverExit {
         self.is_inherited() || self.has_begun()
     }
 
-    /// Why nothing of the driver works in this process any more.
+    /// The reason why nothing of the driver works in this process any more.
     pub(crate) fn gone(&self) -> DeviceError {
         let driver = self.driver;
         let why = if self.is_inherited() {

@@ -14,7 +14,7 @@ pub struct DeviceSpan {
 
 /// A measurement of when work runs on its device: see [`Queue::time`](crate::Queue::time).
 pub trait Timing: Send + Sync + fmt::Debug {
-    /// When the work ran. `None` as long as it has not ended, and where nothing was enqueued or the driver
+    /// The times between which the work ran. `None` as long as it has not ended, and where nothing was enqueued or the driver
     /// does not say. It may ask the driver, so it is called under no lock.
     fn span(&self) -> Option<DeviceSpan>;
 }

@@ -342,7 +342,8 @@ impl Drop for Share {
     }
 }
 
-/// Which processes use what was given for this owner of a lease: a ticket, or the process that it was sent to, which may have passed it on.
+/// The processes that use what was given for this owner of a lease: a ticket, or the process that it was sent to, which may have passed it
+/// on.
 fn users(owner: &LeaseOwner) -> String {
     let shares = SHARES.lock();
     let users = shares.users.range((owner.slot(), 0)..=(owner.slot(), u64::MAX));
@@ -387,7 +388,7 @@ fn done() -> Fence {
 struct RemoteMemory {
     managed: ManagedTensor,
     loan: Option<Loan>,
-    /// When it may be used.
+    /// The time at which it may be used.
     ready: Fence,
     /// The number of its lease in traces.
     key: u64,

@@ -46,7 +46,7 @@ const FIRST_TOKEN: u64 = 3;
 
 const OUTSIDE: u64 = 0;
 
-/// Which thread uses the graph without locked instructions, if one does.
+/// The thread that uses the graph without locked instructions, if one does.
 pub(crate) struct BiasedLock {
     owner: AtomicU64,
     /// The owner's token while it is in a section, else [`OUTSIDE`]. Only the owner writes it.

@@ -78,7 +78,7 @@ pub(crate) const CLOSING: u64 = 1;
 /// The owner uses nothing of the peer's any more.
 pub(crate) const LEFT: u64 = 2;
 
-/// Where the words of a board are: mapped memory, or in models an array.
+/// The memory of a board's words: mapped memory, or in models an array.
 pub(crate) trait Words: Send + Sync {
     /// [`WORDS`] words at least.
     fn words(&self) -> &[AtomicU64];
@@ -110,7 +110,7 @@ impl<W: Words> Words for Arc<W> {
     }
 }
 
-/// Which of the two slots of an index.
+/// One of the two slots of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Of what the owner of the board has sent.

@@ -9,7 +9,7 @@ use crate::mailbox::Mailbox;
 use crate::platform::{Socket, random};
 use crate::{LinkError, hub};
 
-/// Where a door is: some bytes, which may travel through anything to a process of the same user on the same machine.
+/// The address of a door: some bytes, which may travel through anything to a process of the same user on the same machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address(Vec<u8>);
 
@@ -57,7 +57,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Where other processes of the same user and machine make links to this one. It is closed when it is dropped; its links stay.
+/// The listener by which other processes of the same user and machine make links to this one. It is closed when it is dropped; its links
+/// stay.
 #[derive(Debug)]
 pub struct Door {
     address: Address,
@@ -81,7 +82,7 @@ impl Door {
         Ok(Self { address, hub, token, arrived })
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> &Address {
         &self.address
     }

@@ -6,7 +6,7 @@ use estafette_devices::{DeviceError, DeviceErrorKind};
 use crate::platform::is_shortage;
 use crate::ring::Violation;
 
-/// Why a link cannot do what it was asked for.
+/// The reason why a link cannot do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {

@@ -112,7 +112,7 @@ struct Greeting {
     is_short: AtomicBool,
 }
 
-/// Which side of a connection this process is.
+/// The side of a connection that this process is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// It learns why there is no link.

@@ -59,7 +59,7 @@ impl Segment {
         Ok(Self { memory, descriptor, number, is_writable, links: Mutex::default() })
     }
 
-    /// Where it begins in this process: writable.
+    /// Its first byte in this process: writable.
     pub fn start(&self) -> NonNull<u8> {
         self.memory.start()
     }
@@ -121,7 +121,7 @@ impl PeerSegment {
         self.is_writable
     }
 
-    /// Where it begins in this process. The peer may change the content at any time, but while a fence and a lease say otherwise.
+    /// Its first byte in this process. The peer may change the content at any time, but while a fence and a lease say otherwise.
     pub fn start(&self) -> NonNull<u8> {
         self.memory.start()
     }

@@ -1,4 +1,4 @@
-//! Where one thread sleeps until it is woken.
+//! A place for one thread to sleep until it is woken.
 //!
 //! Handing on what has arrived costs a wake-up for each thread on the way. So a thread that sleeps here serves the [`Host`] of the
 //! process meanwhile, if there is one: what arrives then wakes the thread that waits for it, and no other.

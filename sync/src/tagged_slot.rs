@@ -38,7 +38,7 @@ pub struct TaggedSlot<T> {
 // SAFETY: the value is shared by those who have a pin, and moved out by the one who gave up the last.
 unsafe impl<T: Send + Sync> Sync for TaggedSlot<T> {}
 
-/// Why a holder was not counted.
+/// The reason why a holder was not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotCounted {
     /// The tag is not that of a value in use.

@@ -81,7 +81,7 @@ pub unsafe extern "C" fn estafette_tensor_dtype(
     unsafe { describe(tensor, out, |tensor| tensor.dtype().map(DLDataType::from)) }
 }
 
-/// Where the memory of a tensor is, to `*out`.
+/// Stores the device of a tensor's memory to `*out`.
 ///
 /// Returns as `estafette_tensor_shape`.
 ///

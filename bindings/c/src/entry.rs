@@ -13,7 +13,7 @@ use estafette_sync::valgrind;
 use crate::last_error;
 use crate::status::estafette_status;
 
-/// Why a call does not return `ESTAFETTE_OK`, with a text for the calling thread.
+/// The reason why a call does not return `ESTAFETTE_OK`, with a text for the calling thread.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) status: estafette_status,
@@ -108,7 +108,7 @@ fn panicked(text: String) -> estafette_status {
     store_error(Refusal::new(estafette_status::ESTAFETTE_INTERNAL, format!("a bug in the library: {text}")))
 }
 
-/// Where a result goes.
+/// The place of a result.
 pub(crate) fn place<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Refusal> {
     NonNull::new(pointer).ok_or_else(|| is_null(name))
 }
@@ -168,7 +168,7 @@ pub(crate) unsafe fn needed<'a>(text: *const std::ffi::c_char, name: &str) -> Re
     unsafe { self::text(text, "", name) }
 }
 
-/// Why something has failed. What is not UTF-8, as a text of the system may be, is replaced, since the failure has to get through.
+/// The reason why something has failed. What is not UTF-8, as a text of the system may be, is replaced, since the failure has to get through.
 ///
 /// # Safety
 /// `message` is NULL or ends with a NUL.

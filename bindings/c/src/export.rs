@@ -49,7 +49,7 @@ pub struct estafette_export_options {
     pub size: u32,
     /// An `estafette_access`.
     pub access: i32,
-    /// Where the consumer wants the memory; `device_type` 0 for where it is. Host memory of another device's tensor is a copy.
+    /// The device on which the consumer wants the memory; `device_type` 0 for where it is. Host memory of another device's tensor is a copy.
     pub device: DLDevice,
     /// The consumer's stream on that device, which gets the waits, as for `estafette_order_on`; NULL for the host.
     pub stream: *mut c_void,

@@ -27,8 +27,8 @@ pub(crate) fn set(message: &str) {
     });
 }
 
-/// Why the latest call of this thread that returned an error, `ESTAFETTE_TIMEOUT` or `ESTAFETTE_IN_FLIGHT_LIMIT` did so, in words (UTF-8,
-/// at most 2,047 bytes); empty when there was none. Other calls leave it as it is.
+/// The reason why the latest call of this thread that returned an error, `ESTAFETTE_TIMEOUT` or `ESTAFETTE_IN_FLIGHT_LIMIT` did so, in
+/// words (UTF-8, at most 2,047 bytes); empty when there was none. Other calls leave it as it is.
 ///
 /// Never NULL. The place is the library's, always the same for one thread, and valid until that thread ends; the thread's next
 /// error overwrites the text. May be called in a forked child.

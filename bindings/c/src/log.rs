@@ -30,7 +30,7 @@ struct Sink {
     level: LevelFilter,
 }
 
-/// Where events go now.
+/// The sink of events.
 static SINK: OnceLock<Mutex<Option<Arc<Sink>>>> = OnceLock::new();
 
 fn sink() -> Option<Arc<Sink>> {

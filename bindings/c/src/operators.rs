@@ -38,7 +38,7 @@ pub struct estafette_operator_info {
     pub reserved: u32,
     /// Its name.
     pub name: *const c_char,
-    /// Where it comes from, in words: a language, or the path of a library.
+    /// Its origin, in words: a language, or the path of a library.
     pub origin: *const c_char,
 }
 

@@ -94,7 +94,7 @@ impl Kind {
         self.bits() | (tag.wrapping_add(2) & !(u32::MAX << KIND_SHIFT)) | IN_USE
     }
 
-    /// Why `handle` is refused.
+    /// The reason why `handle` is refused.
     #[cold]
     pub(crate) fn refusal<H>(self, handle: *const H, name: impl Display) -> Refusal {
         if handle.is_null() {

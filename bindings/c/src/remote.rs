@@ -22,7 +22,7 @@ use crate::tensor::{self, estafette_tensor};
 #[derive(Debug)]
 pub enum estafette_ticket {}
 
-/// Where other processes of the same user on this machine make links to this one.
+/// The listener by which other processes of the same user on this machine make links to this one.
 #[derive(Debug)]
 pub enum estafette_door {}
 
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn estafette_door_open(out: *mut *mut estafette_door) -> e
     })
 }
 
-/// Where a door is, as a text for `estafette_connect` in another process, which gets it by any means: an argument, a pipe, a file. The
+/// The address of a door, as a text for `estafette_connect` in another process, which gets it by any means: an argument, a pipe, a file. The
 /// caller owns the text and frees it by `estafette_string_free`.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on

@@ -281,7 +281,7 @@ impl<T, E: Into<Error>> OrRaise<T> for Result<T, E> {
     }
 }
 
-/// Why a body did not run at all.
+/// The reason why a body did not run at all.
 pub fn finalizing() -> BodyError {
     debug_assert!(guard::is_closed(), "only a closed guard turns bodies away");
     SHUTTING_DOWN.into()

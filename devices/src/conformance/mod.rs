@@ -119,7 +119,7 @@ impl Drop for Blocked {
 
 debug_as!(_blocked: Blocked, "Blocked");
 
-/// Why a check does not apply to a device.
+/// The reason why a check does not apply to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skip(pub String);
 

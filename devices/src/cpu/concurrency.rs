@@ -73,7 +73,7 @@ pub(super) struct Concurrency {
     is_watched: AtomicBool,
     /// The time that the lookout sleeps next, in nanoseconds.
     look: AtomicU64,
-    /// When a job was last started, in nanoseconds since `began`.
+    /// The time at which a job was last started, in nanoseconds since `began`.
     last_start: AtomicU64,
     /// Without a job started for so long, a waiting job is overdue.
     overdue: AtomicU64,

@@ -1,4 +1,4 @@
-//! Where jobs wait.
+//! The queues of jobs.
 //!
 //! A worker takes, in this order: jobs of positive priority, its own deque (newest first: what it pushed is
 //! warm), jobs that were looked at and put back, the injector (oldest first), the other threads' deques

@@ -73,7 +73,7 @@ const SLEEPING: usize = 1 << (usize::BITS / 2);
 pub(super) const WORKERS_MAX: usize = 1 << 14;
 const _: () = assert!(WORKERS_MAX < 1 << (usize::BITS / 2 - 1));
 
-/// Where one thread parks. Not `thread::park`, whose one token jobs may use as well.
+/// The parking place of one thread. Not `thread::park`, whose one token jobs may use as well.
 #[derive(Debug, Default)]
 pub(super) struct Parker {
     /// Set by the thread that removed this worker from the idle list.

@@ -27,7 +27,7 @@ pub(super) struct Waiters {
     in_a_row: AtomicI32,
     /// Jobs that were pushed before the last wait ended.
     pushes: AtomicU64,
-    /// When a job was last pushed, in nanoseconds.
+    /// The time at which a job was last pushed, in nanoseconds.
     pushed: AtomicU64,
     /// True if the last wait had one new job at most.
     was_single: AtomicBool,

@@ -31,7 +31,7 @@ pub(super) struct Context {
     marks: Events,
     timers: Events,
     pub(super) clock: DeviceClock,
-    /// Where streams count, if the device can write there; else events are queried.
+    /// The memory in which streams count, if the device can write there; else events are queried.
     pub(super) timeline_values: Option<TimelineValues>,
     /// Set after `fault` was.
     faulted: AtomicBool,
@@ -185,7 +185,7 @@ impl Context {
         fault
     }
 
-    /// Where released memory of a kind is kept; `None` for device memory.
+    /// The list of released memory of a kind; `None` for device memory.
     pub(super) fn kept(&self, kind: Kind) -> Option<&Kept> {
         match kind {
             Kind::Device => None,

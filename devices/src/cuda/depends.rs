@@ -1,4 +1,4 @@
-//! Which other contexts work waits for: a wait for work of a broken context never ends.
+//! Other contexts that work waits for: a wait for work of a broken context never ends.
 
 use std::any::Any;
 use std::ptr;

@@ -20,7 +20,7 @@ use super::exit;
 use super::foreign::{PER_THREAD, context_of};
 use super::memory::PointerInfo;
 
-/// Why there is no CUDA in this process.
+/// The reason why there is no CUDA in this process.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("CUDA is not available: {0}")]
 pub struct CudaUnavailable(pub(super) String);
@@ -314,7 +314,7 @@ pub struct CudaRuntime {
     places: Vec<Place>,
 }
 
-/// Where a device is once it is open. A refusal is not kept, as another process may have the memory for a while.
+/// The slot of a device, which it fills once it is open. A refusal is not kept, as another process may have the memory for a while.
 #[derive(Default)]
 struct Place {
     device: OnceLock<Arc<CudaDevice>>,
@@ -326,7 +326,7 @@ impl CudaRuntime {
     /// The driver; loaded and started at the first call.
     ///
     /// # Errors
-    /// Why there is none, the same at every call.
+    /// The reason why there is none, the same at every call.
     pub fn get() -> Result<&'static CudaRuntime, CudaUnavailable> {
         estafette_sync::per_process! {
             static PROBED: OnceLock<Result<CudaRuntime, CudaUnavailable>> = OnceLock::new();

@@ -52,7 +52,7 @@ const PINNED: DLDevice = DLDevice::new(DeviceType::CUDA_HOST, 0);
 /// Managed memory, as DLPack says it: without a number.
 const MANAGED: DLDevice = DLDevice::new(DeviceType::CUDA_MANAGED, 0);
 
-/// Where memory is, as the driver reports for a pointer.
+/// The place of memory, as the driver reports for a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerInfo {
     /// Its device in DLPack: `cuda:n`, `cuda_host:0` or `cuda_managed:0`.

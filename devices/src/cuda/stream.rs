@@ -48,7 +48,7 @@ pub(super) struct Stream {
     pub(super) id: QueueId,
     raw: Handle<CUstream>,
     pub(super) completed: Completed,
-    /// Where the device counts.
+    /// The value in which the device counts.
     pub(super) value: Option<TimelineValue>,
     /// The newest number that the device was asked to write. Goes up under the state's lock.
     pub(super) written: AtomicU64,
@@ -58,7 +58,7 @@ pub(super) struct Stream {
     /// sees to it.
     pub(super) wanted: AtomicU64,
     pub(super) reads: AtomicU64,
-    /// When the driver was asked about the stream last, since `born`.
+    /// The time at which the driver was asked about the stream last, since `born`.
     pub(super) checked_ns: AtomicU64,
     /// True if the driver is to be asked about the stream.
     pub(super) is_suspect: AtomicBool,

@@ -1,4 +1,4 @@
-//! When work ran, from pairs of events with time stamps.
+//! Times of work, from pairs of events with time stamps.
 //!
 //! The driver reports the time between two events of a context, as milliseconds in single precision. So a
 //! device's time is counted from a *reference event*: an event on a stream of its own that has nothing else
@@ -62,7 +62,7 @@ impl DeviceClock {
 }
 
 impl ReferenceEvent {
-    /// When the device got to `event`, by its clock; `None` while either is not done.
+    /// The time at which the device reached `event`, by its clock; `None` while either is not done.
     fn until(&self, context: &Context, event: CUevent) -> Result<Option<u64>, DeviceError> {
         let mut milliseconds = 0.0_f32;
         let _current = context.make_current_relaxed()?;
@@ -84,7 +84,7 @@ pub(super) struct TimedInterval {
     context: Arc<Context>,
     reference: Arc<ReferenceEvent>,
     begin: Arc<Event>,
-    /// When it was enqueued: it did not run before.
+    /// The time at which it was enqueued: it did not run before.
     called_ns: u64,
     end: OnceLock<Arc<Event>>,
 }

@@ -43,7 +43,7 @@ impl Completed {
         self.word.load(Ordering::Acquire) & FROZEN != 0
     }
 
-    /// Why the number stands still for ever. [`number`](Self::number) is final afterwards.
+    /// The reason why the number stands still for ever. [`number`](Self::number) is final afterwards.
     #[inline]
     pub(crate) fn failure(&self) -> Option<&DeviceError> {
         if self.is_frozen() { self.failure.get() } else { None }

@@ -12,7 +12,7 @@ use crate::{Fence, FenceState, QueueId};
 #[derive(Clone, Debug, Default)]
 pub struct FenceSet {
     fences: SmallVec<[Fence; 2]>,
-    /// Where each fence is, of a set of more than [`SEARCHED_MAX`]. Made by the next insertion after some
+    /// The index of each fence, of a set of more than [`SEARCHED_MAX`]. Made by the next insertion after some
     /// were taken out.
     #[expect(clippy::box_collection, reason = "hardly any set has one, so that it takes little room")]
     index: Option<Box<HashMap<Key, usize>>>,

@@ -426,7 +426,7 @@ impl Drop for Settled {
     }
 }
 
-/// Where the fence leaves its outcome for a [`Settled`] future.
+/// The slot in which the fence leaves its outcome for a [`Settled`] future.
 #[derive(Debug, Default)]
 struct Slot {
     abandoned: AtomicBool,

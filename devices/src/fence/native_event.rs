@@ -19,7 +19,7 @@ impl NativeEvent {
         Self { pointer, destroy: Some(Box::new(destroy)) }
     }
 
-    /// Where the event is, for as long as this lives.
+    /// The address of the event, valid for as long as this lives.
     pub fn pointer(&self) -> NonNull<c_void> {
         self.pointer
     }

@@ -15,7 +15,7 @@ pub struct HostDevice {
     memory: Option<Arc<dyn HostMemory>>,
 }
 
-/// Where a host device takes memory from, instead of the program's allocator.
+/// The source of a host device's memory, instead of the program's allocator.
 pub trait HostMemory: Send + Sync + fmt::Debug {
     /// As [`Device::allocate`]; the content may be anything.
     ///

@@ -159,7 +159,7 @@ debug_as!(shared: Shared, "Shared({:?})", shared.armed);
 struct Pace {
     sweeps: u32,
     since: Option<Instant>,
-    /// When drivers are asked again, while only loads are made.
+    /// The time at which drivers are asked again, while only loads are made.
     drivers_at: Option<Instant>,
 }
 

@@ -223,7 +223,7 @@ impl Schedule {
         self.queues.get(&queue)?.pending.get(&number).copied()
     }
 
-    /// When the next task completes; `None` when none will without a call from outside.
+    /// The time at which the next task completes; `None` when none will without a call from outside.
     pub(super) fn next_due_ns(&self) -> Option<u64> {
         self.completions.peek().map(|&Reverse((due_ns, ..))| due_ns)
     }

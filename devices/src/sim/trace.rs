@@ -8,7 +8,7 @@ use crate::QueueId;
 pub struct TraceEvent {
     /// Virtual time.
     pub at_ns: u64,
-    /// Where.
+    /// The queue.
     pub queue: QueueId,
     /// The kind.
     pub kind: TraceKind,

@@ -143,7 +143,7 @@ impl SyclDevice {
         self.shared.context.is(context.as_ptr())
     }
 
-    /// Which kinds of unified shared memory it has.
+    /// The kinds of unified shared memory that it has.
     pub fn usm_kinds(&self) -> &[UsmKind] {
         &self.shared.usm
     }

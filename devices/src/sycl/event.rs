@@ -19,7 +19,7 @@ pub(super) struct Event {
     shared: Arc<Shared>,
     handle: Handle,
     signal: HostEvent,
-    /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the
+    /// Its queue and number there, once it is the event of a number on a queue. The queue's numbers hold it, not the
     /// other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
     /// True if the scheduler of the runtime may hold the event back behind a host task: on a foreign queue,

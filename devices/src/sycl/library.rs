@@ -15,7 +15,7 @@ use super::api::Api;
 const STEM: &str = "DPCTLSyclInterface";
 const VARIABLE: &str = "ESTAFETTE_DPCTL_LIBRARY";
 
-/// Why there is no SYCL in this process.
+/// The reason why there is no SYCL in this process.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("SYCL is not available: {0}")]
 pub struct SyclUnavailable(pub(super) String);

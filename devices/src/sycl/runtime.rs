@@ -24,7 +24,7 @@ impl SyclRuntime {
     /// The runtime; loaded and looked through at the first call.
     ///
     /// # Errors
-    /// Why there is none, the same at every call.
+    /// The reason why there is none, the same at every call.
     pub fn get() -> Result<&'static SyclRuntime, SyclUnavailable> {
         estafette_sync::per_process! {
             static PROBED: OnceLock<Result<SyclRuntime, SyclUnavailable>> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! When commands ran, from the profiling information of their events (SYCL 2020, 4.6.6.1:
+//! Times of commands, from the profiling information of their events (SYCL 2020, 4.6.6.1:
 //! `info::event_profiling`).
 //!
 //! Only events of profiling queues have times, and profiling costs. So an own queue works on queues without
@@ -29,7 +29,7 @@ struct Command {
     event: Arc<Event>,
     /// A barrier, which is no work: only its end counts.
     moment: bool,
-    /// When it was enqueued: it was not submitted before.
+    /// The time at which it was enqueued: it was not submitted before.
     called_ns: u64,
 }
 
@@ -47,7 +47,7 @@ impl Commands {
 }
 
 impl Command {
-    /// When it ran, by the device's clock; 0 says that the runtime does not know.
+    /// The times between which it ran, by the device's clock; 0 says that the runtime does not know.
     fn ran(&self, shared: &Shared) -> Option<(u64, u64)> {
         let api = shared.api().ok()?;
         let event = self.event.raw();

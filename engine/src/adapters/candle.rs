@@ -77,7 +77,8 @@ struct ReadLocked {
     key: usize,
 }
 
-/// Where those who import one memory find its guard. The lock is held while a guard is waited for, so that all of them get the same one.
+/// The place of a memory's guard, for all imports of that memory. The lock is held while a guard is waited for, so that all of them get the
+/// same one.
 type Slot = Mutex<Weak<ReadLocked>>;
 
 per_process! {
@@ -139,7 +140,7 @@ impl CustomOp1 for LeaveAddress {
     }
 }
 
-/// Which owner the memory of a tensor has. Several tensors may have the same.
+/// The owner of a tensor's memory. Several tensors may have the same.
 fn address_of_storage(tensor: &candle_core::Tensor) -> Result<usize, Error> {
     let left = LeaveAddress::default();
     match tensor.apply_op1_no_bwd(&left) {

@@ -43,7 +43,7 @@ estafette_sync::per_process! {
 
 struct Open {
     held_back: Vec<Arc<Coalesced>>,
-    /// When the last `submit_many` began or was found.
+    /// The time at which the last `submit_many` began or was found.
     last: Option<Instant>,
 }
 

@@ -142,7 +142,7 @@ pub type BodyError = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// The result of an operation's body.
 pub type BodyResult<T = ()> = Result<T, BodyError>;
 
-/// Why an operation failed: the root cause, shared by all its waiters.
+/// The reason why an operation failed: the root cause, shared by all its waiters.
 ///
 /// Operations that are skipped because an input had failed pass on the cause of that failure. So
 /// [`operation`](Self::operation) is always the operation that failed first.

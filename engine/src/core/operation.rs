@@ -215,7 +215,7 @@ pub(crate) struct OpState {
     /// Made for a role, by the first failure, or by the first waiter. Most operations are plain work, end
     /// well, and are never waited for by name.
     extras: OpExtrasCell,
-    /// When it was submitted, for "since when".
+    /// The time at which it was submitted, for "since when".
     pub(crate) since: Coarse,
     /// True if tracing was on when the operation was described: then every event of the operation is traced.
     pub(crate) noted: bool,
@@ -365,7 +365,7 @@ impl OpState {
         }
     }
 
-    /// Where the nodes of a replay find the fences and failures of its variables, if the nodes settle these.
+    /// The list in which the nodes of a replay find the fences and failures of its variables, if the nodes settle these.
     pub(crate) fn inputs(&self) -> Option<&Arc<Inputs>> {
         match self.role()? {
             Role::Replay(inputs) => Some(inputs),

@@ -1,4 +1,4 @@
-//! Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows.
+//! Running operations that are blocked, and what they wait for: the edges of the wait-for graph that no queue knows.
 //!
 //! An operation whose body waits is running as far as its variables are concerned. Without these edges two
 //! operations that wait for each other's results would wait for ever, and an engine full of them would look

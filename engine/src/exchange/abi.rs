@@ -46,7 +46,7 @@ use crate::core::invalid_tensor::InvalidTensor;
 /// The version that exported tensors carry, and the only major version that imported ones may.
 pub const VERSION: (u32, u32) = (1, 3);
 
-/// Which of the two DLPack structs.
+/// One of the two DLPack structs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Abi {
     /// `DLManagedTensorVersioned`, DLPack 1.0 and later.
@@ -120,7 +120,7 @@ impl ManagedTensor {
         ManuallyDrop::new(self).managed.as_ptr()
     }
 
-    /// Which struct it is.
+    /// The kind of the struct.
     pub(crate) fn abi(&self) -> Abi {
         self.abi
     }
@@ -140,7 +140,7 @@ impl ManagedTensor {
         ExportFlags { read_only: flags.contains(read_only), is_copied: flags.contains(is_copied) }
     }
 
-    /// Where the tensor says it is, before any check.
+    /// The device in the tensor's struct, before any check.
     #[inline]
     pub(crate) fn device(&self) -> DLDevice {
         device_of(&self.tensor())

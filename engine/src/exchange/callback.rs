@@ -1,4 +1,4 @@
-//! Which threads run a callback right now: code of others that is called when something settles.
+//! Threads that run a callback right now: code of others that is called when something settles.
 //!
 //! A wait may need the very thread that a callback is on: the reactor's, or the one that ends an operation. So a call that
 //! would block in a callback is refused with [`Error::WouldDeadlock`] instead. Deleters are no callbacks: the reaper's thread serves

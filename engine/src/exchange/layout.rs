@@ -1,4 +1,4 @@
-//! Where the elements of a tensor lie: type, device, shape and strides, and the addresses they touch.
+//! The layout of a tensor's elements: type, device, shape and strides, and the addresses they touch.
 //!
 //! A [`Layout`] is valid by construction: no negative dimension, and nothing that is computed from it
 //! (element count, bytes, the lowest and highest address) overflows. So no holder of a layout needs to check
@@ -74,7 +74,7 @@ impl Layout {
         self.dtype
     }
 
-    /// Where the memory is.
+    /// The device of the memory.
     pub fn device(&self) -> DLDevice {
         self.device
     }

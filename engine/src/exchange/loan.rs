@@ -12,7 +12,7 @@ pub(crate) enum Loan {
     ForWriting(Arc<OnceLock<DeviceError>>),
 }
 
-/// Where memory of another process is from: how its owner is asked to show it to a third process.
+/// The origin of memory of another process: how its owner is asked to show it to a third process.
 #[derive(Clone)]
 pub(crate) struct RemoteOrigin {
     /// The owner's door for tickets.

@@ -161,7 +161,7 @@ impl Storage {
         }
     }
 
-    /// Where the allocator takes it back in stream order.
+    /// The stream in whose order the allocator reuses it.
     pub(super) fn release_stream(&self) -> Option<&ReleaseStream> {
         match &self.owner {
             Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.1),

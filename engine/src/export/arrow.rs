@@ -144,7 +144,7 @@ impl Tensor {
     }
 }
 
-/// Where the operation leaves the array for the caller.
+/// The slot in which the operation leaves the array for the caller.
 type Slot = Mutex<Option<Result<Handed, Error>>>;
 
 fn take(slot: &Slot) -> Result<Handed, Error> {

@@ -339,7 +339,7 @@ struct Derived {
     readers: FenceSet,
     /// The operation whose work `writers` mark.
     writer: Option<OpTag>,
-    /// Why the version is not good. A lease for reading has none but that of an import.
+    /// The reason why the version is not good. A lease for reading has none but that of an import.
     failure: Option<OperationError>,
 }
 

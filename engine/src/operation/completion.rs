@@ -222,7 +222,7 @@ impl Completion {
     }
 }
 
-/// Why an operation has failed whose completion a panic has dropped on another thread, or inside of the body.
+/// The reason why an operation has failed whose completion a panic has dropped on another thread, or inside of the body.
 const ITS_PANIC: &str = "its body panicked";
 
 impl Drop for Completion {

@@ -94,7 +94,7 @@ pub struct OperatorOptions {
     pub infer: OperatorFunction,
 }
 
-/// Where a library's functions keep what is theirs.
+/// The context of a library's functions.
 struct Context {
     pointer: *mut c_void,
     drop: OperatorDrop,

@@ -119,7 +119,7 @@ impl Invocation {
         self.parts.queue.as_ref().map_or(0, |queue| queue.native())
     }
 
-    /// Where results belong that have no place yet: where the first input is, or on the host.
+    /// The device of results that have no memory yet: where the first input is, or on the host.
     pub(super) fn device(&self) -> DLDevice {
         self.parts.inputs.first().and_then(|input| input.device().ok()).unwrap_or(DLDevice::CPU)
     }

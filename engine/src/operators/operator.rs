@@ -103,7 +103,7 @@ pub struct Operator {
     pub name: Arc<str>,
     /// Its signature.
     pub signature: Signature,
-    /// Where it comes from, in words: a language, the path of a library, the full name of a function.
+    /// Its origin, in words: a language, the path of a library, the full name of a function.
     pub origin: String,
     held: Held,
 }

@@ -64,10 +64,10 @@ impl IssuePlan {
     }
 }
 
-/// Which nodes use each variable, in the order of recording.
+/// The nodes that use each variable, in the order of recording.
 #[derive(Default)]
 pub(super) struct VarUses {
-    /// Where in `nodes` a variable has its uses; variables that were one when the program was finished share them.
+    /// The index in `nodes` of a variable's uses; variables that were one when the program was finished share them.
     places: HashMap<VarId, usize>,
     nodes: Vec<Vec<(u32, AccessMode)>>,
 }

@@ -72,7 +72,7 @@ impl Memory {
 /// Shared memory of this process.
 pub(super) struct Place {
     pub(super) segment: Memory,
-    /// Where the first element is in the segment.
+    /// The offset of the first element in the segment.
     pub(super) first: usize,
     pub(super) layout: Layout,
     #[cfg_attr(not(feature = "nixl"), expect(dead_code, reason = "it keeps the memory"))]
@@ -246,7 +246,7 @@ fn show(
     Ok((Shown::Here(place.expect("it is shared memory")), Some(storage)))
 }
 
-/// Why a copy that is refused would be needed.
+/// The reason why a copy that is refused would be needed.
 const NOT_SHARED: &str = "the memory of the tensor is not memory that this process can show to others, and a copy was refused: make the \
                           tensor in an engine with shared memory, and have operations write to it";
 
@@ -267,7 +267,7 @@ fn find_on_device(tensor: &Tensor, layout: &Layout, data: *mut u8, copied: Optio
     Some(Place { segment: Memory::Device(segment), first, layout: layout.clone(), copied })
 }
 
-/// Why a tensor is not lent for writing.
+/// The reason why a tensor is not lent for writing.
 const NOT_WRITABLE: &str = "no other process can write the memory of the tensor: make the tensor with memory that is shared for writing";
 
 /// Memory that other processes can be lent for writing.

@@ -52,7 +52,7 @@ impl Note {
 pub(super) struct Description {
     /// Of the segment.
     pub(super) number: u32,
-    /// Where the first element is in it.
+    /// The offset of the first element in it.
     pub(super) first: u64,
     pub(super) layout: Layout,
     /// The number of the lease in traces.

@@ -348,7 +348,7 @@ pub(super) fn named(secret: &Secret) -> Option<Arc<Export>> {
     Some(Arc::clone(&ticketed.export))
 }
 
-/// Why a ticket is refused.
+/// The reason why a ticket is refused.
 pub(super) const VOID: &str =
     "the ticket is not valid any more: its process has dropped it, or it was for one use";
 

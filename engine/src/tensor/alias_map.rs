@@ -1,4 +1,4 @@
-//! Which variables order the uses of a piece of memory.
+//! The variables that order the uses of a piece of memory.
 //!
 //! Every tensor with memory has an entry in one process-wide interval map, with a variable of its own.
 //! Tensors with the same memory that are ordered by the same variable share an entry, so the same memory may
@@ -250,7 +250,7 @@ impl Drop for Placed {
     }
 }
 
-/// Where imported memory comes from, when a lease of the same memory is open.
+/// The origin of imported memory, when a lease of the same memory is open.
 ///
 /// A tensor is *derived* when it is imported from an object that a lease owner has made from leased memory. A
 /// derived tensor carries the lease and does not wait for it. A tensor that is imported once more from the

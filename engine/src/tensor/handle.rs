@@ -75,7 +75,7 @@ impl Defining {
     }
 }
 
-/// Where the data of a tensor is, and its layout.
+/// The address of a tensor's data, and its layout.
 pub(crate) struct Definition {
     pub(crate) layout: Layout,
     /// Address of the first element, byte offset included; dangling when there is no element.
@@ -175,7 +175,7 @@ impl Tensor {
         self.inner.definition.get().ok_or_else(|| self.undefined())
     }
 
-    /// Why the tensor has no memory: its producer has failed, or has not finished.
+    /// The reason why the tensor has no memory: its producer has failed, or has not finished.
     #[cold]
     fn undefined(&self) -> Error {
         let failure = self.inner.vars[0].with_ordering_state(|state, _| state.failure().cloned());
@@ -263,8 +263,8 @@ impl Tensor {
     }
 }
 
-/// Why no version can be judged: a write of `var` has not ended. The error names the first operation or lease in the queue of `var`, which
-/// the write waits for if it is not the write itself.
+/// The reason why no version can be judged: a write of `var` has not ended. The error names the first operation or lease in the queue of
+/// `var`, which the write waits for if it is not the write itself.
 #[cold]
 fn unfinished_write(var: &OpVar) -> Error {
     let queued = var.queued();
@@ -328,7 +328,7 @@ impl TensorInner {
         Error::NotDefined(format!("operation `{producer}`, which makes it, {why}"))
     }
 
-    /// Why a tensor that an operation was granted has no memory: the failure of its producer.
+    /// The reason why a tensor that an operation was granted has no memory: the failure of its producer.
     pub(crate) fn why_undefined(&self, asking: &OpTag) -> OperationError {
         let failure = self.vars[0].with_ordering_state(|state, _| state.failure().cloned());
         // The asking operation may be a write of its own.

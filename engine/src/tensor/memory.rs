@@ -24,7 +24,7 @@ pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bo
         || core.device(device).is_some_and(|device| device.host_accessible_at(data))
 }
 
-/// Which memory a tensor is made in. A [`DLDevice`] stands for `On` that device.
+/// The memory that a tensor is made in. A [`DLDevice`] stands for `On` that device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
     /// Memory of a device.

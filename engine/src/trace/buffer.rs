@@ -1,4 +1,4 @@
-//! Where a thread's events lie: buffers that one thread writes and, at the end, another one reads.
+//! Buffers of a thread's events: buffers that one thread writes and, at the end, another one reads.
 //!
 //! The writer stores the words of an event and then publishes the new length; a reader reads no further than the length that
 //! it has seen. A thread may therefore still write while the recorder is read.
@@ -20,7 +20,7 @@ pub(super) const BUFFER_BYTES: usize = WORDS * size_of::<u64>();
 
 #[derive(Debug)]
 pub(super) struct TraceBuffer {
-    /// When its first event was noted.
+    /// The time at which its first event was noted.
     pub(super) began: u64,
     memory: Memory,
     len: AtomicUsize,

@@ -252,7 +252,7 @@ pub struct Recorder {
     session: Arc<Session>,
     #[cfg(feature = "report")]
     signal: Option<i32>,
-    /// Where it is to be saved, and what is written there meanwhile.
+    /// The file to save it in, and what is written there meanwhile.
     #[cfg(feature = "report")]
     file: Option<(PathBuf, Unfinished)>,
 }
@@ -261,7 +261,7 @@ pub struct Recorder {
 #[cfg(feature = "report")]
 #[derive(Debug)]
 pub struct Unsaved {
-    /// Where it should have been.
+    /// The file that it should have been in.
     pub path: PathBuf,
     /// The error.
     pub error: io::Error,

@@ -12,7 +12,7 @@ use estafette_sync::time::Instant;
 
 type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// Where the time comes from, and when it began.
+/// The source of time, and its beginning.
 pub(super) struct Ticks {
     source: Source,
     first: u64,
@@ -65,7 +65,7 @@ impl Ticks {
         self.source.read(self.began).saturating_sub(self.first)
     }
 
-    /// When it began, on the clock that processes of this machine share; `None` if time is another clock's.
+    /// The time at which it began, on the clock that processes of this machine share; `None` if time is another clock's.
     pub(super) fn started_ns(&self) -> Option<u64> {
         (!matches!(self.source, Source::Given(_))).then_some(self.began_ns)
     }

@@ -124,7 +124,7 @@ pub(super) struct Unfinished {
 #[derive(Debug)]
 struct Shared {
     closed: AtomicBool,
-    /// Why nothing more is written, if so.
+    /// The reason why nothing more is written, if so.
     failed: Mutex<Option<io::Error>>,
 }
 

@@ -185,7 +185,7 @@ pub(super) struct ThreadLog {
     pub(super) texts: Chain<Arc<str>>,
     pub(super) lost: AtomicU64,
     pub(super) running: Body,
-    /// When the thread noted something for the last time, once it notes no more; else [`NEVER`].
+    /// The time at which the thread noted something for the last time, once it notes no more; else [`NEVER`].
     over: AtomicU64,
 }
 
@@ -246,7 +246,7 @@ impl ThreadLog {
         }
     }
 
-    /// When the newest event of this link, which is the first, was noted, if nothing more comes into its buffer.
+    /// The time at which the newest event of this link, which is the first, was noted, if nothing more comes into its buffer.
     fn until(&self, first: &ChainLink<TraceBuffer>) -> Option<u64> {
         let until = first.next().map_or_else(|| self.over.load(Ordering::Acquire), |next| next.value.began);
         (until != NEVER).then_some(until)
@@ -455,7 +455,7 @@ impl Writer {
         }
     }
 
-    /// Where an event of `len` words goes; if nowhere, it is counted.
+    /// The place for an event of `len` words; without one, the event is counted.
     #[inline(always)]
     fn room(&mut self, len: usize) -> Option<(&TraceBuffer, usize)> {
         if self.at + len > WORDS && !self.next_buffer() {

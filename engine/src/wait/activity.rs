@@ -162,7 +162,7 @@ struct Reported {
     granted: HashMap<u64, Instant>,
 }
 
-/// Why an operation stalls.
+/// The reason why an operation stalls.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Reason {
     NoWorker,

@@ -509,7 +509,7 @@ impl Needed {
 struct Watch<'a> {
     op: &'a OpHandle,
     what: &'a dyn Display,
-    /// When the wait ends, whatever an inspection would still find.
+    /// The time at which the wait ends, whatever an inspection would still find.
     deadline: Option<Instant>,
     /// Since when only leases have held up the wait.
     held_since: Option<Instant>,

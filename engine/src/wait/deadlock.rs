@@ -39,7 +39,7 @@ const CHECK_LAST: Duration = Duration::from_millis(500);
 /// late.
 const PAUSES_PER_TIMEOUT: u32 = 8;
 
-/// Which of the threads that wait for the same thing checks whether they wait in vain.
+/// The choice of the one thread that checks if the threads which wait for the same thing wait in vain.
 #[derive(Debug, Default)]
 pub(crate) struct Detector {
     /// A waiting thread checks for all.
@@ -102,7 +102,7 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// When the thread wakes to check; `None` while another thread checks for it. Call this when the thread
+    /// The time at which the thread wakes to check; `None` while another thread checks for it. Call this when the thread
     /// already listens.
     pub(crate) fn next(&mut self) -> Option<Instant> {
         self.take_charge();

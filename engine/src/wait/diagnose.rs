@@ -1,4 +1,4 @@
-//! Which operation waits for which: a snapshot of everything in flight, in words.
+//! Waits of operations for each other: a snapshot of everything in flight, in words.
 
 use std::fmt;
 use std::time::Duration;

@@ -129,7 +129,7 @@ impl Drop for StandIn {
     }
 }
 
-/// Why there is no stand-in.
+/// The reason why there is no stand-in.
 #[derive(Debug)]
 pub(crate) enum NoStandIn {
     /// The engine has [`STAND_INS_MAX`] stand-ins.

@@ -50,7 +50,7 @@ pub struct Dependency {
     pub hazard: Hazard,
 }
 
-/// Why two accesses of one variable keep their order.
+/// The reason why two accesses of one variable keep their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hazard {
     /// Read after write.
@@ -130,7 +130,7 @@ impl<D> Snapshot<D> {
     }
 }
 
-/// Why the operations of a snapshot wait. See [`Snapshot::explained`].
+/// The reason why the operations of a snapshot wait. See [`Snapshot::explained`].
 pub struct Explained<'a, D> {
     snapshot: &'a Snapshot<D>,
     /// The position of each access in its queue, so that a walk along a long chain does not search a queue at

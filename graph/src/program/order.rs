@@ -101,7 +101,7 @@ fn flow(log: &ProgramLog) -> Vec<(usize, usize)> {
 /// A list of operations for each operation, contiguous in memory.
 #[derive(Clone, Debug)]
 struct Lists {
-    /// Where the list of each operation begins; one more for where the last one ends.
+    /// The index at which the list of each operation begins; one more for the end of the last one.
     starts: Box<[u32]>,
     items: Box<[u32]>,
 }

@@ -431,7 +431,7 @@ impl<V, T> VarNode<V, T> {
         }
     }
 
-    /// Where `this` forwards to, if it was collapsed.
+    /// The variable that `this` forwards to, if it was collapsed.
     ///
     /// # Safety
     /// The caller keeps `this` alive; the result is alive for as long.

@@ -76,7 +76,7 @@ pub type Remark = Box<dyn Fn(&str, Option<&str>) + Send>;
 pub struct Offer {
     /// The memory.
     pub segment: Arc<Segment>,
-    /// Where in it.
+    /// The offset in it.
     pub offset: usize,
     /// The number of bytes.
     pub bytes: usize,
@@ -151,7 +151,7 @@ impl fmt::Debug for Reply {
 pub type Handler = fn(Secret, Reply);
 
 per_process! {
-    /// Where this process listens, as it was asked for and as it is.
+    /// The addresses at which this process listens, as they were asked for and as they are.
     static LISTENING: Mutex<Vec<(String, Reach)>> = Mutex::new(Vec::new());
 }
 

@@ -55,7 +55,7 @@ pub(super) struct Owner {
     last: u64,
     requests: BTreeMap<u64, Request>,
     reads: Vec<Read>,
-    /// When transfers were checked for marks, and how often nothing had come since the check before.
+    /// The time of the last check of transfers for marks, and the number of checks in a row that found nothing new.
     inspected: Instant,
     stalled: u32,
     /// A transfer has failed, and why.
@@ -429,7 +429,7 @@ fn segment_of(memory: &Allocation) -> Arc<Segment> {
     found.expect("the arena has what it has allocated").0
 }
 
-/// Where marks are in memory that is fetched to.
+/// The addresses of marks in memory that is fetched to.
 fn marks_of(fetched: &Fetched) -> impl Iterator<Item = *mut u64> {
     let (start, numbers) = (fetched.memory.ptr().as_ptr().cast::<u64>(), fetched.bytes / size_of::<u64>());
     let count = numbers.min(MARKS_MAX);

@@ -134,11 +134,11 @@ struct State {
     consumers: BTreeMap<u64, Consumer>,
     owners: BTreeMap<u64, Owner>,
     deferred: Deferred,
-    /// When all connections are due.
+    /// The time at which all connections are due.
     due: Instant,
     /// Polls since something happened.
     idle: u32,
-    /// When listeners are tried again for which the system lacks something.
+    /// The time at which listeners are tried again for which the system lacks something.
     retry: Option<Instant>,
 }
 

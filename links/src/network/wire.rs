@@ -67,7 +67,7 @@ pub(super) struct Wire {
     pub(super) stream: CloseOnFork<TcpStream>,
     received: Vec<u8>,
     unsent: Vec<u8>,
-    /// When something came, and when something was sent.
+    /// The times at which something came last, and was sent last.
     heard: Instant,
     said: Instant,
     pub(super) clock: PeerClock,

@@ -11,7 +11,7 @@ use super::{HUNG, descriptors, door, until};
 use crate::steps::{self, STEP};
 use crate::{Address, Door, Link, LinkError, Segment};
 
-/// Where the victim connects to; empty where it opens a door.
+/// The address that the victim connects to; empty where it opens a door.
 const DOOR: &str = "ESTAFETTE_LINKS_DOOR";
 
 /// Rounds with failures. A board has room for the reasons of all of them, however slow the peer is.

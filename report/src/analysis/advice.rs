@@ -104,7 +104,7 @@ fn longest<T>(groups: HashMap<String, (Nanos, T)>, keep: &dyn Fn(&str) -> bool) 
     groups.into_iter().take(TRIED).map(|(name, (_, group))| (name, group)).collect()
 }
 
-/// Where the program waited, for how long, and for what.
+/// The waits of the program by place, with their time, and what they waited for.
 fn waits(trace: &Trace) -> HashMap<String, (Nanos, HashSet<OperationId>)> {
     let mut places: HashMap<String, (Nanos, HashSet<OperationId>)> = HashMap::new();
     for operation in trace.operations.iter().filter(|operation| blocks(operation.kind)) {

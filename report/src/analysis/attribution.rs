@@ -82,7 +82,7 @@ pub(crate) struct Attribution<'a, S> {
     /// The operations on device queues, in the order of their issue: queue, time, position.
     on_queues: Vec<(TrackId, Nanos, u32)>,
     pool: Pool,
-    /// When threads of executors ended the functions that they ran; sorted.
+    /// The times at which threads of executors ended the functions that they ran; sorted.
     executors: Vec<(TrackId, Nanos)>,
 }
 
@@ -102,7 +102,7 @@ impl<'a, S: Source> Attribution<'a, S> {
         Self { source, order: Order::of(source), by_name, on_queues, pool: Pool::of(source), executors }
     }
 
-    /// Why the operation at `at` waited, in order of time.
+    /// The reason why the operation at `at` waited, in order of time.
     pub(crate) fn stalls(&self, at: usize, operation: &Operation) -> Vec<Stall> {
         let mut stalls = Vec::new();
         self.operation(at, operation, &mut stalls);
@@ -149,7 +149,7 @@ impl<'a, S: Source> Attribution<'a, S> {
         leaving
     }
 
-    /// When the operation before this one on its in-order queue was done.
+    /// The time at which the operation before this one on its in-order queue was done.
     fn ahead(&self, at: usize, track: TrackId, issued: Nanos) -> Option<Nanos> {
         let own = self.on_queues.partition_point(|known| *known < (track, issued, at as u32));
         let (its_track, _, before) = self.on_queues[own.checked_sub(1)?];
@@ -326,8 +326,8 @@ impl<S: Source> Attribution<'_, S> {
         tiling.until(waits.end, Cause::NotResumed, None, resumer);
     }
 
-    /// When a thread of an executor had ended what it ran before `began`. An executor hands on in the order of submission, to whichever
-    /// thread is free first: until then none was free.
+    /// The time at which a thread of an executor had ended what it ran before `began`. An executor hands on in the order of submission, to
+    /// whichever thread is free first: until then none was free.
     fn free_since(&self, track: TrackId, began: Nanos) -> Nanos {
         let before = self.executors.partition_point(|known| *known <= (track, began));
         let last = before.checked_sub(1).map(|last| self.executors[last]);
@@ -388,7 +388,7 @@ impl<S: Source> Attribution<'_, S> {
     }
 }
 
-/// When an operation waited. In order: `from`, `ready`, `awake`, `end`.
+/// The times of an operation's wait. In order: `from`, `ready`, `awake`, `end`.
 struct Waits {
     from: Nanos,
     /// Nothing of what it waits for is in the way any more, and the engine knows.

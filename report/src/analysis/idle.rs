@@ -1,4 +1,4 @@
-//! When nothing was under way: the program had submitted nothing that was not over.
+//! Times at which nothing was under way: the program had submitted nothing that was not over.
 
 use crate::Trace;
 use crate::analysis::walk::{Step, What};

@@ -42,7 +42,7 @@ pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
     Cow::Owned(trace)
 }
 
-/// When a thread ran, as far as the trace says.
+/// The times at which a thread ran, as far as the trace says.
 #[derive(Default)]
 struct Runner {
     /// In order of time, apart from each other: from, to, what ran. `None` is the program itself.

@@ -38,7 +38,7 @@ pub(crate) fn process_of(id: u64) -> usize {
 }
 
 impl Trace {
-    /// When what had not ended was last seen: at the end of the trace of its process.
+    /// The time at which what had not ended was last seen: at the end of the trace of its process.
     pub(crate) fn end_of(&self, id: OperationId) -> Nanos {
         self.ends.get(process_of(id)).copied().unwrap_or(self.duration)
     }
@@ -67,7 +67,7 @@ pub fn merge(traces: Vec<Trace>) -> Result<Trace, String> {
     Ok(if is_alone { resolved(merged) } else { merged })
 }
 
-/// Where traces are on axes of time.
+/// The places of traces on axes of time.
 #[derive(Default)]
 pub(crate) struct Axes {
     /// The axis of each trace, and where on it the trace begins. No trace alone has one.
@@ -76,7 +76,7 @@ pub(crate) struct Axes {
     clocks: Vec<String>,
 }
 
-/// Where traces are that can be merged.
+/// The axes of traces that can be merged.
 pub(crate) fn axes(traces: &[Trace]) -> Result<Axes, String> {
     if traces.len() < 2 {
         return Ok(Axes::default());

@@ -1,4 +1,4 @@
-//! Where and when each part of a trace is drawn: the same in every picture of it.
+//! The place and the time at which each part of a trace is drawn: the same in every picture of it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,25 +20,25 @@ pub(crate) struct Placed {
     pub row: Row,
     pub from: Nanos,
     pub to: Option<Nanos>,
-    /// When what it waits for was over, where it is drawn from before that.
+    /// The end of what it waits for, where it is drawn from before that.
     pub freed: Option<Nanos>,
 }
 
 impl Placed {
-    /// When an arrow from what it depends on arrives.
+    /// The time at which an arrow from what it depends on arrives.
     pub(crate) fn arrival(&self) -> Nanos {
         self.freed.unwrap_or(self.from)
     }
 }
 
-/// Where each operation is drawn: the body on its track, a wait on the track that waited, others as a moment.
+/// The place of each operation in the picture: the body on its track, a wait on the track that waited, others as a moment.
 pub(crate) fn operations(trace: &Trace) -> Vec<Placed> {
     let places = Places::of(trace);
     let all = trace.operations.iter().enumerate();
     all.map(|(at, operation)| places.place(trace, at, operation)).collect()
 }
 
-/// Where operations are drawn, one by one.
+/// The places of operations in the picture, one by one.
 pub(crate) struct Places {
     /// Work on device queues, in the order of its end: queue, end, position.
     queued: Vec<(TrackId, Nanos, u32)>,

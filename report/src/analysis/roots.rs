@@ -17,7 +17,7 @@ pub struct Root {
     pub from: Nanos,
     /// Until when.
     pub to: Nanos,
-    /// Why, at the root.
+    /// The cause at the root.
     pub cause: Cause,
     /// Because of whom, at the root.
     pub blocker: Blocker,

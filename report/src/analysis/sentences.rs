@@ -86,7 +86,7 @@ pub fn place(site: &Site) -> String {
     format!("{}:{}", shown(file), site.line)
 }
 
-/// Why an operation waited, as the end of a sentence that begins with "because".
+/// The reason why an operation waited, as the end of a sentence that begins with "because".
 pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
     match (cause, blocker) {
         (Cause::Computing, Blocker::Operation(id)) if let Some(from) = elsewhere(trace, id) => {

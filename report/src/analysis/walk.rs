@@ -239,7 +239,7 @@ type Within = (TrackId, Option<OperationId>);
 struct Threads {
     /// The operation that the submitter of each operation ran when it submitted that.
     runners: HashMap<OperationId, OperationId>,
-    /// When each thread came back from a wait or from its own time, and from which. Outside of everything else also from an
+    /// The times at which each thread came back from a wait or from its own time, and from which. Outside of everything else also from an
     /// operation that it ran: a body that began while another one ran is no part of that one, which may be asynchronous.
     backs: HashMap<Within, Vec<(Nanos, OperationId)>>,
 }

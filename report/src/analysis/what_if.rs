@@ -136,7 +136,7 @@ impl<'a> TaskGraph<'a> {
         Self { trace, tasks, edges, workers: tracks.len().max(1) + more, tail }
     }
 
-    /// When the last operation or wait ends; `None` if not everything can be finished, as in a trace that lies.
+    /// The time at which the last operation or wait ends; `None` if not everything can be finished, as in a trace that lies.
     pub(crate) fn play(&self, change: &Change) -> Option<Nanos> {
         Simulation::new(self, change).run()
     }

@@ -27,7 +27,7 @@ pub(crate) const LINK_WAITS: [&str; 4] = ["connect", "accept", "send", "receive"
 /// Everything that was recorded, and what attribution made of it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trace {
-    /// When it began, in nanoseconds since 1970.
+    /// The time at which it began, in nanoseconds since 1970.
     pub started_unix_ns: u64,
     /// Its duration.
     pub duration: Nanos,
@@ -35,7 +35,7 @@ pub struct Trace {
     pub program: Text,
     /// The processes that it is of: one, or those that were [merged](crate::merge). None in a file of before they were noted.
     pub processes: Vec<Process>,
-    /// Where things happened.
+    /// The tracks on which things happened.
     pub tracks: Vec<Track>,
     /// Package names: `numpy`, `torch`, ..., and `host` for what is no known library.
     pub libraries: Vec<Text>,
@@ -94,7 +94,7 @@ pub struct Process {
     pub number: u32,
     /// Drawn at random, since numbers are used again. What a process hands to others has this, plus the number of its lease, as key.
     pub key: u64,
-    /// When the trace began, in nanoseconds of `clock`.
+    /// The time at which the trace began, in nanoseconds of `clock`.
     pub started_ns: u64,
     /// The name of the clock: that of this boot of this machine. Empty for a clock that no other process has.
     pub clock: Text,
@@ -135,7 +135,7 @@ pub struct Variable {
     pub name: Text,
     /// Size of its memory.
     pub bytes: Option<u64>,
-    /// Where the memory is from.
+    /// The library that the memory is from.
     pub library: Option<LibraryId>,
 }
 
@@ -154,9 +154,9 @@ pub struct Operation {
     pub library: Option<LibraryId>,
     /// The line that submitted it.
     pub site: Option<Site>,
-    /// Where it was submitted, or waited.
+    /// The track on which it was submitted, or waited.
     pub submitter: Option<TrackId>,
-    /// Where the body ran, or the device work was queued.
+    /// The track on which the body ran, or the device work was queued.
     pub track: Option<TrackId>,
     /// Appended to the queues of its variables.
     pub submitted: Nanos,
@@ -172,14 +172,15 @@ pub struct Operation {
     pub began: Option<Nanos>,
     /// The body ended; device work was handed to its queue.
     pub issued: Option<Nanos>,
-    /// When its device work ran, from and to, as the device reports; `None` where it reports none. Not earlier than `began`, not later than
+    /// The times from and to which its device work ran, as the device reports; `None` where it reports none. Not earlier than `began`, not
+    /// later than
     /// `observed`. A device may have begun before the body had ended.
     pub ran: Option<(Nanos, Nanos)>,
     /// The work ended, on whatever device it was. Not earlier than `issued`.
     pub done: Option<Nanos>,
     /// The engine saw that it is done.
     pub observed: Option<Nanos>,
-    /// When the waiter ran again.
+    /// The time at which the waiter ran again.
     pub resumed: Option<Nanos>,
     /// Its outcome.
     pub outcome: Outcome,
@@ -325,9 +326,9 @@ pub struct Lease {
     pub owner: Text,
     /// The line that took it.
     pub site: Option<Site>,
-    /// When it was held.
+    /// The time from which it was held.
     pub opened: Nanos,
-    /// When its holder released it; `None` while it is held.
+    /// The time at which its holder released it; `None` while it is held.
     pub closed: Option<Nanos>,
 }
 
@@ -342,7 +343,7 @@ pub struct Stall {
     pub from: Nanos,
     /// Until when; later than `from`.
     pub to: Nanos,
-    /// Why.
+    /// Its cause.
     pub cause: Cause,
     /// The kind of conflict, where another operation or a lease was in the way.
     pub hazard: Option<Hazard>,
@@ -360,7 +361,7 @@ impl Stall {
     }
 }
 
-/// Why an access waited; the six causes that there are.
+/// The reason why an access waited; the six causes that there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Cause {
     /// The data that it waited for was being computed.
@@ -451,7 +452,7 @@ pub struct Edge {
     pub to: OperationId,
     /// [`Variable::id`] of what both use; 0 if `to` waits for `from` by name.
     pub variable: u64,
-    /// Why it is a conflict.
+    /// The reason why it is a conflict.
     pub hazard: Hazard,
 }
 
@@ -479,7 +480,7 @@ pub struct Losses {
 /// Records that one track has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostRecords {
-    /// Which track.
+    /// The track.
     pub track: TrackId,
     /// Their number.
     pub count: u64,

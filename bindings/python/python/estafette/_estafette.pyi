@@ -838,7 +838,7 @@ class Tensor:
         """Address of the first element. Code may read the memory only in an operation or under a lease."""
     @property
     def read_only(self) -> bool:
-        """Whether the owner of the memory forbids writing it."""
+        """True if the owner of the memory forbids writing it."""
     @property
     def version(self) -> int:
         """Number of finished writes to the tensor's memory."""
@@ -1068,7 +1068,7 @@ class Operation:
         caller owns it, and gives it up by ``estafette_op_release``.
         """
     def is_done(self) -> bool:
-        """Whether the operation has ended, well or not."""
+        """True if the operation has ended, well or not."""
     def cancel(self) -> bool:
         """Cancels the operation if it has not begun; says whether it was. Its outputs then raise `CancelledError`; memory
         that it would have changed is untouched.
@@ -1274,32 +1274,32 @@ class Operator:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
     @property
     def kind(self) -> str:
-        """Who decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator says what they look like and
+        """The side that decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator says what they look like and
         the engine makes them; ``"allocating"``, the operator.
         """
     @property
     def inputs(self) -> int | None:
-        """How many inputs it takes; None for any number."""
+        """The number of inputs; None for any number."""
     @property
     def outputs(self) -> int:
-        """How many outputs it has."""
+        """The number of outputs."""
     @property
     def origin(self) -> str:
-        """Where it comes from: a language, the path of a library, the full name of a Python function."""
+        """Its origin: a language, the path of a library, the full name of a Python function."""
     def __call__(self, *inputs: Tensor, out: Tensor | Sequence[Tensor] | None = None, **attributes: Any) -> Any: ...
 
 @final
 class Door:
-    """Where other processes of the same user on this machine make links to this one: ``eng.door()``. Its address goes to them by
+    """The listener by which other processes of the same user on this machine make links to this one: ``eng.door()``. Its address goes to them by
     any means. A door that is closed leaves its links open.
     """
 
     @property
     def address(self) -> str:
-        """Where the door is, for `Engine.connect` in another process."""
+        """The address of the door, for `Engine.connect` in another process."""
     def accept(self, timeout: float | None = None) -> Link:
         """Returns the next link that another process makes, after at most `timeout` seconds."""
     def accept_async(self) -> Awaitable[Link]:
@@ -1448,8 +1448,8 @@ def engine_from_c(handle: int) -> Engine:
     """
 
 def record_call_sites(on: bool = True, /) -> bool:
-    """Whether leases taken from now on note the file, line and function that take them, and the type of the object that they
-    are for where that is known. Says what it was before. Off, as it is at first, taking a lease costs less.
+    """Switches the notes of leases taken from now on: the file, line and function that take them, and the type of the object that they
+    are for where that is known. Returns the former setting. Off, as it is at first, taking a lease costs less.
 
     See `Diagnosis` and `Lease` for where it is shown.
 

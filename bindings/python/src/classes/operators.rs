@@ -192,7 +192,7 @@ impl PyOperator {
         self.operator.signature.outputs
     }
 
-    /// Where it comes from: a language, the path of a library, the full name of a Python function.
+    /// Its origin: a language, the path of a library, the full name of a Python function.
     #[getter]
     fn origin(&self) -> &str {
         &self.operator.origin

@@ -141,12 +141,12 @@ fn own<T>(value: &ProcessBound<T>) -> Result<&T, Error> {
     Ok(value.get()?)
 }
 
-/// Where other processes of the same user on this machine make links to this one: ``eng.door()``. Its address goes to them by
+/// The listener by which other processes of the same user on this machine make links to this one: ``eng.door()``. Its address goes to them by
 /// any means. A door that is closed leaves its links open.
 #[pyclass(frozen, module = "estafette", name = "Door", weakref)]
 pub struct PyDoor {
     door: Open<Door>,
-    /// Where the door is, for `Engine.connect` in another process.
+    /// The address of the door, for `Engine.connect` in another process.
     #[pyo3(get)]
     address: String,
     engine: EngineHandle,

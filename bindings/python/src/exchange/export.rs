@@ -49,7 +49,7 @@ impl Request<'_, '_> {
         self.copy == Some(true) || self.dl_device.is_some() && self.copy.is_none()
     }
 
-    /// Where a copy of memory on `device` has to be made for the answer; `None` if none is wanted, or none can be made.
+    /// The device on which a copy of memory on `device` has to be made for the answer; `None` if none is wanted, or none can be made.
     /// Raises `BufferError` for a number of the device table that was never registered, or that is registered no more.
     fn copied_to(&self, py: Python<'_>, device: DLDevice) -> PyResult<Option<DLDevice>> {
         let wanted = self.dl_device.map_or(device, |(kind, id)| DLDevice::new(DeviceType(kind), id));
@@ -96,7 +96,7 @@ impl Request<'_, '_> {
     }
 }
 
-/// Where a copy of memory on `device` is: on the device, or on the host in place of memory that the host can read.
+/// The device of a copy of memory on `device`: on the device, or on the host in place of memory that the host can read.
 fn home_of_copies(device: DLDevice) -> DLDevice {
     if kinds::has_queues(device) { device } else { DLDevice::CPU }
 }

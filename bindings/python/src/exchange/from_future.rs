@@ -19,7 +19,7 @@ use crate::interpreter::guard;
 use crate::submission::outcome::take_result;
 use crate::submission::submission_args::SubmissionArgs;
 
-/// Where the operation leaves its completion for the future.
+/// The slot in which the operation leaves its completion for the future.
 pub type Slot = Arc<Mutex<Option<Completion>>>;
 
 pub fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {

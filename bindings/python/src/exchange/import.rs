@@ -37,7 +37,7 @@ const UNIMPLEMENTED: &str = "UNIMPLEMENTED";
 /// The caller's wishes for an import.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted {
-    /// Where the data shall be; `None` means where it is.
+    /// The device that the data shall be on; `None` means where it is.
     pub device: Option<DLDevice>,
     /// True for a copy, false for none, `None` for one where it is needed.
     pub copy: Option<bool>,
@@ -63,7 +63,7 @@ pub struct Taken {
     pub managed: ManagedTensor,
     /// The memory must not be written although its struct does not say so.
     pub immutable: bool,
-    /// When it may be read: at once on the host; on a device, when the work that its producer had enqueued is done.
+    /// The time at which it may be read: at once on the host; on a device, when the work that its producer had enqueued is done.
     pub ready: FenceSet,
 }
 
@@ -348,7 +348,7 @@ fn name_of(peer: &Peer) -> &'static str {
     if peer.root.is_empty() { "a library without a row" } else { peer.root }
 }
 
-/// Where the producer says its data is. Optional in practice: very old producers lack the method.
+/// The device of the data, as the producer says. Optional in practice: very old producers lack the method.
 fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
     let Some(method) = object.getattr_opt(intern!(object.py(), "__dlpack_device__"))? else {
         return Ok(None);

@@ -65,7 +65,7 @@ impl Api {
         found().ok_or_else(|| PyRuntimeError::new_err("MXNet's library lacks a function of its C interface"))
     }
 
-    /// Why the last call on this thread has failed.
+    /// The reason why the last call on this thread has failed.
     fn error(&self) -> String {
         // SAFETY: gives NULL or a text that stays until this thread calls MXNet again.
         unsafe {

@@ -94,7 +94,7 @@ pub struct Peer {
     /// Arrays that its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
     /// methods that are true of such an array.
     pub unsaid: &'static [Unsaid],
-    /// Where this is from.
+    /// The source of these facts.
     pub source: &'static str,
 }
 

@@ -17,7 +17,7 @@ use crate::log::logger;
 /// So many of the last ones are kept.
 const KEPT: usize = 64;
 
-/// Why an exchange is not ordered.
+/// The reason why an exchange is not ordered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// Memory of a kind of device that this version does not know passed: there is nothing to wait for.

@@ -1,4 +1,4 @@
-//! Where in a Python program a call comes from.
+//! The place in a Python program that a call comes from.
 
 use std::cell::Cell;
 use std::ptr;

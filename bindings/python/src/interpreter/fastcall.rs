@@ -254,7 +254,7 @@ pub fn has_lock() -> bool {
     }
 }
 
-/// Where in its code a frame is: the position of its instruction, which is the same number for the same place.
+/// The place of a frame in its code: the position of its instruction, which is the same number for the same place.
 pub fn position(frame: &Bound<'_, PyAny>) -> i32 {
     // SAFETY: the caller has a frame.
     unsafe { (found().frame_get_lasti)(frame.as_ptr()) }

@@ -50,10 +50,10 @@ impl SharedLock for PythonLock {
     }
 }
 
-/// When a thread releases the lock.
+/// The times at which a thread releases the lock.
 #[derive(Clone, Copy)]
 struct Clock {
-    /// When it last released the lock between two bodies, or got it.
+    /// The time at which it last released the lock between two bodies, or got it.
     began: Instant,
     /// The time from one release to the next.
     period: Duration,

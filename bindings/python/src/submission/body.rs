@@ -59,7 +59,7 @@ struct Parts {
     /// True if calling the function gives a coroutine, for the event loop.
     is_async: bool,
     result: Use,
-    /// Where the function enqueues: what is there when it returns is a part of the operation.
+    /// The queue of the function: what is there when it returns is a part of the operation.
     on: Option<Arc<On>>,
     /// Of a node: a list for what a graph needs that was recorded from the function, such as pools of memory.
     kept: Option<Py<PyList>>,

@@ -8,6 +8,7 @@
 //! | `on` | The queue that the function of an operation enqueues on |
 //! | `on_skip` | The callback in place of a function whose operation is skipped |
 //! | `operator_function` | Python functions as operators |
+//! | `option_parameters` | The options of `call` that a function has as parameters of its own |
 //! | `outcome` | The end of an operation with a Python function: its result, and what was left on its queue |
 //! | `plain_call` | The call of a plain function, in the context of its submitter |
 //! | `results` | Several results of one function |
@@ -22,6 +23,7 @@ pub(crate) mod helping;
 pub(crate) mod on;
 pub(crate) mod on_skip;
 pub(crate) mod operator_function;
+pub(crate) mod option_parameters;
 pub(crate) mod outcome;
 pub(crate) mod plain_call;
 pub(crate) mod results;

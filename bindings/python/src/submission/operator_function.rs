@@ -203,7 +203,7 @@ fn decode<'py>(py: Python<'py>, call: &Invocation) -> PyResult<Bound<'py, PyDict
     Ok(import_module(py, "estafette._operators")?.getattr("decode")?.call1((texts,))?.cast_into()?)
 }
 
-/// Where a function comes from.
+/// The origin of a function.
 pub fn origin(function: &Bound<'_, PyAny>) -> PyResult<String> {
     let name = name_of(function)?;
     let module = function.getattr("__module__").and_then(|module| module.extract::<String>());

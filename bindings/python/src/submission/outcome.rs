@@ -197,7 +197,7 @@ impl Pending {
 #[derive(Clone)]
 pub struct Ending {
     pub result: Use,
-    /// Where the function enqueues.
+    /// The queue of the function.
     queue: Option<Arc<dyn Queue>>,
     /// Keeps a foreign queue until the end is marked there.
     _on: Option<Arc<On>>,

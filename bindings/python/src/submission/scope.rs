@@ -1,4 +1,4 @@
-//! Which operation the calling code belongs to.
+//! The operation that the calling code belongs to.
 
 use estafette::{Scope, Tensor, bindings};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};

@@ -149,7 +149,7 @@ impl ArrowDeviceArray {
         }
     }
 
-    /// Where the array says it is.
+    /// The device in the array's struct.
     pub(crate) fn device(&self) -> DLDevice {
         let (device_type, id) = (DeviceType(self.0.device_type), self.0.device_id);
         // The host is -1 here by convention, and 0 in DLPack.

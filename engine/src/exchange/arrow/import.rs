@@ -111,7 +111,7 @@ unsafe fn count_nulls(validity: *const u8, offset: i64, length: i64) -> i64 {
     (offset..offset.saturating_add(length)).filter(|&index| bit(index) == 0).count() as i64
 }
 
-/// Where the first element is: `offset` elements after the buffer's beginning.
+/// The address of the first element: `offset` elements after the buffer's beginning.
 fn locate(
     layout: Layout,
     buffer: *mut u8,

@@ -348,7 +348,7 @@ struct Subscription {
     /// Keeps the fence for as long as a subscriber waits for it.
     event: Arc<ForeignEvent>,
     subscriber: Arc<dyn Subscriber>,
-    /// When the fence is queried, unless it has called before.
+    /// The time at which the fence is queried, unless it has called before.
     due: Due,
 }
 

@@ -38,7 +38,7 @@ pub(super) fn is_missing() -> bool {
     MISSING.load(Ordering::Relaxed)
 }
 
-/// When the fence of a subscription is to be queried. Each pause is twice as long as the one before, up to [`LAST`].
+/// The time at which the fence of a subscription is to be queried. Each pause is twice as long as the one before, up to [`LAST`].
 pub(super) struct Due {
     at: Instant,
     pause: Duration,

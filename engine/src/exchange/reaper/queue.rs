@@ -19,7 +19,7 @@ pub(super) struct Receipt {
     pub(super) epoch: u64,
     /// Identity among all storages that this reaper was ever handed.
     pub(super) id: u64,
-    /// When it was handed over.
+    /// The time at which it was handed over.
     pub(super) since: Coarse,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Queue {
     pub(super) follower: Follower,
     /// Of all threads that have not left.
     pub(super) threads: Vec<thread::JoinHandle<()>>,
-    /// Why the system has refused a thread, until that is logged.
+    /// The reason why the system has refused a thread, until that is logged.
     pub(super) refused: Option<io::Error>,
     /// The state of the leader.
     pub(super) rest: LeaderState,

@@ -37,7 +37,7 @@ pub(super) type Run = (u64, u64);
 #[derive(Debug, Clone)]
 pub(super) struct ActiveDeleter {
     pub(super) receipt: Receipt,
-    /// When it was called.
+    /// The time at which it was called.
     pub(super) since: Coarse,
     pub(super) what: ReleasedMemory,
 }

@@ -69,7 +69,7 @@ pub(super) struct EventIndex<'a> {
     running: HashMap<u64, (u64, TrackId)>,
     /// Places of events, by operation, in the order in which they were read.
     index: Vec<u32>,
-    /// Where the events of each operation begin in the index; one more at the end.
+    /// The positions in the index at which the events of each operation begin; one more at the end.
     operations: Vec<u32>,
     leases: usize,
     /// Waits for the operation that ends last: position of the wait, operation. Sorted.

@@ -28,7 +28,7 @@ pub(super) struct AssembledOp {
     pub(super) on_queue: bool,
     /// The thread of a waiter that has resumed.
     pub(super) resumed_on: Option<TrackId>,
-    /// When a thread asked for the lock that its body needs, for the last time.
+    /// The time at which a thread asked for the lock that its body needs, for the last time.
     pub(super) last_awake: Option<Nanos>,
     pub(super) ended: bool,
     /// Granted before the part that is kept, as the description of what is in flight says.

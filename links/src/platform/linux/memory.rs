@@ -122,7 +122,7 @@ impl Memory {
         let _ = unsafe { libc::madvise(start.cast(), range.len(), advice) };
     }
 
-    /// Where it begins.
+    /// Its first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }

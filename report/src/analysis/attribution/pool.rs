@@ -14,19 +14,19 @@ const PAUSE_MAX: Nanos = 50_000;
 /// times has as few stalls as any other.
 const PARTS_MAX: usize = 8;
 
-/// When the workers of an operation were busy.
+/// The busy times of an operation's workers.
 pub(super) struct Pool {
     workers: HashSet<TrackId>,
-    /// When each of them is first known to have been busy.
+    /// The time at which each of them is first known to have been busy.
     first: HashMap<TrackId, Nanos>,
-    /// When as many bodies ran as run at once, by engine.
+    /// The times at which as many bodies ran as run at once, by engine.
     full: Vec<Intervals>,
     engine_of: HashMap<TrackId, usize>,
     /// Engines by their numbers, where those are known.
     numbers: HashMap<u64, usize>,
 }
 
-/// Why there was no worker in an interval of time.
+/// The reason why there was no worker in an interval of time.
 pub(super) type NoWorker = (Nanos, Nanos, Blocker);
 
 impl Pool {
@@ -60,7 +60,7 @@ impl Pool {
         self.workers.contains(&track)
     }
 
-    /// When a worker is first known to have been busy.
+    /// The time at which a worker is first known to have been busy.
     pub(super) fn first(&self, worker: TrackId) -> Option<Nanos> {
         self.first.get(&worker).copied()
     }
@@ -141,7 +141,7 @@ fn is_limited(engine: &Workers) -> bool {
     engine.least() < engine.count
 }
 
-/// When there was no room for one more body, with these.
+/// The times at which there was no room for one more body, with these.
 fn full(engine: &Workers, busy: &[(Nanos, Nanos)]) -> Intervals {
     let first = engine.at_once.first().map_or(engine.count, |(_, at_once)| *at_once);
     let mut room = i64::from(first);
@@ -171,9 +171,9 @@ fn full(engine: &Workers, busy: &[(Nanos, Nanos)]) -> Intervals {
     Intervals::of(full)
 }
 
-/// When each worker ran bodies, without its short pauses and without what it waited for inside of them: then another thread stands in for it.
-/// And when threads of the program ran bodies that share a lock, for which they take turns with the workers. The pauses of threads for
-/// which `is_limited` returns true stay: another thread takes its turn in them.
+/// The times at which each worker ran bodies, without its short pauses and without what it waited for inside of them: then another thread
+/// stands in for it. And when threads of the program ran bodies that share a lock, for which they take turns with the workers. The pauses
+/// of threads for which `is_limited` returns true stay: another thread takes its turn in them.
 fn busy(
     source: &impl Source,
     workers: &HashSet<TrackId>,

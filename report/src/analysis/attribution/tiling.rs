@@ -16,7 +16,7 @@ impl<'a> Tiling<'a> {
         Self { stalls, waiter, access, at: from, critical: false }
     }
 
-    /// Where the next interval begins.
+    /// The beginning of the next interval.
     pub(super) fn at(&self) -> Nanos {
         self.at
     }

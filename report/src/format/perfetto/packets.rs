@@ -37,7 +37,7 @@ impl<'a> Pieces<'a> {
         Some((length, after))
     }
 
-    /// Where the next block begins.
+    /// The offset at which the next block begins.
     fn next_block(&self) -> Option<usize> {
         let from = self.at + 1;
         let found = self.bytes.get(from..)?.windows(BLOCK.len()).position(|window| window == BLOCK);

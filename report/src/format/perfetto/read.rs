@@ -57,7 +57,7 @@ struct Reader {
     damage: Damage,
     /// The number of unreadable things of each kind, and the reason for the first of them.
     unreadable: BTreeMap<&'static str, (u64, String)>,
-    /// Why reading has stopped before the end.
+    /// The reason why reading has stopped before the end.
     stopped: Option<String>,
 }
 
@@ -484,7 +484,7 @@ impl Sequence {
     }
 }
 
-/// Why nothing more is read of a sequence.
+/// The reason why nothing more is read of a sequence.
 const TWICE: &str = "begins the same trace again, which is counted once";
 const ANOTHER: &str =
     "begins another trace that cannot be distinguished from the first: give each as a file of its own";
@@ -520,7 +520,7 @@ impl What {
     }
 }
 
-/// Why an event could not be read.
+/// The reason why an event could not be read.
 enum Unreadable {
     Because(String),
     Spent,

@@ -140,7 +140,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         sweep
     }
 
-    /// When the newest event was.
+    /// The time of the newest event.
     pub fn now(&self) -> Nanos {
         self.now
     }
@@ -358,7 +358,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         (placed.from, turn(&placed), number)
     }
 
-    /// When the event is at which arrows end.
+    /// The time of the event at which arrows end.
     fn arrives(&self, number: usize) -> (Nanos, Turn, usize) {
         let placed = self.placed(number);
         match placed.freed {

@@ -92,7 +92,7 @@ fn is_zero(stream: &Bound<'_, PyAny>) -> bool {
     !stream.is_instance_of::<PyBool>() && stream.extract::<i64>().is_ok_and(|number| number == 0)
 }
 
-/// Where memory is.
+/// The device of the memory.
 fn device_of(py: Python<'_>, address: usize) -> PyResult<DLDevice> {
     let found = place_of(py, ptr::with_exposed_provenance(address));
     found.map(|info| info.device).ok_or_else(|| {

@@ -134,7 +134,7 @@ impl Kind for Cuda {
     }
 }
 
-/// Where the memory at `data` is, by the driver's account.
+/// The place of the memory at `data`, by the driver's account.
 fn place_of(py: Python<'_>, data: *const u8) -> Option<PointerInfo> {
     let data = data.expose_provenance();
     guard::detach(py, || CudaRuntime::get().ok()?.pointer_info(ptr::with_exposed_provenance(data)))

@@ -74,7 +74,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
 }
 
-/// When the memory may be read: when what its queue had by now is done. Of one that names no queue, its maker vouches for it.
+/// The time at which the memory may be read: when what its queue had by now is done. Of one that names no queue, its maker vouches for it.
 fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<FenceSet> {
     if named.is_instance_of::<PyString>() {
         return Ok(FenceSet::default());
