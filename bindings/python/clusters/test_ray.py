@@ -284,8 +284,8 @@ class SinkActor:
         estafette.ray.ANSWER_MAX = seconds
 
     @ray.method(concurrency_group=CONTROL)
-    def give_up(self, reference):
-        get_tensor_transport_manager(estafette.ray.NAME).abort_transport(reference, None)
+    def give_up(self, reference, transfer):
+        get_tensor_transport_manager(estafette.ray.NAME).abort_transport(reference, transfer)
 
     @ray.method(concurrency_group=CONTROL)
     def has_given_up(self):
@@ -577,14 +577,23 @@ def test_an_actor_that_stands_still_keeps_no_object_of_others_back(source, own_s
     assert get(own_sink.read_unread.remote()) == [0.0] * 4
 
 
-def test_what_comes_after_ray_has_given_it_up_is_not_held(own_source):
+@pytest.fixture
+def transfers(monkeypatch):
+    """Those that begin, in their order."""
+    transport, begun = get_tensor_transport_manager(estafette.ray.NAME), []
+    new = transport.get_communicator_metadata
+    monkeypatch.setattr(transport, "get_communicator_metadata", lambda *actors: begun.append(new(*actors)) or begun[-1])
+    return begun
+
+
+def test_what_comes_after_ray_has_given_it_up_is_not_held(own_source, transfers):
     sink = Sink.remote()
     get(sink.answers_may_take.remote(60))
     reference = own_source.current.remote()
     with stopped(own_source):
         value = sink.value.remote(reference)
         # Ray does so after a time that transfers before this one may prolong.
-        get(sink.give_up.remote(reference.hex()))
+        get(sink.give_up.remote(reference.hex(), transfers[-1]))
         assert get(sink.has_given_up.remote())
     with pytest.raises(ray.exceptions.RayError):
         get(value)
@@ -595,23 +604,30 @@ def test_what_comes_after_ray_has_given_it_up_is_not_held(own_source):
     ray.kill(sink)
 
 
-def test_each_abort_ends_one_receive_however_that_ends(monkeypatch):
+def test_an_object_that_ray_has_given_up_once_it_was_there_comes_again(source, sink, transfers):
+    reference = source.current.remote()
+    assert get(sink.value.remote(reference)) == [0.0] * 4
+    get(sink.give_up.remote(reference.hex(), transfers[-1]))
+    assert get(sink.value.remote(reference)) == [0.0] * 4
+
+
+def test_an_abort_ends_its_receive_and_no_other_however_that_ends(monkeypatch):
     transport = estafette.ray._Transport()
     monkeypatch.setattr(estafette.ray, "_node", lambda: "here")
+    first, second = (transport.get_communicator_metadata(None, None) for _ in range(2))
 
-    def receive(node="here"):
-        transport.recv_multiple_tensors("object", estafette.ray._Metadata(tensor_meta=[], tensor_device="cpu", node=node), None)
+    def receive(transfer, node="here"):
+        metadata = estafette.ray._Metadata(tensor_meta=[], tensor_device="cpu", node=node)
+        transport.recv_multiple_tensors("object", metadata, transfer)
 
-    transport.abort_transport("object", None)
+    transport.abort_transport("object", first)
+    receive(second)
+    with pytest.raises(est.EstafetteError, match="has given up"):
+        receive(first)
+    assert not transport._aborted
+    transport.abort_transport("object", first)
     with pytest.raises(est.NotSharedError):
-        receive("elsewhere")
-    receive()
-    for _ in range(2):
-        transport.abort_transport("object", None)
-    for _ in range(2):
-        with pytest.raises(est.EstafetteError, match="has given up"):
-            receive()
-    receive()
+        receive(first, "elsewhere")
     assert not transport._aborted
 
 

@@ -25,10 +25,13 @@ Ray's interface for transports is alpha. This module is tested with the newest R
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -72,6 +75,13 @@ class _Metadata(TensorTransportMetadata):
     source: Any = None
 
 
+@dataclasses.dataclass
+class _Transfer(CommunicatorMetadata):
+    """One way of an object to an actor: Ray hands it to the receive there, and to the abort of that receive."""
+
+    number: str = ""
+
+
 def _node() -> str:
     node: str = ray.get_runtime_context().get_node_id()
     return node
@@ -107,6 +117,9 @@ def _values(_actor: Any, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]
     return _transport().values(obj_id)
 
 
+# Ray aborts a receive after a minute. An abort that comes after its receive has ended is kept until so many others have come.
+_ABORTED_MAX = 4096
+
 # After this an actor that could not be connected to for NIXL is tried again. A try stands in the way of other objects for seconds, so the
 # pause doubles with each one that fails.
 _UNREACHABLE_FOR = 60.0
@@ -121,7 +134,7 @@ class _Unreachable:
     pause: float
 
 
-def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, _Unreachable], check: Callable[[str, list[Tensor]], None]) -> list[Tensor]:
+def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, _Unreachable], check: Callable[[list[Tensor]], None]) -> list[Tensor]:
     """The tensors of an object on another machine: promises, by NIXL, or else copies by way of Ray's object store, once they are ready. Actors
     that cannot be connected to for NIXL are noted in `unreachable`. `check` raises once Ray has given the object up."""
     if metadata.source is None:
@@ -147,7 +160,7 @@ def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, _Un
             why = "".join(str(tensor.exception()) for tensor in tensors[:1])
     pause = 0.001
     while (values := ray.get(ask.remote(_values, obj_id))) is None:
-        check(obj_id, [])
+        check([])
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
     # A version that has failed says nothing about the way here.
@@ -173,8 +186,8 @@ class _Transport(TensorTransportManager):
         # Ray frees each object at most once, on another thread than the one that made it.
         self._lock = threading.Lock()
         self._made: dict[str, _Made] = {}
-        # How many receives of each object Ray has given up that have not ended. They may not have begun: others are before them.
-        self._aborted: collections.Counter[str] = collections.Counter()
+        # Numbers of transfers that Ray has given up. Their receives may not have begun, as others are before them, or have ended.
+        self._aborted: collections.deque[str] = collections.deque(maxlen=_ABORTED_MAX)
         # Used by the thread of Ray that takes objects, or that which calls `ray.get`.
         self._unreachable: dict[str, _Unreachable] = {}
 
@@ -234,7 +247,7 @@ class _Transport(TensorTransportManager):
         return [packed(version) for version in versions]
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> CommunicatorMetadata:
-        return CommunicatorMetadata()
+        return _Transfer(uuid.uuid4().hex)
 
     def recv_multiple_tensors(
         self,
@@ -246,17 +259,19 @@ class _Transport(TensorTransportManager):
         if target_buffers:
             raise ValueError("the transport of Estafette copies nothing, so it takes no target buffers")
         assert isinstance(tensor_transport_metadata, _Metadata)
+        assert isinstance(communicator_metadata, _Transfer)
+        number = communicator_metadata.number
+        check = functools.partial(self._check, obj_id, number)
         try:
             if tensor_transport_metadata.node != _node():
-                tensors = _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable, self._check)
+                tensors = _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable, check)
             else:
                 tensors = self._from_here(tensor_transport_metadata)
-            self._check(obj_id, tensors)
+            check(tensors)
             return tensors
         finally:
-            with self._lock:
-                # Counts of zero go.
-                self._aborted -= collections.Counter([obj_id])
+            with self._lock, contextlib.suppress(ValueError):
+                self._aborted.remove(number)
 
     def _from_here(self, metadata: _Metadata) -> list[Tensor]:
         # Once this returns Ray may count the last reference down, which revokes the tickets. So the other process must have seen them.
@@ -278,13 +293,14 @@ class _Transport(TensorTransportManager):
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
         """Ray keeps what comes later for as long as the actor lives, with its leases: so nothing may."""
+        assert isinstance(communicator_metadata, _Transfer)
         with self._lock:
-            self._aborted[obj_id] += 1
+            self._aborted.append(communicator_metadata.number)
 
-    def _check(self, obj_id: str, tensors: list[Tensor]) -> None:
+    def _check(self, obj_id: str, number: str, tensors: list[Tensor]) -> None:
         """Raises once Ray has given up an object that is on its way here, and empties the list of its tensors."""
         with self._lock:
-            if not self._aborted[obj_id]:
+            if number not in self._aborted:
                 return
         # Ray keeps the error, which has the frames of the callers.
         tensors.clear()
