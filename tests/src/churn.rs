@@ -29,9 +29,6 @@ pub struct Done {
 
 /// Imports `count` tensors of a foreign library, uses, exports and drops them in random order, and leaves
 /// nothing.
-///
-/// # Errors
-/// What the engine refused, which it should not.
 pub fn churn(engine: &Engine, count: usize, seed: u64, deleted: &Deleted) -> Result<Done, Error> {
     let mut churn =
         Churn { engine, dice: Dice::new(seed), tensors: vec![], exports: vec![], done: Done::default() };

@@ -37,45 +37,22 @@ const KINDS: usize = 11;
 const KIND_SHIFT: u32 = 28;
 
 impl Kind {
-    const ALL: [Kind; KINDS - 1] = [
-        Kind::Op,
-        Kind::Tensor,
-        Kind::Lease,
-        Kind::Promise,
-        Kind::Engine,
-        Kind::Program,
-        Kind::Trace,
-        Kind::Ticket,
-        Kind::Door,
-        Kind::Link,
+    /// Each kind, as messages name it, and what ends the use of its handles.
+    const ALL: [(Kind, &str, &str); KINDS - 1] = [
+        (Kind::Op, "an operation", "its operation has ended, or the handle was released"),
+        (Kind::Tensor, "a tensor", "it was released"),
+        (Kind::Lease, "a lease", "it was released"),
+        (Kind::Promise, "a promise", "the promise was settled or dropped"),
+        (Kind::Engine, "an engine", "it was destroyed"),
+        (Kind::Program, "a program", "it was destroyed"),
+        (Kind::Trace, "a trace", "it was ended"),
+        (Kind::Ticket, "a ticket", "it was revoked"),
+        (Kind::Door, "a door", "it was closed"),
+        (Kind::Link, "a link", "it was closed"),
     ];
 
     fn text(self) -> &'static str {
-        match self {
-            Kind::Op => "an operation",
-            Kind::Tensor => "a tensor",
-            Kind::Lease => "a lease",
-            Kind::Promise => "a promise",
-            Kind::Engine => "an engine",
-            Kind::Program => "a program",
-            Kind::Trace => "a trace",
-            Kind::Ticket => "a ticket",
-            Kind::Door => "a door",
-            Kind::Link => "a link",
-        }
-    }
-
-    /// The function that ends the use of such a handle.
-    fn end(self) -> &'static str {
-        match self {
-            Kind::Op => "its operation has ended, or the handle was released",
-            Kind::Tensor | Kind::Lease => "it was released",
-            Kind::Promise => "the promise was settled or dropped",
-            Kind::Engine | Kind::Program => "it was destroyed",
-            Kind::Trace => "it was ended",
-            Kind::Ticket => "it was revoked",
-            Kind::Door | Kind::Link => "it was closed",
-        }
+        Self::ALL[self as usize - 1].1
     }
 
     /// The tag of a place that nothing was in. Its generation is the page that this copy of the library is at, so that a handle of another
@@ -101,13 +78,11 @@ impl Kind {
             return Refusal::invalid(format!("{name} is NULL"));
         }
         let (tag, _) = parts(handle);
-        let other = Kind::ALL.into_iter().find(|kind| *kind as u32 == tag >> KIND_SHIFT && *kind != self);
-        Refusal::invalid(match other {
-            Some(other) if tag & IN_USE != 0 => format!("{name}: this is the handle of {}", other.text()),
-            _ => format!(
-                "{name}: this handle is not in use; {}, or is of another copy of the library",
-                self.end()
-            ),
+        let is_other = |kind: Kind| kind as u32 == tag >> KIND_SHIFT && kind != self;
+        let end = Self::ALL[self as usize - 1].2;
+        Refusal::invalid(match Self::ALL.into_iter().find(|(kind, ..)| is_other(*kind)) {
+            Some((_, other, _)) if tag & IN_USE != 0 => format!("{name}: this is the handle of {other}"),
+            _ => format!("{name}: this handle is not in use; {end}, or is of another copy of the library"),
         })
     }
 }
@@ -261,6 +236,13 @@ mod tests {
         let places: Places<u8> = Places::new(Kind::Promise);
         for number in [0, PLACES_MAX, u32::MAX - 1, u32::MAX] {
             assert!(places.get(number).is_none());
+        }
+    }
+
+    #[test]
+    fn kinds_are_in_the_order_of_their_numbers() {
+        for (at, (kind, ..)) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, at + 1);
         }
     }
 

@@ -28,4 +28,5 @@ mod state;
 mod stream;
 mod vector_clock;
 
+pub use control::Controls;
 pub use kind::Kind;

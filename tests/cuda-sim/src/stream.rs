@@ -33,7 +33,6 @@ pub(crate) struct Stream {
     pub(crate) green: u64,
     pub(crate) origin: Origin,
     pub(crate) flags: u32,
-    pub(crate) priority: i32,
     /// How many streams its context had before.
     pub(crate) number: usize,
     /// What is not over, in order.
@@ -59,7 +58,7 @@ impl Stream {
 
 impl State {
     /// Makes a stream, and a thread that works on it.
-    pub(crate) fn add_stream(&mut self, context: usize, origin: Origin, flags: u32, priority: i32) -> usize {
+    pub(crate) fn add_stream(&mut self, context: usize, origin: Origin, flags: u32) -> usize {
         let handle = match origin {
             Origin::Created => self.handle(),
             Origin::Legacy => LEGACY,
@@ -74,7 +73,6 @@ impl State {
             green: 0,
             origin,
             flags,
-            priority,
             number,
             queue: VecDeque::new(),
             count: 0,
@@ -96,7 +94,7 @@ impl State {
     pub(crate) fn stream_for_records(&mut self, context: usize) -> usize {
         let is_it = |stream: &Stream| stream.context == context && stream.origin == Origin::Records;
         let found = self.streams.iter().position(is_it);
-        found.unwrap_or_else(|| self.add_stream(context, Origin::Records, NON_BLOCKING, 0))
+        found.unwrap_or_else(|| self.add_stream(context, Origin::Records, NON_BLOCKING))
     }
 
     /// The stream that a handle stands for on this thread.
@@ -115,7 +113,7 @@ impl State {
         let context = self.current()?;
         let found =
             self.streams.iter().position(|stream| stream.context == context && stream.origin == origin);
-        Ok(found.unwrap_or_else(|| self.add_stream(context, origin, 0, 0)))
+        Ok(found.unwrap_or_else(|| self.add_stream(context, origin, 0)))
     }
 
     /// The same, of a context that works: for what is enqueued.

@@ -1,6 +1,6 @@
 //! Facts of the machine, for the record: what `nvidia-smi -q` says of driver and device.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use crate::record::Record;
@@ -34,16 +34,9 @@ pub fn describe(record: &mut Record) {
 }
 
 fn report() -> Result<String, String> {
-    let path = std::env::temp_dir().join(format!("estafette-gpu-smi-{}.txt", std::process::id()));
-    let file = std::fs::File::create(&path).map_err(|error| error.to_string())?;
-    let mut command = Command::new("nvidia-smi");
-    command.arg("-q").stdout(file).stderr(Stdio::null());
-    let how = supervise::within(&mut command, LIMIT);
-    let text = std::fs::read_to_string(&path).unwrap_or_default();
-    let _ = std::fs::remove_file(&path);
-    match how {
-        Ok(How::Ended(status)) if status.success() => Ok(text),
-        Ok(how) => Err(how.words()),
+    match supervise::logged(Command::new("nvidia-smi").arg("-q"), "smi", LIMIT) {
+        Ok((How::Ended(status), text)) if status.success() => Ok(text),
+        Ok((how, _)) => Err(how.words()),
         Err(error) => Err(format!("does not start: {error}")),
     }
 }

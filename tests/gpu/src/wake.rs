@@ -132,9 +132,7 @@ impl Bench<'_> {
         let argument = Box::into_raw(Box::new(sender)).cast();
         // SAFETY: the function takes the box, and is called once.
         unsafe { self.setup.driver.call(self.stream, wake, argument) }?;
-        let time = asleep_until(self.flag, SETTLE, async move {
-            let _ = receiver.await;
-        });
+        let time = asleep_until(self.flag, SETTLE, receiver);
         self.setup.driver.synchronize(self.stream)?;
         Ok(time)
     }
@@ -153,9 +151,7 @@ impl Bench<'_> {
             }
             let _ = sender.send(());
         });
-        let time = asleep_until(self.flag, SETTLE, async move {
-            let _ = receiver.await;
-        });
+        let time = asleep_until(self.flag, SETTLE, receiver);
         scanner.join().expect("the scanner does not panic");
         self.setup.driver.synchronize(self.stream)?;
         Ok(time)
@@ -172,9 +168,7 @@ impl Bench<'_> {
             let _ = sender.send(());
             outcome
         });
-        let time = asleep_until(self.flag, SETTLE, async move {
-            let _ = receiver.await;
-        });
+        let time = asleep_until(self.flag, SETTLE, receiver);
         waiter.join().expect("the waiting thread does not panic")?;
         Ok(time)
     }
@@ -189,9 +183,7 @@ impl Bench<'_> {
     /// A task on a sleeping thread awaits the fence, for so long before the device is released.
     fn awaited(&self, before: Duration) -> Result<f64, Failure> {
         let fence = self.fence()?;
-        Ok(asleep_until(self.flag, before, async move {
-            let _ = fence.settled().await;
-        }))
+        Ok(asleep_until(self.flag, before, fence.settled()))
     }
 
     /// A thread asks until it is done.
@@ -214,12 +206,12 @@ fn microseconds(begin: Instant) -> f64 {
 
 /// Awaits a future on a thread of its own, which waits for so long before the device is released. How long after the
 /// release it runs again.
-fn asleep_until(flag: Flag, before: Duration, future: impl Future<Output = ()> + Send + 'static) -> f64 {
+fn asleep_until(flag: Flag, before: Duration, future: impl Future + Send + 'static) -> f64 {
     let begun = Arc::new(AtomicBool::new(false));
     let begins = begun.clone();
     let waiter = std::thread::spawn(move || {
         begins.store(true, Ordering::Release);
-        block_on(future);
+        let _ = block_on(future);
         Instant::now()
     });
     while !begun.load(Ordering::Acquire) {

@@ -187,9 +187,6 @@ impl SharedLock for BodyLock {
 
 impl World {
     /// Draws a program and makes its cells.
-    ///
-    /// # Errors
-    /// The engine's.
     pub fn new(shape: Shape) -> Result<Arc<Self>, Error> {
         let plans = draw_plans(&shape);
         Self::with_plans(shape, plans)
@@ -197,9 +194,6 @@ impl World {
 
     /// Makes what a program needs: operations with their submitters, in the order of submission of each
     /// submitter.
-    ///
-    /// # Errors
-    /// The engine's.
     pub fn with_plans(shape: Shape, plans: Vec<(usize, Plan)>) -> Result<Arc<Self>, Error> {
         let device = shape.device.clone().map(SimDevice::new).transpose()?;
         let queues = device.iter().flat_map(|device| {

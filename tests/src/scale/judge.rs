@@ -15,9 +15,6 @@ const SLACK: f64 = 3.0;
 pub type Counts = BTreeMap<(String, usize), u64>;
 
 /// Reads the files that callgrind has written into `folder`.
-///
-/// # Errors
-/// What the system says of a file that cannot be read.
 pub fn read(folder: &Path) -> std::io::Result<Counts> {
     let mut least = Counts::new();
     for file in std::fs::read_dir(folder)? {

@@ -162,9 +162,6 @@ pub struct World {
 
 impl World {
     /// Engines with nothing to do.
-    ///
-    /// # Errors
-    /// The engine's.
     pub fn new(shape: Shape) -> Result<Self, Error> {
         let engine = |workers: &usize| {
             // No lease here is ever held for too long.

@@ -73,16 +73,21 @@ impl Library {
         Ok(Self(handle))
     }
 
+    /// The function of that name, which is there.
+    pub(crate) fn find(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: the handle is never closed.
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        assert!(!address.is_null(), "the simulated driver is older than its client: no {name:?}");
+        address
+    }
+
     /// # Safety
     ///
     /// The library's function of that name has the type `F`.
     pub(crate) unsafe fn function<F: Copy>(&self, name: &CStr) -> F {
-        // SAFETY: the handle is never closed.
-        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        assert!(!address.is_null(), "the simulated driver is older than its client: no {name:?}");
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         // SAFETY: not null, of the same size, and of the right type as the caller says.
-        unsafe { std::mem::transmute_copy(&address) }
+        unsafe { std::mem::transmute_copy(&self.find(name)) }
     }
 }
 

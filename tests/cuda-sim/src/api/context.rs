@@ -126,19 +126,9 @@ driver! {
         put(device, session.contexts[context].device as c_int)
     }
 
-    fn cuCtxGetId(context: u64, id: *mut u64) |session| {
-        let context = if context == 0 { session.current()? } else { session.context(context)? };
-        put(id, context as u64 + 1)
-    }
-
     fn cuCtxGetApiVersion(context: u64, version: *mut u32) |session| {
         let _ = context;
         put(version, session.script.driver_version as u32)
-    }
-
-    fn cuCtxGetFlags(flags: *mut u32) |session| {
-        session.current()?;
-        put(flags, 0)
     }
 
     fn cuCtxSetFlags(flags: u32) |session| {

@@ -92,11 +92,6 @@ driver! {
         write_text(name, length, &text)
     }
 
-    fn cuDeviceGetPCIBusId(name: *mut c_char, length: c_int, device: c_int) |session| {
-        let device = session.device(device)?;
-        write_text(name, length, &format!("0000:{:02x}:00.0", device + 1))
-    }
-
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) |session| {
         let device = session.device(device)?;
         put(value, session.attribute(device, attribute))
@@ -124,12 +119,6 @@ driver! {
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) |session| {
         let different = session.device(device)? != session.device(peer)?;
         put(can, c_int::from(different && session.script.peer_access))
-    }
-
-    fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: c_int, source: c_int, target: c_int) |session| {
-        let _ = attribute;
-        let different = session.device(source)? != session.device(target)?;
-        put(value, c_int::from(different && session.script.peer_access))
     }
 
     fn cuGetErrorName(code: i32, text: *mut *const c_char) |_session| {

@@ -7,8 +7,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::{
-    context, device, event, graph, library, memory, module, put, put_if_wanted, stream, transfer,
-    virtual_memory,
+    context, device, event, graph, memory, module, put, put_if_wanted, stream, transfer, virtual_memory,
 };
 use crate::codes::*;
 
@@ -47,7 +46,6 @@ const SINCE: &[(&str, c_int)] = &[
     ("cuMemcpyHtoDAsync_v2", 3020),
     ("cuMemcpyHtoD_v2", 3020),
     ("cuMemsetD8_v2", 3020),
-    ("cuMemsetD32_v2", 3020),
     ("cuStreamBeginCapture_v2", 10010),
     ("cuStreamDestroy_v2", 4000),
     ("cuStreamGetCaptureInfo_v2", 11030),
@@ -68,7 +66,6 @@ fn all() -> impl Iterator<Item = (&'static str, *const c_void)> {
         device::exported(),
         event::exported(),
         graph::exported(),
-        library::exported(),
         memory::exported(),
         module::exported(),
         stream::exported(),

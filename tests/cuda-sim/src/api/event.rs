@@ -26,10 +26,6 @@ driver! {
         record(session, event, stream, 0)
     }
 
-    fn cuEventRecordWithFlags(event: u64, stream: u64, flags: u32) |session| {
-        record(session, event, stream, flags)
-    }
-
     fn cuCtxRecordEvent(context: u64, event: u64) |session| {
         let context = session.context(context)?;
         session.sound(context)?;

@@ -59,16 +59,4 @@ driver! {
     fn cuGraphDestroy(graph: u64) |session| {
         session.graphs.remove(&graph).map(|_| ()).ok_or(INVALID_HANDLE)
     }
-
-    fn cuGraphGetNodes(graph: u64, nodes: *mut u64, count: *mut usize) |session| {
-        let length = session.graphs.get(&graph).ok_or(INVALID_HANDLE)?.nodes.len();
-        if nodes.is_null() {
-            return put(count, length);
-        }
-        let room = count.as_ref().copied().ok_or(INVALID_VALUE)?;
-        for index in 0..room {
-            nodes.add(index).write(if index < length { graph + index as u64 + 1 } else { 0 });
-        }
-        put(count, room.min(length))
-    }
 }

@@ -291,11 +291,6 @@ driver! {
         Ok(())
     }
 
-    fn cuPointerSetAttribute(value: *const c_void, attribute: c_uint, address: u64) |session| {
-        let _ = (value, attribute);
-        session.memory.live(address).map(|_| ()).ok_or(INVALID_VALUE)
-    }
-
     fn cuMemPrefetchAsync(address: u64, bytes: usize, device: c_int, stream: u64) |session| {
         let _ = device;
         let stream = session.sound_stream(stream)?;

@@ -24,7 +24,6 @@ mod device;
 mod entry_point;
 mod event;
 mod graph;
-mod library;
 mod memory;
 mod module;
 mod stream;

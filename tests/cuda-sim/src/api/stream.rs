@@ -42,14 +42,15 @@ driver! {
     fn cuStreamCreate(stream: *mut u64, flags: u32) |session| {
         let context = session.current()?;
         session.wait_for_setup()?;
-        let place = session.add_stream(context, Origin::Created, flags, 0);
+        let place = session.add_stream(context, Origin::Created, flags);
         put(stream, session.streams[place].handle)
     }
 
     fn cuStreamCreateWithPriority(stream: *mut u64, flags: u32, priority: c_int) |session| {
+        let _ = priority;
         let context = session.current()?;
         session.wait_for_setup()?;
-        let place = session.add_stream(context, Origin::Created, flags, priority.clamp(-2, 0));
+        let place = session.add_stream(context, Origin::Created, flags);
         put(stream, session.streams[place].handle)
     }
 
@@ -153,15 +154,11 @@ driver! {
     }
 
     fn cuGreenCtxStreamCreate(stream: *mut u64, green: u64, flags: u32, priority: c_int) |session| {
+        let _ = priority;
         let context = *session.green_contexts.get(&green).ok_or(INVALID_CONTEXT)?;
-        let place = session.add_stream(context, Origin::Created, flags, priority.clamp(-2, 0));
+        let place = session.add_stream(context, Origin::Created, flags);
         session.streams[place].green = green;
         put(stream, session.streams[place].handle)
-    }
-
-    fn cuStreamGetDevice(stream: u64, device: *mut c_int) |session| {
-        let stream = session.stream(stream)?;
-        put(device, session.contexts[session.streams[stream].context].device as c_int)
     }
 
     fn cuStreamGetId(stream: u64, id: *mut u64) |session| {
@@ -169,16 +166,6 @@ driver! {
         // As an H100's driver was seen to do.
         session.refuse_captured_stream(stream)?;
         put(id, stream as u64 + 1)
-    }
-
-    fn cuStreamGetFlags(stream: u64, flags: *mut u32) |session| {
-        let stream = session.stream(stream)?;
-        put(flags, session.streams[stream].flags)
-    }
-
-    fn cuStreamGetPriority(stream: u64, priority: *mut c_int) |session| {
-        let stream = session.stream(stream)?;
-        put(priority, session.streams[stream].priority)
     }
 
     fn cuLaunchHostFunc(stream: u64, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void) |session| {
@@ -225,14 +212,6 @@ driver! {
         let stream = session.stream(stream)?;
         session.not_beside_a_capture(stream)?;
         put(status, capture_status(session, stream).0)
-    }
-
-    fn cuStreamGetCaptureInfo(stream: u64, status: *mut u32, id: *mut u64) |session| {
-        let stream = session.stream(stream)?;
-        session.not_beside_a_capture(stream)?;
-        let (now, capture) = capture_status(session, stream);
-        put_if_wanted(id, capture);
-        put(status, now)
     }
 
     fn cuStreamGetCaptureInfo_v2(

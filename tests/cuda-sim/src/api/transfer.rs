@@ -139,29 +139,11 @@ driver! {
         copy_now(session, (to, End::Any), (from, End::Any), bytes)
     }
 
-    fn cuMemcpyPeer(to: u64, to_context: u64, from: u64, from_context: u64, bytes: usize) |session| {
-        session.context(to_context)?;
-        session.context(from_context)?;
-        copy_now(session, (to, End::Known), (from, End::Known), bytes)
-    }
-
     fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: u64) |session| {
         set(session, to, u32::from(value), 1, count, stream).map(|_| ())
     }
 
-    fn cuMemsetD16Async(to: u64, value: u16, count: usize, stream: u64) |session| {
-        set(session, to, u32::from(value), 2, count, stream).map(|_| ())
-    }
-
-    fn cuMemsetD32Async(to: u64, value: u32, count: usize, stream: u64) |session| {
-        set(session, to, value, 4, count, stream).map(|_| ())
-    }
-
     fn cuMemsetD8_v2(to: u64, value: u8, count: usize) |session| {
         set_now(session, to, u32::from(value), 1, count)
-    }
-
-    fn cuMemsetD32_v2(to: u64, value: u32, count: usize) |session| {
-        set_now(session, to, value, 4, count)
     }
 }
