@@ -73,10 +73,10 @@ pub fn produce_after(completion: Completion, fence: &Fence, result: BodyResult<P
 /// Adopts the fence of another scheduler, with the devices of the engine that runs the operation.
 ///
 /// # Errors
-/// As [`foreign_fence::import`]; [`Error::Invalid`] for a fence that waits for the end of this operation.
+/// As [`import`](super::exchange::import); [`Error::Invalid`] for a fence that waits for the end of this operation.
 ///
 /// # Safety
-/// As for [`foreign_fence::import`].
+/// As for [`import`](super::exchange::import).
 pub unsafe fn import_fence(completion: &Completion, fence: NonNull<RawFence>) -> Result<Fence, Error> {
     let core = completion.scope().core();
     // SAFETY: the caller's promise is the same.

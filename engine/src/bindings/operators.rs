@@ -16,7 +16,7 @@ pub use crate::operators::library::{OPTIONS_SIZE_MAX, check_rest, read};
 /// Registers a function in C. On an error `drop_context` is not called: the context is still the caller's.
 ///
 /// # Errors
-/// As [`register`](Operators::register); [`Error::Invalid`] for options that cannot be.
+/// As [`register`]; [`Error::Invalid`] for options that cannot be.
 ///
 /// # Safety
 /// The function, and the one that infers, keep the contract of [`OperatorFunction`], for any context as `context` is; they and
@@ -36,7 +36,7 @@ pub unsafe fn register_foreign(
     })
 }
 
-/// As [`attributes`], each with whether its value [is text](text_attribute).
+/// All pairs, each with whether its value [is text](text_attribute).
 pub fn typed_attributes(attributes: &Attributes) -> impl ExactSizeIterator<Item = (&str, &str, bool)> {
     attributes.attributes.iter().map(|known| (known.key.as_str(), known.value.as_str(), known.is_text))
 }

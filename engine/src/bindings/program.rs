@@ -25,7 +25,7 @@ pub fn is_in_use(program: &Program) -> bool {
 /// As [`replay`](Program::replay), but fails with [`Error::InFlightLimit`] where no permit is free.
 ///
 /// # Errors
-/// As [`OpBuilder::run_external`], and [`Error::InFlightLimit`].
+/// As [`run_external`](crate::operation::OpBuilder::run_external), and [`Error::InFlightLimit`].
 pub fn try_replay(program: &Program) -> Result<Op, Error> {
     let (described, body) = program.describe();
     described.without_waiting().run_external(body)

@@ -101,7 +101,7 @@ pub fn try_export(tensor: &Tensor, options: &ExportOptions) -> Result<Option<Man
 /// of another device.
 ///
 /// # Safety
-/// As for [`Device::foreign_queue`], for as long as the consumer is used.
+/// As for [`foreign_queue`](estafette_devices::Device::foreign_queue), for as long as the consumer is used.
 pub unsafe fn consumer_on(tensor: &Tensor, device: DLDevice, stream: usize) -> Result<Consumer, Error> {
     // SAFETY: by contract.
     Ok(Consumer::Queue(unsafe { tensor.queue_for_consumer(device, stream) }?))

@@ -176,6 +176,7 @@ unsafe extern "C" fn add(
 ///
 /// # Safety
 /// The pointers are NULL, or to a text and to options that stay as they are during `'a`.
+#[doc(hidden)]
 pub unsafe fn read<'a>(
     name: *const c_char,
     options: *const OperatorOptions,
@@ -196,6 +197,7 @@ pub unsafe fn read<'a>(
 
 /// The most that a struct of options may be long: as much as a page, like Linux's structs that grow. A size beyond that is one that was
 /// never set, and what is behind the struct must not be read.
+#[doc(hidden)]
 pub const OPTIONS_SIZE_MAX: usize = 4096;
 
 /// Checks what `size` bytes of options have behind those of an `O`: newer fields must be zero.
@@ -205,6 +207,7 @@ pub const OPTIONS_SIZE_MAX: usize = 4096;
 ///
 /// # Safety
 /// `options` is valid for `size` bytes.
+#[doc(hidden)]
 pub unsafe fn check_rest<O>(options: *const O, size: usize) -> Result<(), String> {
     if size > OPTIONS_SIZE_MAX {
         return Err(format!(

@@ -42,7 +42,7 @@
 //! | `kernel` | functions that run where they are called, and return when they are done |
 //! | `closure` | functions in Rust |
 //! | [`abi`] | functions in C |
-//! | `library` | shared libraries full of them |
+//! | [`library`] | shared libraries full of them |
 //!
 //! # Invariants
 //!
@@ -50,7 +50,7 @@
 //! - No lock of the registry is held while a function of an operator runs.
 
 pub mod abi;
-pub(crate) mod library;
+pub mod library;
 
 mod attributes;
 mod call;
@@ -63,6 +63,5 @@ mod registry;
 pub use attributes::Attributes;
 pub use call::OperatorCall;
 pub use closure::Closure;
-pub use library::OperatorRegistrar;
 pub use operator::{OUTPUTS_MAX, Operator, OperatorKind, Signature};
 pub use registry::{Operators, operators};

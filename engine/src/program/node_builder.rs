@@ -106,7 +106,7 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     }
 }
 
-/// A node that passed all checks. Made by [`NodeBuilder::checked_external`].
+/// A node that passed all checks. Made by `bindings::program::checked_external`.
 #[derive(Debug)]
 #[must_use = "a node is recorded by `run`"]
 pub struct CheckedNode<'r, R, W, U> {
