@@ -150,7 +150,7 @@ impl Link {
     }
 
     async fn send_unnoted(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
-        let export = Export::new(tensor, self.owner(), options.copy)?;
+        let export = Export::new(tensor, self.owner(), options.copy, false)?;
         if let Some(Shown::Here(place)) = export.shown.get() {
             self.introduce().await?;
             return hand_over(&self.link, &[], Arc::clone(&export), place, 0).await;

@@ -361,7 +361,8 @@ pub const SUITES: &[Suite] = &[
         |context| {
             let targets = ["test", "--test", "links", "--test", "links_kills", "--test", "hostile_peers"];
             let mut tests = cargo(&context.target, &targets, TESTED);
-            tests.env("ESTAFETTE_KILLS_S", KILLS_S);
+            // One at a time, as some count what the process has.
+            tests.args(["--", "--test-threads", "1"]).env("ESTAFETTE_KILLS_S", KILLS_S);
             let files = ["test_processes", "test_processes_staging", "test_tickets"];
             let files = files.map(|file| format!("bindings/python/tests/{file}.py"));
             vec![tests, pytest(context, &files.each_ref().map(String::as_str))]

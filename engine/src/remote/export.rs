@@ -35,8 +35,10 @@ use crate::wait::notify::{device_error, notify};
 
 /// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
 pub(super) struct Export {
-    /// Set from the beginning, or when `ready` settles well.
+    /// Set from the beginning, or when `known` settles well.
     pub(super) shown: OnceLock<Shown>,
+    /// Settles no later than `ready`.
+    pub(super) known: Fence,
     /// Done when other processes may read.
     pub(super) ready: Fence,
     /// The number of the lease in traces of other processes.
@@ -75,7 +77,6 @@ pub(super) struct Place {
     /// The offset of the first element in the segment.
     pub(super) first: usize,
     pub(super) layout: Layout,
-    #[cfg_attr(not(feature = "nixl"), expect(dead_code, reason = "it keeps the memory"))]
     copied: Option<Copied>,
 }
 
@@ -83,17 +84,29 @@ pub(super) struct Place {
 type Copied = (Arc<Storage>, CoreRef);
 
 impl Export {
-    /// Requests the lease: it takes its place in the order now. `copy` as in [`ShareOptions`](super::ShareOptions::copy).
-    pub(super) fn new(tensor: &Tensor, owner: LeaseOwner, copy: Option<bool>) -> Result<Arc<Self>, Error> {
+    /// Requests the lease: it takes its place in the order now. `copy` as in [`ShareOptions`](super::ShareOptions::copy). With
+    /// `returns_at_once` much memory for a copy is taken by an operation.
+    pub(super) fn new(
+        tensor: &Tensor,
+        owner: LeaseOwner,
+        copy: Option<bool>,
+        returns_at_once: bool,
+    ) -> Result<Arc<Self>, Error> {
         tensor.inner.core.generation.check()?;
-        let now = tensor.inner.definition().ok().map(|definition| show(tensor, definition, copy));
-        let (shown, target) = now.transpose()?.unzip();
-        let target = target.flatten();
-        let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
-        if matches!(shown.get(), Some(Shown::RemoteMemory(..))) {
-            return Ok(Arc::new(Self { shown, ready: done(), key: 0, owner, lease: Mutex::default() }));
+        let Ok(definition) = tensor.inner.definition() else {
+            return Self::requested(tensor, Access::Read, owner, None, false, copy);
+        };
+        let is_much = returns_at_once && definition.layout.byte_len() > TAKEN_AT_ONCE;
+        let shown = match show(tensor, definition, copy)? {
+            None if !is_much => Some(stage(tensor, definition, copy)?),
+            shown => shown,
+        };
+        if let Some(shown @ Shown::RemoteMemory(..)) = shown {
+            let (shown, lease) = (OnceLock::from(shown), Mutex::default());
+            return Ok(Arc::new(Self { shown, known: done(), ready: done(), key: 0, owner, lease }));
         }
-        Self::requested(tensor, Access::Read, owner, shown, target, copy)
+        let is_staged = shown.is_none();
+        Self::requested(tensor, Access::Read, owner, shown, is_staged, copy)
     }
 
     /// Requests a lease for the one process that is to write.
@@ -101,7 +114,7 @@ impl Export {
         tensor.inner.core.generation.check()?;
         let definition = tensor.inner.definition()?;
         let place = find_in_segment(definition).ok_or(Error::NotShared(NOT_WRITABLE.into()))?;
-        Self::requested(tensor, Access::Write, owner, OnceLock::from(Shown::Here(place)), None, Some(false))
+        Self::requested(tensor, Access::Write, owner, Some(Shown::Here(place)), false, Some(false))
     }
 
     /// Gives a lease for writing back. What was written is the next version, or has failed as `answer` has.
@@ -125,24 +138,36 @@ impl Export {
         }
     }
 
+    /// `is_staged`: memory for a copy is to be taken.
     fn requested(
         tensor: &Tensor,
         access: Access,
         owner: LeaseOwner,
-        shown: OnceLock<Shown>,
-        target: Option<Arc<Storage>>,
+        shown: Option<Shown>,
+        is_staged: bool,
         copy: Option<bool>,
     ) -> Result<Arc<Self>, Error> {
         let (completer, ready) = host::promise("a lease for another process");
+        let (knows, known) = is_staged.then(|| host::promise("memory for another process")).unzip();
+        let known = known.unwrap_or_else(|| ready.clone());
         let owner = owner.elsewhere();
         let (request, lease) = tensor.lease_within(access, owner.clone()).submitted()?;
         let key = trace::process_key().wrapping_add(lease);
-        let export = Arc::new(Self { shown, ready, key, owner, lease: Mutex::default() });
+        let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
+        let export = Arc::new(Self { shown, known, ready, key, owner, lease: Mutex::default() });
+        if let Some(knows) = knows {
+            let staged = Arc::clone(&export).staged(tensor.clone(), copy);
+            notify(staged, move |outcome| knows.settle(outcome.map_err(device_error)));
+        }
         let granted = Arc::downgrade(&export);
         let granted = async move {
             let lease = request.await?;
             match granted.upgrade() {
-                Some(export) => export.granted(lease, target, copy).await,
+                Some(export) if is_staged => {
+                    export.known.settled().await?;
+                    export.granted(lease, copy).await
+                }
+                Some(export) => export.granted(lease, copy).await,
                 None => Ok(()),
             }
         };
@@ -150,30 +175,38 @@ impl Export {
         Ok(export)
     }
 
-    /// Keeps the lease for as long as the memory is shown, or for as long as it takes to copy it.
-    async fn granted(
-        &self,
-        lease: Lease,
-        mut target: Option<Arc<Storage>>,
-        copy: Option<bool>,
-    ) -> Result<(), Error> {
-        if self.shown.get().is_none() {
-            let (shown, to) = show(lease.tensor(), lease.tensor().inner.definition()?, copy)?;
-            let is_elsewhere = matches!(shown, Shown::RemoteMemory(..));
+    /// Takes the memory for a copy.
+    async fn staged(self: Arc<Self>, tensor: Tensor, copy: Option<bool>) -> Result<(), Error> {
+        let core = tensor.inner.core.clone();
+        let staging = async move {
+            let shown = stage(&tensor, tensor.inner.definition()?, copy)?;
             self.shown.get_or_init(|| shown);
-            if is_elsewhere {
-                return Ok(());
-            }
-            target = to;
+            Ok(())
+        };
+        by_an_operation(core, "memory for another process", staging).await
+    }
+
+    /// Keeps the lease for as long as the memory is shown, or for as long as it takes to copy it.
+    async fn granted(&self, lease: Lease, copy: Option<bool>) -> Result<(), Error> {
+        if self.shown.get().is_none() {
+            let (tensor, definition) = (lease.tensor(), lease.tensor().inner.definition()?);
+            let shown = show(tensor, definition, copy)?;
+            let shown = shown.map_or_else(|| stage(tensor, definition, copy), Ok)?;
+            self.shown.get_or_init(|| shown);
         }
-        match target {
-            Some(target) => copy_under(lease, target).await,
-            None => {
+        match self.shown.get() {
+            Some(Shown::Here(Place { copied: Some((target, core)), .. })) => {
+                let copying = copy::for_processes(core.clone(), lease.tensor().clone(), Arc::clone(target));
+                by_an_operation(core.clone(), "copy for another process", copying).await?;
+                drop(lease);
+            }
+            Some(Shown::Here(_)) => {
                 let before = self.lease.lock().replace(lease);
                 debug_assert!(before.is_none(), "granted once");
-                Ok(())
             }
+            Some(Shown::RemoteMemory(..)) | None => {}
         }
+        Ok(())
     }
 }
 
@@ -188,12 +221,11 @@ pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
 /// DLPack's code of the type. Bindings define a promise by such elements whose function has returned no single array.
 const OPAQUE_HANDLE: u8 = 3;
 
-/// The form in which a tensor is shown, and the memory that it is to be copied to before.
-fn show(
-    tensor: &Tensor,
-    definition: &Definition,
-    copy: Option<bool>,
-) -> Result<(Shown, Option<Arc<Storage>>), Error> {
+/// Memory for a copy that a ticket takes itself. More than that takes the system long.
+const TAKEN_AT_ONCE: usize = 1 << 20;
+
+/// The form in which a tensor is shown; `None` where a copy of it is shown.
+fn show(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<Option<Shown>, Error> {
     let Definition { layout, data, .. } = definition;
     if layout.dtype().code == OPAQUE_HANDLE {
         const WHY: &str = "opaque handles mean nothing in another process";
@@ -212,19 +244,25 @@ fn show(
         if let Some(Loan::ForReading(origin)) = definition.storage.loan()
             && !origin.peer.has_ended()
         {
-            return Ok((Shown::RemoteMemory(origin.clone(), tensor.clone()), None));
+            return Ok(Some(Shown::RemoteMemory(origin.clone(), tensor.clone())));
         }
         let shared = || match layout.device() {
             DLDevice::CPU => find(layout, *data, None),
             _ => find_on_device(tensor, layout, *data, None),
         };
         if let Some(place) = find_in_segment(definition).or_else(shared) {
-            return Ok((Shown::Here(place), None));
+            return Ok(Some(Shown::Here(place)));
         }
         if copy == Some(false) {
             return Err(Error::NotShared(NOT_SHARED.into()));
         }
     }
+    Ok(None)
+}
+
+/// Memory for a copy.
+fn stage(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<Shown, Error> {
+    let Definition { layout, data, .. } = definition;
     // One copy on the device, but of memory with gaps, which the host packs.
     let core = &tensor.inner.core;
     let stays = layout.is_contiguous() && !host_can_use(core, layout.device(), *data);
@@ -238,12 +276,12 @@ fn show(
         None => HostDevice::with_memory(Arc::new(Arena)).allocate(bytes, ALIGN)?,
     };
     let storage = Arc::new(Storage::device(memory));
-    let (data, kept) = (storage.data(), Some((Arc::clone(&storage), core.clone())));
+    let (data, kept) = (storage.data(), Some((storage, core.clone())));
     let place = match shared {
         Some(_) => find_on_device(tensor, &layout, data, kept),
         None => find(&layout, data, kept),
     };
-    Ok((Shown::Here(place.expect("it is shared memory")), Some(storage)))
+    Ok(Shown::Here(place.expect("it is shared memory")))
 }
 
 /// The reason why a copy that is refused would be needed.
@@ -277,21 +315,21 @@ fn find_in_segment(definition: &Definition) -> Option<Place> {
     Some(Place { segment: Memory::Host(segment), first, layout: definition.layout.clone(), copied: None })
 }
 
-/// Copies the leased tensor, as an operation; an engine that has shut down takes none.
-async fn copy_under(lease: Lease, target: Arc<Storage>) -> Result<(), Error> {
-    let core = lease.tensor().inner.core.clone();
-    let copying = copy::for_processes(core.clone(), lease.tensor().clone(), target);
-    match OpBuilder::new(&core, Name::Static("copy for another process")).beyond_limit() {
+/// Does `work` as an operation of its own; an engine that has shut down takes none.
+async fn by_an_operation(
+    core: CoreRef,
+    name: &'static str,
+    work: impl Future<Output = Result<(), Error>> + Send + 'static,
+) -> Result<(), Error> {
+    match OpBuilder::new(&core, Name::Static(name)).beyond_limit() {
         Ok(builder) => {
-            let copied = builder.run_external(move |end| {
+            let done = builder.run_external(move |end| {
                 let Some(core) = end.scope().core() else { return };
-                drive(&core, copying, |outcome| end.complete(outcome.map_err(Into::into)));
+                drive(&core, work, |outcome| end.complete(outcome.map_err(Into::into)));
             })?;
-            copied.await?;
+            done.await
         }
-        Err(Error::Shutdown) => copying.await?,
-        Err(error) => return Err(error),
+        Err(Error::Shutdown) => work.await,
+        Err(error) => Err(error),
     }
-    drop(lease);
-    Ok(())
 }

@@ -60,7 +60,7 @@ fn offer_when_ready(export: Arc<Export>, reply: Reply) {
         let owner = export.owner.clone();
         let copied = match outcome.map(|()| offer(export)) {
             Ok(Ok(offer)) => return reply.send(Ok(offer)),
-            Ok(Err(tensor)) => Export::new(&tensor, owner, Some(true)).map_err(device_error),
+            Ok(Err(tensor)) => Export::new(&tensor, owner, Some(true), true).map_err(device_error),
             Err(error) => Err(error),
         };
         match copied {

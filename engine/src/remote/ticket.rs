@@ -90,7 +90,7 @@ impl Tensor {
     /// that, the lease stays: waits that it holds up name the process, until the network works again or the process is declared dead.
     ///
     /// # Errors
-    /// [`Error::Device`] if there is no memory for a copy; [`Error::Invalid`] if 65,536 tickets are alive, and for a deadline without `reach`;
+    /// [`Error::Device`] if there is no memory for a copy of up to 1 MiB, where a larger one fails later; [`Error::Invalid`] if 65,536 tickets are alive, and for a deadline without `reach`;
     /// [`Error::NotShared`] as [`Link::send`](super::Link::send). With [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if
     /// NIXL is missing or the address is none of this machine.
     pub fn ticket(&self, options: &ShareOptions) -> Result<Ticket, Error> {
@@ -112,7 +112,7 @@ impl Tensor {
         let owner = if options.once { "a ticket for one use" } else { "a ticket" };
         let owner = LeaseOwner::from(owner);
         let owner = site.into_iter().fold(owner, LeaseOwner::at);
-        let export = Export::new(self, owner, options.copy.or(copied))?;
+        let export = Export::new(self, owner, options.copy.or(copied), true)?;
         Ticket::new(export, options.once, reach)
     }
 }
@@ -412,7 +412,7 @@ async fn give(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>) -> Resu
 
 async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
     if export.shown.get().is_none() {
-        export.ready.settled().await?;
+        export.known.settled().await?;
     }
     let connected = || link.upgrade().ok_or_else(|| Error::invalid("the other process has left"));
     match export.shown.get().expect("known when it is ready") {
@@ -424,7 +424,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
                     if matches!(error.kind(), DeviceErrorKind::PeerDied | DeviceErrorKind::Cancelled) =>
                 {
                     let on_host = (!peer.has_ended()).then_some(true);
-                    let copy = Export::new(tensor, export.owner.clone(), on_host)?;
+                    let copy = Export::new(tensor, export.owner.clone(), on_host, true)?;
                     return Box::pin(give_later(link, number, copy)).await;
                 }
                 answer => answer?,

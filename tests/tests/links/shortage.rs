@@ -158,7 +158,8 @@ fn a_process_whose_files_may_not_be_as_large_has_an_error_for_shared_memory_and_
             let large = private.from_vec(vec![7_i64; LARGE as usize], &[LARGE]).unwrap();
             let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
             // The door for tickets, of which the first tensor tells the other process, takes some.
-            drop(large.ticket(&ShareOptions::default()).unwrap());
+            let small = private.from_vec(vec![7_i64], &[1]).unwrap();
+            drop(small.ticket(&ShareOptions::default()).unwrap());
             let open = descriptors();
             // A board is no larger.
             let before = limit(libc::RLIMIT_FSIZE, 1 << 20);

@@ -96,28 +96,48 @@ fn memory_that_is_not_shared_is_copied_once_it_is_ready_and_every_byte_is_counte
     );
 }
 
-/// The only worker runs another operation. The counter is of the process, so the owner is the other one.
+/// Both workers run other operations. What is counted is of the process, so the owner is the other one.
 #[test]
-fn a_ticket_of_memory_that_is_not_shared_waits_for_no_copy() {
+fn a_ticket_of_memory_that_is_not_shared_takes_no_memory_itself_and_waits_for_no_copy() {
+    const MUCH: i64 = 4 << 20;
     two(
-        "staging::a_ticket_of_memory_that_is_not_shared_waits_for_no_copy",
+        "staging::a_ticket_of_memory_that_is_not_shared_takes_no_memory_itself_and_waits_for_no_copy",
         |peer, engine, link| {
             let x = engine.from_ticket(&receive_ticket(&link)).unwrap();
+            until("the shape is known", || x.is_defined());
+            assert_eq!(x.shape().unwrap()[..], [MUCH]);
+            assert!(!x.is_ready());
+            say(engine, &link);
             assert_eq!(value(engine, &x).unwrap(), 7);
             say(engine, &link);
             assert!(peer.0.wait().unwrap().success());
         },
         |engine, link| {
-            let private = Engine::builder().workers(1).build().unwrap();
-            let x = private.from_vec(vec![7_i64; LENGTH as usize], &[LENGTH]).unwrap();
+            let private = private();
+            let x = private.from_vec(vec![0_i64; MUCH as usize], &[MUCH]).unwrap();
+            let (begin, may_begin) = channel::<()>();
+            let slow = private.op("slow").writes([&x]).run(move |[], [mut x]| {
+                may_begin.recv()?;
+                x.as_mut_slice::<i64>()?.fill(7);
+                Ok(())
+            });
+            drop(slow.unwrap());
             let (end, may_end) = channel::<()>();
             drop(private.op("other").run(move |[], []| Ok(may_end.recv()?)).unwrap());
+            let segments = || {
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+                maps.lines().filter(|line| line.contains("memfd:estafette-segment")).count()
+            };
+            let before = segments();
             let ticket = x.ticket(&ShareOptions::default()).unwrap();
-            assert_eq!(copied(&private), 0);
-            end.send(()).unwrap();
+            assert_eq!(segments(), before);
             send_ticket(engine, &link, &ticket);
+            end.send(()).unwrap();
             heard(&link);
-            assert_eq!(copied(&private), BYTES);
+            assert_eq!(copied(&private), 0, "it is not ready");
+            begin.send(()).unwrap();
+            heard(&link);
+            assert_eq!(copied(&private), 8 * MUCH as u64);
         },
     );
 }

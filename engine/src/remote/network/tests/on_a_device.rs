@@ -95,11 +95,11 @@ fn a_copy_that_was_made_on_a_device_is_copied_to_the_host_for_another_machine() 
     let tensor = engine.copy(&values, device.id()).expect("a copy");
     let owner = LeaseOwner::from("a ticket");
     let ready = |export: &Export| futures::executor::block_on(export.ready.settled()).expect("copied");
-    let export = Export::new(&tensor, owner.clone(), None).expect("an export");
+    let export = Export::new(&tensor, owner.clone(), None, false).expect("an export");
     ready(&export);
     assert!(matches!(export.shown.get(), Some(Shown::Here(Place { segment: Memory::Device(_), .. }))));
     let copy = offer(export).expect_err("the host has not got it");
-    let export = Export::new(&copy, owner, Some(true)).expect("an export");
+    let export = Export::new(&copy, owner, Some(true), false).expect("an export");
     ready(&export);
     let Offer { segment, offset, bytes, .. } = offer(export).expect("memory of the host");
     // SAFETY: the elements, which nothing writes.
