@@ -780,10 +780,11 @@ def test_without_nixl_the_death_of_an_actor_on_another_machine_is_an_error(own_s
 def test_what_no_actor_has_put_is_refused_on_another_machine_with_words():
     transport = estafette.ray._Transport()
     metadata = estafette.ray._Metadata([((1,), "float32")], "cpu", [b"x"], "another")
+    transfer = transport.get_communicator_metadata(None, None)
     with pytest.raises(est.NotSharedError, match="node another"):
-        transport.recv_multiple_tensors("id", metadata, None)
+        transport.recv_multiple_tensors("id", metadata, transfer)
     with pytest.raises(ValueError, match="target buffers"):
-        transport.recv_multiple_tensors("id", metadata, None, [None])
+        transport.recv_multiple_tensors("id", metadata, transfer, [None])
 
 
 def test_a_further_registration_does_nothing_in_an_actor_too(source, sink):
