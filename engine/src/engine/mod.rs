@@ -305,6 +305,13 @@ impl Engine {
         true
     }
 
+    /// Waits, without end only as long as operations end, until at most `wanted` are in flight; without workers, runs what is ready. Returns
+    /// whether any has ended.
+    #[doc(hidden)]
+    pub fn thin_out(&self, wanted: usize) -> bool {
+        self.core().thin_out(wanted)
+    }
+
     /// Whether no other handle of the engine is alive, in any language.
     #[doc(hidden)]
     pub fn is_last_handle(&self) -> bool {

@@ -2,6 +2,7 @@
 //!
 //! | part | what it has |
 //! |---|---|
+//! | `backlog` | The operations that a thread submits before it lets them run |
 //! | `body` | Running the Python functions of operations |
 //! | `function_kind` | What kind of function a body is, and results that no operation may have |
 //! | `helping` | Whether waits run operations on the thread that waits |
@@ -16,6 +17,7 @@
 //! | `submission_args` | What a submission asks for, read from the arguments of `submit` and `call` |
 //! | `using` | What makes arrays of an operation's tensors |
 
+pub(crate) mod backlog;
 pub(crate) mod body;
 pub(crate) mod function_kind;
 pub(crate) mod helping;

@@ -17,6 +17,7 @@ use crate::classes::program::PyProgram;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module};
 use crate::interpreter::{guard, interrupt};
+use crate::submission::backlog;
 use crate::submission::body::Body;
 use crate::submission::results::Results;
 use crate::submission::scope;
@@ -382,8 +383,11 @@ impl PyEngine {
             Err(error) => Err(Box::new((error, body))),
         })?;
         let body = match tried {
-            // The thread may have run bodies, and a signal handler may have raised something there.
-            Ok(submitted) => return interrupt::take().map_or(Ok(submitted), Err),
+            Ok(submitted) => {
+                backlog::submitted(py, engine);
+                // The thread may have run bodies, and a signal handler may have raised something there.
+                return interrupt::take().map_or(Ok(submitted), Err);
+            }
             Err(refused) => self.held_up(py, *refused)?,
         };
         guard::detach(py, || describe(engine).reserve().map(|permit| submit(permit, body))).or_raise(py)
