@@ -93,6 +93,15 @@ class TestWithoutWorkers:
         eng.submit(outer).wait()
         assert order == ["inner", "outer"]
 
+    def test_a_thread_that_submits_much_runs_what_is_ready(self, eng):
+        order, ran = eng.var(), []
+        # Of functions that follow each other one is ready at a time.
+        for number in range(1000):
+            eng.submit(lambda number=number: ran.append(number), writes=[order])
+        assert 1000 - len(ran) < 600 and ran == list(range(len(ran)))
+        eng.wait_all()
+        assert ran == list(range(1000))
+
 
 class TestWithWorkers:
     """A thread that waits for a function runs it where it comes before a worker."""

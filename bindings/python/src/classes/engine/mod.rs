@@ -70,7 +70,7 @@ const POLL_MAX: Duration = Duration::from_millis(10);
 ///
 /// workers: threads for operations, at most 1,024; default one per core. Python functions share the interpreter's lock, so the
 ///     engine measures how many of its workers run at once with the best throughput. With 0, operations run on
-///     threads that wait without a timeout, and on threads that submit once 32 operations are ready; for an
+///     threads that wait without a timeout, and on threads that submit once 32 operations are ready or 512 are in flight; for an
 ///     ``await``, a callback or a wait with a timeout the engine starts a thread. A program that only asks `done` or `is_ready` runs none.
 /// in_flight_limit: operations in flight before a submission waits; default 4,096.
 /// lease_timeout: seconds that leases alone may hold up a wait (blocking or ``await``), or a submission at
