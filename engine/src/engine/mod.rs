@@ -305,8 +305,7 @@ impl Engine {
         true
     }
 
-    /// Waits, without end only as long as operations end, until at most `wanted` are in flight; without workers, runs what is ready. Returns
-    /// whether any has ended.
+    /// Runs what is ready in an engine without workers, until at most `wanted` operations are in flight. Returns whether any has ended.
     #[doc(hidden)]
     pub fn thin_out(&self, wanted: usize) -> bool {
         self.core().thin_out(wanted)

@@ -31,11 +31,6 @@ use crate::wait::stand_in::{StandInSet, others_without_workers};
 /// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
 const PATIENCE: u32 = 64;
 
-/// How long [`thin_out`](CoreRef::thin_out) sleeps before it looks again: some tens of operations of a language's interpreter.
-const BREAK: Duration = Duration::from_micros(100);
-/// It looks so often at most while none has ended: a worker may have to be woken, and to take a lock.
-const IN_VAIN_MAX: u32 = 10;
-
 /// How long futures that were woken for permits, and are not polled, keep these from the next one.
 const HELD_UP_MAX: Duration = Duration::from_millis(100);
 
@@ -190,26 +185,15 @@ impl CoreRef {
         Ok(())
     }
 
-    /// Waits while operations end, until at most `wanted` are in flight; an engine without workers runs what is ready. Returns whether any has
-    /// ended. Inside of operations and callbacks does nothing.
+    /// Runs what is ready in an engine without workers, until at most `wanted` operations are in flight. Returns whether any has ended. Inside
+    /// of operations and callbacks does nothing.
     pub(crate) fn thin_out(&self, wanted: usize) -> bool {
-        if context::current().is_some() || callback::check().is_err() {
+        if !self.has_no_workers() || context::current().is_some() || callback::check().is_err() {
             return false;
         }
         let before = self.in_flight();
-        if self.has_no_workers() {
-            while self.in_flight() > wanted && !self.has_raised() && self.help_any() {}
-            return self.in_flight() < before;
-        }
-        let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self);
-        let (mut last, mut in_vain) = (before, 0);
-        while last > wanted && in_vain < IN_VAIN_MAX {
-            thread::sleep(BREAK);
-            let now = self.in_flight();
-            in_vain = if now < last { 0 } else { in_vain + 1 };
-            last = now;
-        }
-        last < before
+        while self.in_flight() > wanted && !self.has_raised() && self.help_any() {}
+        self.in_flight() < before
     }
 
     /// Waits until nothing is in flight; false when `deadline` came first. A wait that does not `check` ends by nothing else.
