@@ -14,8 +14,8 @@ use crate::operation::run;
 /// holds before it grows, and shrinks again.
 const BACKLOG: usize = 32;
 
-/// For so long a thread without workers keeps a lock of the program for further operations. A caller that waits for something looks for it
-/// in between.
+/// For so long a thread without workers keeps a lock of the program for further operations, unless it waits for all of them. A caller that
+/// waits for something looks for it in between.
 const TURN: Duration = Duration::from_micros(100);
 
 impl Core {
@@ -27,22 +27,29 @@ impl Core {
 
     /// As [`help_any`](Self::help_any), and calls `before` first if there is such an operation.
     pub(crate) fn help_any_after(&self, before: impl FnOnce()) -> bool {
-        self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before)
+        let (begun, mut left) = (Instant::now(), run::INLINE_MAX);
+        let goes_on = || {
+            left -= 1;
+            left > 0 && begun.elapsed() < TURN
+        };
+        self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before, goes_on)
     }
 
-    /// As [`help_any_after`](Self::help_any_after), but takes only the operation that workers would take
-    /// next, and no worker-only operation.
+    /// As [`help_any_after`](Self::help_any_after), but takes only operations that workers would take next, and no worker-only operation.
+    /// Keeps a lock of the program as long as there are some: a thread that waits for that lock asks for it only after it has seen no release
+    /// for a while.
     pub(crate) fn help_in_passing_after(&self, before: impl FnOnce()) -> bool {
         let take = |pool: &Pool<ReadyOp>, mine: &dyn Fn(&OpGranted) -> bool| {
             if self.has_no_workers() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
         };
-        self.help_with_what(take, before)
+        self.help_with_what(take, before, || !self.has_raised())
     }
 
     fn help_with_what(
         &self,
         take: impl Fn(&Pool<ReadyOp>, &dyn Fn(&OpGranted) -> bool) -> Option<ReadyOp>,
         before: impl FnOnce(),
+        mut goes_on: impl FnMut() -> bool,
     ) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
         // A thread without workers must run everything.
@@ -53,13 +60,10 @@ impl Core {
             before();
         }
         if let Some(lock) = self.pool.shared_lock().filter(|_| job.as_ref().is_some_and(Job::needs_lock)) {
-            // As a worker does: the lock is taken once for several, while they are short.
-            let begun = Instant::now();
-            let mut left = run::INLINE_MAX;
+            // As a worker does: the lock is taken once for several.
             lock.lock_while(&mut || {
                 job.take().into_iter().for_each(|job| job.run(&self.pool));
-                left -= 1;
-                job = if left > 0 && begun.elapsed() < TURN { take(&self.pool, &mine) } else { None };
+                job = if goes_on() { take(&self.pool, &mine) } else { None };
                 job.as_ref().is_some_and(Job::needs_lock)
             });
         }

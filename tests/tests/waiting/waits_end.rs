@@ -9,6 +9,7 @@ use std::time::Duration;
 use estafette::bindings::{self, exchange::export};
 use estafette::bindings::{wait_any, wait_any_work};
 use estafette::devices::{DLDevice, Event, Fence, FenceState, QueueId, Subscriber, Watch, host};
+use estafette::engine::SharedLock;
 use estafette::exchange::foreign_fence::{OK, RawFence};
 use estafette::wait::without_helping;
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Op, Produced, Tensor};
@@ -759,4 +760,31 @@ fn the_wait_of_another_library_for_our_fence_leaves_the_only_worker_to_what_sett
         assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
+}
+
+/// A lock that bodies share, which counts how often a thread takes it.
+#[derive(Debug, Default)]
+struct CountedLock(AtomicUsize);
+
+impl SharedLock for CountedLock {
+    fn lock_while(&self, next: &mut dyn FnMut() -> bool) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        while next() {}
+    }
+}
+
+#[test]
+fn without_workers_a_wait_for_all_keeps_a_shared_lock_from_one_body_to_the_next() {
+    let engine = engine(0);
+    let lock = Arc::new(CountedLock::default());
+    bindings::engine::share_lock(&engine, lock.clone());
+    for _ in 0..8 {
+        let long = bindings::operation::needs_lock(engine.op("long")).run(|[], []| {
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(())
+        });
+        long.unwrap();
+    }
+    engine.wait_all(None).unwrap();
+    assert_eq!(lock.0.load(Ordering::SeqCst), 1);
 }
