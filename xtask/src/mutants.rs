@@ -25,29 +25,29 @@ enum Test {
     Processes(&'static str),
 }
 
-const BELL: Test = Test::Model("models::a_process_that_goes_to_sleep_sees_the_change_or_is_rung");
+const WAKEUP: Test = Test::Model("models::a_process_that_goes_to_sleep_sees_the_change_or_is_woken");
 
 const MUTANTS: &[Mutant] = &[
     Mutant {
-        fault: "a promise fails by a look that came before the death was known",
+        fault: "a promise fails by a slot that was read before the death was known",
         file: "link.rs",
         edits: &[[
-            "    (fate.load(Ordering::Acquire), look())",
-            "    let seen = look();\n    (fate.load(Ordering::Acquire), seen)",
+            "    (fate.load(Ordering::Acquire), read())",
+            "    let seen = read();\n    (fate.load(Ordering::Acquire), seen)",
         ]],
         caught_by: Test::Model("models::what_was_done_before_a_death_stays_done"),
     },
     Mutant {
-        fault: "a process tells without a fence",
-        file: "bell.rs",
+        fault: "a process notifies without a fence",
+        file: "notify.rs",
         edits: &[["        fence(Ordering::SeqCst);\n        let listening", "        let listening"]],
-        caught_by: BELL,
+        caught_by: WAKEUP,
     },
     Mutant {
         fault: "a process listens without a fence",
-        file: "bell.rs",
+        file: "notify.rs",
         edits: &[["        drop(state);\n        fence(Ordering::SeqCst);", "        drop(state);"]],
-        caught_by: BELL,
+        caught_by: WAKEUP,
     },
     Mutant {
         fault: "memory is used again once a process is lost",
@@ -62,8 +62,8 @@ const MUTANTS: &[Mutant] = &[
         caught_by: Test::Unit("tests::a_use_ends_once_and_as_it_ended_first"),
     },
     Mutant {
-        fault: "a thread of the program holds the life line",
-        file: "life.rs",
+        fault: "a thread of the program holds the liveness locks",
+        file: "liveness.rs",
         edits: &[
             [
                 "        threads::start(\"estafette-lives\"",

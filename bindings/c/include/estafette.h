@@ -47,7 +47,7 @@
 #define ESTAFETTE_OPERATOR_ANY_NUMBER -1
 
 /**
- * What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
+ * The status of a call: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
  */
 enum estafette_status
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -139,7 +139,7 @@ typedef int32_t estafette_status;
 #endif // __cplusplus
 
 /**
- * What a holder of memory may do.
+ * The access of a holder of memory.
  */
 enum estafette_access
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -170,7 +170,7 @@ typedef int32_t estafette_access;
 typedef struct estafette_api estafette_api;
 
 /**
- * Where other processes of the same user on this machine make links to this one.
+ * The listener by which other processes of the same user on this machine make links to this one.
  */
 typedef struct estafette_door estafette_door;
 
@@ -249,7 +249,7 @@ typedef struct estafette_engine_options {
    */
   uint64_t in_flight_limit;
   /**
-   * How long a wait, or a submission at the in-flight limit, is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in
+   * The time that leases alone may hold up a wait, or a submission at the in-flight limit, before it ends with `ESTAFETTE_LEASE_HELD`, in
    * nanoseconds; 0 for the default of 30 s.
    */
   uint64_t lease_timeout_ns;
@@ -264,9 +264,9 @@ typedef struct estafette_engine_options {
    */
   uint64_t shared;
   /**
-   * What is stalled for so many nanoseconds is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter does not
-   * return, with its sentence of `estafette_diagnose`. Of those that stall for one reason, and what waits for them, the first is logged, with
-   * the number of the others. 0 for no such watch.
+   * The time in nanoseconds after which a stall is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter
+   * does not return, with its sentence of `estafette_diagnose`. Of those that stall for one reason, and what waits for them, the first
+   * is logged, with the number of the others. 0 for no such watch.
    */
   uint64_t watchdog_ns;
 } estafette_engine_options;
@@ -288,7 +288,7 @@ typedef struct estafette_stats {
    */
   uint64_t in_flight;
   /**
-   * How many may be.
+   * The greatest number of operations in flight.
    */
   uint64_t in_flight_limit;
   /**
@@ -322,7 +322,7 @@ typedef struct estafette_export_options {
    */
   int32_t access;
   /**
-   * Where the consumer wants the memory; `device_type` 0 for where it is. Host memory of another device's tensor is a copy.
+   * The device on which the consumer wants the memory; `device_type` 0 for where it is. Host memory of another device's tensor is a copy.
    */
   DLDevice device;
   /**
@@ -338,7 +338,7 @@ typedef struct estafette_export_options {
    */
   int32_t nonblocking;
   /**
-   * How long a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it takes.
+   * The time that a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it takes.
    */
   uint64_t timeout_ns;
 } estafette_export_options;
@@ -396,7 +396,7 @@ typedef const char *(*estafette_operator_function)(const DLTensor *const *inputs
                                                    void *context);
 
 /**
- * How an operator is called. Room for more is at the end: `size` says how much the caller knows of it.
+ * The signature of an operator. Room for more is at the end: `size` says how much the caller knows of it.
  */
 typedef struct estafette_operator_options {
   /**
@@ -412,11 +412,11 @@ typedef struct estafette_operator_options {
    */
   uint32_t flags;
   /**
-   * How many inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
+   * The number of inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
    */
   int32_t n_inputs;
   /**
-   * How many outputs, from 1 to 65,536.
+   * The number of outputs, from 1 to 65,536.
    */
   int32_t n_outputs;
   /**
@@ -426,7 +426,7 @@ typedef struct estafette_operator_options {
 } estafette_operator_options;
 
 /**
- * What is known of an operator. The texts are there during the call that gives them.
+ * Facts about an operator. The texts are there during the call that gives them.
  */
 typedef struct estafette_operator_info {
   /**
@@ -442,11 +442,11 @@ typedef struct estafette_operator_info {
    */
   uint32_t flags;
   /**
-   * How many inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
+   * The number of inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
    */
   int32_t n_inputs;
   /**
-   * How many outputs.
+   * The number of outputs.
    */
   int32_t n_outputs;
   /**
@@ -454,11 +454,11 @@ typedef struct estafette_operator_info {
    */
   uint32_t reserved;
   /**
-   * What it is called.
+   * Its name.
    */
   const char *name;
   /**
-   * Where it comes from, in words: a language, or the path of a library.
+   * Its origin, in words: a language, or the path of a library.
    */
   const char *origin;
 } estafette_operator_info;
@@ -537,8 +537,8 @@ typedef struct estafette_ticket_options {
    */
   int32_t once;
   /**
-   * Whether the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always. -1:
-   * never.
+   * When the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always.
+   * -1: never.
    */
   int32_t copy;
   /**
@@ -576,8 +576,8 @@ typedef struct estafette_send_options {
 } estafette_send_options;
 
 /**
- * What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during
- * the call.
+ * The function that `estafette_on_ready` calls: it gets a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only
+ * there during the call.
  */
 typedef void (*estafette_ready_callback)(void *context, estafette_status status, const char *message);
 
@@ -606,7 +606,7 @@ typedef struct estafette_trace_options {
 } estafette_trace_options;
 
 /**
- * What an entry point registers operators with. It is the library's until the entry point returns.
+ * The registrar that an entry point registers operators with. It is the library's until the entry point returns.
  */
 typedef struct estafette_operator_registrar {
   /**
@@ -732,7 +732,7 @@ estafette_status estafette_tensor_shape(const struct estafette_tensor *tensor,
 estafette_status estafette_tensor_dtype(const struct estafette_tensor *tensor, DLDataType *out);
 
 /**
- * Where the memory of a tensor is, to `*out`.
+ * Stores the device of a tensor's memory to `*out`.
  *
  * Returns as `estafette_tensor_shape`.
  *
@@ -752,7 +752,7 @@ estafette_status estafette_tensor_device(const struct estafette_tensor *tensor, 
 estafette_status estafette_tensor_data(const struct estafette_tensor *tensor, void **out);
 
 /**
- * Whether the owner of a tensor's memory forbids writing it, to `*out`: 1 or 0.
+ * Stores 1 to `*out` if the owner of a tensor's memory forbids writing it, else 0.
  *
  * Returns as `estafette_tensor_shape`.
  *
@@ -831,7 +831,7 @@ estafette_status estafette_run_ready(struct estafette_engine *engine,
                                      int32_t *ran);
 
 /**
- * Who waits for whom right now, one line per operation, for people; and a line for each deleter of this process that has run for
+ * The waits of this moment, one line per operation, for people; and a line for each deleter of this process that has run for
  * more than a quarter of a second, and for the oldest memory behind it. The caller owns the text and frees it by
  * `estafette_string_free`.
  *
@@ -871,7 +871,7 @@ estafette_status estafette_flush_deleters(uint64_t timeout_ns);
  * Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.
  * The caller owns `*out`; the lease ends when its deleter is called, which any thread may do, once.
  *
- * What leaves is ordered for the host when this returns, and so for every stream that gets work afterwards. With a stream, it is
+ * The exported tensor is ordered for the host when this returns, and so for every stream that gets work afterwards. With a stream, it is
  * ordered for that stream, and the host does not wait for work that the stream can wait for. The lease then ends when what was
  * enqueued on the stream by the time of the deleter's call is done; of a stream whose handle may not be kept, when everything
  * on its device is.
@@ -1028,7 +1028,7 @@ estafette_status estafette_export_fenced(const struct estafette_tensor *tensor,
                                          DLManagedTensorFenced **out);
 
 /**
- * Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Returns the
+ * Sets if functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Returns the
  * earlier setting, 0 or 1. A thread may, until it says otherwise.
  *
  * The functions that run operations on the thread that calls them, where this is not forbidden, are those that wait with
@@ -1042,8 +1042,8 @@ estafette_status estafette_export_fenced(const struct estafette_tensor *tensor,
 int32_t estafette_set_helping(int32_t allowed);
 
 /**
- * Why the latest call of this thread that returned an error, `ESTAFETTE_TIMEOUT` or `ESTAFETTE_IN_FLIGHT_LIMIT` did so, in words (UTF-8,
- * at most 2,047 bytes); empty when there was none. Other calls leave it as it is.
+ * The reason why the latest call of this thread that returned an error, `ESTAFETTE_TIMEOUT` or `ESTAFETTE_IN_FLIGHT_LIMIT` did so, in
+ * words (UTF-8, at most 2,047 bytes); empty when there was none. Other calls leave it as it is.
  *
  * Never NULL. The place is the library's, always the same for one thread, and valid until that thread ends; the thread's next
  * error overwrites the text. May be called in a forked child.
@@ -1236,7 +1236,7 @@ estafette_status estafette_op_retain(struct estafette_op *op);
 estafette_status estafette_op_release(struct estafette_op *op);
 
 /**
- * Whether an operation has ended, and how, at once. One that has left work on a stream, or that ends with a fence, has ended when that
+ * The state of an operation, at once. One that has left work on a stream, or that ends with a fence, has ended when that
  * is done.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
@@ -1553,7 +1553,7 @@ estafette_status estafette_from_ticket(struct estafette_engine *engine,
 estafette_status estafette_door_open(struct estafette_door **out);
 
 /**
- * Where a door is, as a text for `estafette_connect` in another process, which gets it by any means: an argument, a pipe, a file. The
+ * The address of a door, as a text for `estafette_connect` in another process, which gets it by any means: an argument, a pipe, a file. The
  * caller owns the text and frees it by `estafette_string_free`.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
@@ -1567,7 +1567,7 @@ estafette_status estafette_door_address(const struct estafette_door *door,
 
 /**
  * Waits for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks) for the next link that another process makes at a door.
- * What it receives are tensors of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
+ * The tensors that it receives are of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
  * operation meanwhile.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a door that is closed meanwhile;
@@ -1648,7 +1648,7 @@ estafette_status estafette_link_send(const struct estafette_link *link,
  * memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
  * thread runs no operation meanwhile.
  *
- * What the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`, and when it closed the link with
+ * A tensor that the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`, and when it closed the link with
  * `ESTAFETTE_CANCELLED` or `ESTAFETTE_FAILED`. What was ready stays readable.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;
