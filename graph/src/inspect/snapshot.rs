@@ -99,7 +99,7 @@ impl<D> Snapshot<D> {
         self.op(id).map_or_else(Vec::new, |op| self.explained().dependencies(op))
     }
 
-    /// Answers [`blockers`](Self::blockers) for many operations, and searches each queue once.
+    /// Answers [`dependencies`](Self::dependencies) for many operations, and searches each queue once.
     pub fn explained(&self) -> Explained<'_, D> {
         Explained { snapshot: self, queues: HashMap::new() }
     }

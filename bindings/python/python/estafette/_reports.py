@@ -196,7 +196,7 @@ class Stats:
     unordered: int
     """Exchanges of this process that could not be ordered; ``unordered_exchanges`` tells of the last ones."""
     handed_back: int
-"""Tensors from outside that were returned while a device was still to use them, behind a wait of the stream that they are
+    """Tensors from outside that were returned while a device was still to use them, behind a wait of the stream that they are
     freed on (``from_dlpack(freed_on=)``)."""
     staging_bytes: int
     """Bytes of host memory that this process keeps pinned for copies from and to devices to go through."""
