@@ -12,6 +12,7 @@ other. *Idle*: with a pause before each. What the second process reads is checke
 
 import argparse
 import collections
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -400,6 +401,9 @@ def hand_overs(means, sizes, states, rounds):
                         median, value = one_round(its, SIZES[size], state == "idle", value)
                     except Exception as error:
                         failed[its] = error
+                        # At once: its process may poll a core.
+                        with contextlib.suppress(Exception):
+                            its.close()
                         continue
                     # The first is to warm up.
                     if number > 0:
@@ -409,7 +413,8 @@ def hand_overs(means, sizes, states, rounds):
     for its, error in failed.items():
         left_out(its.NAME, error)
     for its in means:
-        its.close()
+        if its not in failed:
+            its.close()
 
 
 def one_round(means, size, is_idle, value):
@@ -583,12 +588,26 @@ def with_ray(rounds):
     ray.shutdown()
 
 
-class CompiledGraph(Cluster):
+class Actors(Cluster):
+    """Hands over between two actors of a class, which end with it."""
+
+    def __init__(self, ray, actor):
+        self.ray, self.source, self.sink = ray, actor.remote(), actor.remote()
+        try:
+            self.join()
+        except BaseException:
+            Actors.close(self)
+            raise
+
+    def close(self):
+        for actor in (self.source, self.sink):
+            self.ray.kill(actor)
+
+
+class CompiledGraph(Actors):
     NAME = "Ray compiled graph"
 
     def __init__(self, ray):
-        from ray.dag import InputNode
-
         @ray.remote
         class Actor:
             def __init__(self):
@@ -602,9 +621,13 @@ class CompiledGraph(Cluster):
             def use(self, array):
                 return int(array[0])
 
-        source, sink = Actor.remote(), Actor.remote()
+        super().__init__(ray, Actor)
+
+    def join(self):
+        from ray.dag import InputNode
+
         with InputNode() as given:
-            graph = sink.use.bind(source.array.bind(given[0], given[1]))
+            graph = self.sink.use.bind(self.source.array.bind(given[0], given[1]))
         # Buffers that are large enough are not made anew.
         self.graph = graph.experimental_compile(_buffer_size_bytes=2 * max(SIZES.values()))
 
@@ -612,15 +635,17 @@ class CompiledGraph(Cluster):
         return self.graph.execute(size, value).get()
 
     def close(self):
-        self.graph.teardown()
+        try:
+            self.graph.teardown()
+        finally:
+            super().close()
 
 
-class Gloo(Cluster):
+class Gloo(Actors):
     NAME = "Ray RDT, Gloo"
 
     def __init__(self, ray):
         import torch
-        from ray.experimental.collective import create_collective_group
 
         @ray.remote
         class Actor:
@@ -636,7 +661,11 @@ class Gloo(Cluster):
             def use(self, tensor):
                 return int(tensor[0])
 
-        self.ray, self.source, self.sink = ray, Actor.remote(), Actor.remote()
+        super().__init__(ray, Actor)
+
+    def join(self):
+        from ray.experimental.collective import create_collective_group
+
         create_collective_group([self.source, self.sink], backend="torch_gloo")
 
     def go(self, size, value):

@@ -38,8 +38,8 @@ const SPIN_TIME: Duration = Duration::from_micros(150);
 /// Threads spin where the last wait was no longer. That of a thread which slept has its waking up in it, and its peer's as well: two peers
 /// that are quick find out of their sleep.
 const SHORT_WAIT: Duration = Duration::from_micros(300);
-/// A round in which a thread spins and that takes longer than `SPIN_TIME`: another thread has needed the processor. No thread spins for so many
-/// times as long after it. So spinning costs a sixteenth of the time at most, and is soon tried again after a loss that was short.
+/// A round in which a thread spins and that takes longer than `SPIN_TIME`: another thread has needed the processor. No thread spins for so
+/// many times as long after it. So spinning costs a sixteenth of the time at most, and is soon tried again after a loss that was short.
 const PAUSE_FACTOR: u32 = 16;
 /// The most waits that do not spin after one that spun in vain, as a power of two.
 const IN_VAIN_MAX: u32 = 6;
@@ -226,6 +226,8 @@ impl Hub {
         if spins && !is_over {
             self.spin_policy.note_vain_spin();
         }
+        // Listening polls.
+        let has_come = has_events();
         let waited = if is_over {
             Ok(true)
         } else {
@@ -240,7 +242,7 @@ impl Hub {
             waited
         };
         // What a thread of this process has done says nothing of a peer.
-        self.spin_policy.note_wait(began.elapsed(), has_events());
+        self.spin_policy.note_wait(began.elapsed(), has_come || has_events());
         for (token, link) in served {
             link.stop_serving();
             self.dispatch(*token, link);
@@ -301,15 +303,16 @@ impl Hub {
         loop {
             let is_pause = !self.paused.lock().is_empty();
             let began = Instant::now();
-            let has_found = spin_policy.may_spin(began) && self.spin(&spin_policy);
-            let left = if has_found {
+            let found = spin_policy.may_spin(began).then(|| self.spin(&spin_policy)).flatten();
+            let left = if found.is_some() {
                 // Other descriptors are polled all the same.
                 Some(Duration::ZERO)
             } else {
                 is_pause.then(|| retry.saturating_duration_since(Instant::now()))
             };
             let ready = self.poll.wait(left).expect("a set of descriptors can be waited for");
-            spin_policy.note_wait(began.elapsed(), has_found || ready.iter().any(|token| *token != WAKER));
+            let by_peer = found == Some(true) || ready.iter().any(|token| *token != WAKER);
+            spin_policy.note_wait(began.elapsed(), by_peer);
             for token in ready {
                 self.handle(token);
             }
@@ -339,24 +342,26 @@ impl Hub {
         }
     }
 
-    /// Polls links for a moment more, for which no peer need send a wake-up. True if there was anything to do.
-    fn spin(&self, spin_policy: &SpinPolicy) -> bool {
+    /// Polls links for a moment more, for which no peer need send a wake-up. `None` if there was nothing to do; true if that came of a
+    /// peer, false if of a thread of this process.
+    fn spin(&self, spin_policy: &SpinPolicy) -> Option<bool> {
         let links: Vec<_> = self.sources.lock().links().take(SERVED_MAX).collect();
         // Each poll wakes those that wait for room.
         if links.iter().any(|(_, link)| link.has_senders()) {
-            return false;
+            return None;
         }
-        let resting: Vec<_> = links.iter().filter(|(_, link)| link.try_pause()).collect();
-        if resting.is_empty() {
-            return false;
+        let paused: Vec<_> = links.iter().filter(|(_, link)| link.try_pause()).collect();
+        if paused.is_empty() {
+            return None;
         }
-        let has_events = || resting.iter().any(|(_, link)| link.has_events());
+        let has_events = || paused.iter().any(|(_, link)| link.has_events());
         let has_found = spin_policy.spin(|| has_events() || !self.scheduled.lock().is_empty(), None);
         if !has_found {
             spin_policy.note_vain_spin();
         }
-        resting.iter().for_each(|(token, link)| self.dispatch(*token, link));
-        has_found
+        let by_peer = has_events();
+        paused.iter().for_each(|(token, link)| self.dispatch(*token, link));
+        has_found.then_some(by_peer)
     }
 
     fn handle(&'static self, token: u64) {
@@ -568,7 +573,8 @@ impl SpinPolicy {
     /// A round of spinning has taken so long.
     fn note_round(&self, time: Duration, now: Instant) {
         if time > SPIN_TIME {
-            self.0.lock().paused_until = Some(now + PAUSE_FACTOR * time);
+            let mut history = self.0.lock();
+            history.paused_until = history.paused_until.max(Some(now + PAUSE_FACTOR * time));
         }
     }
 
@@ -632,14 +638,17 @@ mod tests {
 
     #[test]
     fn threads_spin_for_a_part_of_the_time_where_others_need_the_processor() {
-        let (spin_policy, now) = (SpinPolicy::default(), Instant::now());
+        let (spin_policy, mut now) = (SpinPolicy::default(), Instant::now());
         spin_policy.note_wait(SHORT_WAIT / 2, true);
         spin_policy.note_round(SPIN_TIME, now);
         assert!(spin_policy.may_spin(now), "sleeping would have cost as much");
         for loss in [2 * SPIN_TIME, 40 * SPIN_TIME, 2 * SPIN_TIME] {
+            let end = now + PAUSE_FACTOR * loss;
             spin_policy.note_round(loss, now);
-            assert!(!spin_policy.may_spin(now + PAUSE_FACTOR * loss - Duration::from_nanos(1)));
-            assert!(spin_policy.may_spin(now + PAUSE_FACTOR * loss), "losses before do not count");
+            spin_policy.note_round(loss * 3 / 4, now);
+            assert!(!spin_policy.may_spin(end - Duration::from_nanos(1)), "the longest loss counts");
+            assert!(spin_policy.may_spin(end), "losses before do not count");
+            now = end;
         }
     }
 

@@ -334,7 +334,7 @@ impl Shared {
     }
 
     /// The peer sends no more wake-ups: the calling thread, which serves the link, polls it until it [listens](Self::listen_by_futex) or
-    /// [leaves](Self::stop_serving).
+    /// [stops serving](Self::stop_serving).
     pub(crate) fn pause_served(&self) {
         self.listener.pause(&self.own);
     }

@@ -1,4 +1,4 @@
-//! Life lines: how the death of a process is known before the kernel frees its memory. PROTOCOL.md, *death*.
+//! Liveness locks: how the death of a process is known before the kernel frees its memory. PROTOCOL.md, *death*.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::link::Shared;
 use crate::platform::{Memory, RobustList, owner_died, wait_for_any, wake_all};
 use crate::threads;
 
-/// Life lines that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning.
+/// Liveness locks that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning.
 const WATCHED_MAX: usize = 126;
 /// The time that the thread that watches rests where the system lacks something.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The thread that holds the lines of this process and watches those of its peers. It does nothing else: its end is, for all peers, the
-/// death of this process.
+/// The thread that holds the liveness locks of this process and watches those of its peers. It does nothing else: its end is, for
+/// all peers, the death of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
     state: Mutex<State>,
@@ -134,7 +134,7 @@ fn pause_after(error: &io::Error) -> Option<Duration> {
     (!is_for_ever).then_some(PAUSE)
 }
 
-/// The held line of a board.
+/// The held liveness lock of a board.
 #[derive(Debug)]
 pub(crate) struct LivenessLock {
     board: Arc<Memory>,

@@ -88,7 +88,7 @@ fn receives_that_end_with_their_time_leave_nothing_at_the_link() {
 }
 
 #[test]
-fn a_thread_that_lingers_finds_what_is_waited_for_and_nothing_else() {
+fn a_thread_that_spins_finds_what_is_waited_for_and_nothing_else() {
     let (door, _, _alone) = door();
     let (_socket, link, board) = peer(&door);
     let own = OwnBoard::new(&board);

@@ -181,7 +181,7 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
     assert!(matches!(link.try_send(&done(), &[]), Err(LinkError::PeerDied { .. })));
 }
 
-/// The kernel marks the life lines of a thread when that ends.
+/// The kernel marks the liveness locks of a thread when that ends.
 #[test]
 fn a_thread_that_has_made_a_link_may_end() {
     let name = "a_thread_that_has_made_a_link_may_end";

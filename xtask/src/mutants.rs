@@ -17,7 +17,7 @@ struct Mutant {
     caught_by: Test,
 }
 
-/// Its name, and for a real test its target.
+/// The name of the test that must fail.
 enum Test {
     /// A model under loom.
     Model(&'static str),

@@ -136,6 +136,7 @@ pub enum Need {
     Python,
     /// A further environment. The wheel is installed in it too, unless it is bare.
     Contents(Contents),
+    /// A program, and how to get it.
     Program(&'static str, &'static str),
 }
 

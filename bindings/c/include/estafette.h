@@ -288,7 +288,7 @@ typedef struct estafette_stats {
    */
   uint64_t in_flight;
   /**
-   * The greatest number of operations in flight.
+   * The number of operations that may be in flight.
    */
   uint64_t in_flight_limit;
   /**
@@ -1028,7 +1028,7 @@ estafette_status estafette_export_fenced(const struct estafette_tensor *tensor,
                                          DLManagedTensorFenced **out);
 
 /**
- * Sets if functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Returns the
+ * Allows functions of this library to run operations on the calling thread, or forbids it: 0 forbids, anything else allows. Returns the
  * earlier setting, 0 or 1. A thread may, until it says otherwise.
  *
  * The functions that run operations on the thread that calls them, where this is not forbidden, are those that wait with

@@ -266,7 +266,7 @@ pub struct estafette_stats {
     pub reserved: u32,
     /// Operations in flight in this engine.
     pub in_flight: u64,
-    /// The greatest number of operations in flight.
+    /// The number of operations that may be in flight.
     pub in_flight_limit: u64,
     /// Deleters of imported tensors that have been called in this process.
     pub deleters: u64,

@@ -1,6 +1,6 @@
-//! The choice of threads to run operations while they wait.
+//! The permission of a thread to run operations while it waits.
 
-/// Sets if functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Returns the
+/// Allows functions of this library to run operations on the calling thread, or forbids it: 0 forbids, anything else allows. Returns the
 /// earlier setting, 0 or 1. A thread may, until it says otherwise.
 ///
 /// The functions that run operations on the thread that calls them, where this is not forbidden, are those that wait with

@@ -222,7 +222,7 @@ impl How {
         Ok(Some(found.map_or(Consumer::Host, |(_, consumer)| consumer)))
     }
 
-    /// The requested leases; `None` where it is not granted, and the call must not block.
+    /// The requested leases; `None` where they are not granted, and the call must not block.
     fn take<L>(&self, request: LeaseRequest<L>) -> Result<Option<L>, Refusal> {
         if self.nonblocking {
             return Ok(request.try_now()?);

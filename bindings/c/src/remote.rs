@@ -219,7 +219,7 @@ pub unsafe extern "C" fn estafette_from_ticket(
         // SAFETY: by contract of this function.
         let ticket = Ticket::from_bytes(unsafe { array(bytes, size, "bytes") }?)?;
         let vacant = tensor::reserve()?;
-        let tensor = engine.from_ticket(&ticket)?;
+        let tensor = bindings::remote::from_ticket_at(&engine, &ticket, None)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(tensor)) };
         DONE
@@ -448,7 +448,11 @@ pub unsafe extern "C" fn estafette_link_receive(
         let Linked { engine, link } = &*self::link(link)?;
         let out = place(out, "out")?;
         let vacant = tensor::reserve()?;
-        let tensor = bindings::remote::block_on(engine, link.receive(), timeout(timeout_ns))?;
+        let tensor = bindings::remote::block_on(
+            engine,
+            bindings::remote::receive_at(link, None),
+            timeout(timeout_ns),
+        )?;
         let handle = tensor.map_or(std::ptr::null_mut(), |tensor| vacant.fill(tensor));
         // SAFETY: writable, by contract.
         unsafe { out.write(handle) };

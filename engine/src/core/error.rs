@@ -346,7 +346,7 @@ impl std::error::Error for OperationError {
 /// The leases that hold up a wait, oldest first.
 #[derive(Debug, Clone)]
 pub struct LeaseHeld {
-    /// The kind of wait.
+    /// The operation or the call that waits, in words.
     pub waiting: String,
     /// Each blocking lease in words: access, owner, age.
     pub leases: Vec<String>,

@@ -50,7 +50,7 @@ pub(crate) fn device_with_streams(core: &CoreRef, device: DLDevice) -> Result<Ar
 }
 
 impl Tensor {
-    /// As [`consumer_on`](Self::consumer_on), for a stream that stays until `keeper` is dropped. No barrier over the device is
+    /// As `bindings::tensor::consumer_on`, for a stream that stays until `keeper` is dropped. No barrier over the device is
     /// needed when its lease ends.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Tensor {
     }
 
     /// # Safety
-    /// As for [`consumer_on`](Self::consumer_on).
+    /// As for `bindings::tensor::consumer_on`.
     pub(crate) unsafe fn queue_for_consumer(
         &self,
         device: DLDevice,

@@ -27,10 +27,10 @@ impl Core {
 
     /// As [`help_any`](Self::help_any), and calls `before` first if there is such an operation.
     pub(crate) fn help_any_after(&self, before: impl FnOnce()) -> bool {
-        let (begun, mut left) = (Instant::now(), run::INLINE_MAX);
+        let (mut begun, mut left) = (None, run::INLINE_MAX);
         let goes_on = || {
             left -= 1;
-            left > 0 && begun.elapsed() < TURN
+            left > 0 && begun.get_or_insert_with(Instant::now).elapsed() < TURN
         };
         self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before, goes_on)
     }

@@ -62,7 +62,7 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
 }
 
-/// Arguments of [`reads`](super::Description::reads) and [`writes`](super::Description::writes) take: an array of references, a
+/// Arguments of [`reads`](super::Description::reads) and [`writes`](super::Description::writes): an array of references, a
 /// slice or vector of handles, or [`Tensors`].
 pub trait IntoOperands {
     /// The operands: an array where the compiler knows their number, else [`Tensors`].

@@ -6,9 +6,10 @@
 //! | other memory of this process | a copy in shared memory of its device, or else of the host, made under a read lease that ends with it |
 //! | memory of another process | nothing: that process is asked, and shows the memory itself; once it has ended, a copy as above |
 //!
-//! Where the tensor has no memory yet, the read lease takes its place in the order at once, and the rest follows when it is granted.
+//! Where the tensor has no memory yet, or a ticket has an operation take the memory of a large copy, the read lease takes its place in the
+//! order at once, and the rest follows when it is granted.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use estafette_devices::host::{self, HostDevice};
 use estafette_devices::{DLDevice, Device, Fence, FenceState, SharedSegment};
@@ -37,7 +38,7 @@ use crate::wait::notify::{device_error, notify};
 pub(super) struct Export {
     /// Set from the beginning, or when `known` settles well.
     pub(super) shown: OnceLock<Shown>,
-    /// Settles no later than `ready`.
+    /// Done no later than `ready`, which may fail earlier.
     pub(super) known: Fence,
     /// Done when other processes may read.
     pub(super) ready: Fence,
@@ -156,17 +157,17 @@ impl Export {
         let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
         let export = Arc::new(Self { shown, known, ready, key, owner, lease: Mutex::default() });
         if let Some(knows) = knows {
-            let staged = Arc::clone(&export).staged(tensor.clone(), copy);
+            let staged = Self::staged(Arc::downgrade(&export), tensor.clone(), copy);
             notify(staged, move |outcome| knows.settle(outcome.map_err(device_error)));
         }
         let granted = Arc::downgrade(&export);
+        let staged = is_staged.then(|| export.known.clone());
         let granted = async move {
             let lease = request.await?;
+            if let Some(staged) = staged {
+                staged.settled().await?;
+            }
             match granted.upgrade() {
-                Some(export) if is_staged => {
-                    export.known.settled().await?;
-                    export.granted(lease, copy).await
-                }
                 Some(export) => export.granted(lease, copy).await,
                 None => Ok(()),
             }
@@ -175,12 +176,13 @@ impl Export {
         Ok(export)
     }
 
-    /// Takes the memory for a copy.
-    async fn staged(self: Arc<Self>, tensor: Tensor, copy: Option<bool>) -> Result<(), Error> {
+    /// Takes the memory for a copy, unless the export is gone by then.
+    async fn staged(export: Weak<Self>, tensor: Tensor, copy: Option<bool>) -> Result<(), Error> {
         let core = tensor.inner.core.clone();
         let staging = async move {
+            let Some(export) = export.upgrade() else { return Ok(()) };
             let shown = stage(&tensor, tensor.inner.definition()?, copy)?;
-            self.shown.get_or_init(|| shown);
+            export.shown.get_or_init(|| shown);
             Ok(())
         };
         by_an_operation(core, "memory for another process", staging).await

@@ -2,7 +2,8 @@
 //!
 //! The owner has one door for tickets, and serves what comes through it on the threads that wake it. A process that has a ticket makes one
 //! link to that door, for all tickets of that owner: it sends a number and the secret of a ticket, and gets the number and an export, or a
-//! failure. Where the tensor has no memory yet, it hears first that the version is kept.
+//! failure. Where the tensor has no memory yet, or a ticket has an operation take the memory of a large copy, it hears first that the
+//! version is kept.
 //!
 //! A process that passes a tensor on asks the owner of the memory for a ticket, over the same link, when its own ticket is used:
 //!
@@ -90,9 +91,10 @@ impl Tensor {
     /// that, the lease stays: waits that it holds up name the process, until the network works again or the process is declared dead.
     ///
     /// # Errors
-    /// [`Error::Device`] if there is no memory for a copy of up to 1 MiB, where a larger one fails later; [`Error::Invalid`] if 65,536 tickets are alive, and for a deadline without `reach`;
-    /// [`Error::NotShared`] as [`Link::send`](super::Link::send). With [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if
-    /// NIXL is missing or the address is none of this machine.
+    /// [`Error::Device`] if there is no memory for a copy of up to 1 MiB; without memory for a larger one the tensor fails in the other
+    /// process; [`Error::Invalid`] if 65,536 tickets are alive, and for a deadline without `reach`; [`Error::NotShared`] as
+    /// [`Link::send`](super::Link::send). With [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if NIXL is missing or the
+    /// address is none of this machine.
     pub fn ticket(&self, options: &ShareOptions) -> Result<Ticket, Error> {
         self.ticket_at(options, None)
     }

@@ -59,7 +59,7 @@ const ROOM_LOOK: Duration = Duration::from_millis(20);
 /// The target of the wait of a future or a thread.
 pub(crate) struct Awaited {
     core: CoreRef,
-    /// The kind of wait; `None` for an operation, by its name.
+    /// The call that waits, in words; `None` for an operation, by its name.
     what: Option<&'static str>,
     /// The operations that have to end, or to be granted.
     ops: SmallVec<[OpHandle; 1]>,
@@ -160,7 +160,7 @@ impl Awaited {
         }
     }
 
-    /// The kind of wait, in words.
+    /// The operation or the call that waits, in words.
     fn waiting(&self) -> Cow<'static, str> {
         self.what.map_or_else(|| self.ops[0].payload().in_words().to_string().into(), Cow::Borrowed)
     }
@@ -291,7 +291,7 @@ struct PendingWait {
     next_look: Option<Instant>,
     /// Since when leases alone are known to hold up the wait.
     held_since: Option<Instant>,
-    /// The number of operations that had ended in the engine at the last poll; for a wait for room.
+    /// The number of operations that had ended in the engine at the watcher's last inspection; for a wait for room.
     ended: u64,
     verdict: Option<Error>,
 }

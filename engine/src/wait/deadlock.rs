@@ -39,7 +39,7 @@ const CHECK_LAST: Duration = Duration::from_millis(500);
 /// late.
 const PAUSES_PER_TIMEOUT: u32 = 8;
 
-/// The choice of the one thread that checks if the threads which wait for the same thing wait in vain.
+/// Appoints one of the threads that wait for the same thing to check for a standstill.
 #[derive(Debug, Default)]
 pub(crate) struct Detector {
     /// A waiting thread checks for all.

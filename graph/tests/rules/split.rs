@@ -58,7 +58,7 @@ fn readers_wait_for_every_writer_that_was_split() {
 }
 
 #[test]
-fn a_picture_names_the_operation_and_the_lease_as_blockers() {
+fn a_picture_names_the_operation_and_the_lease_as_dependencies() {
     let graph = Graph::new();
     let x = graph.var(Value::default());
     let running = graph.op("running".into(), [(&x, AccessMode::Write)]).submit_unreferenced().expect("idle");

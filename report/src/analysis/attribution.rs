@@ -102,7 +102,7 @@ impl<'a, S: Source> Attribution<'a, S> {
         Self { source, order: Order::of(source), by_name, on_queues, pool: Pool::of(source), executors }
     }
 
-    /// The reason why the operation at `at` waited, in order of time.
+    /// The stalls of the operation at `at`, in order of time.
     pub(crate) fn stalls(&self, at: usize, operation: &Operation) -> Vec<Stall> {
         let mut stalls = Vec::new();
         self.operation(at, operation, &mut stalls);
@@ -283,7 +283,7 @@ impl<S: Source> Attribution<'_, S> {
         on_device && queue_of(self.source.about(), earlier).is_some() && !parked()
     }
 
-    /// The time after all blockers have ended.
+    /// Tiles the time after all blockers have ended.
     fn rest(&self, tiling: &mut Tiling<'_>, operation: &Operation, waits: &Waits, hazard: Option<Hazard>) {
         if let Some(track) = executor(operation) {
             tiling.until(self.free_since(track, waits.ready), Cause::NoWorker, None, Blocker::Pool);

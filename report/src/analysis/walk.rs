@@ -1,5 +1,4 @@
-//! The critical path: a walk from the end of the trace back to its beginning, at each moment along whatever held up
-//! the rest.
+//! A walk from the end of the trace back to its beginning, at each moment along whatever held up the rest.
 //!
 //! Unlike the critical path, which knows work alone, this covers the whole time: work, waiting of every cause, and the time
 //! that the program itself let pass. Its intervals follow each other without gap, so they sum up to the run time.

@@ -30,7 +30,7 @@ pub(crate) struct Change {
     pub(crate) shared: HashSet<OperationId>,
 }
 
-/// The number of waits that may have ended at one moment and are considered.
+/// The greatest number of things that may have come back at one moment and are considered.
 pub(crate) const SAME_MOMENT_MAX: usize = 4;
 
 /// The tasks of a trace and the edges between them.

@@ -172,9 +172,8 @@ pub struct Operation {
     pub began: Option<Nanos>,
     /// The body ended; device work was handed to its queue.
     pub issued: Option<Nanos>,
-    /// The times from and to which its device work ran, as the device reports; `None` where it reports none. Not earlier than `began`, not
-    /// later than
-    /// `observed`. A device may have begun before the body had ended.
+    /// The times from and to which its device work ran, as the device reports; `None` where it reports none. Not
+    /// earlier than `began`, not later than `observed`. A device may have begun before the body had ended.
     pub ran: Option<(Nanos, Nanos)>,
     /// The work ended, on whatever device it was. Not earlier than `issued`.
     pub done: Option<Nanos>,

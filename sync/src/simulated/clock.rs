@@ -24,7 +24,7 @@ thread_local! {
 
 type Key = (Duration, u64);
 
-/// A thread that sleeps until a time.
+/// Threads that sleep until a time: one, or all that wait on a condition.
 #[derive(Clone)]
 pub(super) enum Sleeper {
     Parked(Thread),

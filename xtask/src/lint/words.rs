@@ -30,6 +30,7 @@ const RETIRED: &[&[&str]] = &[
     &["lets_go"],
     &["letting", "go"],
     &["life", "line"],
+    &["life", "lines"],
     &["prompt_deleter"],
     &["recordings"],
     &["ringer"],

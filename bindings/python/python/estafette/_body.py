@@ -1,4 +1,4 @@
-"""How the Python functions of operations are run. Called by the extension, never by users."""
+"""Runs the Python functions of operations. Called by the extension, never by users."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _RAISES = {opcode.opmap.get(name) for name in ("RAISE_VARARGS", "YIELD_VALUE", "
 
 
 def was_sent(error, raised_at):
-    """Whether a signal handler has raised `error`, with the traceback `raised_at`, and not the function that it has come out of.
+    """True if a signal handler has raised `error`, with the traceback `raised_at`, and not the function that it has come out of.
 
     The handler of Ctrl-C that Python installs is no Python function, so it has no frame: the exception begins in the middle of the
     function, at an instruction that raises nothing by itself.

@@ -162,7 +162,7 @@ def _copied(value):
 
 
 def _maker(value, kept):
-    """What makes a list or tuple as `value`, with other items. Its class may have attributes, and a `__new__` that takes no list of items."""
+    """A maker of lists or tuples as `value`, with other items. Its class may have attributes, and a `__new__` that takes no list of items."""
     kind = type(value)
     if kind in (list, tuple):
         return kind
@@ -238,7 +238,7 @@ def unpacked(value):
 
 
 def declared(outputs, like):
-    """What the caller has said of the results: how their arrays are taken, what is made of the promises, what each is like.
+    """The caller's declarations of the results: how their arrays are taken, what is made of the promises, what each is like.
 
     None where nothing is said, or where `like` is that of one array.
     """

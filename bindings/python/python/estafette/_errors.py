@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by what the caller can do about it."""
+"""Errors, sorted by what the caller can do about them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OperationError(EstafetteError):
     id: int
     """Identity of that operation, as in ``Engine.diagnose``."""
     message: str
-    """What it said."""
+    """Its message."""
 
     def __init__(self, operation: str, id: int, message: str, text: str | None = None) -> None:
         # `PeerDiedOperationError` has another class behind this one.

@@ -1448,8 +1448,8 @@ def engine_from_c(handle: int) -> Engine:
     """
 
 def record_call_sites(on: bool = True, /) -> bool:
-    """Switches the notes of leases taken from now on: the file, line and function that take them, and the type of the object that they
-    are for where that is known. Returns the former setting. Off, as it is at first, taking a lease costs less.
+    """Switches on or off that leases taken from now on note the file, line and function that take them, and the type of the object that
+    they are for where that is known. Returns the former setting. Off, as it is at first, taking a lease costs less.
 
     See `Diagnosis` and `Lease` for where it is shown.
 

@@ -15,7 +15,7 @@ from ._estafette import _kept_errors, _shown
 
 
 class _Unretrieved:
-    """What `sys.unraisablehook` is told of a failure: its words are the text of the report."""
+    """The object of a failure for `sys.unraisablehook`: its words are the text of the report."""
 
     def __init__(self, error):
         self._text = f"the failure of operation `{_shown(error.operation)}` (op {error.id}), which was never retrieved"
@@ -37,7 +37,7 @@ def log(error):
 
 
 def raised(errors, omitted, report):
-    """What the end of an engine raises for failures that nothing has looked at: the failure, or a group of several."""
+    """The exception that the end of an engine raises for failures that nothing has looked at: the failure, or a group of several."""
     error = errors[0]
     if len(errors) > 1 or omitted:
         count = len(errors) + omitted

@@ -1,4 +1,4 @@
-"""What a forked child needs anew."""
+"""State that a forked child needs anew."""
 
 from __future__ import annotations
 

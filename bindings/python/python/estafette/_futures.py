@@ -1,4 +1,4 @@
-"""How to hear of the end of futures of all kinds. Called by the extension, never by users."""
+"""Notices of the end of futures of all kinds. Called by the extension, never by users."""
 
 from __future__ import annotations
 

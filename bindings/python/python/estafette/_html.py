@@ -1,4 +1,4 @@
-"""What notebooks show of tensors, diagnoses, counters and reports."""
+"""HTML of tensors, diagnoses, counters and reports, for notebooks."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _ROUND_MIN = 1.0
 
 
 class _Garbage:
-    """What only a collection can free."""
+    """An object that only a collection can free."""
 
     def __init__(self):
         self.itself = self

@@ -72,7 +72,7 @@ def merge_traces(*paths: StrOrBytesPath, to: StrOrBytesPath) -> None:
 
 
 _HEAD = b'{"mergedBy": "estafette"'
-"""How every merged file begins."""
+"""The first bytes of every merged file."""
 
 
 def _check_target(target: pathlib.Path, inputs: list[pathlib.Path]) -> None:

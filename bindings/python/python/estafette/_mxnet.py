@@ -1,4 +1,4 @@
-"""What `Engine.from_mxnet` needs of MXNet, which is not imported here. Called by the extension, never by users."""
+"""The parts of MXNet that `Engine.from_mxnet` needs; MXNet is not imported here. Called by the extension, never by users."""
 
 from __future__ import annotations
 

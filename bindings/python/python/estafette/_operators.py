@@ -43,7 +43,7 @@ def _plain(key, value, depth):
 
 
 def decode(attributes):
-    """What `encode` was given, but for lists, which become tuples. What callers in other languages pass is taken for what it reads like."""
+    """The attributes given to `encode`, but for lists, which become tuples. What callers in other languages pass is taken for what it reads like."""
     return {key: text if is_text else _value(text) for key, text, is_text in attributes}
 
 

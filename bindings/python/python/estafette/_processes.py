@@ -62,7 +62,7 @@ def register() -> None:
 
 
 def machine() -> str:
-    """What processes have in common that reach each other's doors: the boot of the machine and the network namespace. Empty if unknown."""
+    """The boot of the machine and the network namespace: processes that reach each other's doors have both in common. Empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/net")
     except OSError:
@@ -70,7 +70,7 @@ def machine() -> str:
 
 
 def failed_by_death(error: BaseException | None) -> bool:
-    """Whether a failure is the death of another process, or that of an operation by it. What a function makes of a death, such as a
+    """True if a failure is the death of another process, or that of an operation by it. What a function makes of a death, such as a
     `ValueError`, is its own failure."""
     return isinstance(error, PeerDiedError)
 

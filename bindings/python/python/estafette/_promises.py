@@ -321,7 +321,7 @@ def _as_ended_within(rest, timeout):
 
 
 def _checked(promises):
-    """What is waited for. `concurrent.futures` would fail where it asks for a condition."""
+    """The promises that are waited for. `concurrent.futures` would fail where it asks for a condition."""
     if _is_promise(promises):
         raise TypeError(f"a list of promises is waited for, not {type(promises).__qualname__}: write `[x]`")
     promises = set(promises)
@@ -341,13 +341,13 @@ def _has_failed(promise):
 
 
 def _runs_a_loop() -> bool:
-    """Whether an event loop runs in this thread. Its module, which takes long to import, is there then."""
+    """True if an event loop runs in this thread. Its module, which takes long to import, is there then."""
     running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
     return running is not None and running() is not None
 
 
 def _asks_the_engine():
-    """Whether the engine has to know of a wait: in a function of an operation, and on the thread of an event loop."""
+    """True if the engine has to know of a wait: in a function of an operation, and on the thread of an event loop."""
     return operation.get() is not None or _runs_a_loop()
 
 

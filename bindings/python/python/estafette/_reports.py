@@ -1,4 +1,4 @@
-"""What an engine tells about itself: plain data."""
+"""Plain data that an engine tells about itself."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class Device(NamedTuple):
-    """Where memory is, in DLPack's numbers. Equal to a plain ``(type, id)`` tuple."""
+    """The place of memory, in DLPack's numbers. Equal to a plain ``(type, id)`` tuple."""
 
     type: int
     """DLPack's device type: 1 is the CPU."""
     id: int
-    """Which one of that type."""
+    """Its number among those of that type."""
 
     def __str__(self) -> str:
         return f"{_DEVICE_NAMES.get(self.type, f'device_type({self.type})')}:{self.id}"
@@ -26,11 +26,11 @@ class DeviceInfo(NamedTuple):
     name: str
     """A name for people."""
     host_access: bool
-    """Whether the host may use memory that is allocated there."""
+    """True if the host may use memory that is allocated there."""
     context: int
     """The address of the native context that the number stands for; 0 for the host."""
     registrations: int
-    """How often the context is registered; 0 for what is there without."""
+    """The number of times that the context is registered; 0 for what is there without."""
 
 
 _DEVICE_NAMES = {
@@ -55,16 +55,16 @@ _DEVICE_NAMES = {
 
 @dataclass(frozen=True)
 class Lease:
-    """Who has taken a tensor out of the engine's hands, and since when."""
+    """A tensor that was taken out of the engine's hands: by whom, and since when."""
 
     access: str
     """``"read"`` or ``"write"``."""
     owner: str
-    """Who took it, in words: a function and its line, or an operation whose function has kept a view."""
+    """Its holder, in words: a function and its line, or an operation whose function has kept a view."""
     age: float
     """Seconds since it was asked for."""
     held: bool
-    """Whether only its holder keeps others waiting. Before that it waits itself."""
+    """True if only its holder keeps others waiting. Before that it waits itself."""
     library: str | None = None
     """The library that asked for it, where that could be seen."""
     object: str | None = None
@@ -112,7 +112,7 @@ class OpStatus:
     age: float
     """Seconds since submission, a few milliseconds coarse."""
     blocked_by: tuple[Blocker, ...]
-    """What it waits for directly."""
+    """The operations that it waits for directly."""
     lease: Lease | None
     """For a lease, held or still waiting, who takes it; None for everything else."""
     text: str
@@ -144,7 +144,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Who waits for whom. As a string, one line per operation and release."""
+    """The operations in flight, and those that each waits for. As a string, one line per operation and release."""
 
     operations: tuple[OpStatus, ...]
     """Operations in flight, in submission order; leases and waiting futures included."""
@@ -158,7 +158,7 @@ class Diagnosis:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight, and no memory has been on its way back for long."""
+        """True if nothing is in flight, and no memory has been on its way back for long."""
         return not self.operations and not self.unlisted and not self.releases
 
     def __str__(self) -> str:
@@ -242,32 +242,32 @@ class UnorderedExchange:
 
 @dataclass(frozen=True)
 class Peer:
-    """What is known of a library: a row of the policy table."""
+    """A library as it is known: a row of the policy table."""
 
     name: str
     """First part of its modules' names."""
     legacy_writable: bool
-    """Whether what it hands out in a struct without flags may be written."""
+    """True if what it hands out in a struct without flags may be written."""
     immutable: bool
-    """Whether its arrays never change, so that it may be given read-only memory in a struct that cannot say so."""
+    """True if its arrays never change, so that it may be given read-only memory in a struct that cannot say so."""
     honours_read_only: bool
-    """Whether what it imports under the read-only flag cannot be written through it."""
+    """True if what it imports under the read-only flag cannot be written through it."""
     stream: str
-    """What it does with a consumer's stream: ``"honoured"``, ``"ignored"`` or ``"host only"`` (it has none)."""
+    """Its use of a consumer's stream: ``"honoured"``, ``"ignored"`` or ``"host only"`` (it has none)."""
     omitted_stream: str
-    """What it takes an omitted stream for: ``"default stream"``, ``"host wait"`` or ``"no synchronization"``."""
+    """Its reading of an omitted stream: ``"default stream"``, ``"host wait"`` or ``"no synchronization"``."""
     null_stream: str
-    """What NULL in its C exchange table stands for on a device: ``"default stream"`` or ``"unknown"``."""
+    """The meaning of NULL in its C exchange table on a device: ``"default stream"`` or ``"unknown"``."""
     source: str
-    """Where this is from."""
+    """The source of this."""
 
 
 @dataclass(frozen=True)
 class ShutdownReport:
-    """How a shutdown ended."""
+    """The outcome of a shutdown."""
 
     drained: bool
-    """Whether everything that was in flight has ended."""
+    """True if everything that was in flight has ended."""
     cancelled: tuple[str, ...]
     """Operations that were cancelled because only leases held them up."""
     leases: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How libraries learn which CUDA stream a function uses.
+"""The ways in which libraries learn the CUDA stream that a function uses.
 
 What is known of them is data: a row per library, with its source. A library that the program has not imported has no current stream
 to set. Where the function itself imports one, that library works on its own stream, and the thread waits for it afterwards.
@@ -63,7 +63,7 @@ def current_stream() -> Stream | None:
 def hold_barriers() -> Iterator[None]:
     """Asks no device for a barrier meanwhile: for the time in which a library records a graph, which a barrier would spoil.
 
-    Memory that consumers released without saying when their device is done with it is reused after a barrier over the device
+    Memory that consumers returned without saying when their device is done with it is released after a barrier over the device
     (docs/exchange.md, "When B is done"); CUDA refuses that while a graph is recorded in the process, and the graph is lost::
 
         with est.hold_barriers(), torch.cuda.graph(graph):
@@ -120,7 +120,7 @@ def _cupy_recorded(cupy: Any, _device: int, _kept: list[Any]) -> contextlib.Abst
 
 
 class Row:
-    """How one library learns the stream.
+    """The way in which one library learns the stream.
 
     `root` is the first part of its modules' names. `enter` makes the stream the thread's current one; None where the library has no
     such notion. `wait` waits for the thread's current stream. `how` is for people, and `source` says where this is from. `recorded`

@@ -24,7 +24,7 @@ from ._estafette import _engine_states, _shown
 from ._fork import ForkLock
 
 _SECONDS = 5.0
-"""How long a process may take for a frame: a function that holds the interpreter's lock keeps it from answering."""
+"""The seconds that a process may take for a frame: a function that holds the interpreter's lock keeps it from answering."""
 
 _OPERATIONS_MAX = 200
 """Operations of an engine in a frame, the oldest ones."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What a trace says. ``print`` shows it as text."""
+    """The report of a trace. ``print`` shows it as text."""
 
     headline: str
     """One sentence: what most of the waiting was for."""

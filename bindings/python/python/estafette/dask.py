@@ -83,7 +83,7 @@ class _Plugin(WorkerPlugin):
         return getattr(data, "fast", data).get(key)
 
     def _may_be_better_again(self, key: Any, start: str) -> bool:
-        """Whether others have a part in how the value ends. What a task has made by itself from good inputs fails again."""
+        """True if others have a part in how the value ends. What a task has made by itself from good inputs fails again."""
         if start not in ("executing", "long-running"):
             return True
         dependencies = self._worker.state.tasks[key].dependencies
@@ -113,7 +113,7 @@ class _Plugin(WorkerPlugin):
 
 
 def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
-    """Whether both ends of a connection have the same network address."""
+    """True if both ends of a connection have the same network address."""
     if context is None:
         # For the disk.
         return False

@@ -59,7 +59,7 @@ def __dir__() -> list[str]:
 _LOG = logging.getLogger("estafette")
 
 NAME = "ESTAFETTE"
-"""What ``tensor_transport=`` takes, in either case."""
+"""The name for ``tensor_transport=``, in either case."""
 
 
 # A machine that cannot be reached is known to be so after ten seconds.
@@ -68,7 +68,7 @@ _NETWORK_ANSWER_MAX = 30.0
 
 @dataclasses.dataclass
 class _Metadata(TensorTransportMetadata):
-    """What crosses: the bytes of a ticket for each tensor, the machine that they are of, and the actor there, if an actor made them."""
+    """Metadata: the bytes of a ticket for each tensor, the machine that they are of, and the actor there, if an actor made them."""
 
     tickets: Sequence[bytes] = ()
     node: str = ""
@@ -247,7 +247,7 @@ class _Transport(TensorTransportManager):
         return [packed(version) for version in versions]
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> CommunicatorMetadata:
-        return _Transfer(uuid.uuid4().hex)
+        return _Transfer(number=uuid.uuid4().hex)
 
     def recv_multiple_tensors(
         self,

@@ -63,25 +63,25 @@ def __dir__() -> list[str]:
 
 
 class SupportsDLPack(Protocol):
-    """What ``from_dlpack`` takes: the array API's protocol."""
+    """An object that ``from_dlpack`` takes: the array API's protocol."""
 
     def __dlpack__(self, *, max_version: tuple[int, int] | None = ...) -> Any: ...
 
 
 class SupportsArrowDeviceArray(Protocol):
-    """What ``from_arrow`` takes: Arrow's C device interface."""
+    """An object that ``from_arrow`` takes: Arrow's C device interface."""
 
     def __arrow_c_device_array__(self) -> tuple[Any, Any]: ...
 
 
 class SupportsArrowArray(Protocol):
-    """What ``from_arrow`` takes too: Arrow's C data interface, of host memory."""
+    """An object that ``from_arrow`` takes too: Arrow's C data interface, of host memory."""
 
     def __arrow_c_array__(self) -> tuple[Any, Any]: ...
 
 
 class SupportsArrowStream(Protocol):
-    """What ``from_arrow`` takes too: Arrow's C stream interface, of one array."""
+    """An object that ``from_arrow`` takes too: Arrow's C stream interface, of one array."""
 
     def __arrow_c_stream__(self) -> Any: ...
 
@@ -108,7 +108,7 @@ class CallsBack(Protocol):
 
 
 SupportsArrow: TypeAlias = Union[SupportsArrowDeviceArray, SupportsArrowArray, SupportsArrowStream]
-"""What ``from_arrow`` takes."""
+"""An object that ``from_arrow`` takes."""
 DeviceLike: TypeAlias = Union[str, tuple[int, int], Device]
 """A device: its name (``"cuda:0"``), or DLPack's numbers for it."""
 ShapeLike: TypeAlias = Union[SupportsIndex, Sequence[SupportsIndex]]
@@ -116,11 +116,11 @@ ShapeLike: TypeAlias = Union[SupportsIndex, Sequence[SupportsIndex]]
 DtypeLike: TypeAlias = Any
 """An element type: its name (``"float32"``), or the dtype of a library."""
 Like: TypeAlias = Union[tuple[ShapeLike, DtypeLike], HasShapeAndDtype]
-"""What a result is like: a pair (shape, dtype), or something that has both."""
+"""The likeness of a result: a pair (shape, dtype), or something that has both."""
 StreamLike: TypeAlias = Union[int, SupportsCudaStream]
 """A stream of a device: an object of its library, or its number as in DLPack."""
 FutureLike: TypeAlias = Union[Awaitable[Any], CallsBack]
-"""What ``from_future`` takes."""
+"""An object that ``from_future`` takes."""
 Using: TypeAlias = Callable[[Any], Any]
 """A function that makes an array of a tensor, for example ``np.from_dlpack``."""
 Body: TypeAlias = Union[
@@ -164,7 +164,7 @@ R = TypeVar("R")
 
 
 class Submitter(Protocol[P, R]):
-    """What ``wrap`` and ``op`` make of a function: a call is submitted, and returns `R`, for example a ``Tensor``.
+    """A function that ``wrap`` or ``op`` has made of another: a call is submitted, and returns `R`, for example a ``Tensor``.
 
     Type checkers compare calls with the parameters of the function. A positional argument may have any type, since
     tensors stand in the place of arrays; the number of up to four is checked, but mypy accepts too many. Names and
@@ -210,7 +210,7 @@ class Submitter(Protocol[P, R]):
 # --- Reports ----------------------------------------------------------------------------------------------------------
 
 Cause: TypeAlias = Literal["computing", "queued", "no worker", "not observed", "not resumed", "leased"]
-"""Why something waited; ``docs/report.md`` describes each."""
+"""The cause of a wait; ``docs/report.md`` describes each."""
 
 
 class ReportTotals(TypedDict):
@@ -228,7 +228,7 @@ class ReportTotals(TypedDict):
 
 
 class ReportFailure(TypedDict):
-    """What failed for one reason, of one name. `operation`, an identity as in ``diagnose()``, was the first."""
+    """Failures for one reason, of one name. `operation`, an identity as in ``diagnose()``, was the first."""
 
     name: str
     operation: int
@@ -257,14 +257,14 @@ class ReportWait(TypedDict):
 
 
 class ReportMatrix(TypedDict):
-    """Who waited for whom: ``waited_ns[row][column]``, rows waited for columns."""
+    """The time that rows waited for columns: ``waited_ns[row][column]``, rows waited for columns."""
 
     libraries: list[str]
     waited_ns: list[list[int]]
 
 
 class ReportExchange(TypedDict):
-    """What one library handed to another. `producer` is where the memory is from."""
+    """Tensors that one library handed to another. `producer` is where the memory is from."""
 
     producer: str
     consumer: str
@@ -276,7 +276,7 @@ class ReportExchange(TypedDict):
 
 
 class ReportGraphChange(TypedDict):
-    """What Estafette would change at one call of a program that was only observed."""
+    """A change that Estafette would make at one call of a program that was only observed."""
 
     call: str
     waited_for: str
@@ -289,7 +289,7 @@ class ReportGraphChange(TypedDict):
 
 
 class ReportWithGraph(TypedDict):
-    """What Estafette would change in a program that was only observed, and what the run would save with all of it."""
+    """The changes that Estafette would make in a program that was only observed, and the time that the run would save with all."""
 
     changes: list[ReportGraphChange]
     saves_ns: int
@@ -346,7 +346,7 @@ class ReportRunTime(TypedDict):
 
 
 class ReportBarriers(TypedDict):
-    """What a global barrier at each hand-over would have cost."""
+    """The cost that a global barrier at each hand-over would have had."""
 
     hand_overs: int
     longer: int

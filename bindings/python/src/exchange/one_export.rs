@@ -99,7 +99,7 @@ fn run_releases(py: Python<'_>) -> bool {
     true
 }
 
-/// True if a thread is within an export, or about to begin one. True until the calling thread gives up the Python lock.
+/// True if a thread is within an export, or about to begin one. The answer holds until the calling thread gives up the Python lock.
 fn is_exporting(py: Python<'_>) -> PyResult<bool> {
     // A finalizer that the collector ran here might give up the lock.
     let _uncollected = Uncollected::begin(py);

@@ -22,8 +22,8 @@ pub fn are_recorded() -> bool {
     RECORDED.load(Ordering::Relaxed)
 }
 
-/// Switches the notes of leases taken from now on: the file, line and function that take them, and the type of the object that they
-/// are for where that is known. Returns the former setting. Off, as it is at first, taking a lease costs less.
+/// Switches on or off that leases taken from now on note the file, line and function that take them, and the type of the object that
+/// they are for where that is known. Returns the former setting. Off, as it is at first, taking a lease costs less.
 ///
 /// See `Diagnosis` and `Lease` for where it is shown.
 ///

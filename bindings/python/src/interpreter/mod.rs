@@ -1,4 +1,4 @@
-//! Ways around the interpreter, for speed or for safety: states of threads, calls in the faster forms of CPython, exit, fork and
+//! Code around the interpreter, for speed or for safety: states of threads, calls in the faster forms of CPython, exit, fork and
 //! signals. Nothing here decides what an operation or an exchange does; each file gives its reason, with figures where it is speed.
 //!
 //! | part | what it has |

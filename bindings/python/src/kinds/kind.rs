@@ -51,8 +51,7 @@ pub trait Kind: Sync {
         None
     }
 
-    /// True if memory on `device` is elsewhere than its struct says: then everything would be ordered there.
-    /// Raises `BufferError` that names both places.
+    /// Raises `BufferError` that names both places if the memory is elsewhere than its struct says: everything would be ordered there.
     fn check_place(&self, _py: Python<'_>, _managed: &ManagedTensor) -> PyResult<()> {
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! The choice of threads to run operations while they wait.
+//! The permission of a thread to run operations while it waits.
 
 use pyo3::prelude::*;
 
-/// Sets if the engine's functions may run operations on the calling thread. Returns the former setting.
+/// Allows the engine's functions to run operations on the calling thread, or forbids it. Returns the former setting.
 #[pyfunction(name = "_set_helping")]
 pub fn set_helping(allowed: bool) -> bool {
     estafette::bindings::set_helping(allowed)

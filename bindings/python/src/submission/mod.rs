@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `body` | Running the Python functions of operations |
 //! | `function_kind` | The kind of function that a body is, and results that no operation may have |
-//! | `helping` | The choice of threads to run operations while they wait |
+//! | `helping` | The permission of a thread to run operations while it waits |
 //! | `on` | The queue that the function of an operation enqueues on |
 //! | `on_skip` | The callback in place of a function whose operation is skipped |
 //! | `operator_function` | Python functions as operators |

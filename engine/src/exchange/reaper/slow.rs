@@ -90,7 +90,7 @@ pub struct Release {
     pub id: u64,
     /// Whose memory it is, in words: the variable of the tensor, its element type, shape, device and address.
     pub what: String,
-    /// The reason for which it waits.
+    /// The state of the release.
     pub status: ReleaseStatus,
     /// Time since the deleter was called, for [`ReleaseStatus::Deleting`]; for the others, time since the memory was given up. Some
     /// milliseconds coarse.

@@ -63,7 +63,7 @@ pub struct Known {
     texts: Numbered,
 }
 
-/// The reason why interned data is not taken in.
+/// The reason why a part of a file is not taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     Garbled,

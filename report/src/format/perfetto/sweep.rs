@@ -89,7 +89,7 @@ impl Thing<'_> {
 pub enum Event<'a> {
     Begin(Rc<Thing<'a>>, What, u32),
     Moment(Rc<Thing<'a>>, What, u32),
-    /// The wait of an operation was over; its wait is on a track.
+    /// The thing that an operation waited for was over; the wait is on a track.
     Freed(Rc<Thing<'a>>, u32),
     End(u32),
     /// A counter has this value from now on.

@@ -7,7 +7,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::{
-    context, device, event, graph, memory, module, put, put_if_wanted, stream, transfer, virtual_memory,
+    context, device, event, graph, library, memory, module, put, put_if_wanted, stream, transfer,
+    virtual_memory,
 };
 use crate::codes::*;
 
@@ -66,6 +67,7 @@ fn all() -> impl Iterator<Item = (&'static str, *const c_void)> {
         device::exported(),
         event::exported(),
         graph::exported(),
+        library::exported(),
         memory::exported(),
         module::exported(),
         stream::exported(),

@@ -24,6 +24,7 @@ mod device;
 mod entry_point;
 mod event;
 mod graph;
+mod library;
 mod memory;
 mod module;
 mod stream;

@@ -135,7 +135,7 @@ impl Program {
                 0 => {
                     let got = estafette_tensor_lend(tensor, lent.as_mut_ptr().cast());
                     allowed(got, &legal, "lend");
-                    refuses(estafette_tensor_lend(tensor, ptr::null_mut()), "lend over no link");
+                    refuses(estafette_tensor_lend(tensor, ptr::null_mut()), "lend to nowhere");
                 }
                 1 => allowed(estafette_tensor_dtype(tensor, dtype.as_mut_ptr()), &legal, "dtype"),
                 2 => allowed(estafette_tensor_device(tensor, device.as_mut_ptr()), &legal, "device"),

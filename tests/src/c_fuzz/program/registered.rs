@@ -248,7 +248,7 @@ impl Program {
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         unsafe {
             let got = estafette_list_operators(None, ptr::null_mut());
-            refuses(got, "list without an output");
+            refuses(got, "list without a callback");
             let got = estafette_list_operators(Some(look), (&raw mut seen).cast());
             accepts(got, "list");
             let got = estafette_load_operators(paths[bytes.below(4)], &raw mut count);

@@ -220,7 +220,7 @@ def command(arguments: list[str]) -> int:
 
 
 def _is_of_runpy(error: BaseException) -> bool:
-    """Whether it is about the program that was to run: nothing of it has run."""
+    """True if it is about the program that was to run: nothing of it has run."""
     frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return all(name == "runpy" or name.partition(".")[0] == "estafette" for name in frames)
 

@@ -1,4 +1,4 @@
-"""What was seen: notes of threads, and what happened on them, as the extension makes a trace of."""
+"""Notes of threads, and of what happened on them, as the extension makes a trace of."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Site: TypeAlias = tuple[str, int, str]
 """A line of the program: file, line, function."""
 
 Tensor: TypeAlias = tuple[Any, Any, int | None, str]
-"""What was handed over: element type, shape, bytes, library."""
+"""A tensor that was handed over: element type, shape, bytes, library."""
 
 Times: TypeAlias = tuple[int | None, int | None, int | None]
 """Began, done, resumed."""
@@ -56,19 +56,19 @@ SHORT_NS = 5_000
 
 
 class ThreadNotes:
-    """What is to be remembered of a thread."""
+    """The state of a thread that is observed."""
 
     __slots__ = ("began", "given", "inside", "since", "track")
 
     def __init__(self, began: int) -> None:
         self.inside = False
-        """Whether it is in a call that is noted: what that calls is a part of it."""
+        """True if it is in a call that is noted: what that calls is a part of it."""
         self.given: Any = None
         """The stream that the last `__dlpack__` of the call was given."""
         self.began = began
-        """When the thread began, or the observation."""
+        """The beginning of the thread, or of the observation."""
         self.since: int | None = None
-        """When its last call of a queue ended, or the function of an executor began that it runs; `None` before these, and after the function."""
+        """The end of its last call of a queue, or the beginning of the function of an executor that it runs; `None` before these, and after the function."""
         self.track: int | None = None
 
 
@@ -146,7 +146,7 @@ class Notes:
         self._starts[key] = weakref.ref(thread, lambda _: self._starts.pop(key, None)), at
 
     def _began(self) -> int:
-        """When this thread began, or the observation. For a thread that Python did not start, that is now, as nothing is known of it."""
+        """The beginning of this thread, or of the observation. For a thread that Python did not start, that is now, as nothing is known of it."""
         # `current_thread` would make an object for it.
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
         start = self._starts.get(id(thread))
@@ -223,17 +223,17 @@ class Notes:
             self.wait(name, place, track, began, ended, blocker, library=to, failed=failed)
 
     def work(self, name: str, track: int, place: Site | None, began: int, ended: int) -> int:
-        """What a thread has done, or a step of its loop."""
+        """Work that a thread has done, or a step of its loop."""
         return self.add("operation", name, began, site=place, submitter=track, track=track, began=began, done=ended)
 
     def work_of(self, library: str, track: int, began: int, ended: int) -> int:
-        """What a library does while it is waited for, of which nothing else is seen."""
+        """Work that a library does while it is waited for, of which nothing else is seen."""
         return self.add(
             "operation", f"work of {library}", began, library=library, submitter=track, began=began, done=ended
         )
 
     def unseen_work(self, began: int, ended: int) -> int:
-        """What a future is of that no observed executor has."""
+        """The work of a future that no observed executor has."""
         return self.add("operation", "work that is not observed", began, submitter=self.track(), began=began, done=ended)
 
     def wait(
@@ -262,7 +262,7 @@ class Notes:
         )
 
     def missing(self) -> list[str]:
-        """What is not among the steps, in words."""
+        """The things that are not among the steps, in words."""
         texts = []
         if self.lost:
             texts.append(f"{self.lost} steps beyond the first {self.most} were not kept")

@@ -1,4 +1,4 @@
-"""Which work of which stream of a CUDA device comes after which, as far as the observed calls say so.
+"""The order of work on the streams of CUDA devices, as far as the observed calls say it.
 
 Every act that orders has a tick. A stream knows up to which tick the work of other streams comes before its own further work. What is
 handed over has spans: streams on which it was made, and the ticks between which that was. It is *not ordered* when its consumer's
@@ -41,11 +41,11 @@ DEVICES = (2, 13)
 """CUDA's memory, and that which the driver moves, as DLPack numbers them."""
 
 NONE, UNKNOWN = "none", "unknown"
-"""What may be wrong with an order."""
+"""The faults that an order may have."""
 
 
 class Span(NamedTuple):
-    """Where and when memory was written, by ticks."""
+    """The stream on which memory was written, and the time, in ticks."""
 
     stream: int
     first: int
@@ -98,7 +98,7 @@ def _is_apart(stream: Any) -> bool | None:
 
 
 class Order:
-    """What one observation knows of it."""
+    """The order as one observation knows it."""
 
     def __init__(self) -> None:
         # Taken again by what a collection of garbage calls in between. No library is asked under it.
@@ -136,7 +136,7 @@ class Order:
         return handle
 
     def _now(self, stream: int) -> Known:
-        """What is before an event that is recorded now."""
+        """The work before an event that is recorded now."""
         self._tick += 1
         known = dict(self._after.get(stream, ()))
         known[stream] = self._tick
@@ -253,13 +253,13 @@ class Order:
         return None if entry is None or entry[0]() is None else entry[1]
 
     def spans_of_cupy(self, begun: int) -> list[Span]:
-        """Where an array of CuPy's may have been made."""
+        """The streams on which an array of CuPy's may have been made."""
         with self._lock:
             spans = [self._span(*item, begun) for item in self._of("cupy").items()]
         return [span._replace(first=0) for span in spans] if self._is_cupy_old else spans
 
     def spans_of_torch(self, pointer: int, begun: int, fresh: bool) -> list[Span] | None:
-        """Where a tensor of PyTorch's was made, by the stream that its memory belongs to."""
+        """The streams on which a tensor of PyTorch's was made, by the stream that its memory belongs to."""
         with self._lock:
             periods = dict(self._of("torch"))
         if len(periods) == 1 and not fresh:
@@ -302,7 +302,7 @@ class Order:
     # --- What comes out ---
 
     def verdict(self, spans: list[Span] | None, consumer: Any) -> Verdict | None:
-        """Whether work on a stream, or on one that is not known (`None`), comes after what was handed over."""
+        """Says if work on a stream, or on one that is not known (`None`), comes after what was handed over."""
         if spans is None:
             return (UNKNOWN, None, "the producer does not say on which stream it was made")
         at = None if consumer is None else _described(consumer)
@@ -587,7 +587,7 @@ ACTS: dict[str, Any] = {
 
 
 def pointer_of(library: str, array: Any) -> int | None:
-    """Where the memory of an array is, if that can be asked without a wait."""
+    """The address of an array's memory, if that can be asked without a wait."""
     match library:
         case "numpy":
             return int(array.__array_interface__["data"][0]) if hasattr(array, "__array_interface__") else None
@@ -603,7 +603,7 @@ def pointer_of(library: str, array: Any) -> int | None:
 
 
 def is_on_device(library: str, array: Any) -> bool:
-    """Whether an array is in memory of a CUDA device."""
+    """True if an array is in memory of a CUDA device."""
     match library:
         case "torch":
             return bool(getattr(array, "is_cuda", False))
@@ -632,7 +632,7 @@ def _exported_stream(origin: str, array: Any, library: str) -> Any:
 def hand_over(
     order: Order, begun: int, origin: str, source: Any, library: str, asked: Any, given: Any, options: dict[str, Any]
 ) -> Verdict | None:
-    """What is known of the order of a hand-over without a copy that has taken place. `begun`: its tick; `asked`: the stream that the consumer named in
+    """The verdict on the order of a hand-over without a copy that has taken place. `begun`: its tick; `asked`: the stream that the consumer named in
     the call; `given`: the one with which the producer's `__dlpack__` was called."""
     # JAX and Estafette order by the stream that they are given; Estafette in every other way as well.
     if origin == "estafette" or (origin == "jax" and given is not None):

@@ -114,7 +114,7 @@ class Patches:
                     _put(owner, name, before)
 
     def concerns(self, module: str) -> bool:
-        """Whether the table has functions of a module."""
+        """True if the table has functions of a module."""
         return module in self._rows
 
     def place_in(self, name: str, module: types.ModuleType) -> None:

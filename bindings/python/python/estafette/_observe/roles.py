@@ -1,4 +1,4 @@
-"""What is noted of a call, by the role that the table gives the function. The call itself is made as it is."""
+"""Notes of calls, by the role that the table gives the function. The call itself is made as it is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_ARRAY = ""
 """The library of what is no array."""
 
 open_notes: Notes | None = None
-"""Where it is noted; `None` while nothing is observed, and in a forked child."""
+"""The notes that calls are added to; `None` while nothing is observed, and in a forked child."""
 
 
 # --- Arrays -----------------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def library_of(kind: Any) -> str:
 
 
 def _is_pending(library: str, array: Any, row: Row) -> bool:
-    """Whether the library may still be computing it, and the call waits for that."""
+    """True if the library may still be computing it, and the call waits for that."""
     match library:
         case "numpy":
             return False
@@ -86,7 +86,7 @@ def _is_pending(library: str, array: Any, row: Row) -> bool:
 
 
 def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[str, Any]) -> bool:
-    """Whether the result is in memory of its own."""
+    """True if the result is in memory of its own."""
     if row.role == "to_host" or options.get("copy") is True:
         return True
     if row.role in ("view", "give"):
@@ -140,7 +140,7 @@ def _timed(
 
 
 def _noted(notes: Notes, note: Callable[..., Any], *about: Any) -> Any:
-    """What a question says, or `None`. Whatever goes wrong with a note is none of the program's business; it is counted."""
+    """The answer to a question, or `None`. Whatever goes wrong with a note is none of the program's business; it is counted."""
     thread_notes = notes.thread_notes()
     before, thread_notes.inside = thread_notes.inside, True
     try:
@@ -246,7 +246,7 @@ def _about(array: Any) -> tuple[Any, Any, int | None]:
 def _verdict(
     order: Order, row: Row, begun: int, origin: str, source: Any, to: str, thread_notes: ThreadNotes, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What is known of the order of a hand-over of device memory."""
+    """The verdict on the order of a hand-over of device memory."""
     asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
     return hand_over(order, begun, origin, source, to, asked, thread_notes.given, kwargs)
 
@@ -308,14 +308,14 @@ def wait(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 class _Work:
-    """What an executor was given to do."""
+    """Work that an executor was given."""
 
     def __init__(self, identity: int) -> None:
         self.identity = identity
         self.submitted: int | None = None
         self.submitter: int | None = None
         self.is_seen = False
-        """Whether an executor has it that is observed."""
+        """True if an executor has it that is observed."""
 
 
 def _work_for(notes: Notes, future: Any) -> _Work:

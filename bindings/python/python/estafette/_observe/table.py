@@ -1,4 +1,4 @@
-"""What observe mode wraps in each library: one row each, with the source that says what the function does.
+"""The functions of each library that observe mode wraps: one row each, with the source that says what the function does.
 
 A row whose module is never imported costs nothing. A row whose name a version of a library does not have is left out.
 """
@@ -18,11 +18,11 @@ class Row(NamedTuple):
     name: str
     """Its name in the module, with dots."""
     role: str
-    """What it does with its first argument or its receiver: a function of `roles`."""
+    """Its use of its first argument or its receiver: a function of `roles`."""
     source: str
-    """Where this is from."""
+    """The source of this."""
     act: str = ""
-    """What it does to the order of streams: a function of `order`."""
+    """Its effect on the order of streams: a function of `order`."""
 
 
 PATHS = ("torch.cuda", "torch.accelerator", "cupy.cuda.runtime", "numba.cuda")
@@ -36,7 +36,7 @@ def shown(row: Row) -> str:
 
 
 GOALS = {"to_numpy": "numpy", "to_host": "", "move": ""}
-"""Where functions hand over to, by roles; others to their own library. The empty one is the host."""
+"""The libraries that functions hand over to, by roles; others to their own library. The empty one is the host."""
 
 DEVICE_LIBRARIES = ("torch", "jax", "cupy", "numba", "cuda.core", "estafette")
 """Those that hand device memory over without a copy."""
@@ -45,11 +45,11 @@ HAND_OVERS = ("take", "view", "give")
 """Roles in which memory may stay on its device."""
 
 SHARES, COPIES, EITHER = 0, 1, 2
-"""Whether the result is in memory of its own."""
+"""Kinds of results: in the memory of the argument, in memory of its own, or either."""
 
 
 class Plan(NamedTuple):
-    """What is known of each call of a function that hands something over."""
+    """The facts of each call of a function that hands something over."""
 
     original: Any
     row: Row
@@ -57,13 +57,13 @@ class Plan(NamedTuple):
     name: str
     to: str
     at: int
-    """Which argument is handed over."""
+    """The place of the argument that is handed over."""
     stays: bool
-    """Whether it may be handed over from its library to the same."""
+    """True if it may be handed over from its library to the same."""
     keeps_stream: bool
-    """Whether it is `__dlpack__`, whose stream was noted before."""
+    """True if it is `__dlpack__`, whose stream was noted before."""
     between_devices: bool
-    """Whether the memory may stay on its device."""
+    """True if the memory may stay on its device."""
     copies: int
 
     @staticmethod
