@@ -1,5 +1,5 @@
-//! The one door to synchronization primitives: every crate of the project takes its atomics, locks, threads,
-//! cells, clocks and statics from here. So the same lines run on `std`, under loom (`--cfg estafette_loom`,
+//! Synchronization primitives: every protocol of the project takes its atomics, locks, threads, cells, clocks and
+//! statics from here. So the same lines run on `std`, under loom (`--cfg estafette_loom`,
 //! exhaustive, small models) and under shuttle (`--cfg estafette_shuttle`, random schedules, whole engines).
 //!
 //! | part | what is in it |

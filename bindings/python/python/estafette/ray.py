@@ -180,7 +180,7 @@ def _meta(tensor: Tensor) -> tuple[tuple[int, ...], str]:
 
 
 class _Transport(TensorTransportManager):
-    """Ray calls it on threads of its own. Nothing here waits for a value."""
+    """Ray calls it on threads of its own. Only a receive from another machine that NIXL does not reach waits for a value."""
 
     def __init__(self) -> None:
         # Ray frees each object at most once, on another thread than the one that made it.
