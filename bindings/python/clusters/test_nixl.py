@@ -141,6 +141,13 @@ class Machines:
             ip("-n", name, "addr", "add", f"{host}/24", "dev", device)
             ip("-n", name, "link", "set", device, "up")
             ip("-n", name, "link", "set", "lo", "up")
+        self.until_up()
+
+    def until_up(self):
+        # The kernel says up to a second later that they are, and until then UCX does not see them.
+        for name, device in zip(self.names, self.devices):
+            while "LOWER_UP" not in ip("-n", name, "link", "show", device).stdout:
+                time.sleep(0.01)
 
     def connect(self):
         (a, b), (x, y) = self.names, self.devices
@@ -157,10 +164,7 @@ class Machines:
 
     def put_back(self):
         ip("-n", self.names[1], "link", "set", self.devices[1], "up")
-        # The kernel says up to a second later that it is, and until then UCX does not see it.
-        for name, device in zip(self.names, self.devices):
-            while "LOWER_UP" not in ip("-n", name, "link", "show", device).stdout:
-                time.sleep(0.01)
+        self.until_up()
 
     def start(self, side, source, deadline=10.0, lease_timeout=30.0, ahead=0, **env):
         env = {**ENV, **env}
