@@ -587,7 +587,9 @@ class EstafetteChannel(Channel):
         return (self.door.address,)
 
     def meet(self):
-        self.links = [self.door.accept(ANSWER_S) for _ in self.readers]
+        # They come in any order.
+        links = {link.process: link for link in (self.door.accept(ANSWER_S) for _ in self.readers)}
+        self.links = [links[process.pid] for process in self.processes]
 
     def make(self, workload):
         tensors, elements = range(workload.tensors), workload.size // 8
