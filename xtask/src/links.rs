@@ -413,16 +413,16 @@ mod tests {
     #[test]
     fn tables_have_a_row_for_each_of_the_means() {
         let found = found(&[
-            "figure\ta; 1 MB; awake\tus\t1 2 3",
-            "figure\tb; 4 readers, 1 MB\tus\t5",
+            "figure\tArrow; 1 MB; awake\tus\t1 2 3",
+            "figure\tZeroMQ; 4 readers, 1 MB\tus\t5",
             "figure\tlink: send; both awake\tus\t4",
         ]);
         let report = report(&found, "", 1);
         let tables: Vec<&str> = report.split("\n## ").collect();
         let rows = [
-            ("Means", "| a "),
-            ("Other workloads", "| b "),
-            ("All figures", "| link: send; both awake | 4.00 µs |"),
+            ("Means", "| Arrow "),
+            ("Other workloads", "| ZeroMQ "),
+            ("All figures", "| link: send; both awake | 4.00 µs"),
         ];
         for (title, row) in rows {
             let with: Vec<_> = tables.iter().filter(|table| table.contains(row)).collect();
