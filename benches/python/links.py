@@ -5,9 +5,9 @@ reads its first element, and the first one may change it again. Everything that 
 core. The means take turns; a figure of a round is the median of its hand-overs. *Awake*: one hand-over behind the
 other. *Idle*: with a pause before each. What the second process reads is checked each time, or at the end of a round.
 
-`local` has what two processes do by themselves, `workloads` the same means with several tensors or readers, `ray` actors of Ray, `dask`
-workers of Dask, `tickets` the way of a ticket, `nixl` a tensor that goes to another machine. A line is a figure for each round, or what is left out and why, between tabulators;
-`cargo xtask links` makes a table of them.
+`local` has what two processes do by themselves, `workloads` the same means with several tensors or readers, `ray` actors of Ray,
+`dask` workers of Dask, `tickets` the way of a ticket, `nixl` a tensor that goes to another machine. A line is a figure for each
+round, or what is left out and why, between tabulators; `cargo xtask links` makes a table of them.
 """
 
 import argparse
@@ -941,13 +941,6 @@ def with_ray(rounds):
         def go(self, size, value):
             return value if ray.get(sink.use_tensor.remote(source.tensor.remote(size))) == size else None
 
-    means = [Objects(), Tensors()]
-    for its in (CompiledGraph, Gloo):
-        try:
-            means.append(its(ray))
-        except Exception as error:
-            left_out(its.NAME, error)
-    hand_overs(means, SIZES, ["awake"], rounds)
     readers = [sink, server, Actor.remote(), Actor.remote()]
 
     class Workloads(Objects):
@@ -960,6 +953,13 @@ def with_ray(rounds):
     for name in ["4 readers, 1 MB", "list of 1,000, 1 KB"]:
         trips = [one_round(Workloads(), WORKLOADS[name], False, 0)[0] for _ in range(rounds + 1)]
         figure(f"{Objects.NAME}; {name}", "us", [trip * 1e6 for trip in trips[1:]])
+    means = [Objects(), Tensors()]
+    for its in (CompiledGraph, Gloo):
+        try:
+            means.append(its(ray))
+        except Exception as error:
+            left_out(its.NAME, error)
+    hand_overs(means, SIZES, ["awake"], rounds)
     # It serves for ever, and is never awaited.
     _serving = server.serve.remote(ray.get(source.address.remote()))
     for state in ["awake", "idle"]:
