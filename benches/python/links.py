@@ -1016,7 +1016,8 @@ class CompiledGraph(Actors):
 
     def close(self):
         try:
-            self.graph.teardown()
+            # Else it may wait for ever for an actor.
+            self.graph.teardown(kill_actors=True)
         finally:
             super().close()
 
