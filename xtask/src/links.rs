@@ -244,7 +244,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     if let Err(error) = found.run_without_links(&target) {
         found.left_out.push(format!("an engine without links: {error}"));
     }
-    for part in ["local", "tickets", "ray", "dask", "nixl"] {
+    for part in ["local", "workloads", "tickets", "ray", "dask", "nixl"] {
         println!("Python: {part}");
         let mut command = shell::command(&python);
         command.args(["benches/python/links.py", part]);
@@ -297,31 +297,22 @@ fn report(found: &Found, machine: &str, gib: u64) -> String {
          Large processes that are killed have {gib} GiB.\n\n{machine}\n## Goals\n\n{}",
         markdown::table(&["what", "floor", "goal", "measured", ""], &rows)
     );
-    text += "\n## Means, in µs\n\n";
-    let mut heading = vec!["hand-over".to_owned()];
     let states = ["awake", "idle"];
-    let columns: Vec<(&str, &str)> =
-        SIZES.iter().flat_map(|size| states.iter().map(move |state| (*size, *state))).collect();
-    heading.extend(columns.iter().map(|(size, state)| format!("{size}, {state}")));
-    let cell = |mean: &str, size: &str, state: &str| {
-        found
-            .row(&format!("{mean}; {size}; {state}"))
-            .map(|row| row.text().replace(" µs", ""))
-            .unwrap_or_default()
-    };
-    let body: Vec<Vec<String>> = means(found)
-        .iter()
-        .map(|mean| {
-            let cells = columns.iter().map(|(size, state)| cell(mean, size, state));
-            [mean.clone()].into_iter().chain(cells).collect()
-        })
-        .collect();
-    text += &markdown::table(&heading.iter().map(String::as_str).collect::<Vec<_>>(), &body);
+    let columns: Vec<String> =
+        SIZES.iter().flat_map(|size| states.iter().map(move |state| format!("{size}; {state}"))).collect();
+    text += &format!("\n## Means, in µs\n\n{}", beside(found, "hand-over", &columns));
+    text += &format!(
+        "\n## Other workloads, in µs\n\n\
+         The mean time of a message, from its write until the next one's. A tensor is written again once all readers of it are done. \
+         *Readers*: each reads the first and the last element. *Updated in place*: all elements are changed and read. *List*: the \
+         tensors are one message. *Stream*: at most a window of messages is not read yet.\n\n{}",
+        beside(found, "means", &WORKLOADS.map(str::to_owned))
+    );
     text += "\n## All figures\n\n";
     let others: Vec<Vec<String>> = found
         .rows
         .iter()
-        .filter(|row| row.name.split("; ").count() < 3)
+        .filter(|row| row.name.split("; ").count() < 3 && !WORKLOADS.iter().any(|it| row.name.ends_with(it)))
         .map(|row| vec![row.name.clone(), row.text()])
         .collect();
     text += &markdown::table(&["what", "measured"], &others);
@@ -333,29 +324,55 @@ fn report(found: &Found, machine: &str, gib: u64) -> String {
 
 const SIZES: [&str; 3] = ["1 KB", "1 MB", "64 MB"];
 
-/// How a tensor was handed over, in the order in which that was measured.
-fn means(found: &Found) -> Vec<String> {
-    let mut means: Vec<String> = Vec::new();
-    for row in &found.rows {
-        if let [mean, _, _] = &row.name.split("; ").collect::<Vec<_>>()[..]
-            && !means.iter().any(|its| its == mean)
-        {
-            means.push((*mean).to_owned());
+/// Workloads of `links.py` other than a hand-over.
+const WORKLOADS: [&str; 6] = [
+    "4 readers, 1 MB",
+    "updated in place, 1 MB",
+    "list of 1,000, 1 KB",
+    "stream, 1 KB, window 1",
+    "stream, 1 KB, window 8",
+    "stream, 1 KB, window 64",
+];
+
+/// The means that were measured for one of the columns at least, in the order in which that was.
+fn means<'a>(found: &'a Found, columns: &[impl AsRef<str>]) -> Vec<&'a str> {
+    let mut means = Vec::new();
+    for (mean, column) in found.rows.iter().filter_map(|row| row.name.split_once("; ")) {
+        if columns.iter().any(|it| it.as_ref() == column) && !means.contains(&mean) {
+            means.push(mean);
         }
     }
     means
 }
 
-/// Microseconds from Python, one hand-over behind the other.
-fn short(found: &Found) -> String {
-    let rows: Vec<Vec<String>> = means(found)
+/// A table with a row for each of the means, in microseconds.
+fn beside(found: &Found, what: &str, columns: &[String]) -> String {
+    let cell = |mean: &str, column: &String| {
+        let row = found.row(&format!("{mean}; {column}"));
+        row.map(|row| row.text().replace(" µs", "")).unwrap_or_default()
+    };
+    let rows: Vec<Vec<String>> = means(found, columns)
         .into_iter()
         .map(|mean| {
-            let cell = |size: &&str| {
-                found.row(&format!("{mean}; {size}; awake")).map(|row| markdown::figure(row.spread.median))
+            [mean.to_owned()].into_iter().chain(columns.iter().map(|column| cell(mean, column))).collect()
+        })
+        .collect();
+    let columns: Vec<String> = columns.iter().map(|column| column.replace("; ", ", ")).collect();
+    let heading: Vec<&str> = [what].into_iter().chain(columns.iter().map(String::as_str)).collect();
+    markdown::table(&heading, &rows)
+}
+
+/// Microseconds from Python, one hand-over behind the other.
+fn short(found: &Found) -> String {
+    let columns = SIZES.map(|size| format!("{size}; awake"));
+    let rows: Vec<Vec<String>> = means(found, &columns)
+        .into_iter()
+        .map(|mean| {
+            let cell = |column: &String| {
+                found.row(&format!("{mean}; {column}")).map(|row| markdown::figure(row.spread.median))
             };
-            let cells: Vec<String> = SIZES.iter().map(|size| cell(size).unwrap_or_default()).collect();
-            [vec![mean], cells].concat()
+            let cells: Vec<String> = columns.iter().map(|column| cell(column).unwrap_or_default()).collect();
+            [vec![mean.to_owned()], cells].concat()
         })
         .collect();
     markdown::table(&["hand-over to another process and back, µs", SIZES[0], SIZES[1], SIZES[2]], &rows)
@@ -394,7 +411,29 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_a_goal_is_one_that_a_program_prints() {
+    fn tables_have_a_row_for_each_of_the_means() {
+        let found = found(&[
+            "figure\tArrow; 1 MB; awake\tus\t1 2 3",
+            "figure\tZeroMQ; 4 readers, 1 MB\tus\t5",
+            "figure\tlink: send; both awake\tus\t4",
+        ]);
+        let report = report(&found, "", 1);
+        let tables: Vec<&str> = report.split("\n## ").collect();
+        let rows = [
+            ("Means", "| Arrow "),
+            ("Other workloads", "| ZeroMQ "),
+            ("All figures", "| link: send; both awake | 4.00 µs"),
+        ];
+        for (title, row) in rows {
+            let with: Vec<_> = tables.iter().filter(|table| table.contains(row)).collect();
+            assert!(with.len() == 1 && with[0].starts_with(title), "{report}");
+        }
+        assert!(report.contains("| 2.00 (1.00 to 3.00) |") && report.contains("| 5.00 "), "{report}");
+        assert_eq!(report.matches("5.00").count(), 1, "{report}");
+    }
+
+    #[test]
+    fn every_row_of_a_goal_and_every_workload_is_one_that_a_program_prints() {
         let read = |path: &str| std::fs::read_to_string(shell::root().join(path)).unwrap();
         let programs = ["links/benches/links.rs", "benches/benches/links.rs", "benches/python/links.py"]
             .map(read)
@@ -405,6 +444,9 @@ mod tests {
             }
             let part = row.split("; ").next().unwrap_or(row);
             assert!(programs.contains(part), "{row}");
+        }
+        for workload in WORKLOADS {
+            assert!(programs.contains(workload), "{workload}");
         }
     }
 }
