@@ -28,7 +28,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
 }
 
 #[test]
-fn a_completed_promise_is_done_for_everybody_and_for_ever() {
+fn a_completed_promise_is_done_for_every_clone_and_for_ever() {
     let (completer, fence) = host::promise("answer");
     assert!(fence.state().is_pending());
     assert_eq!(fence.device(), DLDevice::CPU);
@@ -206,7 +206,7 @@ fn giving_up_many_times_leaves_nothing_behind() {
 }
 
 #[test]
-fn fences_and_frontiers_may_be_shared_between_threads() {
+fn fences_and_fence_sets_may_be_shared_between_threads() {
     fn shared<T: Send + Sync + 'static>() {}
     shared::<Fence>();
     shared::<FenceSet>();

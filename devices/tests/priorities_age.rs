@@ -68,7 +68,7 @@ fn every_deque_has_its_turn() {
     const THREADS: i32 = 4;
     let pool = alone();
     std::thread::scope(|scope| {
-        // Threads that stay guests, so that each has a deque of its own.
+        // Threads outside of the pool stay registered with it, so each has a deque of its own.
         let (ends, handles): (Vec<Sender<()>>, Vec<_>) = (1..=THREADS)
             .map(|thread| {
                 let (end, ended) = channel();

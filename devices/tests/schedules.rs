@@ -95,7 +95,7 @@ fn a_blocked_worker_is_covered_whatever_the_schedule() {
 }
 
 #[test]
-fn a_promise_tells_everybody_once_while_it_is_kept() {
+fn a_promise_notifies_each_waiter_once_while_it_is_kept() {
     shuttle::check_random(
         || {
             let (completer, fence) = host::promise("shuttle");

@@ -96,7 +96,7 @@ impl Foreign {
         self.state.store(status, SeqCst);
     }
 
-    /// Calls everybody, under its own lock.
+    /// Calls every subscriber, under its own lock.
     fn tell(&self, status: i32, message: *const c_char) {
         for call in self.calls.lock().iter() {
             // SAFETY: subscribed, and any thread may call.

@@ -35,7 +35,7 @@ pub struct Totals {
 impl Ledger {
     /// The trail of a new tensor.
     pub fn trail(&self) -> Trail {
-        Trail { ledger: self.clone(), home: Arc::default() }
+        Trail { ledger: self.clone(), address: Arc::default() }
     }
 
     /// Counts a submitted operation.
@@ -62,13 +62,13 @@ impl Ledger {
 #[derive(Clone, Debug)]
 pub struct Trail {
     ledger: Ledger,
-    home: Arc<OnceLock<usize>>,
+    address: Arc<OnceLock<usize>>,
 }
 
 impl Trail {
     /// The producer hands the tensor over, with its data at `data`.
     pub fn starts<T>(&self, data: *const T) {
-        let first = self.home.set(data as usize).is_ok();
+        let first = self.address.set(data as usize).is_ok();
         assert!(first, "a trail has one start");
         self.ledger.0.handed_over.fetch_add(1, Relaxed);
     }
@@ -78,7 +78,7 @@ impl Trail {
         let counters = &self.ledger.0;
         counters.crossings.fetch_add(1, Relaxed);
         counters.bytes.fetch_add((len * size_of::<T>()) as u64, Relaxed);
-        if self.home.get() != Some(&(data as usize)) {
+        if self.address.get() != Some(&(data as usize)) {
             counters.copies.fetch_add(1, Relaxed);
         }
     }

@@ -44,8 +44,8 @@
 //!
 //! - An operation joins all its queues at one moment: it holds the locks of all its variables together,
 //!   taken in address order. Submissions are linearizable, and crossing submitters cannot deadlock.
-//! - Granted accesses are a prefix of each queue and stay in it until they complete, so a stuck graph can
-//!   be explained.
+//! - Granted accesses are a prefix of each queue and stay in it until they complete, so a stall can be
+//!   explained.
 //! - Nothing foreign runs under a lock of a variable. Payloads, wakers and deleters are dropped or called
 //!   without one. A closure that runs under a lock and uses the graph is refused.
 //! - An access costs two locked instructions, and none while one thread uses the graph alone. An operation

@@ -3,12 +3,12 @@
 //!
 //! # States
 //! One word has the tag in its upper half and counts pins in its lower half. The lowest bit of the tag is set while the value is in
-//! use; then its holders together have one pin, so the count is 0 only in a free slot.
+//! use; then its references together have one pin, so the count is 0 only in a free slot.
 //!
 //! # Steps
-//! - *Fill*: a new tag, one holder, one pin.
+//! - *Fill*: a new tag, one reference, one pin.
 //! - *Pin*: one pin more; fails unless the tag is that of the value.
-//! - *End*, by the last holder: the bit "in use" goes, and the holders' pin.
+//! - *End*, by the last reference: the bit "in use" goes, and the references' pin.
 //! - *Unpin*: one pin less. The thread that gave up the last one takes the value out, and the slot is free.
 //!
 //! # The excluded races
@@ -31,19 +31,19 @@ pub const IN_USE: u32 = 1;
 pub struct TaggedSlot<T> {
     word: AtomicU64,
     /// They count only while the value is in use.
-    holders: AtomicU32,
+    references: AtomicU32,
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
 // SAFETY: the value is shared by those who have a pin, and moved out by the one who gave up the last.
 unsafe impl<T: Send + Sync> Sync for TaggedSlot<T> {}
 
-/// The reason why a holder was not counted.
+/// The reason why a reference was not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotCounted {
     /// The tag is not that of a value in use.
     NotInUse,
-    /// There are as many holders as can be counted.
+    /// There are as many references as can be counted.
     TooMany,
 }
 
@@ -51,7 +51,7 @@ pub enum NotCounted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Release {
-    /// True if a holder was counted down. Else the value was not in use any more.
+    /// True if a reference was counted down. Else the value was not in use any more.
     pub is_counted: bool,
     /// True if the caller gave up the last pin, and takes the value out.
     pub was_last: bool,
@@ -74,7 +74,7 @@ impl<T> TaggedSlot<T> {
     pub fn new(tag: u32) -> Self {
         Self {
             word: AtomicU64::new(word(tag, 0)),
-            holders: AtomicU32::new(0),
+            references: AtomicU32::new(0),
             value: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -84,7 +84,7 @@ impl<T> TaggedSlot<T> {
         tag_of(self.word.load(Ordering::Relaxed))
     }
 
-    /// Puts `value` in, with one holder. `tag` has the bit [`IN_USE`].
+    /// Puts `value` in, with one reference. `tag` has the bit [`IN_USE`].
     ///
     /// # Safety
     /// The slot is free, and the caller's alone.
@@ -92,7 +92,7 @@ impl<T> TaggedSlot<T> {
         debug_assert!(tag & IN_USE != 0, "a value has a tag of a value");
         // SAFETY: no other thread has access to a free slot, which holds nothing.
         self.value.with_mut(|place| unsafe { (*place).write(value) });
-        self.holders.store(1, Ordering::Relaxed);
+        self.references.store(1, Ordering::Relaxed);
         // Release: a thread that pins it sees the value.
         self.word.store(word(tag, 1), Ordering::Release);
     }
@@ -145,25 +145,25 @@ impl<T> TaggedSlot<T> {
         self.value.with_mut(|value| unsafe { (*value).assume_init_read() })
     }
 
-    /// Counts one holder more.
+    /// Counts one reference more.
     ///
     /// # Errors
-    /// The value is not in use any more, or has too many holders.
+    /// The value is not in use any more, or has too many references.
     ///
     /// # Safety
     /// The caller has a pin.
     pub unsafe fn retain(&self) -> Result<(), NotCounted> {
-        let more = |holders: u32| if holders == 0 { None } else { holders.checked_add(1) };
-        let counted = self.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        let more = |references: u32| if references == 0 { None } else { references.checked_add(1) };
+        let counted = self.references.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         counted
             .map(drop)
-            .map_err(|holders| if holders == 0 { NotCounted::NotInUse } else { NotCounted::TooMany })
+            .map_err(|references| if references == 0 { NotCounted::NotInUse } else { NotCounted::TooMany })
     }
 
-    /// Counts one holder less of the value with that tag; the last one ends its use.
+    /// Counts one reference less of the value with that tag; the last one ends its use.
     pub fn release(&self, tag: u32) -> Release {
-        // Mostly there is one holder, and no use under way.
-        if tag & IN_USE != 0 && self.holders.load(Ordering::Relaxed) == 1 {
+        // Mostly there is one reference, and no use under way.
+        if tag & IN_USE != 0 && self.references.load(Ordering::Relaxed) == 1 {
             let (alone, free) = (word(tag, 1), word(tag & !IN_USE, 0));
             if self.word.compare_exchange(alone, free, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 return Release { is_counted: true, was_last: true };
@@ -172,8 +172,8 @@ impl<T> TaggedSlot<T> {
         if !self.pin(tag) {
             return Release { is_counted: false, was_last: false };
         }
-        let less = |holders: u32| holders.checked_sub(1);
-        let is_counted = match self.holders.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less) {
+        let less = |references: u32| references.checked_sub(1);
+        let is_counted = match self.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less) {
             // SAFETY: pinned above.
             Ok(1) => unsafe { self.end(tag) },
             Ok(_) => true,
@@ -184,7 +184,7 @@ impl<T> TaggedSlot<T> {
         Release { is_counted, was_last: unsafe { self.unpin() } }
     }
 
-    /// Ends the use of the value, whatever its holders, and gives the holders' pin up. False if another thread was faster.
+    /// Ends the use of the value, whatever its references, and gives the references' pin up. False if another thread was faster.
     ///
     /// # Safety
     /// The caller has pinned the value by that tag.
@@ -334,12 +334,12 @@ mod models {
     }
 
     #[test]
-    fn one_holder_is_released_once() {
+    fn one_reference_is_released_once() {
         both(Model::release, Model::release, |first, second| assert!(first != second));
     }
 
     #[test]
-    fn one_holder_is_released_or_taken() {
+    fn one_reference_is_released_or_taken() {
         both(Model::release, Model::take, |released, taken| assert!(released != taken));
     }
 
@@ -349,7 +349,7 @@ mod models {
     }
 
     #[test]
-    fn each_of_two_holders_releases() {
+    fn each_of_two_references_is_released() {
         let retained = |model: &Model| {
             model.retain();
             model.release() && model.release()

@@ -139,7 +139,7 @@ typedef int32_t estafette_status;
 #endif // __cplusplus
 
 /**
- * The access of a holder of memory.
+ * The access of a consumer of memory.
  */
 enum estafette_access
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -1110,7 +1110,7 @@ estafette_status estafette_lease_all(struct estafette_engine *engine,
                                      struct estafette_lease **out);
 
 /**
- * The end of a lease as a fence, to `*out`: done when it was released and the work that its holder left is done. So the
+ * The end of a lease as a fence, to `*out`: done when it was released and the work that its owner left is done. So the
  * producer learns when its consumer is done. The caller owns one count of it and gives that up by
  * `out->release(out->context)`.
  *
@@ -1124,7 +1124,7 @@ estafette_status estafette_lease_fence(const struct estafette_lease *lease,
                                        DLFence *out);
 
 /**
- * Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
+ * Ends a lease when the owner's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
  * now; of a lease that was taken for a stream, when what was enqueued there by now is done, which of a stream whose handle may
  * not be kept is known only when everything on the device is. Uses that conflict, and the memory's deleter, wait for it. NULL
  * `lease` is legal and does nothing.
@@ -1220,7 +1220,7 @@ estafette_status estafette_op_complete_with(struct estafette_op *op,
                                             DLManagedTensorVersioned *managed);
 
 /**
- * Counts one more holder of a handle.
+ * Adds a reference to an operation.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
  * thread. `op` may be any value.
@@ -1228,7 +1228,7 @@ estafette_status estafette_op_complete_with(struct estafette_op *op,
 estafette_status estafette_op_retain(struct estafette_op *op);
 
 /**
- * Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
+ * Removes a reference to an operation, which goes on. NULL is legal and does nothing.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or that only the operation itself holds; `ESTAFETTE_FORKED`. May be called by any thread.
  * `op` may be any value.
@@ -1911,7 +1911,7 @@ estafette_status estafette_copy(struct estafette_engine *engine,
                                 struct estafette_tensor **out);
 
 /**
- * Counts one more holder of a tensor. NULL is legal and does nothing.
+ * Adds a reference to a tensor. NULL is legal and does nothing.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
  * `tensor` may be any value.
@@ -1919,7 +1919,7 @@ estafette_status estafette_copy(struct estafette_engine *engine,
 estafette_status estafette_tensor_retain(struct estafette_tensor *tensor);
 
 /**
- * Gives one holder's tensor up. When the last holder and the last operation that uses it are gone, and its last device work is
+ * Removes a reference to a tensor. When the last reference and the last operation that uses it are gone, and its last device work is
  * done, its memory goes back to its owner, on a thread of the library. NULL is legal and does nothing. In a forked child
  * the tensor is leaked.
  *
@@ -1929,7 +1929,7 @@ estafette_status estafette_tensor_retain(struct estafette_tensor *tensor);
 estafette_status estafette_tensor_release(struct estafette_tensor *tensor);
 
 /**
- * As `estafette_tensor_release`, for a holder that has used the memory outside of operations and leases, until `fence` is done:
+ * As `estafette_tensor_release`, for a caller that has used the memory outside of operations and leases, until `fence` is done:
  * the memory's deleter, and every write of the engine that begins later, wait for it. NULL `fence` means that the use is over.
  * The fence is copied and retained, and stays the caller's. NULL `tensor` is legal and does nothing.
  *

@@ -58,7 +58,7 @@ class Fence {
   /// Takes one count over.
   static Fence adopt(const DLFence &raw) { return Fence(raw); }
 
-  /// Counts one more holder.
+  /// Adds a reference.
   static Fence share(const DLFence &raw) {
     if (raw.retain) raw.retain(raw.context);
     return Fence(raw);
@@ -136,7 +136,7 @@ class Promise {
   Fence fence_;
 };
 
-/// A use of a tensor outside of every operation. Ends when dropped, or by `release` after the holder's last device work.
+/// A use of a tensor outside of every operation. Ends when dropped, or by `release` after the owner's last device work.
 class Lease {
  public:
   explicit Lease(estafette_lease *lease) : lease_(lease) {}

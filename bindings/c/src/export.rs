@@ -19,7 +19,7 @@ use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor, wait};
 use crate::version::ESTAFETTE_FOREVER;
 
-/// The access of a holder of memory.
+/// The access of a consumer of memory.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::enum_variant_names, reason = "C has no name spaces")]

@@ -39,17 +39,17 @@ impl<T: Send + Sync> Table<T> {
         slot.pin(tag).then(|| Pinned { table: self, slot, number })
     }
 
-    /// Counts one holder more.
+    /// Adds a reference.
     pub(crate) fn retain<H>(&'static self, handle: *const H, name: &str) -> Result<(), Refusal> {
         let pinned = self.get(handle, name)?;
         // SAFETY: pinned.
         unsafe { pinned.slot.retain() }.map_err(|why| match why {
             NotCounted::NotInUse => self.0.kind().refusal(handle, name),
-            NotCounted::TooMany => Refusal::invalid(format!("{name}: too many holders")),
+            NotCounted::TooMany => Refusal::invalid(format!("{name}: too many references")),
         })
     }
 
-    /// Counts one holder less. The value is dropped with the last one, or when the last call that uses it returns.
+    /// Removes a reference. The value is dropped with the last one, or when the last call that uses it returns.
     pub(crate) fn release<H>(&'static self, handle: *const H, name: &str) -> Result<(), Refusal> {
         let (tag, number) = places::parts(handle);
         let slot = self.0.get(number).ok_or_else(|| self.0.kind().refusal(handle, name))?;
@@ -61,7 +61,7 @@ impl<T: Send + Sync> Table<T> {
         if release.is_counted { Ok(()) } else { Err(self.0.kind().refusal(handle, name)) }
     }
 
-    /// Ends the use of `handle`, whatever its holders, and gives what it stood for. Waits for calls that use it right now: for kinds
+    /// Ends the use of `handle`, whatever its references, and gives what it stood for. Waits for calls that use it right now: for kinds
     /// whose calls are short.
     pub(crate) fn take<H>(&'static self, handle: *const H, name: &str) -> Result<T, Refusal> {
         let pinned = self.get(handle, name)?;
@@ -97,12 +97,12 @@ pub(crate) struct Vacant<T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync> Vacant<T> {
-    /// A handle of `value`, with one holder.
+    /// A handle of `value`, with one reference.
     pub(crate) fn fill<H>(self, value: T) -> *mut H {
         let (table, slot, number) = (self.table, self.slot, self.number);
         std::mem::forget(self);
         let tag = table.0.kind().next_tag(slot.tag());
-        // SAFETY: a free place is only its taker's.
+        // SAFETY: a free place is its `Vacant`'s alone.
         unsafe { slot.fill(tag, value) };
         places::handle(tag, number)
     }

@@ -231,7 +231,7 @@ impl How {
     }
 }
 
-/// The end of a lease as a fence, to `*out`: done when it was released and the work that its holder left is done. So the
+/// The end of a lease as a fence, to `*out`: done when it was released and the work that its owner left is done. So the
 /// producer learns when its consumer is done. The caller owns one count of it and gives that up by
 /// `out->release(out->context)`.
 ///
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn estafette_lease_fence(
     })
 }
 
-/// Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
+/// Ends a lease when the owner's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
 /// now; of a lease that was taken for a stream, when what was enqueued there by now is done, which of a stream whose handle may
 /// not be kept is known only when everything on the device is. Uses that conflict, and the memory's deleter, wait for it. NULL
 /// `lease` is legal and does nothing.

@@ -159,7 +159,7 @@ pub unsafe extern "C" fn estafette_op_complete_with(
     })
 }
 
-/// Counts one more holder of a handle.
+/// Adds a reference to an operation.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
 /// thread. `op` may be any value.
@@ -168,7 +168,7 @@ pub extern "C" fn estafette_op_retain(op: *mut estafette_op) -> estafette_status
     entry(|| slots::retain(op))
 }
 
-/// Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
+/// Removes a reference to an operation, which goes on. NULL is legal and does nothing.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or that only the operation itself holds; `ESTAFETTE_FORKED`. May be called by any thread.
 /// `op` may be any value.

@@ -113,7 +113,7 @@ pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
     Ok((handle, Held(nonnull(handle))))
 }
 
-/// A place for an operation whose function is about to be called, and which has no other holder.
+/// A place for an operation whose function is about to be called, and to which no caller has a reference.
 pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
     let (number, mut state) = fresh_place()?;
     state.is_claimed = true;
@@ -131,7 +131,7 @@ impl Submitted {
         Ok(Self(nonnull(places::handle(state.tag, number))))
     }
 
-    /// The handle, of which the caller is the holder.
+    /// The handle, with one reference: the caller's.
     pub(crate) fn fill(self, op: Op) -> *mut estafette_op {
         let handle = ManuallyDrop::new(self).0.as_ptr();
         set_op(handle, op);
@@ -173,7 +173,7 @@ pub(crate) fn retain(op: *mut estafette_op) -> Result<(), Refusal> {
 }
 
 fn more(count: &mut u32) -> Result<(), Refusal> {
-    *count = count.checked_add(1).ok_or_else(|| Refusal::invalid("op: too many holders"))?;
+    *count = count.checked_add(1).ok_or_else(|| Refusal::invalid("op: too many references"))?;
     Ok(())
 }
 

@@ -266,7 +266,7 @@ unsafe fn produce(
     DONE
 }
 
-/// A place for an operation of which the caller wants a handle, unless `out` is NULL: one holder is the operation, the other the caller.
+/// A place for an operation of which the caller wants a handle, unless `out` is NULL: one reference is the operation's, the other the caller's.
 fn entered(out: *mut *mut estafette_op) -> Result<(Option<*mut estafette_op>, Option<Held>), Refusal> {
     let entered = if out.is_null() { None } else { Some(slots::enter()?) };
     Ok(entered.unzip())

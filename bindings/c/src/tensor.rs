@@ -316,7 +316,7 @@ unsafe fn allocate(
     DONE
 }
 
-/// Counts one more holder of a tensor. NULL is legal and does nothing.
+/// Adds a reference to a tensor. NULL is legal and does nothing.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
 /// `tensor` may be any value.
@@ -325,7 +325,7 @@ pub extern "C" fn estafette_tensor_retain(tensor: *mut estafette_tensor) -> esta
     entry_unless_null(tensor, || TENSORS.retain(tensor, "tensor"))
 }
 
-/// Gives one holder's tensor up. When the last holder and the last operation that uses it are gone, and its last device work is
+/// Removes a reference to a tensor. When the last reference and the last operation that uses it are gone, and its last device work is
 /// done, its memory goes back to its owner, on a thread of the library. NULL is legal and does nothing. In a forked child
 /// the tensor is leaked.
 ///
@@ -336,7 +336,7 @@ pub extern "C" fn estafette_tensor_release(tensor: *mut estafette_tensor) -> est
     entry_unless_null(tensor, || TENSORS.release(tensor, "tensor"))
 }
 
-/// As `estafette_tensor_release`, for a holder that has used the memory outside of operations and leases, until `fence` is done:
+/// As `estafette_tensor_release`, for a caller that has used the memory outside of operations and leases, until `fence` is done:
 /// the memory's deleter, and every write of the engine that begins later, wait for it. NULL `fence` means that the use is over.
 /// The fence is copied and retained, and stays the caller's. NULL `tensor` is legal and does nothing.
 ///

@@ -1,4 +1,4 @@
-"""Copies from and to CUDA memory, and memory that goes home early, on the simulated driver."""
+"""Copies from and to CUDA memory, and memory that is released early, on the simulated driver."""
 
 import asyncio
 import ctypes

@@ -89,7 +89,7 @@ fn many_waiters(bench: &Bench<'_>) -> Result<(), Skip> {
         (heard.len() >= WAITERS).then_some(())
     });
     heard.sort_unstable();
-    assert!(heard.into_iter().eq(0..WAITERS), "everybody once");
+    assert!(heard.into_iter().eq(0..WAITERS), "each waiter once");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Deques for threads from outside of the pool: what such a thread pushes costs it no locked instruction, stays visible to everybody, and
+//! Deques for threads from outside of the pool: what such a thread pushes costs it no locked instruction, stays visible to every thread, and
 //! is found by the thread itself first when it helps.
 //!
 //! A thread is registered with the pool that it pushed to last. Its registration ends when it pushes to another pool, or ends. The jobs in

@@ -199,7 +199,7 @@ impl<J: Job> Pool<J> {
         }
     }
 
-    /// Queues a job: on a worker of this pool in its own deque, else for everybody.
+    /// Queues a job: on a worker of this pool in its own deque, else in the shared queue.
     pub fn push(&self, job: J) {
         self.push_unnoticed(job);
         self.notice();
@@ -348,14 +348,14 @@ impl<J: Job> Pool<J> {
     pub fn release(&self) {
         let counted = self.counted.swap(false, Ordering::SeqCst);
         if counted && self.shared.handles.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.shared.wake_everybody();
+            self.shared.wake_all();
         }
     }
 
     /// Workers leave after their current job. What is queued stays, for [`Pool::try_take`].
     pub fn shutdown(&self) {
         self.shared.shut_down.store(true, Ordering::SeqCst);
-        self.shared.wake_everybody();
+        self.shared.wake_all();
     }
 
     /// Waits until every thread of the pool has left, after [`Pool::shutdown`]. False if `timeout` passed
@@ -423,14 +423,14 @@ impl<J> Shared<J> {
         Arc::as_ptr(self).addr()
     }
 
-    /// Gives what is in `deque` to everybody.
+    /// Moves what is in `deque` to the shared queue.
     pub(super) fn share(&self, deque: &Deque<J>) {
         if self.queues.share(deque) {
             self.notify();
         }
     }
 
-    fn wake_everybody(&self) {
+    fn wake_all(&self) {
         // A forked child has no workers to wake, and a thread of the parent may have held these locks for
         // ever.
         if self.generation.is_inherited() {

@@ -291,7 +291,7 @@ impl<J> Queues<J> {
         Hand::new(self, own).find(due, &mut wanted)
     }
 
-    /// Moves the jobs of `deque` to where everybody finds them; false if there were none. They are in hand in
+    /// Moves the jobs of `deque` to the shared queue; false if there were none. They are in hand in
     /// between, as in a scan.
     pub(super) fn share(&self, deque: &Worker<J>) -> bool {
         if deque.is_empty() {

@@ -343,7 +343,7 @@ mod models {
     }
 
     #[test]
-    fn the_end_wakes_everybody() {
+    fn the_end_wakes_all_workers() {
         two_workers(false, |model| {
             model.closed.store(true, Ordering::SeqCst);
             model.sleep.notify_all();

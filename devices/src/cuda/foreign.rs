@@ -38,7 +38,7 @@ pub(super) struct Records {
     newest: Mutex<u64>,
 }
 
-/// The [`Records`] that fences and acquisitions of a context have, by the driver's number of the stream. A driver gives no number
+/// The [`Records`] that fences and import streams of a context have, by the driver's number of the stream. A driver gives no number
 /// twice.
 #[derive(Default)]
 pub(super) struct ForeignStreams(Mutex<HashMap<u64, Weak<Records>>>);

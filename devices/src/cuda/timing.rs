@@ -23,7 +23,7 @@ const REFERENCE_NS: u64 = 4_000_000_000;
 
 /// The device's clock at the reference event, in nanoseconds: more than anything can have begun
 /// before it.
-const ANCHOR_AT_NS: f64 = 1e15;
+const REFERENCE_AT_NS: f64 = 1e15;
 
 #[derive(Default)]
 pub(super) struct DeviceClock(Mutex<Option<Arc<ReferenceEvent>>>);
@@ -54,7 +54,7 @@ impl DeviceClock {
         let event = unsafe { Event::record_for(context, stream.raw(), Purpose::Time) }?;
         // It was not recorded before the call: that is known before anything is measured.
         let mut clock = ClockBracket::default();
-        clock.not_before(ANCHOR_AT_NS as u64, set_ns);
+        clock.not_before(REFERENCE_AT_NS as u64, set_ns);
         let fresh = Arc::new(ReferenceEvent { event, set_ns, clock: Mutex::new(clock), _stream: stream });
         *reference = Some(Arc::clone(&fresh));
         Ok(fresh)
@@ -73,7 +73,7 @@ impl ReferenceEvent {
                 context.check(code, "cannot tell the time between two events")?;
                 // Below the reference event's own time: work that was enqueued just after that event may have
                 // begun before it.
-                Ok(Some((ANCHOR_AT_NS + f64::from(milliseconds) * 1e6) as u64))
+                Ok(Some((REFERENCE_AT_NS + f64::from(milliseconds) * 1e6) as u64))
             }
         }
     }

@@ -32,7 +32,7 @@ const DONE: u8 = 1;
 /// Failed; the error is in [`Subscribed::failure`]. Final.
 const FAILED: u8 = 2;
 
-/// Settles once; everybody may ask and subscribe.
+/// Settles once; every thread may query and subscribe.
 pub(crate) struct HostEvent {
     word: AtomicU8,
     inner: Mutex<Subscribed>,

@@ -33,14 +33,14 @@ impl SubscriberList {
         self.pending.insert(place, (sequence, subscriber));
     }
 
-    /// Moves everybody who waits for `completed` or an earlier point to `ready`.
+    /// Moves the subscribers of `completed` and of earlier points to `ready`.
     pub(crate) fn settle_through(&mut self, completed: u64, ready: &mut Vec<Ready>) {
         while let Some((_, subscriber)) = self.pending.pop_front_if(|(sequence, _)| *sequence <= completed) {
             ready.push((subscriber, Ok(())));
         }
     }
 
-    /// Moves everybody to `ready`, with the failure of the queue.
+    /// Moves all subscribers to `ready`, with the failure of the queue.
     pub(crate) fn fail(&mut self, error: &DeviceError, ready: &mut Vec<Ready>) {
         ready.extend(self.pending.drain(..).map(|(_, subscriber)| (subscriber, Err(error.clone()))));
     }

@@ -52,8 +52,8 @@ where
     Ok(builder.received(start))
 }
 
-pub fn for_turns() -> Variable {
-    Variable::for_turns()
+pub fn mutex() -> Variable {
+    Variable::mutex()
 }
 
 /// Identity in traces and diagnoses.

@@ -29,7 +29,7 @@ const CROWD_MIN: usize = 32;
 /// is kept apart.
 #[derive(Debug, Default)]
 pub(crate) struct VarState {
-    /// Number of finished writes, [`TURNS`] and [`SHARED`].
+    /// Number of finished writes, [`MUTEX`] and [`SHARED`].
     version: u64,
     /// Made when first needed, and kept.
     carried: Option<Box<Carried>>,
@@ -131,18 +131,18 @@ impl Extend<Fence> for Replaced {
 
 /// Flag in [`VarState::version`]: the variable serializes bodies only, and their device work does not matter.
 /// The count of writes never reaches this flag.
-const TURNS: u64 = 1 << 63;
+const MUTEX: u64 = 1 << 63;
 
 /// Flag in [`VarState::version`]: tensors of different places were derived from a lease that the variable is of.
 const SHARED: u64 = 1 << 62;
 
 impl VarState {
-    pub(crate) fn for_turns() -> Self {
-        Self { version: TURNS, ..Self::default() }
+    pub(crate) fn mutex() -> Self {
+        Self { version: MUTEX, ..Self::default() }
     }
 
     pub(crate) fn version(&self) -> u64 {
-        self.version & !(TURNS | SHARED)
+        self.version & !(MUTEX | SHARED)
     }
 
     /// From now on the variable is of tensors of different places.
@@ -206,7 +206,7 @@ impl VarState {
             (_, Ending::Polled)
             | (AccessMode::Read, Ending::Ran { left: None, .. } | Ending::Skipped { .. }) => {}
             (_, Ending::Ran { left: None, failure: None }) => self.finish_well(mode, flags, replaced),
-            _ if self.version & TURNS != 0 => self.version += u64::from(mode.is_exclusive()),
+            _ if self.version & MUTEX != 0 => self.version += u64::from(mode.is_exclusive()),
             _ => self.finish_carrying(mode, ending, flags, replaced),
         }
     }

@@ -6,7 +6,7 @@
 //!    wait for that promise; no other thread does.
 //! 2. *Covered* by a barrier over everything that its device has been given ([`Device::barrier`]), on a thread per device: the
 //!    barrier may block. A barrier covers all memory that entered before it, so a busy device gets one barrier for many
-//!    pieces of memory.
+//!    allocations.
 //! 3. *Released* when the barrier is done. If it has failed, or cannot be had, or is not done in time, the promise fails as
 //!    broken, and the reaper leaks the memory: *given up*, and logged. Writes that waited for it go on then.
 //!

@@ -171,7 +171,7 @@ pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> boo
 }
 
 /// True if an operation that uses a variable in this mode fails by a failed version.
-fn looks(state: &OpState, mode: AccessMode) -> bool {
+fn inherits_failure(state: &OpState, mode: AccessMode) -> bool {
     // A merge moves the failures of the members to the group.
     mode.reads() || state.kind == Kind::Merge
 }
@@ -226,7 +226,7 @@ impl Verdicts {
     fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, descend: impl Fn(&OpState) -> bool) {
         let mut open = vec![op.clone()];
         while let Some(op) = open.pop() {
-            op.dependents(|state, mode| looks(state, mode) && descend(state), &mut open);
+            op.dependents(|state, mode| inherits_failure(state, mode) && descend(state), &mut open);
             walk.walked.push(op);
         }
     }
@@ -276,7 +276,7 @@ impl Verdicts {
     fn step(&self, op: Op) -> (Op, Vec<Op>) {
         let mut sources = Vec::new();
         let state: &OpState = op.payload();
-        op.sources(|mode| looks(state, mode), |read| self.is_sound(read), &mut sources);
+        op.sources(|mode| inherits_failure(state, mode), |read| self.is_sound(read), &mut sources);
         (op, sources)
     }
 }

@@ -75,7 +75,7 @@ impl GraphPlan {
         let queue = Arc::clone(queues[0]);
         let (queues, queue_of) = (queues.len(), queue_of.into());
         let (captured, last) = (Mutex::new(None), Mutex::new(None));
-        Ok(Self { queue, queue_of, queues, mutex: Variable::for_turns(), captured, last })
+        Ok(Self { queue, queue_of, queues, mutex: Variable::mutex(), captured, last })
     }
 }
 

@@ -285,14 +285,14 @@ impl Given {
 async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Error>, UntilHeld) {
     let process = ticket.process;
     let (passed, received) =
-        match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), until_held).await {
+        match Owner::request(&ticket.address, process, Request::Redeem(ticket.secret), until_held).await {
             (Ok(Answer::Tensor(tensor)), _) => return (Ok(tensor), None),
             (Ok(Answer::Ticket(passed, received)), _) => (passed, received),
             (Err(error), until_held) => return (Err(error), until_held),
         };
     // The process between keeps its own use until the owner keeps the version for this process.
     let request = Request::Redeem(passed.secret);
-    let answer = Owner::ask(&passed.address, passed.process, request, Some(Box::new(received))).await.0;
+    let answer = Owner::request(&passed.address, passed.process, request, Some(Box::new(received))).await.0;
     let tensor = match answer {
         Ok(Answer::Tensor(tensor)) => Ok(tensor),
         Ok(Answer::Ticket(..)) => {
@@ -300,7 +300,7 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Erro
         }
         // The owner has seen the death of that process, or the process has released the tensor. A second request tells the two apart.
         Err(Error::Invalid(why)) if why.contains(VOID) => {
-            match Owner::ask(&ticket.address, process, Request::Redeem(ticket.secret), None).await.0 {
+            match Owner::request(&ticket.address, process, Request::Redeem(ticket.secret), None).await.0 {
                 Ok(Answer::Tensor(tensor)) => Ok(tensor),
                 Ok(Answer::Ticket(..)) | Err(Error::Invalid(_)) => Err(Error::invalid(format!(
                     "process {process}, which passed the tensor on, has released it"
@@ -420,7 +420,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
     match export.shown.get().expect("known when it is ready") {
         Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place, KEPT).await,
         Shown::RemoteMemory(RemoteOrigin { address, process, share, peer }, tensor) => {
-            let answer = match Owner::ask(address, *process, Request::PassOn(*share), None).await.0 {
+            let answer = match Owner::request(address, *process, Request::PassOn(*share), None).await.0 {
                 // That process has ended. What was ready is passed on as a copy: on the host, where its end is known by this answer alone.
                 Err(Error::Device(error))
                     if matches!(error.kind(), DeviceErrorKind::PeerDied | DeviceErrorKind::Cancelled) =>
@@ -504,8 +504,8 @@ struct OwnerState {
 }
 
 impl Owner {
-    /// Asks the process with the door at `address`.
-    async fn ask(address: &Address, process: u32, request: Request, until_held: UntilHeld) -> Delivered {
+    /// Sends `request` to the process with the door at `address`, and returns the answer.
+    async fn request(address: &Address, process: u32, request: Request, until_held: UntilHeld) -> Delivered {
         let (deliver, answer) = oneshot::channel();
         Self::begin(address, process, |number| PendingRequest {
             request: request.to_bytes(number),

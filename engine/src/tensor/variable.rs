@@ -18,8 +18,8 @@ impl Variable {
 
     /// A mutex for bodies: the variable serializes the bodies of its writers only. Their device work and
     /// their failures do not affect later writers.
-    pub(crate) fn for_turns() -> Self {
-        Self { var: crate::core::engine_core::graph().var(VarState::for_turns()) }
+    pub(crate) fn mutex() -> Self {
+        Self { var: crate::core::engine_core::graph().var(VarState::mutex()) }
     }
 
     /// Identity in traces and diagnoses.

@@ -52,10 +52,10 @@ pub(crate) fn begin_from_environment() {
 /// True if `RUST_LOG` names the target `estafette`, or a part of it, with the level *debug* or *trace*, or without a level. A level for all
 /// targets does not count, since events have a cost.
 pub fn events_asked_for() -> bool {
-    std::env::var("RUST_LOG").is_ok_and(|directives| ask_for_events(&directives))
+    std::env::var("RUST_LOG").is_ok_and(|directives| enable_events(&directives))
 }
 
-fn ask_for_events(directives: &str) -> bool {
+fn enable_events(directives: &str) -> bool {
     directives.split(',').any(|directive| {
         let (target, level) = directive.trim().rsplit_once('=').unwrap_or((directive.trim(), "trace"));
         let target = target.split('[').next().unwrap_or_default();
@@ -140,7 +140,7 @@ mod tests {
             "estafette[operation{id=1}]=debug,info",
         ];
         let others = ["", "debug", "estafette=info", "estafettes=debug", "other=trace,estafette=off"];
-        assert!(asking.into_iter().all(ask_for_events));
-        assert!(!others.into_iter().any(ask_for_events));
+        assert!(asking.into_iter().all(enable_events));
+        assert!(!others.into_iter().any(enable_events));
     }
 }

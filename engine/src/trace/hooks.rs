@@ -108,7 +108,7 @@ fn follow(id: OpId, state: &OpState) {
     }
 }
 
-/// A drafted operation is about to be submitted.
+/// A pending operation is about to be submitted.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(pending_op: &OpPending<'_>) {

@@ -274,8 +274,8 @@ fn wait_for_one(
     timeout: Option<Duration>,
 ) -> Result<Vec<usize>, Error> {
     if timeout == Some(Duration::ZERO) {
-        // This wait only looks: it subscribes to no fence and makes no query.
-        return look_for_one(ops, is_over, tensors);
+        // This wait only polls: it subscribes to no fence and makes no query.
+        return poll_once(ops, is_over, tensors);
     }
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
@@ -323,12 +323,12 @@ fn wait_for_one(
     outcome
 }
 
-fn look_for_one(ops: &[Op], is_over: impl Fn(&Op) -> bool, tensors: &[Tensor]) -> Result<Vec<usize>, Error> {
+fn poll_once(ops: &[Op], is_over: impl Fn(&Op) -> bool, tensors: &[Tensor]) -> Result<Vec<usize>, Error> {
     ops.iter().try_for_each(|op| op.handle.payload().core.generation.check())?;
     tensors.iter().try_for_each(|tensor| tensor.inner.core.generation.check())?;
-    let looked = ops.iter().map(is_over).chain(tensors.iter().map(|tensor| tensor.outcome().is_some()));
+    let polled = ops.iter().map(is_over).chain(tensors.iter().map(|tensor| tensor.outcome().is_some()));
     let over: Vec<usize> =
-        looked.enumerate().filter_map(|(place, is_over)| is_over.then_some(place)).collect();
+        polled.enumerate().filter_map(|(place, is_over)| is_over.then_some(place)).collect();
     if over.is_empty() { Err(Error::Timeout(Duration::ZERO)) } else { Ok(over) }
 }
 

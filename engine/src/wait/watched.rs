@@ -26,8 +26,8 @@ pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
 ) {
     let sleeper = Arc::<Sleeper>::default();
     let waker = Waker::from(Arc::clone(&sleeper));
-    let mut bells: SmallVec<[_; 1]> = engines.map(|engine| engine.notifier.listen_async()).collect();
-    bells.iter_mut().for_each(|notifier| notifier.register_waker(&waker));
+    let mut listeners: SmallVec<[_; 1]> = engines.map(|engine| engine.notifier.listen_async()).collect();
+    listeners.iter_mut().for_each(|listener| listener.register_waker(&waker));
     let mut key = WakerKey::default();
     if !one_shot.is_set(&mut Context::from_waker(&waker), &mut key) && is_idle() {
         context::blocking(|| sleeper.sleep(Some(deadline)));

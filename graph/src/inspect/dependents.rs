@@ -56,7 +56,7 @@ impl<V, T> OpRef<V, T> {
         });
     }
 
-    /// Adds to `found` the last writer ahead of each access of this operation for whose mode `looks` returns
+    /// Adds to `found` the last writer ahead of each access of this operation for whose mode `depends` returns
     /// true. Adds nothing once this operation has been granted, completed or withdrawn.
     ///
     /// A search goes back over the reads in between, and ends without a result at a read for which `known`
@@ -67,7 +67,7 @@ impl<V, T> OpRef<V, T> {
     /// If a closure uses the graph, as [`Var::with_state`](crate::Var::with_state).
     pub fn sources(
         &self,
-        looks: impl Fn(AccessMode) -> bool,
+        depends: impl Fn(AccessMode) -> bool,
         mut known: impl FnMut(&T) -> bool,
         found: &mut Vec<Self>,
     ) {
@@ -79,7 +79,7 @@ impl<V, T> OpRef<V, T> {
             unsafe {
                 let target = access.as_ref().target();
                 let mut writes = queue.writes() - u32::from(target.is_exclusive());
-                if !looks(target.mode()) || writes == 0 {
+                if !depends(target.mode()) || writes == 0 {
                     return;
                 }
                 // In step with a search from the front: if all writes are far ahead, that one finds the last

@@ -36,15 +36,15 @@ impl<V, T> Graph<V, T> {
         self.snapshot_with(describe, |_, _| ())
     }
 
-    /// As [`snapshot`](Self::snapshot), with [pins](crate::Var::try_pin): `holders` gets the state of each
+    /// As [`snapshot`](Self::snapshot), with [pins](crate::Var::try_pin): `describe_pins` gets the state of each
     /// pinned variable, under the lock, and adds an id (from [`Graph::next_id`]) and a description for each
     /// pin. Pins appear as granted operations that read the variable, ahead of its queue.
     pub fn snapshot_with<D>(
         &self,
         describe: impl Fn(&T) -> D,
-        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
+        describe_pins: impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) -> Snapshot<D> {
-        let raw = self.collect(holders);
+        let raw = self.collect(describe_pins);
         let ops = raw.ops.iter().map(|found| {
             let label = describe(found.op.payload());
             OpView { id: found.op.id(), label, granted: found.granted, accesses: found.accesses.clone() }
@@ -58,7 +58,7 @@ impl<V, T> Graph<V, T> {
         Snapshot { ops, vars: raw.vars }
     }
 
-    fn collect<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
+    fn collect<D>(&self, describe_pins: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
         let mut set: Vec<Node<V, T>> = Vec::new();
         let scan = self.state.registry().scan();
         // SAFETY: the scan keeps the nodes.
@@ -68,7 +68,7 @@ impl<V, T> Graph<V, T> {
             let mut vars_locked = unsafe { LockedVars::new(&mut set, &self.state) };
             let missing = vars_locked.grow();
             if missing.is_empty() {
-                return vars_locked.read(holders);
+                return vars_locked.read(describe_pins);
             }
             drop(vars_locked);
             set.extend(missing);
@@ -152,14 +152,14 @@ impl<'a, V, T> LockedVars<'a, V, T> {
     }
 
     /// The queues of the set, and references to every operation in them.
-    fn read<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
+    fn read<D>(&self, describe_pins: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
         let mut ops: Vec<Found<V, T>> = Vec::new();
         let mut vars: HashMap<VarId, VarView> = HashMap::new();
         let mut pins = Vec::new();
         let mut indices: Map<BlockPtr<V, T>, usize> = Map::default();
         self.each_pinned(|var, state| {
             let mut found = Vec::new();
-            holders(state, &mut found);
+            describe_pins(state, &mut found);
             let queue = found.iter().map(|(id, _)| (*id, AccessMode::Read, true)).collect();
             vars.insert(var, VarView { id: var, queue });
             pins.extend(found.into_iter().map(|(id, label)| (var, id, label)));

@@ -103,16 +103,16 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Walks until everything is found, or `limit` accesses in all were inspected. False: there is more to
     /// find.
     ///
-    /// `holders` gets the state of each variable whose pins are waited for, under the lock, and adds an id
+    /// `describe_pins` gets the state of each variable whose pins are waited for, under the lock, and adds an id
     /// (from [`Graph::next_id`]) and a description for each pin. The rules of
     /// [`Var::with_state`](crate::Var::with_state) apply.
     ///
     /// # Panics
     /// In a closure that has borrowed state of the graph.
-    pub fn run(&mut self, limit: usize, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> bool {
+    pub fn run(&mut self, limit: usize, describe_pins: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> bool {
         while self.inspected < limit {
             let Some(index) = self.open.pop() else { return true };
-            self.visit(index, &holders);
+            self.visit(index, &describe_pins);
         }
         self.open.is_empty()
     }
@@ -122,7 +122,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         self.found.iter().map(|found| {
             let what = match &found.subject {
                 Subject::Op(op) => StepKind::Op(op.payload()),
-                Subject::Pin(hold) => StepKind::Pin(hold),
+                Subject::Pin(pin) => StepKind::Pin(pin),
             };
             Step { id: found.id, granted: found.granted, what }
         })
@@ -205,14 +205,14 @@ impl<V, T, D> Walk<'_, V, T, D> {
     }
 
     /// Finds what the operation directly waits for.
-    fn visit(&mut self, index: usize, holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
+    fn visit(&mut self, index: usize, describe_pins: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
         let Subject::Op(op) = &self.found[index].subject else { return };
         let (op, graph) = (op.block, &*self.graph.state);
         // SAFETY: the walk references the operation. Its access is in the queue of the node, whose lock is
         // held.
         let waits = unsafe {
             each_queue(op, graph, Block::is_granted, |node, access| {
-                self.inspect_ahead(index, node, access, holders);
+                self.inspect_ahead(index, node, access, describe_pins);
             })
         };
         if !waits {
@@ -231,7 +231,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         index: usize,
         node: &VarNode<V, T>,
         access: AccessPtr<V, T>,
-        holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
+        describe_pins: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) {
         // SAFETY: forwarded to the caller: what is linked is in flight while the lock is held.
         unsafe {
@@ -264,7 +264,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
                 }
             }
             if exclusive && to_the_end && node.queue.pins() > 0 {
-                self.add_pins(node, &mut set, holders);
+                self.add_pins(node, &mut set, describe_pins);
             }
             let set = known.unwrap_or_else(|| {
                 self.sets.push(set);
@@ -283,17 +283,17 @@ impl<V, T, D> Walk<'_, V, T, D> {
         &mut self,
         node: &VarNode<V, T>,
         set: &mut Vec<usize>,
-        holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
+        describe_pins: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) {
         let mut pins = Vec::new();
         {
             let _lending = Lending::of(node.graph.address());
             // SAFETY: forwarded to the caller; a closure that comes back is refused, as in `Var::with_state`.
-            unsafe { node.value(|state| holders(state, &mut pins)) };
+            unsafe { node.value(|state| describe_pins(state, &mut pins)) };
         }
-        for (id, hold) in pins {
+        for (id, pin) in pins {
             set.push(self.found.len());
-            self.found.push(Found { id, subject: Subject::Pin(hold), granted: true, waits_for: Vec::new() });
+            self.found.push(Found { id, subject: Subject::Pin(pin), granted: true, waits_for: Vec::new() });
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::operation::access::{AccessMode, AccessNode, AccessPtr, LinkPtr, Links
 /// and linking and unlinking need no (unpredictable) branch.
 ///
 /// Everything before `waiting` is granted: one write, or a run of reads, or a write and what was split off
-/// it. Granted accesses stay until they are completed, so that a stuck graph can always be explained. The
+/// it. Granted accesses stay until they are completed, so that a stall can always be explained. The
 /// variable may also have *pins*: granted reads that are only counted, and precede everything that waits.
 ///
 /// All methods belong to the holder of the variable's lock.

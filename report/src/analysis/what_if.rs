@@ -75,24 +75,24 @@ impl<'a> TaskGraph<'a> {
         let at: HashMap<OperationId, usize> =
             trace.operations.iter().enumerate().map(|(at, operation)| (operation.id, at)).collect();
         let is_observed = is_observed(trace);
-        // Of each thread what it does next depends on: when, and on which task.
-        let mut anchors: HashMap<TrackId, Vec<(Nanos, usize)>> = HashMap::new();
+        // By thread, the tasks that its later ones come after, and when.
+        let mut predecessors: HashMap<TrackId, Vec<(Nanos, usize)>> = HashMap::new();
         let mut last = None;
         for (at, operation) in trace.operations.iter().enumerate() {
             if let (true, Some(track), Some(resumed)) =
                 (blocks(operation.kind), operation.submitter, operation.resumed)
             {
-                anchors.entry(track).or_default().push((resumed, at));
+                predecessors.entry(track).or_default().push((resumed, at));
                 last = last.max(Some((resumed, at)));
             }
             // A thread of an executor does what it does from the beginning of a function on.
             if let (true, Place::Worker, Some(track), Some(began)) =
                 (is_observed, observed_place(trace, operation), operation.track, operation.began)
             {
-                anchors.entry(track).or_default().push((began, at));
+                predecessors.entry(track).or_default().push((began, at));
             }
         }
-        anchors.values_mut().for_each(|anchors| anchors.sort_unstable());
+        predecessors.values_mut().for_each(|predecessors| predecessors.sort_unstable());
         let mut tracks = HashSet::new();
         let tasks = trace.operations.iter().enumerate().map(|(at, operation)| {
             let place = match (operation.kind, queue_of(trace, operation)) {
@@ -113,10 +113,11 @@ impl<'a> TaskGraph<'a> {
             // Waits for an operation by name have numbers of their own: only time says what came before. What takes no time comes back
             // at the moment at which it is submitted itself.
             let earlier = |wait: usize| (trace.operations[wait].submitted, wait) < (time, at);
-            let before = operation.submitter.and_then(|track| anchors.get(&track)).and_then(|anchors| {
-                let last = anchors.partition_point(|(then, _)| *then <= time);
-                anchors[..last].iter().rev().take(SAME_MOMENT_MAX).find(|(_, wait)| earlier(*wait))
-            });
+            let before =
+                operation.submitter.and_then(|track| predecessors.get(&track)).and_then(|predecessors| {
+                    let last = predecessors.partition_point(|(then, _)| *then <= time);
+                    predecessors[..last].iter().rev().take(SAME_MOMENT_MAX).find(|(_, wait)| earlier(*wait))
+                });
             if let (Place::Worker, Some(track)) = (place, operation.track) {
                 tracks.insert(track);
             }

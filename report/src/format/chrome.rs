@@ -43,7 +43,7 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     let groups = groups(trace);
     let mut thread = FIRST_THREAD;
     // Where the flows of an operation or a lease start and end.
-    let mut anchors = HashMap::new();
+    let mut flow_ends = HashMap::new();
     for ((row, order), mut things) in groups {
         things.sort_by_key(|thing| (thing.placed.from, thing.placed.to));
         let ends = |placed: &Placed| (placed.from, placed.to.unwrap_or(placed.from));
@@ -62,9 +62,9 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
             let tid = thread + shelf as u64;
             if let Some(id) = thing.id {
                 // An export and the lease that begins with it have one number; the export is the earlier of the two.
-                let anchor = anchors.entry(id).or_insert((thing.placed, tid));
+                let flow_end = flow_ends.entry(id).or_insert((thing.placed, tid));
                 if thing.category == "operation" {
-                    *anchor = (thing.placed, tid);
+                    *flow_end = (thing.placed, tid);
                 }
             }
             events.put(&thing.event(tid))?;
@@ -73,8 +73,9 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     }
     for (index, edge) in trace.edges.iter().enumerate() {
         // An arrow needs both ends, and time runs forwards.
-        let anchor = |id| anchors.get(&id).map(|&(placed, thread): &(Placed, u64)| (placed, thread));
-        let (Some((from, from_thread)), Some((to, to_thread))) = (anchor(edge.from), anchor(edge.to)) else {
+        let flow_end = |id| flow_ends.get(&id).map(|&(placed, thread): &(Placed, u64)| (placed, thread));
+        let (Some((from, from_thread)), Some((to, to_thread))) = (flow_end(edge.from), flow_end(edge.to))
+        else {
             continue;
         };
         let (from, to) = (from.from, to.arrival());

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_a_terminal_obeys_becomes_an_escape() {
-        // Colour, title, clipboard, bell, C1's introducer, deletion, line breaks of all kinds, overrides.
+        // Colour, title, clipboard, BEL, C1's introducer, deletion, line breaks of all kinds, overrides.
         let name = "\u{1b}[31m\u{1b}]0;t\u{7}\u{1b}]52;c;eA==\u{7}\u{9b}2J\u{7f}\r\n\t\u{85}\u{2028}\u{202e}\u{2066}";
         let text = shown(name).to_string();
         assert!(!text.chars().any(is_obeyed), "{text:?}");

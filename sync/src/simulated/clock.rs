@@ -11,8 +11,8 @@ use std::time::Duration;
 use shuttle::sync::Condvar;
 use shuttle::thread::Thread;
 
-/// The time that each reading of the clock takes, so that a loop that waits for a time by looking comes to its end.
-const LOOK: Duration = Duration::from_micros(1);
+/// The time that each reading of the clock takes, so that a loop that waits for a time by reading the clock ends.
+const READ_TIME: Duration = Duration::from_micros(1);
 
 thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
@@ -49,14 +49,14 @@ pub fn reset() {
     IDLE.set(false);
 }
 
-/// Time since the execution began, without looking at the clock.
+/// Time since the execution began, without moving the clock.
 pub fn elapsed() -> Duration {
     NOW.get()
 }
 
-/// Looks at the clock, which moves it.
-pub(super) fn look() -> Duration {
-    NOW.set(NOW.get() + LOOK);
+/// Reads the clock, which moves it.
+pub(super) fn read() -> Duration {
+    NOW.set(NOW.get() + READ_TIME);
     NOW.get()
 }
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use crate::command::{CommandId, Progress};
 use crate::state::Session;
 
-/// How often a stream that waits for a value in memory looks at it.
-const LOOK: Duration = Duration::from_micros(20);
+/// The time between two reads of a value in memory that a stream waits for.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Starts the thread that works on a stream. It ends with the stream.
-pub(crate) fn employ(stream: usize, bell: &Arc<Condvar>) {
-    let bell = Arc::clone(bell);
+pub(crate) fn spawn(stream: usize, condvar: &Arc<Condvar>) {
+    let condvar = Arc::clone(condvar);
     let work = move || {
         let mut session = Session::open();
         loop {
@@ -23,8 +23,8 @@ pub(crate) fn employ(stream: usize, bell: &Arc<Condvar>) {
             match ready {
                 Some(command) => run(&mut session, command),
                 None => {
-                    let looks = !session.script.virtual_clock && session.waits_for_value(stream);
-                    session.sleep_until(&bell, looks.then_some(LOOK));
+                    let polls = !session.script.virtual_clock && session.waits_for_value(stream);
+                    session.sleep_until(&condvar, polls.then_some(POLL_INTERVAL));
                 }
             }
         }

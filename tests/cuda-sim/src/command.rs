@@ -274,7 +274,7 @@ impl State {
         if stream.queue.is_empty() {
             self.busy.remove(&command.stream);
             if stream.destroyed {
-                stream.bell.notify_one();
+                stream.condvar.notify_one();
             }
         }
         match command.work {

@@ -217,8 +217,8 @@ impl State {
         others.map(|(_, other)| other.reserved - other.used).sum()
     }
 
-    /// Bytes of a released allocation are there again for others.
-    pub(crate) fn give_back_capacity(&mut self, base: u64) {
+    /// Makes the bytes of a released allocation available to others.
+    pub(crate) fn release_capacity(&mut self, base: u64) {
         if let Some(allocation) = self.memory.live(base)
             && !matches!(allocation.place, Place::Pinned | Place::Registered)
         {

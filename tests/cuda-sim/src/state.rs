@@ -158,7 +158,7 @@ impl Session {
         driver().changed.notify_all();
         for place in &self.busy {
             if self.waits_for_value(*place) || self.ready(*place).is_some() {
-                self.streams[*place].bell.notify_one();
+                self.streams[*place].condvar.notify_one();
             }
         }
     }
@@ -168,12 +168,12 @@ impl Session {
         self.sleep_until(&driver().changed, limit);
     }
 
-    /// As [`sleep`](Self::sleep), until `bell` is notified.
-    pub(crate) fn sleep_until(&mut self, bell: &Condvar, limit: Option<Duration>) {
+    /// As [`sleep`](Self::sleep), until `condvar` is notified.
+    pub(crate) fn sleep_until(&mut self, condvar: &Condvar, limit: Option<Duration>) {
         let guard = self.0.take().expect("taken only while asleep or unlocked");
         self.0 = Some(match limit {
-            None => bell.wait(guard).unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => bell.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0,
+            None => condvar.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => condvar.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0,
         });
     }
 

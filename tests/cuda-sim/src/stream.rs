@@ -46,7 +46,7 @@ pub(crate) struct Stream {
     pub(crate) capture: Option<u64>,
     pub(crate) tail: Vec<usize>,
     /// Wakes the thread that works on it.
-    pub(crate) bell: Arc<Condvar>,
+    pub(crate) condvar: Arc<Condvar>,
 }
 
 impl Stream {
@@ -81,12 +81,12 @@ impl State {
             destroyed: false,
             capture: None,
             tail: Vec::new(),
-            bell: Arc::default(),
+            condvar: Arc::default(),
         });
         if origin == Origin::Created {
             self.by_handle.insert(handle, place);
         }
-        crate::clockwork::employ(place, &self.streams[place].bell);
+        crate::clockwork::spawn(place, &self.streams[place].condvar);
         place
     }
 

@@ -12,7 +12,7 @@ use estafette_cuda_sim_client::codes;
 use harness::*;
 
 #[test]
-fn a_context_that_was_reset_is_gone_for_everybody() {
+fn a_context_that_was_reset_is_gone_for_all_its_users() {
     let bench = bench();
     let (stream, memory) = (non_blocking(), device_memory(8));
     bench.simulator.block(handle(stream));

@@ -12,7 +12,7 @@ use crate::setup::Setup;
 const DELAY: u64 = 100_000_000;
 /// How long the engine's one worker may be away.
 const FREE_WITHIN: Duration = Duration::from_millis(20);
-/// Several pieces of staging, and no multiple of it.
+/// Several staging chunks, and no multiple of it.
 const BYTES: usize = (32 << 20) + 5;
 
 pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {

@@ -8,7 +8,7 @@ use cudarc::nvrtc::Ptx;
 
 use crate::driver::KERNELS;
 use crate::failure::{Failure, ensure};
-use crate::record::{Figure, Record, Spread};
+use crate::record::{Figure, Percentiles, Record};
 use crate::setup::{Setup, factor};
 
 const OPERATIONS: usize = 1_000;
@@ -39,7 +39,7 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     let after = setup.device.counters();
     let crossings = ((rounds + 1) * (OPERATIONS - 1)) as f64;
     let waits = (after.waits - before.waits) as f64 / crossings;
-    let [ours, tracked, synchronized, barriers, by_hand] = times.map(Spread::of);
+    let [ours, tracked, synchronized, barriers, by_hand] = times.map(Percentiles::of);
     let faster = synchronized.median / ours.median;
     let against_hand = ours.median / by_hand.median;
     record.figure(Figure {

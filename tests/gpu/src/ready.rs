@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use crate::failure::{Failure, ensure};
-use crate::record::{Figure, Record, Spread};
+use crate::record::{Figure, Percentiles, Record};
 use crate::setup::Setup;
 
 const QUESTIONS: u32 = 20_000;
@@ -48,7 +48,7 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     flag.set(1);
     x.wait()?;
     ensure(x.is_ready(), || "not ready after its operation".to_owned())?;
-    let (ours, queries) = (Spread::of(ours), Spread::of(queries));
+    let (ours, queries) = (Percentiles::of(ours), Percentiles::of(queries));
     record.figure(Figure {
         quantity: "`is_ready` on a pending tensor".to_owned(),
         ours: ours.show("ns"),

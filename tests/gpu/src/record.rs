@@ -239,13 +239,13 @@ fn system() -> String {
 
 /// Median and the tenth and ninetieth part of measured values.
 #[derive(Clone, Copy, Debug)]
-pub struct Spread {
+pub struct Percentiles {
     pub median: f64,
     pub low: f64,
     pub high: f64,
 }
 
-impl Spread {
+impl Percentiles {
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |part: usize| values.get(values.len() * part / 10).copied().unwrap_or(f64::NAN);
@@ -263,11 +263,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_leaves_out_the_rare() {
+    fn percentiles_leave_out_the_rare() {
         let values = (0..=100).map(f64::from).rev().collect();
-        let Spread { median, low, high } = Spread::of(values);
+        let Percentiles { median, low, high } = Percentiles::of(values);
         assert_eq!((low, median, high), (10.0, 50.0, 90.0));
-        assert!(Spread::of(Vec::new()).median.is_nan());
+        assert!(Percentiles::of(Vec::new()).median.is_nan());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use estafette::devices::Queue;
 use estafette::{Engine, Program, Tensor};
 
 use crate::failure::{Failure, ensure};
-use crate::record::{Figure, Record, Spread};
+use crate::record::{Figure, Percentiles, Record};
 use crate::setup::{Setup, factor};
 
 /// Kernels of one turn of the loop.
@@ -37,7 +37,7 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
             times.iter_mut().zip(measured).for_each(|(times, time)| times.push(time));
         }
     }
-    let [graph, issued, submitted, by_hand] = times.map(Spread::of);
+    let [graph, issued, submitted, by_hand] = times.map(Percentiles::of);
     let against_hand = graph.median / by_hand.median;
     record.figure(Figure {
         quantity: format!("a loop of {NODES} kernels, per kernel"),

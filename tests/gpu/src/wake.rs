@@ -15,7 +15,7 @@ use futures::executor::block_on;
 
 use crate::driver::{Flag, Stream};
 use crate::failure::Failure;
-use crate::record::{Figure, Record, Spread};
+use crate::record::{Figure, Percentiles, Record};
 use crate::setup::Setup;
 
 const ROUNDS: usize = 400;
@@ -57,9 +57,9 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
             times.iter_mut().zip(measured).for_each(|(times, time)| times.push(time));
         }
     }
-    let lowest = Spread::of(times[0].clone()).median;
-    let [floor, called, scanned, synchronized, idle, soon, spinning] = times.map(Spread::of);
-    let above = |spread: &Spread| spread.median - lowest;
+    let lowest = Percentiles::of(times[0].clone()).median;
+    let [floor, called, scanned, synchronized, idle, soon, spinning] = times.map(Percentiles::of);
+    let above = |spread: &Percentiles| spread.median - lowest;
     record.figure(Figure {
         quantity: "device done → awaiting task running, idle".to_owned(),
         ours: format!("{:.2} µs above the floor; {}", above(&idle), idle.show("µs")),

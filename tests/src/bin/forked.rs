@@ -308,8 +308,8 @@ fn in_child(things: Things) {
     assert!(!report.drained);
     assert!(!engine.shutdown_timeout(Duration::from_secs(1)).drained);
     // More descriptions of operations than the thread keeps blocks for.
-    let drafts: Vec<_> = (0..1000).map(|_| engine.op("child")).collect();
-    drop(drafts);
+    let builders: Vec<_> = (0..1000).map(|_| engine.op("child")).collect();
+    drop(builders);
     drop(engine.var());
     // A foreign tensor that is refused leaks: who knows what its deleter would need.
     let refused = Deleted::default();

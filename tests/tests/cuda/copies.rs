@@ -12,7 +12,7 @@ use estafette_cuda_sim_client::{Kind, Simulator};
 use tests::ops::{until, until_or};
 use tests::watchdog::Watchdog;
 
-/// More than one piece of staging, and no multiple of it.
+/// More than one staging chunk, and no multiple of it.
 const LARGE: usize = (7 << 20) + 13;
 /// What is pinned at most, for two devices.
 const STAGING_MAX: u64 = 2 * (28 << 20);
@@ -292,7 +292,7 @@ fn memory_that_is_on_its_way_back_is_waited_for_before_there_is_no_room() {
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(!again.is_finished(), "it waits for the device");
         bench.unblock();
-        again.join().unwrap().expect("the first piece is back");
+        again.join().unwrap().expect("the first chunk is free again");
     });
     let refused = bench.engine.empty(&[2 * LARGE as i64], DType::U8, bench.device.id());
     assert!(refused.unwrap_err().to_string().contains("cannot allocate"), "nothing more comes back");
@@ -318,7 +318,7 @@ fn an_allocation_waits_for_as_much_memory_as_it_needs() {
         assert!(!again.is_finished(), "it waits for the device");
         let begun = std::time::Instant::now();
         bench.simulator.unblock(other.native());
-        again.join().unwrap().expect("one piece is back");
+        again.join().unwrap().expect("one chunk is free again");
         assert!(begun.elapsed() < std::time::Duration::from_secs(3), "it does not wait for the other");
     });
     bench.unblock();

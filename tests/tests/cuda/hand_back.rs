@@ -90,15 +90,16 @@ impl Owner {
 }
 
 impl Bench {
-    fn import(&self, home: usize) -> Tensor {
+    fn import(&self, stream: usize) -> Tensor {
         let managed = self.owner.lends(&self.device);
         // The owner's enqueued work comes before the engine's.
         let ready = FenceSet::from(self.owner.queue.record().unwrap());
         // SAFETY: streams of this test live as long as it does; whether it is the right one is what is
         // tested.
         unsafe {
-            let home = ReleaseStream::new(Arc::clone(&self.device) as _, home, None).unwrap();
-            let options = ImportOptions { ready, release_stream: Some(home), ..ImportOptions::default() };
+            let release_stream = ReleaseStream::new(Arc::clone(&self.device) as _, stream, None).unwrap();
+            let options =
+                ImportOptions { ready, release_stream: Some(release_stream), ..ImportOptions::default() };
             self.engine.import_with(managed, options).unwrap()
         }
     }
@@ -235,11 +236,14 @@ fn a_home_is_named_by_a_stream_that_means_the_same_everywhere() {
     // SAFETY: it is refused, or its stream lives.
     unsafe {
         ReleaseStream::new(Arc::clone(&bench.device) as _, queue.native(), None).unwrap_err();
-        let home = ReleaseStream::new(other, queue.native(), None).unwrap();
+        let release_stream = ReleaseStream::new(other, queue.native(), None).unwrap();
         let managed = bench.owner.lends(&bench.device);
         let error = bench
             .engine
-            .import_with(managed, ImportOptions { release_stream: Some(home), ..ImportOptions::default() })
+            .import_with(
+                managed,
+                ImportOptions { release_stream: Some(release_stream), ..ImportOptions::default() },
+            )
             .unwrap_err();
         assert!(error.to_string().contains("its release stream on cuda:1"), "{error}");
     }

@@ -306,7 +306,7 @@ fn a_kind_that_nothing_else_knows_is_exchanged_leased_copied_and_computed_on() {
     let doubled = engine.op("double").writes([&y]).on(&queue).run_on(|queue, [], [mut y]| {
         let at = y.data_mut_ptr().expose_provenance();
         Stream::of(queue)?.submit(move || {
-            // SAFETY: the engine keeps four bytes, and everybody else away from them, until the work is done.
+            // SAFETY: the engine keeps four bytes, and other uses away from them, until the work is done.
             let values =
                 unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<u8>(at), 4) };
             values.iter_mut().for_each(|value| *value *= 2);

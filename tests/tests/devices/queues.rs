@@ -320,13 +320,13 @@ fn what_was_skipped_or_cancelled_leaves_the_fences_as_they_were() {
 fn bodies_take_turns_and_their_device_work_does_not() {
     let (device, engine, _watchdog) = sim(2, SimOptions::default());
     let queue = queue(&device);
-    let turn = bindings::operation::for_turns();
+    let mutex = bindings::operation::mutex();
     let inside = Arc::new(AtomicUsize::new(0));
     let most = Arc::new(AtomicUsize::new(0));
     let ops: Vec<_> = (0..8)
         .map(|number: u64| {
             let (inside, most) = (Arc::clone(&inside), Arc::clone(&most));
-            let op = engine.op("turn").writes_vars(&[&turn]).on(&queue);
+            let op = engine.op("turn").writes_vars(&[&mutex]).on(&queue);
             op.run_on(move |queue, [], []| {
                 most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 std::thread::yield_now();
@@ -339,11 +339,11 @@ fn bodies_take_turns_and_their_device_work_does_not() {
         .collect();
     // The device's clock stands still: device work that the bodies left, and its failure, hold up no
     // operation.
-    let host = engine.op("host").writes_vars(&[&turn]).run(|[], []| Ok(())).unwrap();
+    let host = engine.op("host").writes_vars(&[&mutex]).run(|[], []| Ok(())).unwrap();
     host.wait().unwrap();
     assert_eq!(device.unfinished(), 8);
     assert_eq!(most.load(Ordering::SeqCst), 1, "one body at a time");
-    assert_eq!(turn.version(), 9);
+    assert_eq!(mutex.version(), 9);
     device.run_until_idle();
     let failed = ops.iter().filter(|op| op.wait().is_err()).count();
     assert_eq!(failed, 1);

@@ -193,7 +193,7 @@ fn round_trip_is_derived_carries_the_lease_and_may_not_be_written() {
 }
 
 #[test]
-fn round_trip_of_a_write_lease_may_be_written_and_keeps_everybody_else_out() {
+fn round_trip_of_a_write_lease_may_be_written_and_keeps_other_uses_out() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let t = tensor(&engine, 1.0);
@@ -335,7 +335,7 @@ fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() 
 }
 
 #[test]
-fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_lease() {
+fn an_import_that_names_the_owner_as_its_origin_is_not_derived_from_a_lease() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();

@@ -1,5 +1,4 @@
-//! Copies that share few pieces of staging memory: each is whole, none waits for ever, and every piece comes
-//! back.
+//! Copies that share few staging chunks: each is whole, none waits for ever, and every chunk is released.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +17,10 @@ use crate::device::{Watched, broken};
 /// Schedules per situation: each has several copies.
 const SCHEDULES: u64 = 500;
 
-/// Pieces that a device has under shuttle, of both sizes together.
-const PIECES: usize = 3;
+/// Chunks that a device has under shuttle, of both sizes together.
+const CHUNKS: usize = 3;
 
-/// Elements of copies: one goes through a small piece, the others through large ones, in two and in three
+/// Elements of copies: one goes through a small chunk, the others through large ones, in two and in three
 /// steps.
 const LENGTHS: [usize; 3] = [2, 7, 12];
 
@@ -38,7 +37,7 @@ fn there_and_back(engine: &Engine, device: &Watched, length: usize, first: f32) 
     back.wait()?;
     // SAFETY: memory of the host, of so many elements, which is written and which nothing else uses.
     let copied = unsafe { std::slice::from_raw_parts(back.data_ptr()?.cast::<f32>(), length) };
-    assert_eq!(copied, values, "a piece was used twice");
+    assert_eq!(copied, values, "a chunk was used twice");
     Ok(())
 }
 
@@ -53,7 +52,7 @@ fn copies(engine: &Engine, device: &Watched, meanwhile: impl FnOnce()) -> Vec<Re
     })
 }
 
-/// Ends the use of a device. Its pieces go with it, once another device copies, but for those that a broken
+/// Ends the use of a device. Its chunks go with it, once another device copies, but for those that a broken
 /// device may use.
 fn close(engine: Engine, device: Arc<Watched>, may_leak: bool) {
     let seen = device.seen.clone();
@@ -73,7 +72,7 @@ fn close(engine: Engine, device: Arc<Watched>, may_leak: bool) {
         copy.is_ready()
     });
     if !may_leak {
-        assert!(seen.staged_max.load(Ordering::SeqCst) <= PIECES);
+        assert!(seen.staged_max.load(Ordering::SeqCst) <= CHUNKS);
         until(|| seen.staged.load(Ordering::SeqCst) == 0);
     }
 }
@@ -86,7 +85,7 @@ fn until(holds: impl Fn() -> bool) {
 }
 
 #[test]
-fn copies_that_wait_for_pieces_of_others_are_all_whole() {
+fn copies_that_wait_for_chunks_of_others_are_all_whole() {
     explore_in_time(SCHEDULES, || {
         let device = Watched::new();
         let engine = engine(&device);
@@ -96,11 +95,11 @@ fn copies_that_wait_for_pieces_of_others_are_all_whole() {
 }
 
 /// ```text
-/// copies:   wait for a piece ─── wait for the device
+/// copies:   wait for a chunk ─── wait for the device
 /// runtime:        ends, at any time, and drops them
 /// ```
 #[test]
-fn copies_that_are_given_up_anywhere_bring_their_pieces_back() {
+fn copies_that_are_given_up_anywhere_release_their_chunks() {
     explore_in_time(SCHEDULES, || {
         let device = Watched::new();
         let engine = engine(&device);
@@ -110,7 +109,7 @@ fn copies_that_are_given_up_anywhere_bring_their_pieces_back() {
     });
 }
 
-/// The memory of a piece that a broken queue may still use is leaked. Copies that wait for a piece get
+/// The memory of a chunk that a broken queue may still use is leaked. Copies that wait for a chunk get
 /// another one.
 #[test]
 fn copies_that_wait_for_pieces_that_a_broken_queue_keeps_go_on() {

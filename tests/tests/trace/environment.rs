@@ -94,7 +94,7 @@ fn what_cannot_be_recorded_is_told_and_the_program_runs() {
     let run_with = |name: &str, value: &str| run(program("returns", &folder.0.join("run")).env(name, value));
     assert!(run_with("ESTAFETTE_TRACE_LAST", "soon").contains("ESTAFETTE_TRACE_LAST is soon"));
     assert!(run_with("ESTAFETTE_TRACE_LAST", "-1").contains("a number of seconds"));
-    assert!(run_with("ESTAFETTE_TRACE_SIGNAL", "BELL").contains("ESTAFETTE_TRACE_SIGNAL is BELL"));
+    assert!(run_with("ESTAFETTE_TRACE_SIGNAL", "PHONE").contains("ESTAFETTE_TRACE_SIGNAL is PHONE"));
     assert!(
         run_with("ESTAFETTE_TRACE_SIGNAL", &libc::SIGSEGV.to_string())
             .contains("no signal that may be waited for")

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::{CRATES, Files, collect, file_with, remove_folder};
 use crate::install::{self, make_folder, write};
+use crate::peers::measurement::Spread;
 use crate::python::{ALL, DIST, Environment};
 use crate::shell;
 use crate::suites::{TESTED, blocks, python_examples};
@@ -66,9 +67,10 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
     // The times are shown and judged by people: a busy machine takes longer.
     let mut imports = Vec::new();
     for _ in 0..IMPORTS {
-        imports.push(import_us(&collect(within(&python, &["-X", "importtime", "-c", "import estafette"]))?)?);
+        let said = collect(within(&python, &["-X", "importtime", "-c", "import estafette"]))?;
+        imports.push(import_us(&said)? as f64);
     }
-    imports.sort_unstable();
+    let import = Spread::of(imports).expect("it was measured");
     let size = within(&python, &["-c", INSTALLED_BYTES]);
     let installed: u64 =
         collect(size)?.trim().parse().map_err(|error| format!("the installed size: {error}"))?;
@@ -80,7 +82,7 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
         bytes as f64 / 1e6,
         installed as f64 / 1e6,
         install.as_secs_f64(),
-        imports[IMPORTS / 2] as f64 / 1e3
+        import.median / 1e3
     );
     shell::run(within(&python, &["-c", &python_examples(README)]).env("ESTAFETTE_TRACE", "readme.pftrace"))?;
     let command = venv.join("bin/estafette");

@@ -193,7 +193,7 @@ def _rows(using: Callable[..., Any] | None) -> list[Row]:
 
 
 def _wait_for(rows: list[Row], recording: bool) -> None:
-    """Waits for libraries that the function has imported: nothing told them of the operation's stream."""
+    """Waits for libraries that the function has imported: they do not know the operation's stream."""
     for row in rows:
         library = _imported(row)
         if library is None or row.wait is None:

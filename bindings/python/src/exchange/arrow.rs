@@ -27,9 +27,9 @@ const STREAM: &CStr = c"arrow_array_stream";
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> {
     let pair = match object.cast::<PyTuple>() {
         Ok(pair) => pair.clone().into_any(),
-        Err(_) => match ask(object)? {
-            Asked::Array(pair) => pair,
-            Asked::Stream(stream) => return only_chunk(&stream),
+        Err(_) => match call_protocol(object)? {
+            Exported::Array(pair) => pair,
+            Exported::Stream(stream) => return only_chunk(&stream),
         },
     };
     let (schema, array): (Bound<'_, PyCapsule>, Bound<'_, PyCapsule>) = pair.extract().map_err(|_| {
@@ -58,20 +58,20 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     Ok((format, taken.or_raise(py)?))
 }
 
-enum Asked<'py> {
+enum Exported<'py> {
     Array(Bound<'py, PyAny>),
     Stream(Bound<'py, PyAny>),
 }
 
-fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Asked<'py>> {
+fn call_protocol<'py>(object: &Bound<'py, PyAny>) -> PyResult<Exported<'py>> {
     let py = object.py();
     for name in [intern!(py, "__arrow_c_device_array__"), intern!(py, "__arrow_c_array__")] {
         if let Ok(export) = object.getattr(name) {
-            return export.call0().map(Asked::Array);
+            return export.call0().map(Exported::Array);
         }
     }
     if let Ok(export) = object.getattr(intern!(py, "__arrow_c_stream__")) {
-        return export.call0().map(Asked::Stream);
+        return export.call0().map(Exported::Stream);
     }
     let kind = object.get_type().fully_qualified_name()?;
     Err(PyTypeError::new_err(format!(

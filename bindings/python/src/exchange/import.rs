@@ -264,7 +264,7 @@ fn through_protocol(
         let _current = current.map_err(|error| exchange_error(py, error.to_string()))?;
         let alone = peer.exports_alone && device.is_none_or(|device| device != DLDevice::CPU);
         let _lock = if alone { ExportLock::take(py) } else { None };
-        ask(object, device, wanted, stream, peer)?
+        call_dlpack(object, device, wanted, stream, peer)?
     };
     let mut managed = consume(&answer)?;
     let device = bindings::exchange::device(&managed);
@@ -303,7 +303,7 @@ fn behind_current_stream(
     device: DLDevice,
     stream: usize,
 ) -> PyResult<(ManagedTensor, FenceSet)> {
-    let (answer, _) = ask(object, Some(device), &Wanted::default(), Some(stream), peer)?;
+    let (answer, _) = call_dlpack(object, Some(device), &Wanted::default(), Some(stream), peer)?;
     let managed = consume(&answer)?;
     let ready = kinds::of(device).acquire(object, (device, managed.data()), Some(stream))?;
     Ok((managed, ready))
@@ -362,8 +362,8 @@ fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
 }
 
 /// Calls `__dlpack__`, leaving out what an older producer does not know; says whether the stream was among what it took. A
-/// `TypeError` may also be about the data: a producer whose signature has the arguments is not asked again.
-fn ask<'py>(
+/// `TypeError` may also be about the data: a producer whose signature has the arguments is not called again.
+fn call_dlpack<'py>(
     object: &Bound<'py, PyAny>,
     device: Option<DLDevice>,
     wanted: &Wanted,
@@ -437,13 +437,13 @@ fn ask<'py>(
 
 /// True if the signature of `__dlpack__` has all of these arguments by name. Functions written in C often have none to look at.
 fn knows(object: &Bound<'_, PyAny>, arguments: &[&str]) -> bool {
-    let look = || -> PyResult<bool> {
+    let inspect = || -> PyResult<bool> {
         let method = object.getattr(intern!(object.py(), "__dlpack__"))?;
         let signature = object.py().import("inspect")?.call_method1("signature", (method,))?;
         let parameters = signature.getattr("parameters")?;
         arguments.iter().try_fold(true, |known, name| Ok(known && parameters.contains(*name)?))
     };
-    look().unwrap_or(false)
+    inspect().unwrap_or(false)
 }
 
 /// `object.__dlpack__(max_version=...)`, which is all that most exchanges need.

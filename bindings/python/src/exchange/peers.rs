@@ -397,12 +397,12 @@ pub fn of(object: &Bound<'_, PyAny>) -> Known {
             None => break,
         }
     }
-    ask(object, place)
+    inspect(object, place)
 }
 
 /// Finds out what is known of the type of `object`, and keeps it where there is a place.
 #[cold]
-fn ask(object: &Bound<'_, PyAny>, place: usize) -> Known {
+fn inspect(object: &Bound<'_, PyAny>, place: usize) -> Known {
     let (py, class) = (object.py(), object.get_type());
     let fences = class.hasattr(intern!(py, "__dlpack_fence__")).unwrap_or(false);
     let speaks = class.hasattr(intern!(py, "__dlpack__")).unwrap_or(false);

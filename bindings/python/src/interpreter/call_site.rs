@@ -65,7 +65,7 @@ pub fn converting<R>(_py: Python<'_>, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Looks at the calling frames.
+/// Inspects the calling frames.
 #[inline]
 pub fn caller(py: Python<'_>) -> Caller {
     // SAFETY: the current frame, borrowed, or NULL.
@@ -75,7 +75,7 @@ pub fn caller(py: Python<'_>) -> Caller {
     }
     // SAFETY: as above.
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, frame.cast()) };
-    let found = frame.map(|frame| look(py, frame));
+    let found = frame.map(|frame| inspect(py, frame));
     match found {
         Some(Ok(caller)) => Caller {
             place: bindings::lease::owner_of_library(caller.place, caller.library.map(|peer| &peer.root)),
@@ -97,7 +97,7 @@ pub fn traced_line(py: Python<'_>) -> Option<CallSite> {
     if bindings::is_trace_open() { bindings::lease::owner_site(&caller(py).place).cloned() } else { None }
 }
 
-fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> {
+fn inspect<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> {
     let mut library: Option<&'static Peer> = None;
     for _ in 0..FRAMES_MAX {
         let (code, position) = (code_of(&frame), fastcall::position(&frame));

@@ -41,8 +41,8 @@ const LAST_GRACE: Duration = Duration::from_secs(1);
 /// The time that deleters which are due may take.
 const DELETERS: Duration = Duration::from_secs(5);
 
-/// Time between two looks at what is in flight.
-const LOOK: Duration = Duration::from_millis(50);
+/// The time between two queries of what is in flight.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// So many operations are named; the rest is counted.
 const NAMED: usize = 10;
@@ -152,7 +152,7 @@ fn finish(py: Python<'_>, last: bool) {
     match outcome {
         Outcome::Ended => {}
         Outcome::Held if !last => {}
-        Outcome::Held | Outcome::Stuck => {
+        Outcome::Held | Outcome::Abandoned => {
             ABANDONED.store(true, Ordering::Relaxed);
             let said = say_abandoned(py, &engines, interrupted).or_else(|error| {
                 // Ctrl-C while this was said must not hide it.
@@ -172,7 +172,7 @@ enum Outcome {
     /// Only leases hold up what is.
     Held,
     /// No operation has ended for [`GRACE`], or the wait was interrupted.
-    Stuck,
+    Abandoned,
 }
 
 fn in_flight(engines: &[Engine]) -> usize {
@@ -184,8 +184,8 @@ fn wait(engines: &[Engine]) -> Outcome {
     let mut until = Instant::now() + GRACE;
     loop {
         for engine in engines {
-            if let Err(Error::Interrupted) = engine.wait_all(Some(LOOK)) {
-                return Outcome::Stuck;
+            if let Err(Error::Interrupted) = engine.wait_all(Some(POLL_INTERVAL)) {
+                return Outcome::Abandoned;
             }
         }
         let left = in_flight(engines);
@@ -201,7 +201,7 @@ fn wait(engines: &[Engine]) -> Outcome {
             return Outcome::Held;
         }
         if Instant::now() >= until {
-            return Outcome::Stuck;
+            return Outcome::Abandoned;
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::interpreter::once::{imported, intern, loaded};
 use crate::interpreter::{fastcall, thread_state};
 
 estafette_sync::per_process! {
-    static GATE: Rundown = Rundown::new();
+    static GUARD: Rundown = Rundown::new();
 }
 /// Python's name for its main thread.
 static MAIN_IDENT: AtomicU64 = AtomicU64::new(0);
@@ -52,12 +52,12 @@ struct Inside(&'static Rundown);
 
 impl Inside {
     fn enter() -> Option<Self> {
-        let (depth, gate) = (DEPTH.get(), &*GATE);
-        if depth == 0 && !gate.enter() {
+        let (depth, guard) = (DEPTH.get(), &*GUARD);
+        if depth == 0 && !guard.enter() {
             return None;
         }
         DEPTH.set(depth + 1);
-        Some(Self(gate))
+        Some(Self(guard))
     }
 }
 
@@ -225,10 +225,10 @@ fn name_thread_now(py: Python<'_>) {
 
 /// Closes the guard and waits until no thread is inside, for at most `timeout`. Returns whether that was so.
 pub fn close(py: Python<'_>, timeout: Duration) -> bool {
-    py.detach(|| GATE.close(timeout))
+    py.detach(|| GUARD.close(timeout))
 }
 
 /// True if the interpreter is on its way out.
 pub fn is_closed() -> bool {
-    GATE.is_closed()
+    GUARD.is_closed()
 }

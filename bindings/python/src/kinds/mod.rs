@@ -212,9 +212,9 @@ pub fn release_stream(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<R
     let found = found.ok_or_else(|| PyValueError::new_err(format!("freed_on: {device} is not available")))?;
     let keeper = Kept::new(stream.clone().unbind());
     // SAFETY: the caller vouches for it, and the object keeps it alive.
-    let home =
+    let release_stream =
         guard::detach(stream.py(), || unsafe { ReleaseStream::new(found, handle, Some(Box::new(keeper))) });
-    home.map_err(|error| PyValueError::new_err(format!("freed_on: {error}")))
+    release_stream.map_err(|error| PyValueError::new_err(format!("freed_on: {error}")))
 }
 
 /// A queue for an operation to run on, and the Python object that keeps it alive, if one does.

@@ -210,7 +210,7 @@ fn inspect_due() -> Vec<Instant> {
         }
     }
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
-    next.extend(look_for_room(room, now));
+    next.extend(poll_for_room(room, now));
     if due.is_empty() {
         return next;
     }
@@ -379,7 +379,7 @@ impl Due {
 }
 
 /// Makes engines without workers run what keeps others full, and ends submissions that wait for room in vain.
-fn look_for_room(mut due: Vec<Due>, now: Instant) -> Vec<Instant> {
+fn poll_for_room(mut due: Vec<Due>, now: Instant) -> Vec<Instant> {
     let mut next = Vec::new();
     // One inspection for all that wait for room in the same engine.
     while let Some(core) = due.last().map(|due| due.core.clone()) {

@@ -54,7 +54,7 @@ impl Session {
         let context = allocation.context;
         self.sound(context)?;
         self.wait_for_context(context)?;
-        self.give_back_capacity(address);
+        self.release_capacity(address);
         self.memory.release(address);
         Ok(())
     }
@@ -171,7 +171,7 @@ driver! {
         }
         let (bytes, pool) = (allocation.bytes, allocation.pool);
         let touches = vec![Touch::write(address, bytes)];
-        session.give_back_capacity(address);
+        session.release_capacity(address);
         if let Some(pool) = session.pools.get_mut(&pool) {
             pool.leaving += bytes;
         }

@@ -65,7 +65,7 @@ driver! {
         // Its commands still happen.
         let this = &mut session.streams[stream];
         this.destroyed = true;
-        this.bell.notify_one();
+        this.condvar.notify_one();
         let handle = this.handle;
         session.by_handle.remove(&handle);
         Ok(())

@@ -443,7 +443,7 @@ def _everything(act: Act) -> None:
 
 
 def _torch_value(act: Act) -> None:
-    """A copy from or to the host, which waits for the current stream unless it is told not to."""
+    """A copy from or to the host, which waits for the current stream unless it is non-blocking."""
     tensor: Any = act.args[0] if act.args else None
     result = act.result
     devices = {getattr(tensor, "is_cuda", None), getattr(result, "is_cuda", None)}
@@ -476,7 +476,7 @@ def _wait_event(act: Act) -> None:
 
 
 def _cupy_value(act: Act) -> None:
-    """A copy to the host, which waits unless it is told not to."""
+    """A copy to the host, which waits unless it is non-blocking."""
     if act.kwargs.get("blocking", True):
         stream = act.kwargs.get("stream")
         act.order.host_waits(_cupy_stream() if stream is None else stream)

@@ -173,7 +173,7 @@ def _put(owner: Any, name: str, what: Any) -> None:
     except TypeError:
         if not isinstance(owner, type):
             raise
-        # Their methods are in a plain dictionary as well, behind a view that only reads; lookups are told of the change.
+        # Their methods are in a plain dictionary as well, behind a view that only reads; the caches of lookups are cleared.
         (inside,) = gc.get_referents(owner.__dict__)
         if what is _ABSENT:
             del inside[name]

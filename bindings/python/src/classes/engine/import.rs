@@ -111,14 +111,14 @@ impl PyEngine {
         let copying = if copy == Some(true) { bindings::copy_begins(peers::of(x).peer().root) } else { None };
         let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
         let made_a_copy = managed.flags().is_copied;
-        let home = freed_on
+        let release_stream = freed_on
             .map(|stream| kinds::release_stream(bindings::exchange::device(&managed), stream))
             .transpose()?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
-        // when `__dlpack__` has returned. For the home, the caller does.
+        // when `__dlpack__` has returned. For the release stream, the caller vouches.
         let take = || unsafe {
             let options =
-                ImportOptions { ready, read_only: immutable, origin: Some(&origin), release_stream: home };
+                ImportOptions { ready, read_only: immutable, origin: Some(&origin), release_stream };
             engine.import_with(managed, options)
         };
         let tensor = scope::within(py, take)?.or_raise(py)?;

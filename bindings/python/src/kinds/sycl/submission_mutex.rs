@@ -29,13 +29,13 @@ pub fn on(queue: &dyn Queue) -> Option<Variable> {
         Some(variable) => variable,
         None => {
             mutexes.retain(|_, variable| variable.strong_count() > 0);
-            let variable = Arc::new(bindings::operation::for_turns());
+            let variable = Arc::new(bindings::operation::mutex());
             mutexes.insert(identity, Arc::downgrade(&variable));
             variable
         }
     };
     drop(mutexes);
-    let turn = (*variable).clone();
+    let mutex = (*variable).clone();
     queue.keep(variable);
-    Some(turn)
+    Some(mutex)
 }
