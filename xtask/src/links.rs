@@ -15,7 +15,7 @@ use crate::python::{ALL, Build, Environment, NIXL};
 use crate::shell::{self, Ended};
 
 /// A program that still runs after this is killed.
-const LIMIT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(400);
 /// The most memory that a process has that is killed.
 const GIB_MAX: u64 = 4;
 
