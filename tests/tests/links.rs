@@ -15,7 +15,7 @@ mod staging;
 mod writing;
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use estafette::bindings;
@@ -37,6 +37,18 @@ const LENGTH: i64 = 5_000;
 
 fn engine() -> Engine {
     Engine::builder().workers(2).shared(true).build().expect("an engine")
+}
+
+/// Fills a tensor with 7 once the sender has sent.
+fn fill_later(engine: &Engine, x: &Tensor) -> Sender<()> {
+    let (begin, may_begin) = channel();
+    let slow = engine.op("slow").writes([x]).run(move |[], [mut x]| {
+        may_begin.recv()?;
+        x.as_mut_slice::<i64>()?.fill(7);
+        Ok(())
+    });
+    drop(slow.expect("it is submitted"));
+    begin
 }
 
 /// Writes `value` to all elements.

@@ -110,13 +110,7 @@ fn a_pending_tensor_that_was_passed_on_is_kept_by_its_owner_alone() {
         "passing::a_pending_tensor_that_was_passed_on_is_kept_by_its_owner_alone",
         |engine, (between, to_between), (consumer, to_consumer)| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
-            let (begin, may_begin) = channel::<()>();
-            let slow = engine.op("slow").writes([&x]).run(move |[], [mut x]| {
-                may_begin.recv()?;
-                x.as_mut_slice::<i64>()?.fill(7);
-                Ok(())
-            });
-            drop(slow.unwrap());
+            let begin = fill_later(engine, &x);
             wait(to_between.send(&x, &ShareOptions::default())).unwrap();
             heard(&to_consumer);
             between.kill();

@@ -1,7 +1,5 @@
 //! Tensors whose memory is not shared, and tensors that have no memory yet, in another process.
 
-use std::sync::mpsc::{Receiver, Sender};
-
 use estafette::bindings;
 use estafette::devices::Device;
 use estafette::devices::sim::{SimDevice, SimOptions};
@@ -55,13 +53,7 @@ fn memory_that_is_not_shared_is_copied_once_it_is_ready_and_every_byte_is_counte
         |engine, link| {
             let private = private();
             let x = private.from_vec(vec![0_i64; LENGTH as usize], &[LENGTH]).unwrap();
-            let (begin, may_begin) = channel::<()>();
-            let slow = private.op("slow").writes([&x]).run(move |[], [mut x]| {
-                may_begin.recv()?;
-                x.as_mut_slice::<i64>()?.fill(7);
-                Ok(())
-            });
-            drop(slow.unwrap());
+            let begin = fill_later(&private, &x);
             wait(link.send(&x, &ShareOptions::default())).unwrap();
             fill(&private, &x, 8);
             heard(&link);
@@ -115,13 +107,7 @@ fn a_ticket_of_memory_that_is_not_shared_takes_no_memory_itself_and_waits_for_no
         |engine, link| {
             let private = private();
             let x = private.from_vec(vec![0_i64; MUCH as usize], &[MUCH]).unwrap();
-            let (begin, may_begin) = channel::<()>();
-            let slow = private.op("slow").writes([&x]).run(move |[], [mut x]| {
-                may_begin.recv()?;
-                x.as_mut_slice::<i64>()?.fill(7);
-                Ok(())
-            });
-            drop(slow.unwrap());
+            let begin = fill_later(&private, &x);
             let (end, may_end) = channel::<()>();
             drop(private.op("other").run(move |[], []| Ok(may_end.recv()?)).unwrap());
             let segments = || {
