@@ -549,7 +549,7 @@ impl SpinPolicy {
         }
     }
 
-    /// Whether a condition comes to hold soon, and before `deadline`.
+    /// Returns true once the condition holds, if that is soon and before `deadline`.
     fn spin(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
         let mut now = Instant::now();
         let end = now + SPIN_TIME;

@@ -1,4 +1,4 @@
-//! What only the bindings and the tests of the engine use. Nothing of it is stable.
+//! Items for the bindings and the tests of the engine alone. None of them is stable.
 //!
 //! A function without a comment is the method of its name, which other crates cannot call.
 //!
