@@ -128,12 +128,18 @@ def leases():
 
 
 def cause(x):
+    """Why `x` fails."""
     distributed.Event("begun").set()
     try:
         x.wait(60)
     except est.EstafetteError as error:
         return type(error.__cause__).__name__
     return None
+
+
+def publish_cause(x):
+    """Says why `x` fails before it ends: Dask begins a task anew if the scheduler hears that its input is lost before that."""
+    distributed.Variable("cause").set(cause(x))
 
 
 def value_again(x):
@@ -416,13 +422,14 @@ def two():
 def test_the_death_of_a_worker_reaches_who_holds_its_promises(two):
     client, first, second, kill = two
     x = on(client, first, filled, 1.0, True)
-    failed = on(client, second, cause, x)
+    published = on(client, second, publish_cause, x)
     begun(client)
     # Until the scheduler knows that the second worker has the promise, Dask takes it for lost with the first one.
     while len(client.who_has([x])[x.key]) < 2:
         time.sleep(0.01)
     kill()
-    assert failed.result(60) == "PeerDiedError"
+    assert distributed.Variable("cause", client=client).get(60) == "PeerDiedError"
+    published.cancel()
 
 
 def test_the_death_of_a_worker_ends_the_leases_that_it_holds_and_none_that_it_has_given(two):
