@@ -73,9 +73,9 @@ pub(crate) fn populate(board: &Memory) {
     USED.into_iter().for_each(|range| board.populate(range));
 }
 
-/// Values of [`CLOSED`], which only rises. The owner sends nothing more, and what it has not settled it will not settle.
+/// Values of [`CLOSED`], which only rises. The owner sends nothing more, and settles what it has sent.
 pub(crate) const CLOSING: u64 = 1;
-/// The owner uses nothing of the peer's any more.
+/// The owner uses nothing of the peer's any more, and settles nothing more.
 pub(crate) const LEFT: u64 = 2;
 
 /// The memory of a board's words: mapped memory, or in models an array.

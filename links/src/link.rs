@@ -29,7 +29,7 @@ use crate::notify::{Listener, PeerNotifier, Wakeup};
 use crate::platform::{Descriptor, Memory, Socket, wake_all};
 use crate::ring::{Message, NOTE_BYTES, Reader, Violation, Writer};
 
-/// The fate of the peer, as bits: it sends and settles nothing more.
+/// The fate of the peer, as bits: it sends nothing more, and settles what it has sent.
 const FATE_CLOSING: u32 = 1;
 /// It uses nothing of this process any more, in good order.
 const FATE_LEFT: u32 = 2;
@@ -192,11 +192,12 @@ impl Shared {
     /// The outcome of a slot of the peer, or the reason why the peer never settles it.
     pub(crate) fn outcome(&self, slot: SlotId) -> Option<Outcome> {
         let (fate, settled) = after_fate(&self.fate, || self.peer.outcome(slot, self.process()));
-        if settled.is_some() || fate == 0 {
+        let end = fate & !FATE_CLOSING;
+        if settled.is_some() || end == 0 {
             return settled;
         }
         match slot.kind {
-            Kind::Ready => Some(Err((&self.error(fate)).into())),
+            Kind::Ready => Some(Err((&self.error(end)).into())),
             // A peer that has left has not received what it has not answered. What a dead process used is used by others once nothing of it can
             // touch it.
             Kind::Used if fate & FATE_LEFT != 0 => {
@@ -215,7 +216,7 @@ impl Shared {
         let process = self.process();
         match self.broken.get() {
             Some(what) => LinkError::violation(process, Violation(what)),
-            None if fate & FATE_CLOSING != 0 => LinkError::Closed { process },
+            None if fate & (FATE_CLOSING | FATE_LEFT) != 0 => LinkError::Closed { process },
             None => self.died(),
         }
     }
@@ -298,10 +299,9 @@ impl Shared {
         let _ = self.channel.socket.send(&[WAKE_UP], &[]);
     }
 
-    /// Settles a promise that was sent, or the use of what was received. The peer takes the promises of a closed link as failed.
+    /// Settles a promise that was sent, or the use of what was received.
     fn settle(&self, slot: SlotId, outcome: &Outcome) {
-        let is_late = slot.kind == Kind::Ready && self.is_closed.load(Ordering::SeqCst);
-        if !is_late && self.hub.generation.is_current() {
+        if self.hub.generation.is_current() {
             self.own.settle(slot, outcome, &self.peer);
             step!("settle");
             self.notify();
@@ -479,8 +479,8 @@ impl fmt::Debug for Shared {
 
 /// A link to another process: fences cross it, each with a note, and the answer to each comes back. All calls may be made from any thread.
 ///
-/// Dropping it closes the link in good order. What was received stays in use until it is answered; promises that were sent and have not
-/// settled fail at the peer.
+/// Dropping it closes the link in good order. What was received stays in use until it is answered; promises that were sent settle at the
+/// peer as before.
 #[derive(Debug)]
 pub struct Link {
     pub(crate) shared: Arc<Shared>,
@@ -706,7 +706,7 @@ pub struct Received {
 }
 
 impl Received {
-    /// Settles when the peer's promise does, and fails if the peer closes the link or dies before.
+    /// Settles when the peer's promise does, and fails if the peer dies before.
     pub fn fence(&self) -> &Fence {
         &self.fence
     }

@@ -113,25 +113,39 @@ fn a_link_that_is_closed_in_good_order_is_no_death() {
         "a_link_that_is_closed_in_good_order_is_no_death",
         |peer, link| {
             let kept = link.try_send(&done(), b"kept").expect("there is room");
-            let [pending, ready] = [receive(&link), receive(&link)];
-            let used = link.try_send(&done(), b"go").expect("there is room");
-            let error = failure(pending.fence());
-            let closed = format!("process {} closed the link", peer.process());
-            assert_eq!((error.kind(), error.message()), (DeviceErrorKind::Cancelled, &*closed));
+            let [never, late, ready] = [(); 3].map(|()| receive(&link));
+            let [(settle, first), (end, second)] = [(); 2].map(|()| host::promise("a word"));
+            let used = [&first, &second].map(|word| link.try_send(word, &[]).expect("there is room"));
             assert!(outcome(ready.fence()).is_ok(), "what was ready stays ready");
             assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
             assert!(matches!(link.try_send(&done(), &[]), Err(LinkError::Closed { .. })));
-            assert!(outcome(&used).is_ok() && outcome(&kept).is_ok());
+            assert!(outcome(&kept).is_ok());
+            assert!(late.fence().state().is_pending(), "its process lives");
+            settle.complete();
+            assert!(outcome(late.fence()).is_ok(), "what was sent before the end settles after it");
+            assert!(never.fence().state().is_pending());
+            end.complete();
+            assert_names_the_dead(never.fence(), peer.process());
+            assert!(used.iter().all(|used| outcome(used).is_ok()));
         },
         |link| {
             let kept = receive(&link);
-            let (_promise, pending) = host::promise("never kept");
-            link.try_send(&pending, &[]).expect("there is room");
-            link.try_send(&done(), &[]).expect("there is room");
-            assert_eq!(receive(&link).note(), b"go");
+            let [(never, unkept), (promise, late)] =
+                [(); 2].map(|()| host::promise("of a link that is closed"));
+            for fence in [&unkept, &late, &done()] {
+                link.try_send(fence, &[]).expect("there is room");
+            }
+            let [settle, end] = [(); 2].map(|()| receive(&link));
             drop(link);
             // What was received outlives the handle.
             assert!(outcome(kept.fence()).is_ok());
+            drop(kept);
+            assert!(outcome(settle.fence()).is_ok());
+            promise.complete();
+            drop(settle);
+            assert!(outcome(end.fence()).is_ok());
+            drop(end);
+            std::mem::forget(never);
         },
     );
 }

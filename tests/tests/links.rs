@@ -507,8 +507,7 @@ fn a_link_is_a_stream_of_what_it_receives() {
                 wait(link.send(&x, &ShareOptions::default())).unwrap();
                 sent.push(x);
             }
-            // What is not ready when the link closes fails.
-            sent.iter().for_each(|x| x.wait().unwrap());
+            // What is not ready yet comes after this end.
             drop(link);
             assert!(peer.0.wait().unwrap().success());
         },

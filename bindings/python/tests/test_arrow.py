@@ -108,6 +108,7 @@ class TestFromArrow:
         gc.collect()
         assert np.from_dlpack(t).tolist() == [1, 2]
 
+    @pytest.mark.usefixtures("pa")  # pandas makes its Arrow arrays by pyarrow.
     def test_a_series_of_pandas_comes_in(self, eng, np):
         values = np.arange(3, dtype="int32")
         t = eng.from_arrow(peer("pandas").Series(values))

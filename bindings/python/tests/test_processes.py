@@ -681,11 +681,45 @@ def test_a_door_is_closed_while_a_coroutine_waits_at_it_whose_loop_stands_still(
     loop.close()
 
 
-def test_a_promise_that_the_other_process_does_not_keep_says_so(eng, other):
-    peer = other(eng, "x = eng.zeros(3, 'int64'); eng.submit(lambda x: time.sleep(2), writes=[x]); link.send(x); link.close()")
-    with pytest.raises(est.OperationError) as caught:
-        peer.link.receive(60).wait(60)
-    assert str(caught.value) == f"process {peer.process.pid} closed the link"
+@pytest.mark.parametrize("result", ["eng.submit(late, writes=[x])", "x = eng.call(late, x)"])
+def test_a_promise_is_kept_after_its_link_is_closed(eng, other, result):
+    program = f"""
+    import threading
+    gate, x = threading.Event(), eng.zeros(3, "int64")
+    def late(x):
+        gate.wait(60)
+        return np.arange(3)
+    {result}
+    link.send(x)
+    link.close()
+    sys.stdin.readline()
+    gate.set()
+    sys.stdin.readline()
+    """
+    peer = other(eng, program)
+    x = peer.link.receive(60)
+    assert peer.link.receive(60) is None
+    assert not x.is_ready()
+    peer.write("go on")
+    x.wait(60)
+    assert x.shape == (3,)
+
+
+def test_a_promise_of_a_closed_link_fails_with_its_process(eng, other):
+    peer = other(
+        eng,
+        """
+        x = eng.zeros(3, "int64")
+        eng.submit(lambda x: time.sleep(600), writes=[x])
+        link.send(x)
+        link.close()
+        """,
+    )
+    x = peer.link.receive(60)
+    assert peer.link.receive(60) is None
+    peer.process.kill()
+    with pytest.raises(est.PeerDiedOperationError, match=f"process {peer.process.pid} died"):
+        x.wait(60)
 
 
 class TestBadInput:

@@ -322,7 +322,9 @@ static void a_link_that_the_other_process_closes(void) {
   estafette_tensor *late = numbers(of.engine);
   REFUSED(ESTAFETTE_CANCELLED, closed, estafette_link_send(of.link, late, 0, LIMIT));
   estafette_tensor_release(late);
-  CHECK(estafette_wait(unkept, LIMIT) < 0 && strstr(estafette_last_error(), closed));
+  char process[32];
+  snprintf(process, sizeof process, "process %d", (int)of.process);
+  CHECK(estafette_wait(unkept, LIMIT) < 0 && strstr(estafette_last_error(), process));
   estafette_tensor_release(last);
   estafette_tensor_release(unkept);
   end(&of);
