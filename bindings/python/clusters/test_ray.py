@@ -18,7 +18,7 @@ import unittest.mock
 import numpy as np
 import pytest
 import ray
-import test_nixl
+from machines import ENV, NO_MACHINES, Machines
 from ray.cluster_utils import Cluster
 from ray.experimental.rdt.util import get_tensor_transport_manager
 
@@ -34,7 +34,7 @@ with unittest.mock.patch.dict(sys.modules, dict.fromkeys(HIDDEN)):
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-REASON = test_nixl.REASON or (None if importlib.util.find_spec("nixl_cu12") else "NIXL is not installed")
+REASON = NO_MACHINES or (None if importlib.util.find_spec("nixl_cu12") else "NIXL is not installed")
 by_nixl = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 WITHOUT_NIXL = ("ESTAFETTE_NIXL_LIBRARY", "/nowhere/libnixl_capi.so")
@@ -68,11 +68,11 @@ def cluster(tmp_path_factory):
         (hidden / f"{name}.py").write_text("raise ModuleNotFoundError(__name__)")
     with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as ends:
         environment.setenv("PYTHONPATH", str(hidden), prepend=os.pathsep)
-        if not test_nixl.REASON:
-            for name, value in test_nixl.ENV.items():
+        if not NO_MACHINES:
+            for name, value in ENV.items():
                 environment.setenv(name, value)
             home = ends.enter_context(open("/proc/self/ns/net"))
-            machines = test_nixl.Machines()
+            machines = Machines()
             ends.callback(machines.close)
             ends.callback(go_to, f"/proc/self/fd/{home.fileno()}")
             namespaces = [f"/run/netns/{name}" for name in machines.names]
@@ -83,10 +83,10 @@ def cluster(tmp_path_factory):
             environment.setenv(*WITHOUT_NIXL)
         cluster = Cluster(initialize_head=True, head_node_args={**shape, **first})
         ends.callback(cluster.shutdown)
-        if not test_nixl.REASON:
+        if not NO_MACHINES:
             go_to(namespaces[1])
         cluster.add_node(**shape, **second)
-        if not test_nixl.REASON:
+        if not NO_MACHINES:
             go_to(namespaces[0])
         ends.callback(ray.shutdown)
         start(cluster.address)
