@@ -1,6 +1,6 @@
 //! `cargo xtask links`: what a tensor costs that goes to another process, beside other means and against the goals.
 //!
-//! The programs that measure are `links/benches/links.rs`, `benches/benches/links.rs` and `benches/python/links.py`. In each, the means take
+//! The programs that measure are `links/benches/links.rs`, `benches/benches/links.rs` and `benches/python/links`. In each, the means take
 //! turns. Each prints its figures as lines, which become tables here. `estafette bench` runs with the feature `links` and without.
 
 use std::path::{Path, PathBuf};
@@ -247,7 +247,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     for part in ["local", "workloads", "tickets", "ray", "dask", "nixl"] {
         println!("Python: {part}");
         let mut command = shell::command(&python);
-        command.args(["benches/python/links.py", part]);
+        command.args(["benches/python/links", part]);
         if part == "nixl" {
             match Environment::prepare(NIXL).and_then(|nixl| nixl.packages()) {
                 Ok(packages) => command.env("PYTHONPATH", packages),
@@ -324,7 +324,7 @@ fn report(found: &Found, machine: &str, gib: u64) -> String {
 
 const SIZES: [&str; 3] = ["1 KB", "1 MB", "64 MB"];
 
-/// Workloads of `links.py` other than a hand-over.
+/// Workloads of `benches/python/links` other than a hand-over.
 const WORKLOADS: [&str; 6] = [
     "4 readers, 1 MB",
     "updated in place, 1 MB",
@@ -381,6 +381,7 @@ fn short(found: &Found) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lint::source;
 
     fn found(lines: &[&str]) -> Found {
         Found { rows: lines.iter().filter_map(|line| Row::of(line)).collect(), left_out: Vec::new() }
@@ -434,10 +435,10 @@ mod tests {
 
     #[test]
     fn every_row_of_a_goal_and_every_workload_is_one_that_a_program_prints() {
-        let read = |path: &str| std::fs::read_to_string(shell::root().join(path)).unwrap();
-        let programs = ["links/benches/links.rs", "benches/benches/links.rs", "benches/python/links.py"]
-            .map(read)
-            .concat();
+        let root = shell::root();
+        let mut files = source::files(&root.join("benches/python/links"), "py").unwrap();
+        files.extend(["links/benches/links.rs", "benches/benches/links.rs"].map(|path| root.join(path)));
+        let programs: String = files.iter().map(|file| source::read(file).unwrap()).collect();
         for (row, _, _) in GOALS {
             if WITHOUT_LINKS.iter().any(|(name, _)| name == row) {
                 continue;
