@@ -65,21 +65,20 @@ while told():
 
 def with_nixl(rounds):
     sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../../bindings/python/clusters"))
-    import machines
     import nixl_cu12  # noqa: F401
+    from machines import NO_MACHINES, Machines
 
-    if machines.NO_MACHINES:
-        return left_out("NIXL", machines.NO_MACHINES)
-    machines.COUNT = SIZES["64 MB"] // 8
+    if NO_MACHINES:
+        return left_out("NIXL", NO_MACHINES)
     programs = {
         "NIXL: tensor of a ticket, 64 MB over TCP": (TICKET_OWNER, TICKET_CONSUMER),
         "NIXL: READ by hand, 64 MB over TCP": (READ_OWNER, READ_CONSUMER),
     }
     consumers, figures = {}, collections.defaultdict(list)
-    two = machines.Machines()
+    machines = Machines(SIZES["64 MB"] // 8)
     try:
         for name, (owner, consumer) in programs.items():
-            owner, consumers[name] = two.both(owner, f"TRIPS_MIN = {TRIPS_MIN}\n{consumer}{TAKE_OFTEN}")
+            owner, consumers[name] = machines.both(owner, f"TRIPS_MIN = {TRIPS_MIN}\n{consumer}{TAKE_OFTEN}")
             consumers[name].write(owner.read())
         for number in range(rounds + 1):
             for name, consumer in consumers.items():
@@ -89,6 +88,6 @@ def with_nixl(rounds):
                 if number > 0:
                     figures[name].append(took * 1e6)
     finally:
-        two.close()
+        machines.close()
     for name, its in figures.items():
         figure(name, "us", its)

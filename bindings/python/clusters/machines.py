@@ -17,7 +17,7 @@ import time
 
 NUMBER = itertools.count()
 COUNT = 1 << 20
-"""Numbers of 8 bytes in the tensors of these tests: long enough for a transfer to be cut."""
+"""Numbers of 8 bytes in a tensor: long enough for a transfer to be cut."""
 
 
 def ip(*arguments, check=True):
@@ -94,8 +94,8 @@ def clock(ahead):
 class Process:
     """A process on a machine. What it prints is read, and it reads what is written to it, by lines."""
 
-    def __init__(self, machine, host, source, deadline, lease_timeout, ahead, env):
-        prelude = f"HOST, DEADLINE, COUNT, LEASE_TIMEOUT = {host!r}, {deadline}, {COUNT}, {lease_timeout}\n" + PRELUDE
+    def __init__(self, machine, host, source, count, deadline, lease_timeout, ahead, env):
+        prelude = f"HOST, COUNT, DEADLINE, LEASE_TIMEOUT = {host!r}, {count}, {deadline}, {lease_timeout}\n" + PRELUDE
         program = prelude + textwrap.dedent(source)
         command = [*clock(ahead), "ip", "netns", "exec", machine, sys.executable, "-X", "faulthandler", "-c", program]
         self.process = subprocess.Popen(
@@ -122,9 +122,10 @@ class Process:
 
 
 class Machines:
-    """Two machines with a cable between them."""
+    """Two machines with a cable between them. Programs there have `count` as `COUNT`."""
 
-    def __init__(self):
+    def __init__(self, count=COUNT):
+        self.count = count
         number = next(NUMBER)
         self.names = [f"est{os.getpid()}{side}{number}" for side in "ab"]
         self.devices = [f"ve{os.getpid() % 100000}{side}{number}" for side in "ab"]
@@ -164,7 +165,7 @@ class Machines:
 
     def start(self, side, source, deadline=10.0, lease_timeout=30.0, ahead=0, **env):
         env = {**ENV, **env}
-        process = Process(self.names[side], self.hosts[0], source, deadline, lease_timeout, ahead, env)
+        process = Process(self.names[side], self.hosts[0], source, self.count, deadline, lease_timeout, ahead, env)
         self.processes.append(process)
         return process
 
