@@ -165,6 +165,17 @@ def failed_early(x):
     return x
 
 
+def value_or_handled(x):
+    """The value of `x`. If `x` fails, this goes on once `x` is computed again."""
+    distributed.Event("begun").set()
+    try:
+        x.wait(60)
+    except est.EstafetteError:
+        assert distributed.Event("again").wait(60)
+        return "handled"
+    return value(x)
+
+
 def redeemed(ticket):
     STATE["redemptions"] = STATE.get("redemptions", 0) + 1
     return est.default_engine().from_ticket(ticket)
@@ -285,6 +296,49 @@ def test_what_only_the_event_loop_could_make_is_not_serialized_there(eng):
     assert np.from_dlpack(estafette.dask._deserialize(*run(on_loop()))).tolist() == [0.0, 1.0, 2.0]
 
 
+@pytest.fixture
+def far():
+    """Two workers at two addresses, which are two machines: the client and their addresses."""
+    options = {"nthreads": 4, "dashboard": False}
+    hosts = {"owner": "127.0.0.2", "asker": "127.0.0.1"}
+    workers = {name: {"cls": distributed.Nanny, "options": {"host": host, **options}} for name, host in hosts.items()}
+    scheduler = {"cls": distributed.Scheduler, "options": {"host": "127.0.0.1", "dashboard": False}}
+    with distributed.SpecCluster(workers, scheduler) as cluster, distributed.Client(cluster) as client:
+        client.wait_for_workers(2)
+        estafette.dask.register(client)
+        addresses = {its["name"]: address for address, its in client.scheduler_info()["workers"].items()}
+        yield client, addresses["owner"], addresses["asker"]
+
+
+def failing(held):
+    """As `filled`, and fails once the gate is open."""
+    x = filled(0, held)
+
+    def fails(x):
+        raise ValueError("no frame")
+
+    STATE["eng"].submit(fails, [x], [x])
+    return x
+
+
+def is_asking(dask_worker):
+    return dask_worker.state.transfer_incoming_count > 0
+
+
+def test_a_promise_that_another_machine_asks_for_holds_no_event_loop_up(far):
+    client, owner, asker = far
+    for make, use, outcome in ((filled, value, [1.5] * 4), (failing, cause, "EstafetteError")):
+        arguments = (1.5, True) if make is filled else (True,)
+        x = on(client, owner, make, *arguments)
+        used = on(client, asker, use, x)
+        deadline = time.monotonic() + 60
+        while not client.run(is_asking, workers=[asker])[asker]:
+            assert time.monotonic() < deadline
+        # The event loop of the owner takes this.
+        on(client, owner, open_gate).result(60)
+        assert used.result(60) == outcome
+
+
 ELSEWHERE = {"sender": {"address": "tcp://192.0.2.1:1"}, "recipient": {"address": "tcp://192.0.2.2:1"}}
 
 
@@ -312,7 +366,7 @@ def test_what_keeps_a_value_from_crossing_crosses_as_a_failure_and_stays_off_the
 @pytest.fixture
 def spilling(tmp_path):
     """The plugin of a worker that spills, has no task but `x`, and calls back at once."""
-    worker = unittest.mock.Mock(data=SpillBuffer(str(tmp_path), 1 << 20))
+    worker = unittest.mock.Mock(data=SpillBuffer(str(tmp_path), 1 << 20), handlers={"get_data": None})
     worker.state.tasks = {"x": unittest.mock.Mock(dependencies=(), dependents=())}
     worker.loop.add_callback.side_effect = lambda call, *arguments: call(*arguments)
     plugin = estafette.dask._Plugin()
@@ -449,22 +503,96 @@ def test_the_death_of_a_worker_ends_the_leases_that_it_holds_and_none_that_it_ha
     assert on(client, second, kept).result(60) == on(client, second, value, given).result(60) == [1.0] * 4
 
 
+def filled_or_held():
+    """As `filled`, the first time with a held value."""
+    if distributed.Event("first time").is_set():
+        distributed.Event("first time").clear()
+        return filled(1.5, True)
+    distributed.Event("again").set()
+    return filled(1.5, False)
+
+
+def made_by(client, first):
+    """What `first` promises, and another worker if that one has died."""
+    distributed.Event("first time", client=client).set()
+    return client.submit(filled_or_held, workers=[first], allow_other_workers=True, pure=False)
+
+
 @pytest.mark.parametrize("passed_on", [False, True])
 def test_what_a_dead_worker_has_promised_is_computed_again(two, passed_on):
     client, first, second, kill = two
-    is_first_time = distributed.Event("first time", client=client)
-    is_first_time.set()
-
-    def filled_or_held():
-        is_held = distributed.Event("first time").is_set()
-        distributed.Event("first time").clear()
-        return filled(1.5, is_held)
-
-    x = client.submit(filled_or_held, workers=[first], allow_other_workers=True, pure=False)
+    x = made_by(client, first)
     value = on(client, second, value_again, on(client, second, failed_early, x) if passed_on else x)
     begun(client)
     kill()
     assert value.result(90) == [1.5] * 4
+
+
+def test_what_a_task_makes_of_a_failure_is_thrown_away_once_its_input_is_given_up(two):
+    client, first, second, kill = two
+    outcome = on(client, second, value_or_handled, made_by(client, first))
+    begun(client)
+    kill()
+    assert outcome.result(90) == [1.5] * 4
+
+
+def test_a_restart_ends_the_leases_that_workers_hold_and_none_that_they_have_given(two):
+    client, first, second, _kill = two
+    with est.Engine(workers=1, shared=True, using=np.from_dlpack) as eng:
+        x = eng.zeros(3, "int64")
+        here, there = [client.scatter(x, workers=[worker], direct=True, hash=False) for worker in (first, second)]
+        on(client, first, keep, here).result(60)
+        _never = on(client, second, in_use, there)
+        ready, promised = on(client, first, filled, 1.0, False).result(60), on(client, second, filled, 2.0, True).result(60)
+        kept = np.from_dlpack(ready)
+        begun(client)
+        write = eng.submit(lambda x: x.fill(3), writes=[x])
+        assert not write.done()
+        client.restart()
+        write.wait(60)
+        with pytest.raises(est.OperationError, match="died") as caught:
+            promised.wait(60)
+        assert isinstance(caught.value.__cause__, est.PeerDiedError)
+        assert kept.tolist() == [1.0] * 4
+        # Workers that Dask has started again have the plugin.
+        again = client.scatter(x, direct=True)
+        assert client.submit(value, again, pure=False).result(60) == [3] * 3
+
+
+def spilled(dask_worker):
+    """How many values are on the disk, and how many in memory."""
+    return len(dask_worker.data.slow), len(dask_worker.data.fast)
+
+
+def test_what_is_spilled_keeps_its_value_and_no_lease_but_those_of_others(tmp_path):
+    # Each worker has always more memory than this, and so spills what it has.
+    memory = {"target": False, "spill": 0.001, "pause": False, "terminate": False}
+    with (
+        dask.config.set({f"distributed.worker.memory.{name}": part for name, part in memory.items()}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=4, dashboard_address=":0", memory_limit="4 GiB", local_directory=str(tmp_path)
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        estafette.dask.register(client)
+        first, second = client.scheduler_info()["workers"]
+        x = on(client, first, filled, 1.0, False)
+        on(client, second, keep, x).result(60)
+        deadline = time.monotonic() + 60
+        # The result of `keep` is on the second one too.
+        while [fast for _, fast in client.run(spilled).values()] != [0, 0]:
+            assert time.monotonic() < deadline, client.run(spilled)
+            time.sleep(0.05)
+        assert client.run(spilled, workers=[first])[first] == (1, 0)
+        on(client, first, write_later).result(60)
+        # The array of the second worker holds it up.
+        assert on(client, first, is_held_up).result(60)
+        assert on(client, second, kept).result(60) == [1.0] * 4
+        on(client, second, release).result(60)
+        on(client, first, wait_until_written).result(90)
+        # The first one still has the tensor itself, and the second one nothing but what it has written to the disk.
+        assert on(client, first, value, x).result(60) == [7.0] * 4
+        assert on(client, second, value, x).result(60) == [1.0] * 4
 
 
 class _DropsInputs(distributed.WorkerPlugin):

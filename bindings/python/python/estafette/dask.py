@@ -21,7 +21,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,7 +57,8 @@ def register(client: Client) -> Any:
 
     A task gets promises of its worker's `estafette.default_engine()`, at once, even if the value comes later. They are read-only, and
     later writes wait for them. A tensor whose memory cannot be shown to other processes, see ``shared`` of `Engine`, is copied once it is
-    ready. What crosses to another machine, or to the disk, is waited for and copied; the event loop of its process stands still meanwhile.
+    ready. What another machine asks a worker for is copied once it is ready, too. What is spilled to the disk, or scattered to another
+    machine, is waited for and copied; the event loop of its process stands still meanwhile.
 
     Returns and fails as `distributed.Client.register_plugin` does: the result is to be awaited where the client is asynchronous.
     """
@@ -65,12 +66,27 @@ def register(client: Client) -> Any:
 
 
 class _Plugin(WorkerPlugin):
-    """Brings this module to each worker, and has what a dead process has promised computed again."""
+    """Brings this module to each worker, awaits what other machines ask it for, and has what a dead process has promised computed again."""
 
     name = "estafette"
 
     def setup(self, worker: Any) -> None:
         self._worker = worker
+        self._get_data = worker.handlers["get_data"]
+        worker.handlers["get_data"] = self._get_ready_data
+
+    def teardown(self, worker: Any) -> None:
+        worker.handlers["get_data"] = self._get_data
+
+    async def _get_ready_data(self, comm: Any, keys: Collection[Any], **arguments: Any) -> Any:
+        """As Dask's handler, which serializes on the event loop: nothing may be waited for there."""
+        if not _is_on_this_machine({"sender": comm.local_info, "recipient": comm.remote_info}):
+            for tensor in [self._in_memory(key) for key in keys]:
+                if isinstance(tensor, Tensor):
+                    # A failure crosses.
+                    with contextlib.suppress(EstafetteError):
+                        await tensor
+        return await self._get_data(comm, keys=keys, **arguments)
 
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
         value = self._in_memory(key) if finish == "memory" else None
