@@ -24,6 +24,7 @@ from ray.experimental.rdt.util import get_tensor_transport_manager
 
 import estafette as est
 import estafette.ray
+from estafette import _ray_nodes
 
 # Ray imports these in each process that has them, for data of theirs. That would take longer than all the rest.
 HIDDEN = ("torch", "pyarrow")
@@ -63,6 +64,8 @@ def cluster(tmp_path_factory):
     estafette.ray.register()
     shape = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_log_monitor": False}
     first, second = {"resources": {"here": 1}, "include_dashboard": False, "no_monitor": True}, {"resources": {"elsewhere": 1}}
+    # A machine that does not answer for some 20 seconds is dead, and not for some 60.
+    first["_system_config"] = {"health_check_period_ms": 1000, "health_check_timeout_ms": 3000}
     hidden = tmp_path_factory.mktemp("hidden")
     for name in HIDDEN:
         (hidden / f"{name}.py").write_text("raise ModuleNotFoundError(__name__)")
@@ -83,7 +86,9 @@ def cluster(tmp_path_factory):
             environment.setenv(*WITHOUT_NIXL)
         cluster = Cluster(initialize_head=True, head_node_args={**shape, **first})
         ends.callback(cluster.shutdown)
+
         if not NO_MACHINES:
+            cluster.machines = machines
             go_to(namespaces[1])
         cluster.add_node(**shape, **second)
         if not NO_MACHINES:
@@ -159,6 +164,11 @@ class SourceActor:
     def tickets(self):
         """How many objects Ray still counts, or is asked to free."""
         return len(get_tensor_transport_manager(estafette.ray.NAME)._made)
+
+    @ray.method(concurrency_group=CONTROL)
+    def promised(self):
+        """How many transfers are promised by way of Ray's object store."""
+        return len(get_tensor_transport_manager(estafette.ray.NAME).sender._numbers)
 
     def leases(self):
         return self.eng.stats().leased
@@ -270,8 +280,19 @@ class SinkActor:
         return x
 
     def copied(self, x):
+        """The value of a promise that comes by way of Ray's object store."""
+        assert not x.is_ready()
+        self.has_pending.set()
+        return self.value_of_copy(x)
+
+    def value_of_copy(self, x):
+        x.wait(60)
         assert not x.read_only
         return np.from_dlpack(x).tolist()
+
+    @ray.method(concurrency_group=CONTROL)
+    def taken(self, tree):
+        return isinstance(tree["x"], est.Tensor)
 
     def keep_unread(self, x):
         self.tensor = x
@@ -592,6 +613,8 @@ def test_what_comes_after_ray_has_given_it_up_is_not_held(own_source, transfers)
     reference = own_source.current.remote()
     with stopped(own_source):
         value = sink.value.remote(reference)
+        # The transfer begins once Ray has heard of the object.
+        wait_until(lambda: transfers)
         # Ray does so after a time that transfers before this one may prolong.
         get(sink.give_up.remote(reference.hex(), transfers[-1]))
         assert get(sink.has_given_up.remote())
@@ -635,7 +658,7 @@ def test_an_actor_that_nixl_has_not_reached_is_tried_again_after_pauses_that_dou
     class Actor:
         """Calls of `_reaching` and `_values` that run nowhere."""
 
-        __ray_call__ = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=lambda function, _obj_id: function))
+        __ray_call__ = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=lambda function, *_: function))
 
     asked, now = [], [1000.0]
 
@@ -644,18 +667,20 @@ def test_an_actor_that_nixl_has_not_reached_is_tried_again_after_pauses_that_dou
         return "no way" if function is estafette.ray._reaching else [({"shape": (1,), "dtype": "int64"}, [bytes(8)])]
 
     monkeypatch.setattr(estafette.ray, "ray", types.SimpleNamespace(get=answer))
+    monkeypatch.setattr(estafette.ray, "_node", lambda: "here")
+    monkeypatch.setattr(estafette.ray, "_source", lambda: None)
     monkeypatch.setattr(estafette.ray, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
     metadata = estafette.ray._Metadata(tensor_meta=[], tensor_device="cpu", node="elsewhere", source=Actor())
     unreachable = {}
     tries = []
     for now[0] in (1000.0, 1059.0, 1061.0, 1062.0, 1180.0, 1182.0, 99_999.0):
-        [tensor] = estafette.ray._from_elsewhere("object", metadata, unreachable, lambda *_: None)
+        [tensor] = estafette.ray._from_elsewhere("object", metadata, unreachable, None, "number", lambda *_: None)
         assert tensor.result(60).shape == (1,)
         tries.append(asked.count(estafette.ray._reaching))
     assert tries == [1, 1, 2, 2, 2, 3, 4]
     for _ in range(9):
         now[0] += 3601.0
-        estafette.ray._from_elsewhere("object", metadata, unreachable, lambda *_: None)
+        estafette.ray._from_elsewhere("object", metadata, unreachable, None, "number", lambda *_: None)
     assert asked.count(estafette.ray._reaching) == 13
 
 
@@ -743,12 +768,15 @@ def test_the_death_of_an_actor_on_another_machine_reaches_who_holds_its_promises
         get(far_sink.value.remote(promise))
 
 
-def test_without_nixl_an_actor_on_another_machine_gets_the_value_when_it_is_ready(source, poor_sink):
+def test_without_nixl_an_actor_on_another_machine_gets_a_promise_of_a_copy_at_once(source, poor_sink):
     get(source.write.remote(2.0, held=True))
     reference = source.current.remote()
     # The version that was returned, and not the next one.
     get(source.write.remote(3.0))
     value = poor_sink.copied.remote(reference)
+    get(poor_sink.wait_for_pending.remote())
+    # Other objects do not wait for it.
+    assert get(poor_sink.taken.remote(source.nested.remote()))
     get(source.open.remote())
     assert get(value) == [2.0] * 4
     get(source.fail.remote())
@@ -756,25 +784,59 @@ def test_without_nixl_an_actor_on_another_machine_gets_the_value_when_it_is_read
     failure = get(poor_sink.failure.remote(source.current.remote()))
     assert failure is not None
     assert "no frame" in failure[1]
-    get([source.begin.remote(), poor_sink.copied.remote(source.current.remote())])
+    get([source.begin.remote(), poor_sink.value_of_copy.remote(source.current.remote())])
     [warning] = get(poor_sink.warned.remote())
     assert "Ray's object store" in warning and "NIXL is not available" in warning, warning
+
+
+def test_without_nixl_what_ray_counts_no_more_still_comes_to_another_machine_and_is_held_until_then(source, poor_sink):
+    get(source.write.remote(2.0, held=True))
+    reference = source.current.remote()
+    get(source.write.remote(3.0))
+    get(poor_sink.keep_unread.remote(reference))
+    del reference
+    wait_until(lambda: get(source.tickets.remote()) == 0)
+    get(source.open.remote())
+    assert get(poor_sink.read_unread.remote()) == [2.0] * 4
+    assert get(source.is_written.remote(60))
+    wait_until(lambda: get(source.promised.remote()) == 0)
+
+
+def test_without_nixl_a_receiver_that_dies_holds_nothing(source):
+    sink = Sink.options(resources=ELSEWHERE, runtime_env={"env_vars": dict([WITHOUT_NIXL])}).remote()
+    get(source.write.remote(2.0, held=True))
+    get(sink.keep_unread.remote(source.current.remote()))
+    pid = get(sink.pid.remote())
+    ray.kill(sink)
+    wait_for_end(pid)
+    get([source.write.remote(3.0), source.open.remote()])
+    assert get(source.is_written.remote(60))
+    wait_until(lambda: get(source.promised.remote()) == 0)
 
 
 def test_two_actors_without_nixl_on_two_machines_take_from_each_other_at_once(source, sink, poor_source, poor_sink):
     get([source.write.remote(1.0, held=True), poor_source.write.remote(2.0, held=True)])
     values = [poor_sink.copied.remote(source.current.remote()), sink.copied.remote(poor_source.current.remote())]
+    get([poor_sink.wait_for_pending.remote(), sink.wait_for_pending.remote()])
     get([source.open.remote(), poor_source.open.remote()])
     assert get(values) == [[1.0] * 4, [2.0] * 4]
     assert "NIXL is not available" in "".join(get(sink.warned.remote()))
 
 
-def test_without_nixl_the_death_of_an_actor_on_another_machine_is_an_error(own_source, poor_sink):
+def test_without_nixl_the_process_that_makes_the_actors_waits_for_the_value(poor_source):
+    get(poor_source.write.remote(2.0))
+    assert np.from_dlpack(get(poor_source.current.remote())).tolist() == [2.0] * 4
+
+
+def test_without_nixl_the_death_of_an_actor_on_another_machine_reaches_who_holds_its_promises(own_source, poor_sink):
+    pid = get(own_source.pid.remote())
     get(own_source.write.remote(1.0, held=True))
-    value = poor_sink.value.remote(own_source.current.remote())
-    ray.kill(own_source)
-    with pytest.raises(ray.exceptions.RayError):
-        get(value)
+    failure = poor_sink.failure.remote(own_source.current.remote())
+    get(poor_sink.wait_for_pending.remote())
+    own_source.end.remote()
+    name, text = get(failure)
+    assert name == "PeerDiedError"
+    assert f"process {pid} died" in text
 
 
 def test_what_no_actor_has_put_is_refused_on_another_machine_with_words():
@@ -917,42 +979,94 @@ sys.path.insert(0, sys.argv[2])
 import test_ray as it
 it.start(sys.argv[1])
 source, sink = it.Source.remote(), it.Sink.remote()
-it.get(source.write.remote(1.0))
-held, x = sink.in_use.remote(source.current.remote()), it.get(source.current.remote())
-view = it.np.from_dlpack(x)
-it.get(source.write.remote(2.0))  # waits for both readers
-it.get(sink.wait_for_pending.remote())
-print(it.get(source.pid.remote()), it.get(sink.pid.remote()), flush=True)
+pids = it.get([source.pid.remote(), sink.pid.remote()])
+if sys.argv[3] == "method running":
+    value = sink.value.remote(source.slow.remote())
+elif sys.argv[3] == "pending":
+    it.get(source.write.remote(1.0, held=True))
+    value, x = sink.pending.remote(source.current.remote()), it.get(source.current.remote())
+    it.get(sink.wait_for_pending.remote())
+elif sys.argv[3] == "in use":
+    it.get(source.write.remote(1.0))
+    held, x = sink.in_use.remote(source.current.remote()), it.get(source.current.remote())
+    view = it.np.from_dlpack(x)
+    it.get(source.write.remote(2.0))  # waits for both readers
+    it.get(sink.wait_for_pending.remote())
+elif sys.argv[3] == "being freed":
+    references = [source.current.remote() for _ in range(20)]
+    it.get([sink.value.remote(reference) for reference in references])
+    del references
+print(*pids, flush=True)
 time.sleep(600)
 """
 
 
-def test_a_driver_that_is_killed_ends_with_its_actors(cluster):
+def test_a_driver_that_is_killed_at_any_point_ends_with_its_actors(cluster):
     """Nothing of this package keeps a process alive that Ray ends."""
     command = [sys.executable, "-c", DRIVER, cluster.address, os.path.dirname(__file__)]
-    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    pids = driver.stdout.readline().split()
-    assert len(pids) == 2
-    driver.kill()
-    driver.wait()
-    wait_for_end(*pids)
+    points = ("method running", "pending", "in use", "being freed")
+    # At once, as to start takes most of the time.
+    drivers = [subprocess.Popen([*command, point], stdout=subprocess.PIPE, text=True) for point in points]
+    for driver, point in zip(drivers, points):
+        pids = driver.stdout.readline().split()
+        assert len(pids) == 2, point
+        driver.kill()
+        driver.wait()
+        wait_for_end(*pids)
 
 
-# The last one: a driver that comes later may take the dead node for its own.
-def test_a_node_whose_raylet_is_killed_ends_with_what_its_actors_hold(cluster, source, sink):
+def test_a_reader_is_taken_for_dead_with_its_machine_once(monkeypatch):
+    declared, readers = [], _ray_nodes.Readers()
+    nodes = [{"NodeID": name, "NodeManagerAddress": host, "Alive": True} for name, host in (("a", "192.0.2.0"), ("b", "192.0.2.1"))]
+    monkeypatch.setattr(_ray_nodes, "declare_dead", lambda *it: declared.append(it))
+    monkeypatch.setattr(_ray_nodes, "_LOOK_S", 3600)
+    for reader in (("a", 7), ("b", 8), ("a", 7)):
+        readers.add(*reader)
+    readers.release_dead(nodes)
+    assert declared == []
+    nodes[0]["Alive"] = False
+    # Ray has started again there.
+    nodes.append({"NodeID": "c", "NodeManagerAddress": "192.0.2.0", "Alive": True})
+    readers.add("c", 7)
+    readers.release_dead(nodes)
+    readers.release_dead(nodes)
+    assert declared == [("192.0.2.0", 7)]
+
+
+# From here on a driver that comes later may take a dead node for its own.
+def test_a_node_whose_raylet_is_killed_at_any_point_ends_with_what_its_actors_hold(cluster, source, sink):
     node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"lost": 1})
     lost = {"lost": 0.001}
-    far_source, far_sink = Source.options(resources=lost).remote(), Sink.options(resources=lost).remote()
-    get([source.write.remote(1.0, held=True), far_source.write.remote(2.0, held=True)])
-    values = [sink.value.remote(far_source.current.remote()), far_sink.copied.remote(source.current.remote())]
-    get(far_sink.pid.remote())
+    far_source, far_sink, reader = (kind.options(resources=lost).remote() for kind in (Source, Sink, Sink))
+    # Being freed, in use, and pending.
+    freed = [far_source.current.remote() for _ in range(20)]
+    get([sink.value.remote(reference) for reference in freed])
+    in_use = reader.in_use.remote(source.current.remote())
+    get(reader.wait_for_pending.remote())
+    get([source.write.remote(1.0), far_source.write.remote(2.0, held=True)])
+    assert not get(source.is_written.remote(0.1))
+    values = [sink.value.remote(far_source.current.remote()), far_sink.pending.remote(source.current.remote())]
+    get(far_sink.wait_for_pending.remote())
+    del freed
     cluster.remove_node(node, allow_graceful=False)
-    for value in values:
+    for value in (*values, in_use):
         with pytest.raises(ray.exceptions.RayError):
             get(value)
-    del values, value
-    get(source.open.remote())
+    del values, value, in_use
     get(source.write.remote(3.0))
     assert get(source.is_written.remote(60))
     assert get(source.tickets.remote()) == 0
     assert get(sink.value.remote(source.current.remote())) == [3.0] * 4
+
+
+@by_nixl
+def test_what_an_unreachable_machine_holds_is_released_once_ray_says_that_it_is_dead(cluster, source, far_sink):
+    get(source.write.remote(1.0, held=True))
+    failure = far_sink.failure.remote(source.current.remote())
+    get(far_sink.wait_for_pending.remote())
+    cluster.machines.pull()
+    get([source.open.remote(), source.write.remote(2.0)])
+    with pytest.raises(ray.exceptions.RayError):
+        get(failure)
+    del failure
+    assert get(source.is_written.remote(60))

@@ -96,13 +96,20 @@ def packed(tensor: Tensor, crossing: type[EstafetteError] = EstafetteError) -> t
     return {"shape": tensor.shape, "dtype": str(tensor.dtype)}, [frame]
 
 
+def failure_of(header: dict[str, Any]) -> EstafetteError | None:
+    """The failure that `packed` gave in place of a value."""
+    if "failure" not in header:
+        return None
+    text = header["failure"]
+    return PeerDiedError(text, header["process"]) if header["died"] else EstafetteError(text)
+
+
 def unpacked(header: dict[str, Any], frames: list[bytes]) -> Tensor:
     """The tensor of what `packed` gave, in memory of this process."""
     import numpy as np
 
-    if "failure" in header:
-        text = header["failure"]
-        return failed(PeerDiedError(text, header["process"]) if header["died"] else EstafetteError(text))
+    if (failure := failure_of(header)) is not None:
+        return failed(failure)
     tensor = default_engine().empty(header["shape"], header["dtype"])
     with tensor.write() as view:
         np.asarray(view)[...] = np.frombuffer(b"".join(frames), tensor.__numpy_dtype__).reshape(tensor.shape)

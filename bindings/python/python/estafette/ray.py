@@ -29,6 +29,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import threading
 import time
 import uuid
@@ -48,6 +49,8 @@ from . import default_engine
 from ._errors import EstafetteError, NotDefinedError, NotSharedError
 from ._estafette import Tensor, Ticket, _from_tickets
 from ._processes import ANSWER_MAX, packed, unpacked
+from ._ray_nodes import Readers
+from ._ray_values import Receiver, Sender, ask
 
 __all__ = ["NAME", "register"]
 
@@ -107,14 +110,27 @@ class _Made:
     tensors: list[Tensor]
 
 
-def _reaching(_actor: Any, obj_id: str) -> list[bytes] | str:
-    """The tickets of an object for other machines, in the actor that made it, or why there are none."""
-    return _transport().reaching(obj_id)
+def _reaching(_actor: Any, obj_id: str, node: str, process: int) -> list[bytes] | str:
+    """The tickets of an object for a process on another machine, in the actor that made it, or why there are none."""
+    return _transport().reaching(obj_id, node, process)
 
 
 def _values(_actor: Any, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]] | None:
     """The values of an object, in the actor that made it; None while one of them is pending."""
     return _transport().values(obj_id)
+
+
+def _promise(_actor: Any, obj_id: str, number: str, receiver: Any) -> bool:
+    """Has the values of an object delivered to `receiver`, by the actor that made it. True if one of them has failed."""
+    return _transport().promise(obj_id, number, receiver)
+
+
+def _deliver(_actor: Any, number: str, values: list[tuple[dict[str, Any], list[bytes]]]) -> None:
+    _transport().receiver.deliver(number, values)
+
+
+def _unknown(_actor: Any, numbers: list[str]) -> list[str]:
+    return _transport().sender.unknown(numbers)
 
 
 # Ray aborts a receive after a minute. An abort that comes after its receive has ended is kept until so many others have come.
@@ -134,21 +150,26 @@ class _Unreachable:
     pause: float
 
 
-def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, _Unreachable], check: Callable[[list[Tensor]], None]) -> list[Tensor]:
-    """The tensors of an object on another machine: promises, by NIXL, or else copies by way of Ray's object store, once they are ready. Actors
-    that cannot be connected to for NIXL are noted in `unreachable`. `check` raises once Ray has given the object up."""
+def _from_elsewhere(
+    obj_id: str,
+    metadata: _Metadata,
+    unreachable: dict[str, _Unreachable],
+    receiver: Receiver,
+    number: str,
+    check: Callable[[list[Tensor]], None],
+) -> list[Tensor]:
+    """The tensors of an object on another machine: promises, by NIXL, or else by way of Ray's object store. Actors that cannot be connected to
+    for NIXL are noted in `unreachable`. `check` raises once Ray has given the object up."""
     if metadata.source is None:
         raise NotSharedError(
             f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no way"
             " to it from here; put an array without _tensor_transport"
         )
-    # Ray has two threads for such calls in each actor. The first one takes objects, so two actors that wait there for each other would
-    # wait for ever. Nothing waits on the second one.
-    ask = metadata.source.__ray_call__.options(concurrency_group="_ray_system_error")
+    asked = ask(metadata.source)
     source, why = str(metadata.source), ""
     known = unreachable.get(source)
     if known is None or time.monotonic() >= known.until:
-        tickets = ray.get(ask.remote(_reaching, obj_id))
+        tickets = ray.get(asked.remote(_reaching, obj_id, _node(), os.getpid()))
         if isinstance(tickets, str):
             why = tickets
         else:
@@ -158,17 +179,40 @@ def _from_elsewhere(obj_id: str, metadata: _Metadata, unreachable: dict[str, _Un
                 unreachable.pop(source, None)
                 return tensors
             why = "".join(str(tensor.exception()) for tensor in tensors[:1])
-    pause = 0.001
-    while (values := ray.get(ask.remote(_values, obj_id))) is None:
-        check([])
-        time.sleep(pause)
-        pause = min(2 * pause, 0.1)
+    own_actor = _source()
+    if own_actor is None:
+        tensors, has_failed = _awaited(obj_id, asked, check)
+    else:
+        tensors, has_failed = _promised(obj_id, metadata, receiver, number, own_actor)
     # A version that has failed says nothing about the way here.
-    if why and not any("failure" in header for header, _frames in values):
+    if why and not has_failed:
         known_for = _UNREACHABLE_FOR if known is None else min(2 * known.pause, _UNREACHABLE_FOR_MAX)
         unreachable[source] = _Unreachable(time.monotonic() + known_for, known_for)
         _LOG.warning("tensors of %s come by way of Ray's object store, once they are ready: %s", source, why)
-    return [unpacked(*value) for value in values]
+    return tensors
+
+
+def _promised(obj_id: str, metadata: _Metadata, receiver: Receiver, number: str, own_actor: Any) -> tuple[list[Tensor], bool]:
+    """Promises of what the actor that made an object delivers to this one, and whether one of them has failed."""
+    futures = receiver.expect(number, len(metadata.tickets))
+    try:
+        # Once this call returns Ray may count the last reference down. So the other actor must hold the versions for this one.
+        has_failed = ray.get(ask(metadata.source).remote(_promise, obj_id, number, own_actor))
+    except BaseException:
+        receiver.give_up(number)
+        raise
+    receiver.watch(number, metadata.source, Ticket(metadata.tickets[0]).process if metadata.tickets else 0)
+    return [default_engine().from_future(future, name="tensor of another actor") for future in futures], has_failed
+
+
+def _awaited(obj_id: str, asked: Any, check: Callable[[list[Tensor]], None]) -> tuple[list[Tensor], bool]:
+    """The values of an object, for a program that waits in `ray.get` and is no actor: nothing can be delivered to it."""
+    pause = 0.001
+    while (values := ray.get(asked.remote(_values, obj_id))) is None:
+        check([])
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+    return [unpacked(*value) for value in values], any("failure" in header for header, _frames in values)
 
 
 def _meta(tensor: Tensor) -> tuple[tuple[int, ...], str]:
@@ -180,7 +224,8 @@ def _meta(tensor: Tensor) -> tuple[tuple[int, ...], str]:
 
 
 class _Transport(TensorTransportManager):
-    """Ray calls it on threads of its own. Only a receive from another machine that NIXL does not reach waits for a value."""
+    """Ray calls it on threads of its own, which wait for answers of other processes and for no value. A program that is no actor waits for
+    the values of machines that NIXL does not reach, in `ray.get`."""
 
     def __init__(self) -> None:
         # Ray frees each object at most once, on another thread than the one that made it.
@@ -190,6 +235,9 @@ class _Transport(TensorTransportManager):
         self._aborted: collections.deque[str] = collections.deque(maxlen=_ABORTED_MAX)
         # Used by the thread of Ray that takes objects, or that which calls `ray.get`.
         self._unreachable: dict[str, _Unreachable] = {}
+        self._readers = Readers()
+        self.sender = Sender()
+        self.receiver = Receiver(_unknown)
 
     def tensor_transport_backend(self) -> str:
         return NAME
@@ -233,18 +281,25 @@ class _Transport(TensorTransportManager):
             raise NotSharedError(f"object {obj_id} is not here any more: Ray counts no reference to it, or has started this actor again")
         return made
 
-    def reaching(self, obj_id: str) -> list[bytes] | str:
+    def reaching(self, obj_id: str, node: str, process: int) -> list[bytes] | str:
         made = self._object(obj_id)
         try:
-            return [bytes(ticket._reaching(ray.util.get_node_ip_address())) for ticket in made.tickets]
+            tickets = [bytes(ticket._reaching(ray.util.get_node_ip_address())) for ticket in made.tickets]
         except EstafetteError as error:
             return str(error)
+        self._readers.add(node, process)
+        return tickets
 
     def values(self, obj_id: str) -> list[tuple[dict[str, Any], list[bytes]]] | None:
         versions = self._object(obj_id).versions
         if not all(version.done() for version in versions):
             return None
         return [packed(version) for version in versions]
+
+    def promise(self, obj_id: str, number: str, receiver: Any) -> bool:
+        versions = self._object(obj_id).versions
+        self.sender.promise(number, versions, receiver, _deliver)
+        return any(version.done() and version.exception() for version in versions)
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> CommunicatorMetadata:
         return _Transfer(number=uuid.uuid4().hex)
@@ -264,10 +319,14 @@ class _Transport(TensorTransportManager):
         check = functools.partial(self._check, obj_id, number)
         try:
             if tensor_transport_metadata.node != _node():
-                tensors = _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable, check)
+                tensors = _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable, self.receiver, number, check)
             else:
                 tensors = self._from_here(tensor_transport_metadata)
-            check(tensors)
+            try:
+                check(tensors)
+            except EstafetteError:
+                self.receiver.give_up(number)
+                raise
             return tensors
         finally:
             with self._lock, contextlib.suppress(ValueError):
@@ -319,8 +378,10 @@ def register() -> None:
     processes, see ``shared`` of `Engine`, is copied once it is ready.
 
     An actor on another machine gets promises too, of copies that NIXL makes, if both have the package ``nixl-cu12`` and one connects to
-    the other. Otherwise, as the log says, it gets a copy once the value is ready, by way of Ray's object store. Until then it takes no
-    other object. A minute later it tries to connect again, and after each try that fails it waits twice as long, up to an hour.
+    the other. Otherwise, as the log says, the copies come by way of Ray's object store. A minute later it tries to connect again, and after
+    each try that fails it waits twice as long, up to an hour. A program that is no actor waits for such a copy in ``ray.get``.
+
+    Once Ray says that a machine is dead, the leases of actors there end.
 
     An actor that gets back what it has made gets the version that it returned, as the others do.
     """
