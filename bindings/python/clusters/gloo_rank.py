@@ -2,6 +2,7 @@
 
 Both submit the same random collectives, in one order. Each makes their inputs after delays of its own, and some of them fail.
 Arguments: the rank, a file for the group, and whether a variable orders the collectives. Prints what failed, as JSON.
+`ESTAFETTE_COLLECTIVES` says how many they are.
 """
 
 import datetime
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 import estafette as est
 
-COUNT = 2000
+COUNT = int(os.environ.get("ESTAFETTE_COLLECTIVES", "2000"))
 TENSORS = 16
 FAILING = 0.02
 """The part of the inputs that fail, on one rank."""

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 RANK = Path(__file__).with_name("gloo_rank.py")
+# `ESTAFETTE_COLLECTIVES` may ask for many.
+LIMIT_S = 500
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 
 def ranks(folder, order):
@@ -22,7 +25,7 @@ def ranks(folder, order):
     try:
         for process in started:
             try:
-                out, err = process.communicate(timeout=200)
+                out, err = process.communicate(timeout=LIMIT_S)
                 outcomes.append((process.returncode, out, err))
             except subprocess.TimeoutExpired:
                 outcomes.append((None, "", "it hung"))
