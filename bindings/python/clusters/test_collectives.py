@@ -9,7 +9,7 @@ import pytest
 
 RANK = Path(__file__).with_name("gloo_rank.py")
 # `ESTAFETTE_COLLECTIVES` may ask for many.
-LIMIT_S = 500
+LIMIT_S = 900
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 

@@ -47,17 +47,17 @@ class Sender:
         """Calls ``deliver(_, number, values)`` in the actor `receiver`, once all of the versions are ready or have failed. Holds them until then."""
         with self._lock:
             self._numbers.add(number)
-        self._go_on(number, versions, receiver, deliver)
+        self._when_ready(number, versions, receiver, deliver)
 
     def unknown(self, numbers: Sequence[str]) -> list[str]:
         """Those of the transfers that this actor has not promised, or has delivered."""
         with self._lock:
             return [number for number in numbers if number not in self._numbers]
 
-    def _go_on(self, number: str, versions: Sequence[Tensor], receiver: Any, deliver: Callable[..., None], _ended: Any = None) -> None:
+    def _when_ready(self, number: str, versions: Sequence[Tensor], receiver: Any, deliver: Callable[..., None], _ended: Any = None) -> None:
         for version in versions:
             if not version.done():
-                return version.add_done_callback(functools.partial(self._go_on, number, versions, receiver, deliver))
+                return version.add_done_callback(functools.partial(self._when_ready, number, versions, receiver, deliver))
         self._packing.submit(self._deliver, number, versions, receiver, deliver)
 
     def _deliver(self, number: str, versions: Sequence[Tensor], receiver: Any, deliver: Callable[..., None]) -> None:
