@@ -1,4 +1,4 @@
-//! What a tensor costs that goes to another process: `cargo bench -p benches --bench links`. `cargo xtask links` makes a table of this, of
+//! Cost of a tensor that goes to another process: `cargo bench -p benches --bench links`. `cargo xtask links` makes a table of this, of
 //! what links cost without tensors, and of other means.
 //!
 //! A line is a row, its unit, and a figure for each round, between tabulators. The figure of a round of round trips is their median.
@@ -105,7 +105,7 @@ fn page_faults() -> i64 {
     behind_name.split_whitespace().nth(7).and_then(|word| word.parse().ok()).expect("a count")
 }
 
-/// Whether an address is in a segment that this process may only read.
+/// True if an address is in a segment that this process may only read.
 fn is_of_another(address: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("its mappings");
     let holds = |line: &&str| {
@@ -161,7 +161,7 @@ fn number(engine: &Engine, value: i64) -> Tensor {
     one
 }
 
-/// What the other process sent with `number`.
+/// The number that the other process sent with `number`.
 fn receive_number(link: &Link) -> i64 {
     let one = block_on(link.receive()).expect("a link").expect("a number");
     one.wait().expect("it is written");
@@ -250,7 +250,7 @@ fn steady(engine: &Engine, link: &Link) -> [f64; 2] {
 /// Connecting, mapping and the first tensor, to a process whose threads run.
 fn first_contact(engine: &Engine, door: &Door, x: &Tensor) -> f64 {
     let times = (0..20).map(|_| {
-        // What the contact before has mapped is unmapped meanwhile.
+        // The process unmaps meanwhile what the contact before has mapped.
         std::thread::sleep(8 * ASLEEP);
         let start = Instant::now();
         let (far, near) = block_on(async {
@@ -265,7 +265,7 @@ fn first_contact(engine: &Engine, door: &Door, x: &Tensor) -> f64 {
     median_us(times.collect())
 }
 
-/// How long the kernel takes to map every page of a segment that is in memory, as each first contact does.
+/// Time in which the kernel maps every page of a segment that is in memory, as each first contact does.
 fn populate() -> f64 {
     let map = |descriptor: i32, protection, advice| {
         let start = Instant::now();

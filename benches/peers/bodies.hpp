@@ -1,4 +1,4 @@
-// What operations do: nothing, a result that depends on their order, or a spin of a given length that checks
+// Bodies of operations: nothing, a result that depends on their order, or a spin of a given length that checks
 // its inputs.
 //
 // A body is called with the index of its operation. Engines copy bodies around, so they are a pointer or two
@@ -41,7 +41,7 @@ public:
 
         const Program& program;
         std::vector<Cell> cells;
-        // What each operation found: readers leave no other trace.
+        // Values that each operation found: readers leave no other trace.
         std::vector<std::uint64_t> seen;
     };
 
@@ -85,7 +85,7 @@ public:
         ns_per_round_ = least / rounds;
     }
 
-    // How many rounds last `ns` nanoseconds.
+    // Number of rounds that last `ns` nanoseconds.
     std::uint64_t rounds(double ns) const { return static_cast<std::uint64_t>(std::lround(ns / ns_per_round_)); }
 
     static void turn(std::uint64_t rounds) {

@@ -1,4 +1,4 @@
-// What all peer programs share: the command line, the measuring, and the lines of JSON (described in
+// Common part of all peer programs: the command line, the measuring, and the lines of JSON (described in
 // benches/README.md).
 //
 //     peer-NAME WORKLOAD N THREADS ROUNDS [check]
@@ -237,7 +237,7 @@ void measure_metg(Engine& engine, const Program& program, const Options& options
     }
 }
 
-// Whether the engine's order is one that the accesses allow.
+// True if the engine's order is one that the accesses allow.
 template <class Engine>
 bool check(Engine& engine, const Program& program, const Options& options) {
     Hash::State expected(program);

@@ -69,7 +69,7 @@ public:
     }
 
 private:
-    // Whether tasks of one window use the same variable; without reads, variables are written in turn.
+    // True if tasks of one window use the same variable; without reads, variables are written in turn.
     static bool shares_variables(const peers::Program& program) {
         const auto reads = [](const peers::Operation& operation) { return operation.read_count > 0; };
         return program.variables < WINDOW ||
@@ -127,7 +127,7 @@ private:
 
     const peers::Program& program_;
     int threads_;
-    // Whether to wait after each window.
+    // True to wait after each window.
     bool windows_;
     // Only their addresses matter.
     std::vector<char> variables_;

@@ -23,7 +23,7 @@ constexpr std::uint32_t NOTHING = UINT32_MAX;
 struct Operation {
     // The variable that it writes, or NOTHING.
     std::uint32_t write;
-    // How many of `reads` count. No variable appears twice in one operation.
+    // Number of valid entries of `reads`. No variable appears twice in one operation.
     std::uint32_t read_count;
     std::uint32_t reads[READS_MAX];
 };

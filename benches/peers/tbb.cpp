@@ -30,7 +30,7 @@ namespace flow = oneapi::tbb::flow;
 
 using Node = flow::continue_node<flow::continue_msg>;
 
-// Who comes before whom.
+// Predecessors of each operation.
 struct Order {
     // Pairs of (earlier, later), without duplicates and sorted by `later`.
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;

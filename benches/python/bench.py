@@ -1,4 +1,4 @@
-"""What the calls of the Python package cost: `python benches/python/bench.py [NAME...] [--json]`.
+"""Cost of the calls of the Python package: `python benches/python/bench.py [NAME...] [--json]`.
 
 One engine and one warm-up run for each workload, then as many measured runs as asked for. Times are of a plain loop around the
 call, some 10 ns of which are the loop's own; the garbage collector is off meanwhile, as in `timeit`. With `--json` each
@@ -33,7 +33,7 @@ ASLEEP_AFTER_S = 0.0001
 # Two calls that are compared take turns this often in one run.
 BLOCKS = 10
 
-# How long the deleters of a run may take before it counts as a leak.
+# The deleters of a run may take this long before it counts as a leak.
 RELEASED_WITHIN_S = 30.0
 
 
@@ -56,7 +56,7 @@ def submit(engine, n):
 
 
 def in_turn(n, ours, reference):
-    """What two calls cost, in blocks that take turns: machines drift, and it is the ratio that says something."""
+    """Costs of two calls, in blocks that take turns: machines drift, and their ratio does not."""
 
     def loop(function, argument, n):
         began = time.perf_counter_ns()

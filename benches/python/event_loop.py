@@ -1,4 +1,4 @@
-"""How long an event loop waits for its turn beside functions that run: `python benches/python/event_loop.py [--rounds 5] [--json]`.
+"""Wait of an event loop for its turn beside functions that run: `python benches/python/event_loop.py [--rounds 5] [--json]`.
 
 2,000 functions of about 100 microseconds run on other threads, by Estafette and by a `ThreadPoolExecutor`, while the loop sleeps for one
 millisecond at a time. A figure is the time from one turn of the loop to the next, that millisecond included: its median and the longest

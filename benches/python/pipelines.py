@@ -42,7 +42,7 @@ torch.set_num_threads(1)
 
 # Batches that a program with asyncio has in flight.
 IN_FLIGHT = 16
-# How long one run of the plain loop takes, about, in seconds.
+# Approximate time of one run of the plain loop, in seconds.
 RUN_S = 0.25
 SIZES = {"4 KiB": 1 << 12, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "8 MiB": 1 << 23, "32 MiB": 1 << 25}
 
@@ -325,7 +325,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     forms = list(dict.fromkeys(["plain loop", *options.form]))
-    # What the libraries made at their import is not collected in the middle of a form that happens to be due.
+    # Objects that the libraries made at their import are not collected in the middle of a form that happens to be due.
     gc.collect()
     gc.freeze()
     for name in options.pipeline:

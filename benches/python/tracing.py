@@ -1,4 +1,4 @@
-"""What tracing costs a program in Python: the relay of `examples/python/relay.py`, with and without.
+"""Cost of tracing for a program in Python: the relay of `examples/python/relay.py`, with and without.
 
 Pairs of runs in one process, one with a trace and one without, in an order that is drawn; the ratio of each pair, their
 median, and an interval in which the median lies with 95 % (the bootstrap's, with 2,000 draws). Only the time of the relay
@@ -141,7 +141,7 @@ def one_process(what, way):
 
 
 def seconds(run, path, tool=est.record, clock=time.perf_counter):
-    """How long `run` takes, recorded to the file `path` unless there is none."""
+    """Time of `run`, recorded to the file `path` unless there is none."""
     trace = tool(path) if path else contextlib.nullcontext()
     with trace:
         began = clock()

@@ -40,7 +40,7 @@ pub(crate) const DISJOINT_4: Workload =
         run(settings, 4, Sharing::None)
     });
 
-/// Whether threads share variables.
+/// Variables of threads: each has its own, or all share them.
 #[derive(Clone, Copy, PartialEq)]
 enum Sharing {
     All,

@@ -71,7 +71,7 @@ pub struct Record {
     pub n: usize,
     /// Measured runs.
     pub rounds: usize,
-    /// What was measured, by name.
+    /// Quantities by name.
     pub quantities: Vec<(&'static str, Quantity)>,
 }
 

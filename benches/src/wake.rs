@@ -126,7 +126,7 @@ where
     Ok(took.as_nanos() as f64)
 }
 
-/// How a wait ends.
+/// End of a wait.
 enum End {
     Gate(Gate),
     Oneshot(oneshot::Sender<()>),

@@ -1,4 +1,4 @@
-//! What a test runner said in its closing lines: how many tests passed, failed and were skipped.
+//! A test runner's closing lines: how many tests passed, failed and were skipped.
 
 /// Sums over the closing lines of one suite.
 #[derive(Debug, Default, PartialEq)]
@@ -21,7 +21,7 @@ impl Counts {
     /// Looks at one line of output; lines that close nothing change nothing.
     pub fn read_line(&mut self, line: &str) {
         if line.starts_with(' ') && line.trim_start().starts_with("test result: ") {
-            // What nextest shows of a test that failed, which its own closing line counts.
+            // nextest shows such a line for a test that failed, which its own closing line counts.
             return;
         }
         let line = line.trim();
@@ -107,7 +107,7 @@ fn failed_test(line: &str) -> Option<String> {
     name.contains(".py").then(|| name.to_owned())
 }
 
-/// Whether the line is the closing line of libtest, nextest or pytest.
+/// True if the line is the closing line of libtest, nextest or pytest.
 fn is_closing(line: &str) -> bool {
     line.starts_with("test result: ")
         || line.starts_with("Summary [")

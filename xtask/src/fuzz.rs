@@ -27,7 +27,7 @@ const LENGTH_MAX: usize = 4096;
 pub struct Options {
     #[arg(value_name = "TARGET", default_values = TARGETS, value_parser = PossibleValuesParser::new(TARGETS))]
     targets: Vec<String>,
-    /// How long each target looks for new inputs, after the kept ones
+    /// Seconds for which each target looks for new inputs, after the kept ones
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// Add what reaches new code to tests/fuzz, the fewest inputs that do
@@ -69,7 +69,7 @@ fn build(target: &Path) -> Result<Command, String> {
     Ok(command)
 }
 
-/// What the compiler compiles for.
+/// Target of the compiler.
 pub fn host() -> Result<String, String> {
     let mut rustc = shell::command(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     let about = shell::output(rustc.arg("-vV"))?;
@@ -90,7 +90,7 @@ struct Session<'a> {
     name: &'a str,
     /// The repository's.
     kept: PathBuf,
-    /// What runs have found so far.
+    /// Inputs that runs have found so far.
     work: PathBuf,
     failing: PathBuf,
     scratch: PathBuf,

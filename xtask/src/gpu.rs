@@ -11,9 +11,9 @@ use crate::peers::machine;
 use crate::python::{Build, Environment, SMALL};
 use crate::{dist, shell};
 
-/// What a package may hold, so that it travels easily.
+/// Limit of a package, so that it travels easily.
 const PACKAGE_MIB_MAX: u64 = 64;
-/// What `gpu-suite --probe` ends with where there is no device.
+/// Status of `gpu-suite --probe` if there is no device.
 const NO_DEVICE: i32 = 3;
 /// The suite's kernels, which the Python files use as well.
 const KERNELS: &str = "tests/gpu/src/kernels.ptx";
@@ -24,7 +24,7 @@ const FENCES: &str = "bindings/fence/python/dlpack_fence";
 
 /// Checks and figures on a real GPU, with the libraries of the machine's Python
 ///
-/// What is there is run, the rest is skipped with the reason. Without a driver or device it says so.
+/// Runs what the machine has, and skips the rest with the reason. Without a driver or device it says so.
 #[derive(Debug, Default, Args)]
 pub struct Options {
     /// Make a folder that does the same on a machine without Rust, by `sh run.sh` there
@@ -128,7 +128,7 @@ fn size(folder: &Path) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// How a command ended whose failure says something.
+/// Status of a command whose failure says something.
 fn status(mut command: Command) -> Result<ExitStatus, String> {
     command.status().map_err(|error| format!("cannot start {}: {error}", command.get_program().display()))
 }

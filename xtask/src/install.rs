@@ -11,7 +11,7 @@ use crate::lint::source;
 use crate::suites::TESTED;
 use crate::{dist, shell};
 
-/// What goes where, from the folder of the C bindings.
+/// Files and their places, from the folder of the C bindings.
 const FILES: [(&str, &str); 5] = [
     ("include/estafette.h", "include/estafette.h"),
     ("include/estafette.hpp", "include/estafette.hpp"),
@@ -28,11 +28,11 @@ const VERSIONED: [(&str, &str); 2] = [
 /// The names of the shared library: the file, what programs record, and what the linker looks for.
 const SHARED: [&str; 3] = ["libestafette.so.0.1.0", "libestafette.so.0", "libestafette.so"];
 
-/// How the library is built. The Rust library that other packages of the workspace link to is left out, as nothing can be optimized
+/// Arguments that build the library. The Rust library that other packages of the workspace link to is left out, as nothing can be optimized
 /// across it.
 const BUILD: [&str; 6] = ["rustc", "--package", "estafette-c", "--lib", "--crate-type", "cdylib,staticlib"];
 
-/// How the library is built for tests alone: with everything that the Rust tests have compiled.
+/// Arguments that build the library for tests alone: with everything that the Rust tests have compiled.
 const BUILD_FOR_TESTS: [&str; 4] = ["build", "--lib", "--test", "c_programs"];
 
 /// Builds the C library and installs it, with its headers and what pkg-config and CMake look for

@@ -13,7 +13,7 @@ use std::process::Stdio;
 use crate::peers::machine;
 use crate::shell;
 
-/// What is counted. All on one thread, so that the count does not depend on who comes first.
+/// Counted workloads. All on one thread, so that the count does not depend on the order of threads.
 const WORKLOADS: &[&str] = &["chain", "random", "ready-is", "ready-await"];
 
 /// Operations of the shorter and of the longer run: both more than the engine's window of 4,096, so that what is between
@@ -21,7 +21,7 @@ const WORKLOADS: &[&str] = &["chain", "random", "ready-is", "ready-await"];
 const FEWER: u64 = 100_000;
 const MORE: u64 = 200_000;
 
-/// Where `--save` appends a row.
+/// File to which `--save` appends a row.
 const TABLE: &str = "benches/results/instructions.md";
 
 /// Counts all workloads and prints the table; true, as there is nothing to fail but errors.

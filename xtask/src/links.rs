@@ -185,7 +185,7 @@ impl Found {
         Ok(())
     }
 
-    /// Whether a row is within a limit, and what the limit is; nothing where a row is missing.
+    /// True if a row is within a limit, and the limit; nothing if a row is missing.
     fn judge(&self, name: &str, limit: &Limit) -> Option<(bool, String)> {
         let row = self.row(name)?;
         let unit = &row.unit;
@@ -270,7 +270,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     Ok(true)
 }
 
-/// What a process that is killed has: as the goals say, where half of the free memory is enough.
+/// Memory of a process that is killed: as the goals say, if half of the free memory is enough.
 fn memory_gib() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -71,7 +71,7 @@ enum Chore {
     ///
     /// NAME.in in tests/python-env and benches/peers becomes NAME.txt, with all that is installed and the hashes of its files.
     Requirements {
-        /// What NAME.in does not pin gets its newest version
+        /// Packages that NAME.in does not pin get their newest version
         #[arg(long)]
         upgrade: bool,
     },

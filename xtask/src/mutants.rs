@@ -148,7 +148,7 @@ impl Test {
         command
     }
 
-    /// What it prints if it fails. A copy that does not compile is an error.
+    /// Output of the test if it fails. A copy that does not compile is an error.
     fn failure(&self, copy: &Path, target: &Path) -> Result<Option<String>, String> {
         let (built, output) = shell::collect(self.command(copy, target, &["--no-run"]), BUILD_LIMIT)?;
         if !built.is_success() {

@@ -11,7 +11,7 @@ use crate::fuzz::host;
 use crate::python::{Build, Environment, SMALL};
 use crate::shell;
 
-/// What runs while the wheel counts: each call of the package, in the form that is measured too.
+/// Workloads while the wheel counts: each call of the package, in the form that is measured too.
 const TRAINING: &[&str] = &["benches/python/bench.py", "--rounds", "1"];
 
 /// Flags for the compiler that optimize by a profile, and the target folder to build in with them.

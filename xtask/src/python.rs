@@ -58,13 +58,13 @@ pub enum Build {
     Release,
 }
 
-/// How often pip may fail before its failure counts: pip itself tries again to connect, but not when a download of gigabytes is cut.
+/// Number of failures of pip before one counts: pip itself tries again to connect, but not when a download of gigabytes is cut.
 const PIP_TRIES: u32 = 3;
 
-/// How long to wait before pip is started again.
+/// Pause before pip is started again.
 const PIP_PAUSE: Duration = Duration::from_secs(20);
 
-/// How long one run of pip may take.
+/// Limit of one run of pip.
 const PIP_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// A virtual environment that is up to date with its requirement files.
@@ -139,7 +139,7 @@ impl Environment {
         }
     }
 
-    /// How `install` ended, with the last error that it has printed, which says what went wrong.
+    /// End of `install`, with the last error that it has printed, which says what went wrong.
     fn install_by(&self, mut install: Command, file: &str, bare: bool) -> Result<(Ended, String), String> {
         install.args(["--require-hashes", "--requirement", file]).args(bare.then_some("--no-deps"));
         let mut error = String::new();
@@ -243,7 +243,7 @@ impl Environment {
 /// An empty folder for a wheel.
 pub fn wheel_folder() -> Result<PathBuf, String> {
     let folder = shell::target()?.join("xtask-wheel");
-    // What an earlier version left there must not be taken for this one.
+    // A folder that an earlier version left there must not be taken for this one.
     dist::remove_folder(&folder)?;
     Ok(folder)
 }
@@ -311,7 +311,7 @@ fn usable(name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// What a requirement file says about the size of the download.
+/// A requirement file's statement about the size of the download.
 fn download_size(requirements: &str) -> String {
     match requirements.lines().find_map(|line| line.strip_prefix("# download: ")) {
         Some(size) => format!("downloading {size}"),

@@ -34,7 +34,7 @@ pub fn cargo(target: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Whether `program` is there and answers to `arguments`.
+/// True if `program` is there and answers to `arguments`.
 pub fn answers(program: &str, arguments: &[&str]) -> bool {
     command(program)
         .args(arguments)
@@ -51,7 +51,7 @@ pub fn run(command: &mut Command) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("`{}`: {status}", describe(command))) }
 }
 
-/// What a command that must succeed prints on its standard output.
+/// Standard output of a command that must succeed.
 pub fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| cannot_start(command, &error))?;
     if !output.status.success() {
@@ -67,7 +67,7 @@ pub fn passed(failed: &[String]) -> bool {
     failed.is_empty()
 }
 
-/// How a watched command ended.
+/// End of a watched command.
 pub enum Ended {
     Exit(ExitStatus),
     /// It was still running at its limit and was killed, with everything it had started.

@@ -36,7 +36,7 @@ fn published_docs(target: &Path) -> Command {
     dist::CRATES.iter().for_each(|name| {
         command.args(["--package", name]);
     });
-    // What it is compiled from is shared with everything else.
+    // Compiled dependencies are shared with everything else.
     command.env("CARGO_BUILD_BUILD_DIR", target).env("RUSTDOCFLAGS", "-D warnings");
     command
 }

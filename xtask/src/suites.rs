@@ -27,7 +27,7 @@ pub struct Model {
     /// Their packages, and what of them no model runs: arguments for cargo. They are the same for all models of a checker, as cargo turns on
     /// the features that the named packages ask for together.
     pub packages: &'static str,
-    /// Which of their targets.
+    /// Targets of those packages.
     pub place: &'static [&'static str],
 }
 
@@ -82,10 +82,10 @@ impl Model {
     }
 }
 
-/// What lets the GPU suite run without a GPU.
+/// Feature that lets the GPU suite run without a GPU.
 pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
 
-/// What the simulated CUDA driver is like in the runs of its tests: hardware connections of a context, commands that a stream takes, and
+/// Settings of the simulated CUDA driver in the runs of its tests: hardware connections of a context, commands that a stream takes, and
 /// nanoseconds that a call lasts. Each pair of values that matters comes once. The second run has room for the most commands, and the last
 /// connections for the most streams, that a test enqueues on or blocks.
 const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "2048", "0"], ["256", "16", "0"]];
@@ -150,7 +150,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// What the environment of [`Need::Python`] holds.
+    /// Contents of the environment of [`Need::Python`].
     pub fn peers(&self) -> Contents {
         if self.quick { SMALL } else { ALL }
     }
@@ -386,7 +386,7 @@ pub const SUITES: &[Suite] = &[
         |context| {
             let tests = ["-m", "pytest", "-rfEs", "bindings/python/clusters/test_ray.py"];
             let other = context.environment(OTHER);
-            // What takes long and asks nothing of Ray's interface for transports is tested with one version.
+            // Tests that take long and ask nothing of Ray's interface for transports run with one version.
             let few = [&tests[..], &["-k", "not thousands and not raylet and not unreachable"]].concat();
             let nixl = context.environment(NIXL).packages().unwrap_or_default();
             let mut runs = vec![python(context, &tests), other.command(&few)];

@@ -207,7 +207,7 @@ impl Ahead {
     }
 }
 
-/// What `--require` does not ask for: a device that the machine does not have, and an interpreter that the package is not built for.
+/// Excuses that `--require` accepts: a device that the machine does not have, and an interpreter that the package is not built for.
 const EXCUSES: [&str; 2] = ["no GPU", "no free-threaded Python"];
 
 fn excused(reason: &str) -> bool {
@@ -238,7 +238,7 @@ fn too_new_for_mxnet((major, minor): (u32, u32)) -> Option<String> {
     })
 }
 
-/// How the set-up of what suites need went.
+/// Result of the set-up of what suites need.
 struct SetUp {
     /// Fills the environments while the first suites compile, and compiles the wheel while they run.
     downloads: Option<JoinHandle<()>>,
@@ -287,7 +287,7 @@ impl SetUp {
 
     fn set_up(&mut self, contents: Contents, context: &mut Context) -> Result<(), String> {
         if let Some(downloads) = self.downloads.take() {
-            // What it could not do is done below.
+            // Downloads that it could not do are done below.
             let _ = downloads.join();
         }
         let is_first = contents == context.peers();
@@ -413,12 +413,12 @@ fn run_suite(
     judge(require, total, problems)
 }
 
-/// Whether the first argument of a command is `what`: cargo's `build` runs no test, its `test` always does.
+/// True if the first argument of a command is `what`: cargo's `build` runs no test, its `test` always does.
 fn is_given(command: &Command, what: &str) -> bool {
     command.get_args().next().is_some_and(|first| first == what)
 }
 
-/// What the counts of a suite, and what went wrong in it, amount to.
+/// Outcome of a suite by its counts, and by what went wrong in it.
 fn judge(require: bool, counts: Counts, mut problems: Vec<String>) -> Outcome {
     if counts.failed > 0 {
         let names = match counts.failures.join(", ") {
@@ -475,7 +475,7 @@ impl fmt::Display for Line {
                     write!(f, "{} skipped, ", counts.skipped)?;
                 }
                 write!(f, "{:.1} s", self.took.as_secs_f64())?;
-                // Why single tests were skipped belongs beside the word "passed".
+                // Reasons of single skipped tests belong beside the word "passed".
                 counts.reasons.iter().try_for_each(|reason| write!(f, "; skipped: {reason}"))
             }
             Outcome::Failed(reason) => write!(f, "failed: {reason} ({:.1} s)", self.took.as_secs_f64()),

@@ -15,7 +15,7 @@ use crate::suites::{TESTED, blocks, python_examples};
 /// The size of the wheel stays below this number of bytes, and so does the size of the package once it is installed.
 const WHEEL_BYTES_MAX: u64 = 15 << 20;
 const INSTALLED_BYTES_MAX: u64 = 15 << 20;
-/// How often the import is measured.
+/// Number of measured imports.
 const IMPORTS: usize = 5;
 /// The manifest of a program of a user, with what the README's example needs.
 const USER: &str = "[package]\nname = \"user\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[dependencies]\n\

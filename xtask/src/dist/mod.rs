@@ -30,7 +30,7 @@ pub const CRATES: [&str; 7] = [
 
 const PYTHON: &str = "bindings/python/Cargo.toml";
 
-/// What every `.crate` file must hold.
+/// Files that every `.crate` file must hold.
 const IN_EACH_CRATE: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-APACHE", "LICENSE-MIT"];
 
 /// The platform of the wheel, and with it of the C library: systems with glibc 2.28 or newer.
@@ -39,10 +39,10 @@ const GLIBC_MINOR: u32 = 28;
 /// The same for zig's linker, which knows the symbols of every glibc.
 const ZIG_TARGET: &str = "x86_64-linux-gnu.2.28";
 
-/// What the archive of the C library may take: it takes 5.54 MiB.
+/// Limit of the archive of the C library: it takes 5.54 MiB.
 const C_BYTES_MAX: u64 = (5 << 20) + (5 << 17);
 
-/// How long a tool whose output is read may take.
+/// Limit of a tool whose output is read.
 const TOOL_LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// The time of every file in an archive, in seconds since 1970: the oldest that a wheel can hold, as it is a zip file.
@@ -92,7 +92,7 @@ fn compare(files: &Files, target: &Path) -> Result<(), String> {
     Err(format!("made twice, these files differ:\n{}", differing.join("\n")))
 }
 
-/// What was made.
+/// Files that were made.
 pub struct Files {
     pub folder: PathBuf,
     pub wheel: PathBuf,
@@ -106,7 +106,7 @@ pub struct Files {
 impl Files {
     fn make(target: &Path, trained: Option<&Trained>) -> Result<Self, String> {
         let folder = target.join("artifacts");
-        // What an earlier version left there must not be taken for this one.
+        // A folder that an earlier version left there must not be taken for this one.
         remove_folder(&folder)?;
         install::make_folder(&folder)?;
         let tools = Environment::prepare(DIST)?;

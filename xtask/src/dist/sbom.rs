@@ -82,7 +82,7 @@ impl<'a> Component<'a> {
     }
 }
 
-/// What the lock file says of a package; nothing of the project's own.
+/// Checksum of a package in the lock file; none of the project's own.
 fn checksum<'a>(lock: &'a str, name: &str, version: &str) -> Option<&'a str> {
     let start = format!("name = \"{name}\"\nversion = \"{version}\"\n");
     let package = lock.split("[[package]]\n").find(|package| package.starts_with(&start))?;

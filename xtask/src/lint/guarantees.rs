@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::source;
 
 const PAGE: &str = "docs/guarantees.md";
-/// Where the tests are that the page names by their functions.
+/// Folders of the tests that the page names by their functions.
 const TESTED: &[&str] = &["sync", "graph", "devices", "links", "engine", "report", "bindings", "tests"];
 
 /// Prints how many guarantees and tests there are, and returns what is wrong.

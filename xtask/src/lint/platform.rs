@@ -1,4 +1,4 @@
-//! What is special to an operating system or a processor stands behind `estafette_sync::platform`; what only processes need that
+//! Code for one operating system or processor stands behind `estafette_sync::platform`; code for processes alone that
 //! speak to each other (descriptors, sockets, sealed memory) behind the platform of links. No other file that users install names one;
 //! tests may.
 
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::source;
 
-/// What code that asks for an operating system or a processor contains.
+/// Text of code that asks for an operating system or a processor.
 const NAMES: [&str; 15] = [
     "target_os",
     "target_arch",

@@ -1,4 +1,4 @@
-//! Whether the wheel of the quick suites is made of what the Rust tests are made of, feature by feature: otherwise a plain
+//! Equality of the quick wheel's dependencies with the Rust tests', feature by feature: otherwise a plain
 //! `cargo xtask test` compiles the engine twice.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,10 +34,10 @@ pub fn check(_root: &Path) -> Result<Vec<String>, String> {
 /// The features of each package that is compiled.
 type Features = BTreeMap<String, BTreeSet<String>>;
 
-/// What a command compiles.
+/// Packages that a command compiles.
 struct Made {
     all: Features,
-    /// What is not for macros and build scripts alone, which cargo compiles with other flags where a profile names `lto`.
+    /// Packages that are not for macros and build scripts alone, which cargo compiles with other flags where a profile names `lto`.
     linked: Features,
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::source;
 
-/// What runs the blocks of a language: files that name the pages.
+/// Runners of the blocks of a language: files that name the pages.
 const RUN_BY: &[(&str, &[&str])] = &[
     ("python", &["bindings/python/tests/test_guide.py", "xtask/src/suites.rs"]),
     ("rust", &["tests/src/lib.rs"]),
@@ -49,7 +49,7 @@ fn runners(language: &str) -> Option<&'static [&'static str]> {
     RUN_BY.iter().find(|(its, _)| *its == language).map(|(_, files)| *files)
 }
 
-/// Whether one of `files` names the page, or all pages of its folder.
+/// True if one of `files` names the page, or all pages of its folder.
 fn is_named(root: &Path, files: &[&str], page: &str) -> Result<bool, String> {
     let folder = page.rsplit_once('/').map_or("", |(folder, _)| folder);
     let names = [format!("\"{page}\""), format!("../{page}\""), format!("\"{folder}/*.md\"")];

@@ -31,7 +31,7 @@ pub fn code(text: &str) -> String {
     lines[..end].join("\n")
 }
 
-/// Whether the first of `lines` is the condition of a module of tests or models.
+/// True if the first of `lines` is the condition of a module of tests or models.
 fn begins_tests(lines: &[&str]) -> bool {
     let conditional = lines[0].starts_with("#[cfg(test)]") || lines[0].starts_with("#[cfg(all(test,");
     let item = lines.iter().find(|line| !line.is_empty() && !line.starts_with("#["));

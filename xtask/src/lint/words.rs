@@ -67,7 +67,7 @@ const ALLOWED: &[&str] = &[
     "xtask/src/lint/",
 ];
 
-/// What of the folders and of `docs` is read for retired words. Of the root the documents are.
+/// Extensions of the files in the folders and in `docs` that are read for retired words. The root's documents are read too.
 const EXTENSIONS: &[&str] =
     &["rs", "py", "pyi", "c", "cpp", "h", "hpp", "js", "html", "md", "toml", "sh", "ipynb"];
 
@@ -149,7 +149,7 @@ fn by_file(found: &[(String, Vec<usize>)]) -> String {
     found.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether `text` has a word that hides who acts. The last words of the list have other meanings outside of comments.
+/// True if `text` has a word that hides who acts. The last words of the list have other meanings outside of comments.
 fn has_phrase(text: &str) -> bool {
     HIDING[..4].iter().any(|phrase| count(text, phrase) > 0)
 }
@@ -180,7 +180,7 @@ fn texts_and_comment(line: &str) -> (String, &str) {
     (texts, "")
 }
 
-/// How often a comment of `text` has a word that hides who acts.
+/// Number of times that a comment of `text` has a word that hides who acts.
 fn hiding(text: &str) -> usize {
     text.lines().map(|line| in_comment(texts_and_comment(line).1)).sum()
 }
@@ -189,7 +189,7 @@ fn in_comment(comment: &str) -> usize {
     HIDING.iter().map(|phrase| count(comment, phrase)).sum()
 }
 
-/// How often the words of `phrase` follow each other in `text`, with no punctuation between.
+/// Number of times that the words of `phrase` follow each other in `text`, with no punctuation between.
 fn count(text: &str, phrase: &[&str]) -> usize {
     let is_in_word = |c: char| c.is_alphanumeric() || c == '_';
     let in_clause = |clause: &str| {

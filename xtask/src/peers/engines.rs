@@ -13,16 +13,16 @@ pub struct Peer {
     /// Its name on the command line and in tables.
     pub name: &'static str,
     pub about: &'static str,
-    /// What was done so that it looks its best, and what its figures are not.
+    /// Settings by which it looks its best, and what its figures are not.
     pub best: &'static str,
     /// Its source under `benches/peers`.
     source: &'static str,
     compiler: &'static str,
     flags: &'static [&'static str],
-    /// What `pkg-config` knows the library as.
+    /// Name of the library for `pkg-config`.
     library: Option<&'static str>,
     pub packages: &'static [&'static str],
-    /// Whether it loads MXNet's library, from a Python environment of its own.
+    /// True if it loads MXNet's library, from a Python environment of its own.
     mxnet: bool,
     /// Its own numbers of operations, where those of the table would be too many for it.
     own_n: fn(&Workload) -> Option<u64>,
@@ -165,7 +165,7 @@ impl Engine {
         self.peer.map_or(OURS, |peer| peer.name)
     }
 
-    /// Why it cannot be measured in this setting, if so.
+    /// The reason that it cannot be measured in this setting, if so.
     pub fn refuses(&self, workload: &Workload, setting: Setting) -> Option<&'static str> {
         (self.peer?.refuses)(workload, setting)
     }
@@ -214,7 +214,7 @@ pub fn library_version(peer: &Peer) -> Option<String> {
     pkg_config(peer.library?, &["--modversion"]).ok()?.first().cloned()
 }
 
-/// What `pkg-config` answers, word by word.
+/// Answer of `pkg-config`, word by word.
 fn pkg_config(library: &str, questions: &[&str]) -> Result<Vec<String>, String> {
     let answer = shell::output(shell::command("pkg-config").args(questions).arg(library))?;
     Ok(answer.split_whitespace().map(str::to_owned).collect())

@@ -1,4 +1,4 @@
-//! What the figures were taken on and with: without it they mean nothing.
+//! Machine and versions of the figures: without them they mean nothing.
 
 use super::engines::{PEERS, library_version};
 use crate::{install, shell};

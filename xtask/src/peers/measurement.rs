@@ -1,4 +1,4 @@
-//! What one process measured, and what all rounds of the same measurement say together.
+//! Measurements of one process, and the summary of all rounds of the same measurement.
 
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ impl Measurement {
         Err(format!("printed no line of JSON about `{workload}`"))
     }
 
-    /// What the program says about a quantity; `None` if it does not speak of it.
+    /// The program's value of a quantity; `None` if it does not speak of it.
     pub fn quantity(&self, name: &str) -> Option<Quantity> {
         let value = self.fields.get(name)?;
         let number = value.get("median").unwrap_or(value).as_f64();
@@ -73,7 +73,7 @@ impl Summary {
 pub struct Series {
     /// One for each process that ended well.
     pub rounds: Vec<Measurement>,
-    /// Why the measurement was given up.
+    /// The reason that the measurement was given up.
     pub trouble: Option<String>,
 }
 

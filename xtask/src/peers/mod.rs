@@ -33,7 +33,7 @@ const CHECK_N: u64 = 4_000;
 /// The others are GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine. One that cannot be built is reported as missing.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// How often every engine runs each workload: five are the fewest whose median does not hang on one of them
+    /// Runs of each workload by every engine: five are the fewest whose median does not hang on one of them
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// These peers; ours is always there
@@ -171,7 +171,7 @@ fn measure(options: &Options, engines: &[Engine]) -> Results {
     results
 }
 
-/// What a command printed, if it ended well and in time.
+/// Output of a command, if it ended well and in time.
 fn output(command: Command) -> Result<String, String> {
     match shell::collect(command, LIMIT)? {
         (Ended::OverLimit, _) => Err(format!("did not finish in {} s", LIMIT.as_secs())),

@@ -1,4 +1,4 @@
-//! What was measured, as tables.
+//! Measurements as tables.
 
 use super::engines::OURS;
 use super::markdown::{figure, table};
@@ -127,7 +127,7 @@ impl Results {
         }
     }
 
-    /// How many operations each engine was given.
+    /// Number of operations of each engine.
     pub fn sizes(&self) -> String {
         let workloads = distinct(self.entries.iter().map(|entry| entry.workload.name));
         let heading = [&["n"], workloads.as_slice()].concat();
@@ -149,7 +149,7 @@ impl Results {
         table(&heading, &rows)
     }
 
-    /// What was given up, with the reasons; a line for each engine, setting and reason.
+    /// Measurements that were given up, with the reasons; a line for each engine, setting and reason.
     pub fn troubles(&self) -> Vec<String> {
         let mut groups: Vec<Trouble> = Vec::new();
         for Entry { engine, workload, setting, series } in &self.entries {

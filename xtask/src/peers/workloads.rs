@@ -1,6 +1,6 @@
 //! The workloads, as data. `benches/README.md` describes each.
 
-/// Which of its quantities a workload is there for; each kind has tables of its own.
+/// Quantities for which a workload is there; each kind has tables of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// Time per operation, from the first submission until everything is done.
@@ -48,7 +48,7 @@ const fn granularity(name: &'static str, n: u64) -> Workload {
     Workload { name, kind: Kind::Granularity, n }
 }
 
-/// How many threads an engine may use.
+/// Number of threads that an engine may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Setting {
     /// The submitting thread runs everything, or, where an engine cannot do that, one worker does.

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::commands::{checked, models, portable, random, sanitized_links};
 use crate::{install, shell};
 
-/// What is built ahead: the suite, and its commands, also in the quick form. Where a command runs tests, these are only built.
+/// Builds ahead: the suite, and its commands, also in the quick form. If a command runs tests, these are only built.
 type Builds = fn(&Path, bool) -> Result<Vec<Command>, String>;
 
 /// In the order of the suites.
@@ -25,7 +25,7 @@ const AHEAD: &[(&str, Builds)] = &[
 pub fn ahead(suite: &str, target: &Path, quick: bool) -> Vec<Command> {
     // The quick form uses the C library that the Rust tests are built with.
     let builds = AHEAD.iter().filter(|(name, _)| *name == suite && !(quick && suite == "c"));
-    // What cannot be made here is reported by the suite, which makes it again.
+    // The suite reports a command that cannot be made here, as it makes it again.
     let commands = builds.filter_map(|(_, commands)| commands(target, quick).ok()).flatten();
     commands.map(|command| niced(&command, "19", true)).collect()
 }
