@@ -131,7 +131,7 @@ struct Frail {
     device: SimHarness,
     fills: AtomicUsize,
     blocked: Arc<AtomicUsize>,
-    /// What was blocked when a check began.
+    /// Queues that were blocked when a check began.
     left: Mutex<Vec<usize>>,
 }
 

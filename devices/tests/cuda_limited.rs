@@ -11,7 +11,7 @@ mod suite;
 
 use self::harness::bench;
 
-/// What devices say of attributes, by the driver's numbers.
+/// Attributes of devices, by the driver's numbers.
 const ATTRIBUTES: &[(i32, i32)] = &[
     (CONCURRENT_MANAGED_ACCESS, 0),
     (CAN_USE_64_BIT_STREAM_MEM_OPS_V1, 0),
@@ -22,7 +22,7 @@ const CONCURRENT_MANAGED_ACCESS: i32 = 89;
 const CAN_USE_64_BIT_STREAM_MEM_OPS_V1: i32 = 93;
 const MEMORY_POOLS_SUPPORTED: i32 = 115;
 const CAN_USE_64_BIT_STREAM_MEM_OPS: i32 = 122;
-/// What the driver lacks: it has everything, and the device denies it.
+/// Functions that the driver lacks: it has everything, and the device denies it.
 const MISSING: &[&str] = &[];
 
 #[test]

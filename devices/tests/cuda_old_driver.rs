@@ -15,9 +15,9 @@ use estafette_devices::{Device, DeviceErrorKind};
 
 use self::harness::{PATIENCE, bench, block, fill, record, settle};
 
-/// What devices say of attributes, by the driver's numbers.
+/// Attributes of devices, by the driver's numbers.
 const ATTRIBUTES: &[(i32, i32)] = &[];
-/// What the driver lacks.
+/// Functions that the driver lacks.
 const MISSING: &[&str] = &[
     "cuStreamWriteValue64_v2",
     "cuStreamGetCaptureInfo_v2",

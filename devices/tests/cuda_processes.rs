@@ -1,4 +1,4 @@
-//! What concerns a whole process: how the driver is found, and that an exit leaves it alone. Each test starts
+//! Concerns of a whole process: how the driver is found, and that an exit leaves it alone. Each test starts
 //! itself again, in processes of their own.
 
 use std::os::unix::fs::symlink;
@@ -123,7 +123,7 @@ fn a_process_exits_while_a_call_is_stuck_in_the_driver() {
     process::exit(0);
 }
 
-/// What a driver that is shutting down says is no fault of the device.
+/// An error of a driver that is shutting down is no fault of the device.
 #[test]
 fn a_driver_that_was_shut_down_fails_nothing() {
     if !is_child() {

@@ -22,7 +22,7 @@ fn alone() -> Pool<Of> {
         .expect("no thread is needed")
 }
 
-/// How many jobs of priority `urgent` are taken before the first one of priority `low`, of `count` that wait,
+/// Number of jobs of priority `urgent` that are taken before the first one of priority `low`, of `count` that wait,
 /// if there is always one.
 fn overtaken(low: i32, urgent: i32, count: usize, take: impl Fn(&Pool<Of>) -> Option<Of>) -> Vec<usize> {
     let pool = alone();
@@ -108,7 +108,7 @@ struct Counts {
     urgent: i32,
     low: i32,
     ran: AtomicUsize,
-    /// How many links had run when the lower one did.
+    /// Number of links that had run when the lower one did.
     at_low: AtomicUsize,
     reported: Sender<()>,
 }

@@ -18,7 +18,7 @@ mod arrow_abi;
 
 use arrow_abi::{Array, DeviceArray, Schema};
 
-/// What a producer keeps behind an array.
+/// A producer's data behind an array.
 struct Kept {
     values: Vec<f32>,
     validity: Vec<u8>,

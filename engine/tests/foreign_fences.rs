@@ -298,7 +298,7 @@ fn a_fence_that_signals_twice_is_heard_once() {
     while told.load(SeqCst) == 0 {
         std::thread::yield_now();
     }
-    // What was sent before has been delivered once a later one was.
+    // Notifications that were sent before a delivered one have been delivered.
     let other = adopt(Foreign::new().telling()).unwrap();
     assert!(other.wait_timeout(Some(Duration::from_millis(10))).is_none());
     assert_eq!(told.load(SeqCst), 1);

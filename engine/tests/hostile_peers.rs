@@ -23,7 +23,7 @@ use support::{Peer, role, until, wait};
 
 /// Messages of a hostile process.
 const MESSAGES: usize = 3_000;
-/// What all bytes of its memory are.
+/// Value of all bytes of its memory.
 const FILLED: u8 = 0x5A;
 /// Bytes of a segment: no multiple of a page.
 const BYTES: usize = 5_000;
@@ -196,7 +196,7 @@ fn a_tensor_that_another_process_describes_is_inside_of_its_memory_or_refused() 
         }
     }
     assert!(peer.end().success());
-    // What it had not kept has failed, and the rest stays.
+    // Tensors that it had not kept have failed, and the rest stays.
     for tensor in &tensors {
         match tensor.wait_timeout(Duration::from_secs(60)) {
             Ok(()) => looked_at += read(tensor),

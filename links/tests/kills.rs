@@ -13,7 +13,7 @@ use estafette_links::{Address, Door, Link, LinkError, Segment};
 use support::{Peer, outcome, role, until, wait};
 
 const ROUNDS: u32 = 60;
-/// What a round waits for at most before it kills.
+/// Longest wait of a round before it kills.
 const MOMENTS_US: u64 = 8_000;
 
 /// Threads, descriptors and mappings of boards and segments.

@@ -137,7 +137,7 @@ fn a_link_that_is_closed_in_good_order_is_no_death() {
             }
             let [settle, end] = [(); 2].map(|()| receive(&link));
             drop(link);
-            // What was received outlives the handle.
+            // A received tensor outlives the handle.
             assert!(outcome(kept.fence()).is_ok());
             drop(kept);
             assert!(outcome(settle.fence()).is_ok());
@@ -539,7 +539,7 @@ fn a_segment_whose_number_was_missed_twice_is_shown_again() {
     );
 }
 
-/// Whether this process has mapped no memory of links for writing.
+/// True if this process has mapped no memory of links for writing.
 fn writes_no_shared_memory() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut lines = maps.lines();
@@ -562,7 +562,7 @@ fn a_child_that_is_forked_while_memory_is_mapped_cannot_write_it() {
     });
 }
 
-/// Whether this process can link with itself.
+/// True if this process can link with itself.
 fn own_links_work() -> bool {
     let door = Door::open().expect("a door");
     let address = door.address().clone();

@@ -1,4 +1,4 @@
-//! How often the link thread is woken: one test, as it counts for the whole process.
+//! Wake-ups of the link thread: one test, as they count for the whole process.
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
@@ -15,7 +15,7 @@ fn done() -> Fence {
     fence
 }
 
-/// How often the link thread of this process was woken and slept again.
+/// Number of times that the link thread of this process was woken and slept again.
 fn sleeps_of_the_link_thread() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
     let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());

@@ -29,7 +29,7 @@ static void lost(const char *name, const char *what) {
   atomic_fetch_add(&losses, 1);
 }
 
-/* Whether a call has done what it should; an error is noted. */
+/* True if a call has done what it should; an error is noted. */
 static int ok(const char *name, estafette_status status) {
   if (status < 0) printf("error %s: %s: %s\n", name, estafette_status_text(status), estafette_last_error());
   if (status == ESTAFETTE_TIMEOUT) lost(name, "it never ended");

@@ -54,7 +54,7 @@ __attribute__((constructor)) static void begin(void) {
   if (counts == MAP_FAILED) abort();
 }
 
-/* Whether code at this address is in the chosen object. Takes no lock and allocates nothing. */
+/* True if code at this address is in the chosen object. Takes no lock and allocates nothing. */
 static int is_chosen(void *code) {
   struct dl_find_object found;
   if (_dl_find_object(code, &found) != 0) return 0;
@@ -62,7 +62,7 @@ static int is_chosen(void *code) {
   return strstr(slash ? slash + 1 : path, object) != NULL;
 }
 
-/* Whether this call fails, with errno set. */
+/* True if this call fails, with errno set. */
 static int fails_from(const char *name, void *caller) {
   if (!atomic_load_explicit(&armed, memory_order_relaxed) || !chosen || strcmp(name, chosen) != 0) return 0;
   if (object && !is_chosen(caller)) return 0;
@@ -79,7 +79,7 @@ static int fails_from(const char *name, void *caller) {
 /* From here on calls are counted; with 0, no longer. */
 void failing_system_arm(int on) { atomic_store(&armed, on); }
 
-/* How many calls have failed. */
+/* Number of calls that have failed. */
 long failing_system_struck(void) { return atomic_load(&counts->struck); }
 
 #define NEXT(name) \

@@ -15,7 +15,7 @@ static int is_f32(const DLTensor *tensor) {
   return tensor->dtype.code == kDLFloat && tensor->dtype.bits == 32 && tensor->dtype.lanes == 1;
 }
 
-/* How many elements a row-major tensor has; -1 for one that is not. */
+/* Number of elements of a row-major tensor; -1 for one that is not. */
 static int64_t length(const DLTensor *tensor) {
   int64_t count = 1;
   for (int32_t at = tensor->ndim - 1; at >= 0; at--) {

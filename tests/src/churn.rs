@@ -8,7 +8,7 @@ use estafette::{Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
 use crate::dice::Dice;
 use crate::foreign::{Deleted, Memory};
 
-/// What one thread keeps alive at most, tensors and exports each.
+/// Limit of what one thread keeps alive, tensors and exports each.
 const KEPT_MAX: usize = 32;
 
 /// Elements of each tensor: leaking one in ten thousand would show in resident memory.

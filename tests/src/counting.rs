@@ -26,7 +26,7 @@ thread_local! {
     static MOST_HERE: Cell<isize> = const { Cell::new(0) };
 }
 
-/// What `f` returns, and the bytes that the calling thread held at most while it ran, beyond those before.
+/// Result of `f`, and the bytes that the calling thread held at most while it ran, beyond those before.
 pub fn most_of_this_thread<R>(f: impl FnOnce() -> R) -> (R, usize) {
     let counted = of_this_thread();
     drop(std::hint::black_box(Box::new(0_u8)));
@@ -76,7 +76,7 @@ pub fn bytes() -> usize {
     BYTES.load(Ordering::Relaxed)
 }
 
-/// What `f` returns, and the most bytes that were allocated beyond what there was before. A block that is
+/// Result of `f`, and the most bytes that were allocated beyond those before. A block that is
 /// made longer counts twice meanwhile. One call at a time is made.
 pub fn taken<R>(f: impl FnOnce() -> R) -> (R, usize) {
     let before = bytes();

@@ -37,7 +37,7 @@ pub fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Whether `cargo xtask test` runs without `--all`: a tenth of what takes long will do.
+/// True if `cargo xtask test` runs without `--all`: a tenth of what takes long will do.
 pub fn few_examples() -> bool {
     std::env::var_os("ESTAFETTE_FEW_EXAMPLES").is_some()
 }

@@ -47,7 +47,7 @@ pub struct Versioned {
     pub tensor: DLTensor,
 }
 
-/// How many deleters have run. Clones count together.
+/// Number of deleters that have run. Clones count together.
 #[derive(Debug, Clone, Default)]
 pub struct Deleted {
     inner: Arc<Counter>,
@@ -60,11 +60,11 @@ struct Counter {
     changed: Condvar,
 }
 
-/// How long a deleter may take to come. Far more than it does.
+/// Limit for a deleter to come. Far more than it takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Deleted {
-    /// How many so far.
+    /// Number so far.
     pub fn count(&self) -> usize {
         self.inner.count.load(Ordering::Acquire)
     }
@@ -210,7 +210,7 @@ fn versioned(tensor: DLTensor, manager_ctx: *mut c_void, edit: impl FnOnce(&mut 
     Box::into_raw(Box::new(managed)).cast()
 }
 
-/// What `manager_ctx` points to.
+/// Target of `manager_ctx`.
 struct Context {
     _memory: Memory,
     shape: Vec<i64>,

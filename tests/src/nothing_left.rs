@@ -1,4 +1,4 @@
-//! What a test leaves behind: nothing.
+//! A test leaves nothing behind.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use estafette::exchange::flush_deleters;
 use estafette_sync::thread;
 use estafette_sync::time::Instant;
 
-/// How long deleters may take that are under way.
+/// Limit for deleters that are under way.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Between two looks.

@@ -29,7 +29,7 @@ pub fn on_device(device: &SimDevice, engine: &Engine) -> Tensor {
     tensor
 }
 
-/// Where a tensor's only element is, for work on the device.
+/// Address of a tensor's only element, for work on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Element(*mut f32);
 
@@ -108,7 +108,7 @@ pub fn started(device: &SimDevice) -> Vec<String> {
     started.filter_map(|event| event.name().map(str::to_owned)).collect()
 }
 
-/// What a device says when work on it breaks.
+/// Error of a device when work on it breaks.
 pub fn fault(message: &str) -> DeviceError {
     DeviceError::new(DeviceErrorKind::Fault, message).with_code(700)
 }

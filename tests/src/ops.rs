@@ -43,17 +43,17 @@ pub fn look(engine: &Engine, tensor: &Tensor) -> Op {
     engine.op("look").reads([tensor]).run(|[_tensor], []| Ok(())).expect("accepted")
 }
 
-/// What `tensor` holds, once it is ready.
+/// Value of `tensor`, once it is ready.
 pub fn get(tensor: &Tensor) -> f32 {
     tensor.to_vec::<f32>().expect("a good tensor")[0]
 }
 
-/// What the engine says that `op` is doing; `None` when it has ended.
+/// Status of `op` in the engine; `None` when it has ended.
 pub fn status(engine: &Engine, op: &Op) -> Option<Status> {
     engine.diagnose().operations.into_iter().find(|known| known.id == op.id()).map(|known| known.status)
 }
 
-/// Whether `op` waits for earlier operations or leases.
+/// True if `op` waits for earlier operations or leases.
 pub fn waits(engine: &Engine, op: &Op) -> bool {
     status(engine, op) == Some(Status::Waiting)
 }

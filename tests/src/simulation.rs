@@ -38,21 +38,21 @@ const STACK: usize = 1 << 18;
 /// Executions that a failure may be shortened by.
 const TRIES_MAX: usize = 300;
 
-/// What an execution came to. Equal if everything in it was.
+/// Result of an execution. Equal if everything in it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
     pub trace: Trace,
-    /// What the bodies have read, as one number.
+    /// The values that the bodies have read, as one number.
     pub digest: u64,
     pub counts: Counts,
     /// The simulated time that it took.
     pub took: Duration,
 }
 
-/// Why an execution failed, and how it is run again.
+/// The reason that an execution failed, and how it is run again.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// Where everything was drawn from.
+    /// Source of everything that was drawn.
     pub seed: u64,
     /// The operations that were kept of the program.
     pub kept: Vec<OpIndex>,

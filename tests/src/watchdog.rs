@@ -12,7 +12,7 @@ use estafette::Engine;
 /// Far more than any guarded test takes, also where it gets a hundredth of a processor, and less than test runners wait.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How long a diagnosis may take that is itself stuck.
+/// Limit of a diagnosis that is itself stuck.
 #[cfg(not(estafette_shuttle))]
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -73,7 +73,7 @@ thread_local! {
     static DESCRIPTION: std::cell::RefCell<Option<Description>> = const { std::cell::RefCell::new(None) };
 }
 
-/// What the watchdog of this simulation knows, once.
+/// The watchdog's knowledge of this simulation, once.
 #[cfg(estafette_shuttle)]
 pub fn describe() -> String {
     let description = DESCRIPTION.with(std::cell::RefCell::take);

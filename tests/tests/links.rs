@@ -507,7 +507,7 @@ fn a_link_is_a_stream_of_what_it_receives() {
                 wait(link.send(&x, &ShareOptions::default())).unwrap();
                 sent.push(x);
             }
-            // What is not ready yet comes after this end.
+            // A tensor that is not ready yet comes after this end.
             drop(link);
             assert!(peer.0.wait().unwrap().success());
         },
@@ -733,7 +733,7 @@ fn recorder(path: &Path) -> Recorder {
     Recorder::open(TraceOptions::default()).expect("a recorder").to_file(path).expect("a file")
 }
 
-/// Where both processes of a test put their traces; `owner` is the number of the first.
+/// Files of the traces of both processes of a test; `owner` is the number of the first.
 fn traces_of(owner: u32) -> [PathBuf; 2] {
     let folder = std::env::temp_dir().join(format!("estafette-links-{owner}"));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -754,7 +754,7 @@ fn sentences(trace: &Trace, name: &str, cause: Cause) -> Vec<String> {
 
 #[test]
 fn a_trace_has_a_wait_on_a_link_as_a_threads_while_it_lasts_and_then_what_its_ticket_named() {
-    // What is not there yet, and is copied then, is sent as a ticket.
+    // A tensor that is not ready yet, and is copied then, is sent as a ticket.
     let private = Engine::builder().workers(2).build().expect("an engine");
     let (near, far) = pair(&private);
     let recorder = Recorder::open(TraceOptions::default()).expect("a recorder");

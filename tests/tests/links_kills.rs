@@ -88,7 +88,7 @@ fn look(engine: &Engine, tensor: &Tensor, version: u64) -> Tensor {
     seen
 }
 
-/// What the process has that a link, a ticket or a tensor of another process may leave behind: descriptors, and mappings of boards and of
+/// Resources of the process that a link, a ticket or a tensor of another process may leave behind: descriptors, and mappings of boards and of
 /// others' segments. Its own segments, of which it keeps one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Counts {
@@ -109,7 +109,7 @@ fn counts() -> Counts {
     }
 }
 
-/// What an end of the other process may do to a tensor of it.
+/// Errors of a tensor of another process that ended.
 fn is_its_end(error: &str, process: u32) -> bool {
     ["died", "closed the link", "hung up", "which passed the tensor on"].iter().any(|how| {
         error.contains(&format!("process {process} {how}"))
@@ -189,9 +189,9 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
     }
 }
 
-/// Where the process that dies makes its link: an address, or a file for the address of its own door.
+/// Environment variable with the address to which the process that dies makes its link, or with a file for the address of its own door.
 const PLACE: &str = "ESTAFETTE_LINKS_DOOR";
-/// What it does there: the microseconds that each write takes, or how it has to do with tickets.
+/// Environment variable with the task of that process: the microseconds that each write takes, or its part in tickets.
 const TASK: &str = "ESTAFETTE_TASK";
 
 fn start(name: &str, step: Option<&str>, place: &str, task: &str) -> Child {
@@ -201,7 +201,7 @@ fn start(name: &str, step: Option<&str>, place: &str, task: &str) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("a process")
 }
 
-/// What the other process does. True in that process.
+/// The other process's part. True in that process.
 fn is_the_other() -> bool {
     let Some(place) = role() else { return false };
     be_the_other(&place);
@@ -467,7 +467,7 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
         let ticket = Ticket::from_bytes(&said.wait()).expect("a ticket");
         let tensor = engine.from_ticket(&ticket).expect("a promise");
         end_of(step, &mut owner);
-        // What the dead process had sent as ready is readable.
+        // A tensor that the dead process had sent as ready is readable.
         let has_sent = ["send 4", "send 5"].contains(&step);
         match tensor.wait_timeout(Duration::from_secs(60)) {
             Ok(()) => assert!(has_sent, "{step}"),
@@ -555,7 +555,7 @@ fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
     assert!(passed_on_before > 10, "of {passed_on_before} deaths the tensor had been passed on before");
 }
 
-/// Whether `ESTAFETTE_KILLS_S` asks for the long form of these tests.
+/// True if `ESTAFETTE_KILLS_S` asks for the long form of these tests.
 fn is_long() -> bool {
     std::env::var_os("ESTAFETTE_KILLS_S").is_some()
 }
@@ -586,7 +586,7 @@ fn is_large(engine: &Engine, place: &str) {
     until_killed();
 }
 
-/// Whether all threads of a child have ended. It is not reaped.
+/// True if all threads of a child have ended. It is not reaped.
 fn has_ended(process: u32) -> bool {
     // SAFETY: fills a struct.
     unsafe {

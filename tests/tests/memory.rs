@@ -41,7 +41,7 @@ fn with_random_drops_every_deleter_runs_once_and_resident_memory_stays_flat() {
         engine.wait_all(None).unwrap();
         deleted.settle_at(imported);
     };
-    // What the first fifth leaves resident is in pools.
+    // Memory that the first fifth leaves resident is in pools.
     round(1, tensors / 5);
     let before = resident_bytes().expect("Linux tells resident memory");
     for seed in 2..6 {
@@ -68,7 +68,7 @@ enum Keeper {
 }
 
 impl Keeper {
-    /// Whether the memory must live as long as this does.
+    /// True if the memory must live as long as this does.
     fn keeps(&self) -> bool {
         match self {
             Self::Handle(tensor) | Self::Clone(tensor) | Self::Derived(tensor) => {

@@ -87,7 +87,7 @@ fn an_execution_leaves_no_memory_behind() {
             simulate(seed, None, nothing_more).unwrap();
         }
     };
-    // What the process keeps is made once.
+    // State that the process keeps is made once.
     run();
     let before = held_by_this_thread();
     run();

@@ -1,4 +1,4 @@
-//! How large the stacks are that bodies run on.
+//! Sizes of the stacks that bodies run on.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
@@ -22,7 +22,7 @@ fn own_stack() -> usize {
     size
 }
 
-/// What the C library gives to a thread of which nothing is asked: what the process's limit was when it
+/// The C library's stack for a thread of which nothing is asked: what the process's limit was when it
 /// began.
 fn stack_of_a_plain_thread() -> usize {
     extern "C" fn measure(size: *mut libc::c_void) -> *mut libc::c_void {

@@ -1,4 +1,4 @@
-//! What waiting costs: by counts of what is looked at, which do not depend on the machine.
+//! Cost of waiting: by counts of looks, which do not depend on the machine.
 //!
 //! The counter is the process's, so the tests of this file take turns.
 
@@ -202,7 +202,7 @@ fn a_wait_for_what_all_busy_workers_leave_runs_it_itself() {
     engine.wait_all(None).expect("everything ends");
 }
 
-/// How often the threads have given the processor up, each of which has its folder here.
+/// Number of times that the threads have given the processor up, each of which has its folder here.
 fn switches(threads: &[String]) -> u64 {
     let of = |thread: &String| {
         let status = std::fs::read_to_string(format!("/proc/{thread}/status")).expect("the thread lives");
@@ -350,6 +350,6 @@ fn a_wait_in_an_engine_without_workers_sleeps_until_something_comes() {
     engine.op("elsewhere").writes([&first]).run_external(start).expect("submitted");
     engine.run_ready();
     let completion = ended.recv().expect("it has begun");
-    // What it waits for is looked at now and then: twice a second, after a while.
+    // The fence that it waits for is looked at now and then: twice a second, after a while.
     sleep_soundly(1, 20, || first.wait().expect("it ends well"), || completion.complete(Ok(())));
 }

@@ -1,4 +1,4 @@
-//! What an operation on one stream costs the driver.
+//! Cost in the driver of an operation on one stream.
 
 use std::sync::mpsc;
 use std::thread;

@@ -47,7 +47,7 @@ fn a_fault_is_seen_after_its_successors_were_issued() {
     bench.assert_nothing_wrong();
 }
 
-/// What came before the fault and was seen done stays done; nothing after it is.
+/// Work from before the fault that was seen done stays done; nothing after it is.
 #[test]
 fn a_fault_in_the_middle_of_a_chain() {
     let bench = bench();

@@ -39,7 +39,7 @@ fn work_of_a_stranger_is_waited_for_and_waits() {
     let blocked = block(&*queue);
     fill(&queue, &given, 1);
     let written = record(&queue);
-    // What the stranger does from here on comes after our work.
+    // Later work of the stranger comes after our work.
     assert_eq!(acquire().order_after(&written).expect("it works"), Order::Device);
     stranger.fill(&given, 2);
     let theirs = acquire().record().expect("it works");

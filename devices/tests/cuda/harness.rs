@@ -80,13 +80,13 @@ impl Bench {
         self.simulator
     }
 
-    /// How much work a blocked stream takes, beside the wait that blocks it and what marks the work's end, before
+    /// Number of pieces of work that a blocked stream takes, beside the wait that blocks it and what marks the work's end, before
     /// a call that enqueues more waits.
     pub fn room(&self) -> usize {
         room()
     }
 
-    /// Whether a stream goes on while so many others are blocked; `false`, said aloud, where streams share fewer
+    /// True if a stream goes on while so many others are blocked; `false`, said aloud, if streams share fewer
     /// hardware connections than that.
     pub fn runs_beside(&self, blocked: usize) -> bool {
         let has_room = connections() > blocked;
@@ -158,9 +158,9 @@ impl Bench {
     }
 }
 
-/// What a driver is said to take before a launch waits is about a thousand.
+/// About a thousand: the documented number that a driver takes before a launch waits.
 const DRIVERS_DEPTH: usize = 1_000;
-/// What a driver gives a process unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise.
+/// The driver's number for a process unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise.
 const DRIVERS_CONNECTIONS: usize = 8;
 
 pub fn room() -> usize {
@@ -168,7 +168,7 @@ pub fn room() -> usize {
     depth.map_or(usize::MAX, |depth| depth - 4)
 }
 
-/// How many streams may be blocked, and one more goes on.
+/// Number of streams that may be blocked, and one more goes on.
 pub fn connections() -> usize {
     if let Some(simulator) = simulator() {
         return simulator.limits().0.unwrap_or(usize::MAX);
@@ -216,7 +216,7 @@ pub fn hold(device: &CudaDevice, stream: CUstream) -> Blocked {
     Blocked::new(move || flag.store(1, Ordering::SeqCst))
 }
 
-/// How many streams the tests of a process may block.
+/// Number of streams that the tests of a process may block.
 const FLAGS: usize = 4_096;
 
 /// A word of pinned memory, 0 at first, that nothing else uses. All of them are made before the first stream is

@@ -13,7 +13,7 @@ mod programs;
 mod suite;
 mod timing;
 
-/// What devices say of attributes, by the driver's numbers.
+/// Attributes of devices, by the driver's numbers.
 const ATTRIBUTES: &[(i32, i32)] = &[];
-/// What the driver lacks.
+/// Functions that the driver lacks.
 const MISSING: &[&str] = &[];

@@ -15,7 +15,7 @@ use crate::harness::{
     MOMENT, PATIENCE, assert_ok, bench, block, fill, inside, intact_devices, record, settle,
 };
 
-/// What is kept of each kind of memory, at most.
+/// Limit of what is kept of each kind of memory.
 const KEPT: u64 = 256 << 20;
 
 /// A device whose memory no other test uses.

@@ -27,7 +27,7 @@ struct Place {
     memory: Allocation,
     written: FenceSet,
     read: FenceSet,
-    /// What it holds if everything runs in the order of the program.
+    /// Content if everything runs in the order of the program.
     expected: u8,
 }
 

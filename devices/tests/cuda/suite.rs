@@ -6,7 +6,7 @@ use estafette_devices::{Allocation, Device, DeviceError, Queue};
 
 use crate::harness::{bench, block, break_next, connections, device, is_gpu, room, simulator};
 
-/// Why checks are skipped that need queues that do not hold each other up.
+/// The reason for skipped checks that need queues that do not hold each other up.
 const SHARED: &str = "all streams share one hardware connection";
 
 /// Any CUDA device.
@@ -54,7 +54,7 @@ impl Harness for CudaHarness {
 
     fn break_queue(&self, queue: &dyn Queue) {
         break_next(simulator().expect("a GPU is not broken"), cuda(queue));
-        // What fails.
+        // The memory of work that fails.
         let memory = Box::leak(Box::new(device().allocate(1, 1).expect("there is room for a byte")));
         self.fill(queue, memory, 0).expect("a queue that has not failed takes work");
     }

@@ -21,7 +21,7 @@ fn ended(timing: &dyn Timing) -> DeviceSpan {
     }
 }
 
-/// How long a fill takes here.
+/// Time of a fill here.
 const WORK: Duration = Duration::from_millis(20);
 /// More than a time in single precision is off.
 const PRECISION: Duration = Duration::from_micros(20);
@@ -71,7 +71,7 @@ fn work_that_waits_for_another_queue_begins_when_that_ends() {
     fill(&second, &memory, 2);
     assert!(settle(&record(&second)).is_ok());
 
-    // What either tells of the clocks counts for both once both were asked.
+    // A statement of either about the clocks counts for both once both were asked.
     ended(&*earlier);
     let (later, earlier) = (ended(&*later), ended(&*earlier));
     assert!(later.began_ns + PRECISION.as_nanos() as u64 >= earlier.ended_ns, "{earlier:?} {later:?}");

@@ -48,7 +48,7 @@ pub fn is_pending(future: Pin<&mut impl Future>) -> bool {
     future.poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// How a fence settles. One that hangs fails the test.
+/// Outcome of a fence. One that hangs fails the test.
 pub fn outcome(fence: &Fence) -> Outcome {
     fence.wait_timeout(Some(HUNG)).unwrap_or_else(|| panic!("{fence:?} hangs"))
 }

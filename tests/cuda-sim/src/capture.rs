@@ -51,7 +51,7 @@ pub(crate) struct Capture {
 }
 
 thread_local! {
-    /// What this thread lets captures forbid it: `cuThreadExchangeStreamCaptureMode`.
+    /// Calls that captures forbid this thread: `cuThreadExchangeStreamCaptureMode`.
     pub(crate) static THREAD_MODE: std::cell::Cell<Mode> = const { std::cell::Cell::new(Mode::Global) };
 }
 

@@ -82,7 +82,7 @@ pub(crate) fn step(session: &mut Session, limit: Option<u64>) -> bool {
 }
 
 fn start_what_is_ready(session: &mut Session) {
-    // What has begun may let others of its connection begin.
+    // A command that has begun may let others of its connection begin.
     while let Some(id) = session.busy.iter().find_map(|stream| session.ready(*stream)) {
         let (stream, kind) = (session.commands[&id].stream, session.commands[&id].kind);
         let latency = session.script.latency(stream, kind);

@@ -32,13 +32,13 @@ impl Touch {
         self.address + self.bytes
     }
 
-    /// Whether the order of the two matters.
+    /// True if the order of the two matters.
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
         (self.write || other.write) && self.address < other.end() && other.address < self.end()
     }
 }
 
-/// How a waiting stream compares, `cuStreamWaitValue`'s flags.
+/// Comparison of a waiting stream, `cuStreamWaitValue`'s flags.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Comparison {
     GreaterOrEqual,
@@ -107,7 +107,7 @@ pub(crate) struct Command {
     pub(crate) clock: VectorClock,
 }
 
-/// What a caller asks a stream for.
+/// A caller's request to a stream.
 pub(crate) struct Request {
     pub(crate) kind: Kind,
     pub(crate) work: Work,
@@ -197,7 +197,7 @@ impl State {
         can.then_some(id)
     }
 
-    /// Whether all that came before on the same hardware connection has begun. The connection passes commands
+    /// True if all that came before on the same hardware connection has begun. The connection passes commands
     /// on in the order in which they were enqueued, whatever their streams: one that cannot begin holds up
     /// all behind it (CUDA Programming Guide, `CUDA_DEVICE_MAX_CONNECTIONS`).
     fn is_first_of_its_connection(&self, stream: usize, id: CommandId) -> bool {
@@ -215,7 +215,7 @@ impl State {
         others.filter_map(|other| begins_next(*other)).all(|other| *other > id)
     }
 
-    /// Whether a stream waits for a value in memory, of which no notification comes.
+    /// True if a stream waits for a value in memory, of which no notification comes.
     pub(crate) fn waits_for_value(&self, stream: usize) -> bool {
         let front = self.streams[stream].queue.front();
         front.is_some_and(|id| matches!(self.commands[id].work, Work::WaitValue { .. } | Work::Graph(_)))
@@ -225,7 +225,7 @@ impl State {
     pub(crate) fn begin(&mut self, id: CommandId) -> Option<Work> {
         let command = self.commands.get_mut(&id)?;
         command.progress = Progress::Running;
-        // What shares the connection may begin now.
+        // Commands that share the connection may begin now.
         self.news |= self.script.connections.is_some();
         let (stream, work, kind) = (command.stream, command.work.clone(), command.kind);
         let touches = command.touches.clone();
@@ -345,7 +345,7 @@ fn now_is_ahead_32(now: u64, value: u64) -> bool {
 }
 
 impl Work {
-    /// How long it takes by itself.
+    /// Time that it takes by itself.
     pub(crate) fn nanoseconds(&self) -> u64 {
         match self {
             Self::Kernel(launch) => launch.nanoseconds(),

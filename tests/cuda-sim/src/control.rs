@@ -49,7 +49,7 @@ macro_rules! controls {
 }
 
 controls! {
-    /// How many devices there are. To be called before `cuInit`; false when it is too late.
+    /// Sets the number of devices. To be called before `cuInit`; false when it is too late.
     fn devices = cusim_devices(count: u32) -> bool {
         let mut session = Session::open();
         let early = !session.initialized;
@@ -64,7 +64,7 @@ controls! {
         Session::open().script.driver_version = version;
     }
 
-    /// What every device says of an attribute from now on.
+    /// Sets an attribute of every device from now on.
     fn attribute = cusim_attribute(attribute: c_int, value: c_int) {
         Session::open().script.attributes.insert(attribute, value);
     }
@@ -118,7 +118,7 @@ controls! {
         Session::open().script.jitter = nanoseconds;
     }
 
-    /// How many commands of a stream are not over.
+    /// Number of commands of a stream that are not over.
     fn pending = cusim_pending(stream: usize) -> u64 {
         let session = Session::open();
         place(&session, stream as u64).map_or(0, |stream| session.streams[stream].queue.len() as u64)
@@ -129,7 +129,7 @@ controls! {
         Session::open().script.failing_allocation = (nth > 0).then_some(nth);
     }
 
-    /// How much memory each device has.
+    /// Sets the memory of each device.
     fn capacity = cusim_capacity(bytes: u64) {
         Session::open().script.capacity = bytes;
     }
@@ -139,7 +139,7 @@ controls! {
         Session::open().memory.used.get(&(device as usize)).copied().unwrap_or(0)
     }
 
-    /// How many executable graphs there are.
+    /// Number of executable graphs.
     fn graphs = cusim_graphs() -> u64 {
         Session::open().executables.len() as u64
     }
@@ -160,27 +160,27 @@ controls! {
         Session::open().violations.clear();
     }
 
-    /// How many hardware connections the streams of a context share; 0 for one each.
+    /// Sets the number of hardware connections that the streams of a context share; 0 for one each.
     fn connections = cusim_connections(count: u32) {
         Session::open().script.connections = (count > 0).then_some(count as usize);
     }
 
-    /// How many commands a stream takes before a call that enqueues one waits; 0 for any number.
+    /// Sets the number of commands that a stream takes before a call that enqueues one waits; 0 for any number.
     fn depth = cusim_depth(commands: u32) {
         Session::open().script.depth = (commands > 0).then_some(commands as usize);
     }
 
-    /// How long each call lasts that needs a context, in nanoseconds. It has the context's lock meanwhile.
+    /// Sets the time of each call that needs a context, in nanoseconds. The call has the context's lock meanwhile.
     fn call_time = cusim_call_time(nanoseconds: u64) {
         Session::open().script.call_time = nanoseconds;
     }
 
-    /// Whether what pins memory, makes a stream or loads code waits for all work of the context.
+    /// Lets calls that pin memory, make a stream or load code wait for all work of the context, or not.
     fn setup_waits = cusim_setup_waits(waits: bool) {
         Session::open().script.setup_waits = waits;
     }
 
-    /// What `cuInit` fails with from now on, as under MPS; 0 for nothing.
+    /// Sets the error of `cuInit` from now on, as under MPS; 0 for none.
     fn fail_start = cusim_fail_start(code: c_int) {
         Session::open().script.start = (code != 0).then_some(code);
     }
@@ -191,12 +191,12 @@ controls! {
         Session::open().host_uses(address);
     }
 
-    /// Whether devices reach each other's memory.
+    /// Lets devices reach each other's memory, or not.
     fn peer_access = cusim_peer_access(possible: bool) {
         Session::open().script.peer_access = possible;
     }
 
-    /// Whether memory can be mapped for reading alone.
+    /// Lets memory be mapped for reading alone, or not.
     fn read_only_mappings = cusim_read_only_mappings(possible: bool) {
         Session::open().script.no_read_only = !possible;
     }
@@ -209,7 +209,7 @@ controls! {
     }
 }
 
-/// How long commands of that kind (0: of any) take on that stream (0: on any). 0 when there is no such thing,
+/// Sets the time of commands of that kind (0: of any) on that stream (0: on any). 0 when there is no such thing,
 /// else 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_latency(stream: u64, kind: u32, nanoseconds: u64) -> c_int {
@@ -276,7 +276,7 @@ pub extern "C" fn cusim_fault_device(device: u32, code: c_int) -> c_int {
     1
 }
 
-/// How often a function of the driver was called.
+/// Number of calls of a function of the driver.
 ///
 /// # Safety
 ///
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn cusim_limits(connections: *mut u64, depth: *mut u64) {
     }
 }
 
-/// What says whether the calling thread has the lock of an interpreter: no call that may wait is to be made with it.
+/// Sets the function that says that the calling thread has the lock of an interpreter: no call that may wait is to be made with it.
 ///
 /// # Safety
 ///

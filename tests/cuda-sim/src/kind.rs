@@ -1,4 +1,4 @@
-//! What a command of a stream is, for scripts and reports.
+//! Kinds of commands of a stream, for scripts and reports.
 
 /// The kinds of commands; the numbers are those of `cusim_latency`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -56,7 +56,7 @@ impl Pool {
 /// `CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`.
 const CONCURRENT_MANAGED_ACCESS: i32 = 89;
 
-/// What was released is kept for a while, so that a use after it is found instead of doing harm.
+/// Released memory is kept for a while, so that a use after it is found instead of doing harm.
 const QUARANTINE: u64 = 64 << 20;
 
 #[derive(Debug, Default)]
@@ -231,7 +231,7 @@ impl State {
         }
     }
 
-    /// What pools keep beyond their thresholds is released when a thread synchronizes, and not before
+    /// Memory that pools keep beyond their thresholds is released when a thread synchronizes, and not before
     /// (CUDA Programming Guide, "Stream-Ordered Memory Allocator").
     pub(crate) fn trim_pools(&mut self) {
         for pool in self.pools.values_mut() {
@@ -251,7 +251,7 @@ impl State {
         }
     }
 
-    /// Whether kernels of a context may use that memory.
+    /// True if kernels of a context may use that memory.
     pub(crate) fn device_may_touch(&self, context: usize, touch: &Touch) -> bool {
         if touch.bytes == 0 {
             return true;

@@ -1,4 +1,4 @@
-//! What a test has ordered: how long things take, what fails and when.
+//! A test's orders: how long things take, what fails and when.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -19,25 +19,25 @@ pub(crate) struct Script {
     /// Commands take up to so many nanoseconds longer, by the seed.
     pub(crate) jitter: u64,
     pub(crate) failing_allocation: Option<u64>,
-    /// What the next call of a function fails with, by its symbol.
+    /// Error of the next call of a function, by its symbol.
     pub(crate) failing_calls: HashMap<String, Code>,
     pub(crate) capacity: u64,
-    /// How many commands a stream starts until one fails, and with what.
+    /// Number of commands that a stream starts until one fails, and the error.
     pub(crate) faults: HashMap<usize, (u64, Code)>,
     /// Hardware connections of a context, which its streams share in the order of their creation. `None`: one
     /// for each stream.
     pub(crate) connections: Option<usize>,
     /// Commands that a stream takes; a call that enqueues one more waits. `None`: any number.
     pub(crate) depth: Option<usize>,
-    /// How long each call lasts that needs a context, in nanoseconds.
+    /// Time of each call that needs a context, in nanoseconds.
     pub(crate) call_time: u64,
-    /// What `cuInit` fails with.
+    /// Error of `cuInit`.
     pub(crate) start: Option<Code>,
-    /// Whether devices reach each other's memory.
+    /// True if devices reach each other's memory.
     pub(crate) peer_access: bool,
-    /// Whether memory cannot be mapped for reading alone.
+    /// True if memory cannot be mapped for reading alone.
     pub(crate) no_read_only: bool,
-    /// Whether what pins memory, makes a stream or loads code waits for all work of the context.
+    /// True if calls that pin memory, make a stream or load code wait for all work of the context.
     pub(crate) setup_waits: bool,
     /// Asks whether the calling thread has the lock of a Python interpreter. A call that may wait must not be made with it: what the
     /// driver waits for may be a thread that wants that lock.
@@ -92,7 +92,7 @@ impl Script {
         (self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) % limit.max(1)
     }
 
-    /// How long a command takes, besides what it says of itself.
+    /// Time of a command, besides what it says of itself.
     pub(crate) fn latency(&mut self, stream: usize, kind: Kind) -> u64 {
         let base = [(Some(stream), Some(kind)), (Some(stream), None), (None, Some(kind)), (None, None)]
             .iter()

@@ -21,16 +21,16 @@ pub(crate) struct Context {
     pub(crate) handle: u64,
     pub(crate) device: usize,
     pub(crate) primary: bool,
-    /// How often it was retained; a context that was created counts once.
+    /// Number of times that it was retained; a context that was created counts once.
     pub(crate) holders: usize,
     /// The code that every call returns since a command of it failed.
     pub(crate) fault: Option<Code>,
-    /// Whose memory its kernels may use.
+    /// Contexts whose memory its kernels may use.
     pub(crate) peers: Vec<usize>,
     pub(crate) busy: bool,
 }
 
-/// What an event was last recorded as.
+/// State of an event since it was last recorded.
 #[derive(Debug, Clone)]
 pub(crate) enum Recorded {
     Never,
@@ -43,7 +43,7 @@ pub(crate) struct Event {
     pub(crate) context: usize,
     pub(crate) timing: bool,
     pub(crate) recorded: Recorded,
-    /// When the recording was reached, in nanoseconds.
+    /// Time at which the recording was reached, in nanoseconds.
     pub(crate) reached: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct State {
     pub(crate) by_handle: HashMap<u64, usize>,
     /// Streams that hold something.
     pub(crate) busy: BTreeSet<usize>,
-    /// Whether something has changed that others may wait for.
+    /// True if something has changed that others may wait for.
     pub(crate) news: bool,
     /// Threads that wait for the lock of a context.
     pub(crate) queued_calls: usize,
@@ -104,7 +104,7 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 thread_local! {
     /// This thread's stack of current contexts.
     pub(crate) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// Whether this thread is inside a host function, where the driver may not be called.
+    /// True if this thread is inside a host function, where the driver may not be called.
     pub(crate) static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -267,7 +267,7 @@ impl Session {
     /// Finds a call that may wait, for the lock of the context or for work, on a thread with the interpreter's lock.
     fn look_for_interpreter(&mut self, name: &str) {
         let Some(has_lock) = self.script.has_interpreter else { return };
-        // What an address is depends on no work. A thread without a context waits for nothing.
+        // The kind of an address depends on no work. A thread without a context waits for nothing.
         let may_wait =
             (!needs_no_lock(name) && !name.starts_with("cuPointerGet")) || name.ends_with("Synchronize");
         let has_context = CURRENT.with_borrow(|stack| !stack.is_empty());

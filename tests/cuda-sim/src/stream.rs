@@ -21,7 +21,7 @@ pub(crate) enum Origin {
     Created,
     Legacy,
     PerThread(ThreadId),
-    /// Where events are recorded that stand for a whole context.
+    /// The internal stream of events that stand for a whole context.
     Records,
 }
 
@@ -33,11 +33,11 @@ pub(crate) struct Stream {
     pub(crate) green: u64,
     pub(crate) origin: Origin,
     pub(crate) flags: u32,
-    /// How many streams its context had before.
+    /// Number of streams that its context had before.
     pub(crate) number: usize,
-    /// What is not over, in order.
+    /// Commands that are not over, in order.
     pub(crate) queue: VecDeque<CommandId>,
-    /// How many commands it has got, and what each next one is known to come after.
+    /// Number of commands it has got, and what each next one is known to come after.
     pub(crate) count: u64,
     pub(crate) clock: VectorClock,
     pub(crate) blocked: bool,
@@ -50,7 +50,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Whether it and the legacy stream wait for each other.
+    /// True if it and the legacy stream wait for each other.
     pub(crate) fn is_blocking(&self) -> bool {
         self.origin != Origin::Legacy && self.flags & NON_BLOCKING == 0
     }

@@ -1,11 +1,11 @@
-//! What is known to have happened before something: for every stream, how many of its commands.
+//! Work known to have happened before something: for every stream, the number of its commands.
 
 /// One count per stream, by the stream's place in the simulator's table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VectorClock(Vec<u64>);
 
 impl VectorClock {
-    /// How many commands of `stream` are known to be over.
+    /// Number of commands of `stream` that are known to be over.
     pub(crate) fn known(&self, stream: usize) -> u64 {
         self.0.get(stream).copied().unwrap_or(0)
     }

@@ -250,7 +250,7 @@ fn the_legacy_stream_is_asked_about_a_capture_beside_it_without_harm_and_given_w
         fails(sys::cuStreamIsCapturing(legacy, &mut status), implicit);
         let (id, graph, first, count) = (none, none.cast(), none.cast(), none.cast());
         fails(sys::cuStreamGetCaptureInfo_v2(legacy, &mut status, id, graph, first, count), implicit);
-        // What is asked of the stream itself is answered.
+        // A question about the stream itself is answered.
         ok(sys::cuStreamIsCapturing(blocking, &mut status));
     }
     assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);

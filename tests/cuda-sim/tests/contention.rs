@@ -1,4 +1,4 @@
-//! What a driver makes calls and streams wait for: few hardware connections, queues of limited depth, one lock
+//! Causes for which a driver lets calls and streams wait: few hardware connections, queues of limited depth, one lock
 //! for a context, and calls that wait for the whole context.
 
 mod harness;

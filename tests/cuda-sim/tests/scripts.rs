@@ -1,4 +1,4 @@
-//! What tests script: faults, shortage, the virtual clock and its seeds.
+//! Scripts of tests: faults, shortage, the virtual clock and its seeds.
 
 mod harness;
 
@@ -114,7 +114,7 @@ fn on_the_virtual_clock_nothing_happens_by_itself() {
     assert_eq!(query(slow), CUresult::CUDA_ERROR_NOT_READY);
     bench.simulator.advance(1);
     ok(query(slow));
-    // Who waits lets time pass.
+    // A thread that waits lets time pass.
     let start = bench.simulator.now();
     delay(a, 1_000_000_000);
     synchronize(a);

@@ -37,7 +37,7 @@ def check_fences_between_torch_and_cupy() -> None:
     address = {"torch": lambda x: x.data_ptr(), "cupy": lambda x: x.data.ptr}
 
     def is_free(library: str, place: int) -> bool:
-        """Whether the library's pool gives the memory out again."""
+        """True if the library's pool gives the memory out again."""
         with within[library]():
             return place in [address[library](x) for x in [full[library](0.0) for _ in range(4)]]
 

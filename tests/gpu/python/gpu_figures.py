@@ -154,7 +154,7 @@ class Pipeline:
             target.zero_()
 
     def with_a_barrier_at_each_hand_over(self) -> None:
-        """What people write who have no other means."""
+        """Code of people who have no other means."""
         torch, cupy = self.torch, self.cupy
         for chunk in range(CHUNKS):
             x, y, z = (buffers[chunk % BUFFERS] for buffers in (self.x, self.y, self.z))

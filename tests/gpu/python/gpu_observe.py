@@ -36,7 +36,7 @@ def data_of(seen: est.observe) -> Any:
 
 
 def waited(data: Any, function: str, mark: str) -> int:
-    """How long a function was waited for at a line, in nanoseconds."""
+    """Time that a function was waited for at a line, in nanoseconds."""
     name = f"`{function}` at {line_of(mark)}"
     rows = [row["waited_ns"] for row in data["operations"] if row["name"] == name]
     assert rows, f"no {name} among {[row['name'] for row in data['operations']]}"

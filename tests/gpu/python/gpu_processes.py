@@ -96,7 +96,7 @@ def read_elsewhere(engine: est.Engine, other: Process) -> est.Tensor:
     return x
 
 
-# What the other process does.
+# Role of the other process.
 
 
 def reads(engine: est.Engine, link: est.Link) -> None:

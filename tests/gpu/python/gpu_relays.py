@@ -100,7 +100,7 @@ def check_a_slow_producer_is_waited_for_and_the_host_is_not_held_up() -> None:
 
 
 def check_without_the_wait_the_consumer_is_too_early() -> None:
-    """What the checks above would not notice if they proved nothing: a consumer that is told not to wait is wrong."""
+    """Control of the checks above, which would prove nothing without it: a consumer that is asked not to wait is wrong."""
     if REHEARSAL:
         raise Skip("there are no streams in host memory")
     names = {library.name for library in FOUND}

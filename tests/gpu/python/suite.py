@@ -1,4 +1,4 @@
-"""What the Python files of the GPU suite share: reporting, and the libraries that this machine has.
+"""Common part of the Python files of the GPU suite: reporting, and the libraries that this machine has.
 
 Each ``gpu_*.py`` runs by itself and prints a line of JSON for every check, figure and skip; the program ``gpu-suite`` reads them.
 With ``--rehearse`` the same code runs in host memory, as far as it goes, and with ``--simulator`` on the simulated driver, with the
@@ -38,7 +38,7 @@ if SIMULATOR:
 
 
 def violations() -> list[str]:
-    """What the simulated driver found wrong since the last time, such as uses of memory that nothing orders; a real one does not tell."""
+    """Findings of the simulated driver since the last time, such as uses of memory that nothing orders; a real one has none to report."""
     if not SIMULATOR:
         return []
     text = ctypes.create_string_buffer(_simulator.cusim_violations(None, 0) + 1)
@@ -374,7 +374,7 @@ def installed() -> tuple[list[Library], list[tuple[str, str]]]:
 
 
 def note_versions(libraries: list[Library]) -> None:
-    """What the record says of where its figures are from."""
+    """Origin of the record's figures."""
     for library in libraries:
         report("note", library.name, library.version)
     report("note", "Python", sys.version.split()[0])
@@ -383,7 +383,7 @@ def note_versions(libraries: list[Library]) -> None:
 
 
 def microseconds(function: Callable[[], Any], times: int) -> Iterator[float]:
-    """How long each of so many calls took. What the function returns is dropped outside of the measured time."""
+    """Time of each of so many calls. What the function returns is dropped outside of the measured time."""
     for _ in range(times):
         begin = time.perf_counter_ns()
         kept = function()

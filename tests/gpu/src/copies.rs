@@ -8,9 +8,9 @@ use crate::failure::{Failure, ensure};
 use crate::record::Record;
 use crate::setup::Setup;
 
-/// How long the work before the copy takes.
+/// Time of the work before the copy.
 const DELAY: u64 = 100_000_000;
-/// How long the engine's one worker may be away.
+/// Time for which the engine's one worker may be away.
 const FREE_WITHIN: Duration = Duration::from_millis(20);
 /// Several staging chunks, and no multiple of it.
 const BYTES: usize = (32 << 20) + 5;

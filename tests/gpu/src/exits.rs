@@ -15,11 +15,11 @@ pub const CHILD: &str = "exit";
 const EXITS: usize = 50;
 /// Processes at a time: the driver's start takes a second on some machines.
 const AT_A_TIME: usize = 5;
-/// What one process may take, the start of the driver included.
+/// Limit of one process, the start of the driver included.
 const LIMIT: Duration = Duration::from_secs(20);
 /// After this time no further process is started.
 const ENOUGH: Duration = Duration::from_secs(30);
-/// How long the device is busy when the process exits.
+/// Time for which the device is busy when the process exits.
 const DELAY: u64 = 30_000_000;
 
 pub fn run(simulator: bool, record: &mut Record) -> Result<(), Failure> {
@@ -50,7 +50,7 @@ fn exits(simulator: bool, number: usize, begin: Instant) -> Result<usize, Failur
     Ok(exits)
 }
 
-/// What the child does: leaves work on the device, a copy behind it, an operation that waits for both, and a
+/// The child leaves work on the device, a copy behind it, an operation that waits for both, and a
 /// thread that awaits the end, and exits.
 pub fn child(setup: &Setup) -> Result<(), Failure> {
     let engine = setup.engine()?;

@@ -1,6 +1,6 @@
-//! What can go wrong in a step.
+//! Failures of a step.
 
-/// Why a step failed.
+/// The reason that a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The device did something else than it should.

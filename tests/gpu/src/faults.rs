@@ -27,7 +27,7 @@ pub fn run(simulator: bool, record: &mut Record) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the child does: a chain in whose middle a kernel writes where there is no memory.
+/// The child runs a chain in whose middle a kernel writes where there is no memory.
 pub fn child(setup: &Setup) -> Result<(), Failure> {
     let engine = setup.engine()?;
     let x = setup.bytes(&engine, 64)?;

@@ -70,7 +70,7 @@ struct Options {
     /// Also write a record in Markdown, after every step anew
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Where the Python files of the suite are
+    /// Folder of the Python files of the suite
     #[arg(long, value_name = "FOLDER")]
     files: Option<PathBuf>,
     /// The interpreter for them (python3)
@@ -94,7 +94,7 @@ struct Options {
     /// Steps to run in this process, named by the process that started it
     #[arg(long, hide = true, value_delimiter = ',', value_parser = names_of_steps())]
     steps: Vec<String>,
-    /// Where such a process says what came out
+    /// File for the result of such a process
     #[arg(long, hide = true)]
     events: Option<PathBuf>,
     #[arg(long, hide = true)]
@@ -120,7 +120,7 @@ const fn step(
     Step { name, limit: Duration::from_secs(seconds), run }
 }
 
-/// What is most likely to succeed comes first: a step that hangs costs its limit, and nothing of those before it.
+/// The step that is most likely to succeed comes first: a step that hangs costs its limit, and nothing of those before it.
 const STEPS: &[Step] = &[
     step("races", 60, |setup, _, record| races::run(setup, record)),
     step("copies", 60, |setup, _, record| copies::run(setup, record)),
@@ -153,7 +153,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// How `--probe` says that there is no device.
+/// Status of `--probe` if there is no device.
 const NO_DEVICE: u8 = 3;
 
 enum Ended {

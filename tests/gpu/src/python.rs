@@ -11,12 +11,12 @@ use crate::record::Record;
 use crate::setup::Setup;
 use crate::{Options, supervise};
 
-/// What one file may take. Its checks have limits of their own.
+/// Limit of one file. Its checks have limits of their own.
 const LIMIT: Duration = Duration::from_secs(100);
-/// What is most likely to succeed comes first.
+/// The file that is most likely to succeed comes first.
 const ORDER: [&str; 7] =
     ["gpu_relays", "gpu_figures", "gpu_processes", "gpu_fences", "gpu_observe", "gpu_memory", "gpu_captures"];
-/// What a file ends with of which a check has failed.
+/// Status of a file of which a check has failed.
 const FAILED: i32 = 4;
 
 pub fn run(setup: &Setup, options: &Options, record: &mut Record) -> Result<(), Failure> {

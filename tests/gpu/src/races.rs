@@ -15,20 +15,20 @@ use crate::failure::{Failure, ensure};
 use crate::record::Record;
 use crate::setup::Setup;
 
-/// How long the first piece of work takes.
+/// Time of the first piece of work.
 const DELAY: u64 = 100_000_000;
-/// How long the host may be busy with both: far less than the delay, and more than a turn that another thread of the
+/// Time for which the host may be busy with both: far less than the delay, and more than a turn that another thread of the
 /// machine may take.
 const FREE_WITHIN: Duration = Duration::from_millis(5);
 const BYTES: usize = 1 << 20;
 
-/// What both pieces of work do, by their streams. Memory: `x`, which both use, and `y`.
+/// Both pieces of work, by their streams. Memory: `x`, which both use, and `y`.
 struct Case {
     name: &'static str,
     first: fn(&Driver, Stream, u64, u64) -> Result<(), cudarc::driver::DriverError>,
     second: fn(&Driver, Stream, u64, u64) -> Result<(), cudarc::driver::DriverError>,
     writes_x: (bool, bool),
-    /// What is in `x` and `y` afterwards, and in `y` if the second piece came first.
+    /// Contents of `x` and `y` afterwards, and of `y` if the second piece came first.
     right: (u8, u8),
     wrong: (u8, u8),
 }

@@ -1,4 +1,4 @@
-//! What came out: checks, figures and skips, printed as they come and written as Markdown.
+//! Results: checks, figures and skips, printed as they come and written as Markdown.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -23,7 +23,7 @@ pub struct Figure {
     pub ours: String,
     pub baseline: String,
     pub target: String,
-    /// Whether the target is met.
+    /// True if the target is met.
     pub met: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Record {
     figures: Vec<Figure>,
     /// A file that reports every event to another process, one line of JSON each.
     events: Option<File>,
-    /// Whether everything was printed before, by the process that found it.
+    /// True if everything was printed before, by the process that found it.
     silent: bool,
 }
 
@@ -224,7 +224,7 @@ impl Outcome {
     }
 }
 
-/// What the kernel module says of itself.
+/// The kernel module's description of itself.
 fn driver_of_the_system() -> String {
     let file = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     file.lines().next().map_or_else(|| "unknown".to_owned(), |line| line.trim().to_owned())

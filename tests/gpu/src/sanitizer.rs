@@ -9,14 +9,14 @@ use crate::failure::Failure;
 use crate::record::Record;
 use crate::supervise::{self, How};
 
-/// What one tool may take: it slows kernels down many times, and ours are small.
+/// Limit of one tool: it slows kernels down many times, and ours are small.
 const LIMIT: Duration = Duration::from_secs(38);
 
 /// A step that blocks no stream, since instrumented kernels behind a blocked stream can hang, and whose outcome does
 /// not depend on how long a kernel takes.
 const STEPS: &str = "programs";
 
-/// What a tool says that needs the driver's debugger on a machine without it.
+/// Message of a tool that needs the driver's debugger on a machine without it.
 const NO_DEBUGGER: &str = "Could not find CUDA Debugger back-end";
 
 fn find() -> Option<PathBuf> {

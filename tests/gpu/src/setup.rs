@@ -92,7 +92,7 @@ impl Setup {
         Ok(())
     }
 
-    /// What the simulated driver found wrong with how it was used; nothing on a real one.
+    /// Violations that the simulated driver found; none on a real one.
     #[cfg(feature = "simulator")]
     pub fn violations(&self) -> Vec<String> {
         use estafette_cuda_sim_client::Simulator;
@@ -128,7 +128,7 @@ impl Setup {
     }
 }
 
-/// What a step multiplies by: a power of two in turn with its inverse.
+/// Factor of a step: a power of two in turn with its inverse.
 pub fn factor(step: usize) -> f32 {
     if step.is_multiple_of(2) { 2.0 } else { 0.5 }
 }

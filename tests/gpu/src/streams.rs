@@ -16,9 +16,9 @@ use crate::setup::Setup;
 const STREAMS: usize = 64;
 /// Streams that must go on: whatever shares the connection of the blocked stream need not.
 const FREE: usize = STREAMS / 2;
-/// How long one call of the host may take meanwhile.
+/// Limit of one call of the host meanwhile.
 const CALL: Duration = Duration::from_millis(100);
-/// How long the streams have that go on.
+/// Limit for the streams that go on.
 const PATIENCE: Duration = Duration::from_secs(5);
 const BYTES: usize = 4096;
 

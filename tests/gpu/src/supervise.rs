@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::record::Record;
 use crate::{Ended, NO_DEVICE, Options, STEPS, machine};
 
-/// How long looking for a device may take: the driver's start, and loading kernels.
+/// Limit for looking for a device: the driver's start, and loading kernels.
 const PROBE: Duration = Duration::from_secs(60);
 /// A process that the driver holds does not end when it is killed.
 const DEATH: Duration = Duration::from_secs(5);
@@ -52,7 +52,7 @@ fn supervise(
         } else {
             let before = record.failures();
             let how = one(options, step.name, step.limit.min(left), events, record)?;
-            // What it said itself is enough.
+            // A failure that the step reported itself is enough.
             let told = record.failures() > before;
             if !matches!(how, How::Ended(status) if status.success() || told) {
                 record.failed(step.name, &format!("the step {}", how.words()));

@@ -24,7 +24,7 @@ const SETTLE: Duration = Duration::from_millis(1);
 /// So short that the engine still looks without pauses for what has just been armed.
 const SOON: Duration = Duration::from_micros(20);
 
-/// What all of them measure with: a flag that the host sets, and what stands behind it.
+/// Common means of all of them: a flag that the host sets, and the work behind it.
 struct Bench<'a> {
     setup: &'a Setup,
     flag: Flag,

@@ -43,7 +43,7 @@ struct Things {
     busy: Tensor,
     exported: ManagedTensor,
     lease: Lease,
-    /// What ends three operations that have begun.
+    /// Handles that end three operations that have begun.
     open: (Gate, Completion, ReadGuard),
     behind: Op,
     polled: [LeaseRequest; 2],
@@ -241,7 +241,7 @@ fn own_engine(things: &Things) {
     assert_eq!(ops::get(&back), 3.0);
     own.op("fails").run(|[], []| Err("not well".into())).expect("accepted").wait().expect_err("it fails");
 
-    // What meets here is of two processes.
+    // Handles of two processes meet here.
     let Things { idle, var, promise, .. } = things;
     assert_forked("a read", own.op("mixed").reads([&x, idle]).run(|[_x, _y], []| Ok(())));
     assert_forked("a write", own.op("mixed").writes([idle]).run_detached(|[], [_x]| Ok(())));

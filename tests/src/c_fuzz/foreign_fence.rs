@@ -22,7 +22,7 @@ pub struct ForeignFence {
     shared: Arc<Shared>,
 }
 
-/// How the fence breaks its contract.
+/// Ways in which the fence breaks its contract.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
     Honest,

@@ -26,7 +26,7 @@ pub enum End {
     /// At once, well, and once more.
     Twice,
     Elsewhere,
-    /// When the program says so.
+    /// At a later step of the program.
     Later,
     With,
 }

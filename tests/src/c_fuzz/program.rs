@@ -44,7 +44,7 @@ const LENGTH: usize = 8;
 const SHORT_NS: u64 = 200_000;
 /// After this pause a fence that has not called is first queried; later pauses are twice as long each.
 const OVERDUE: Duration = Duration::from_millis(1);
-/// How long the end may take.
+/// Limit of the time until the end.
 const END: Duration = Duration::from_secs(20);
 
 const STEPS: usize = 32;
@@ -129,7 +129,7 @@ unsafe extern "C" fn drop_shared(context: *mut c_void) {
     shared.dropped.fetch_add(1, SeqCst);
 }
 
-/// What a wait of a tensor or an operation may end with.
+/// Results of a wait of a tensor or an operation.
 const WAITED: [status; 6] = [
     ESTAFETTE_OK,
     ESTAFETTE_PENDING,

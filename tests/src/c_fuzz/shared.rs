@@ -19,7 +19,7 @@ pub struct Shared {
     /// Callbacks of tensors that were accepted.
     pub to_tell: AtomicU64,
     pub fence_holders: AtomicI64,
-    /// Whether anything was made to fail, so that tensors may be poisoned.
+    /// Number of things that were made to fail, so that tensors may be poisoned.
     pub failures: AtomicU64,
     /// Operations whose function was called and whose end is not reported.
     pub open: Mutex<Vec<Open>>,

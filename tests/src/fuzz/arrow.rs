@@ -30,9 +30,9 @@ const HELD_MAX: usize = 6;
 const WORDS: usize = 64;
 /// Elements that each bitmap has a bit for.
 const BITS: i64 = 512;
-/// How long an export waits before the device continues.
+/// Time that an export waits before the device continues.
 const SHORT: Duration = Duration::from_millis(20);
-/// How long anything may take.
+/// Limit of every wait.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Primitive formats, and the bytes of an element.
@@ -64,7 +64,7 @@ fn world() -> &'static World {
     })
 }
 
-/// What a producer keeps behind an array.
+/// A producer's data behind an array.
 struct Kept {
     words: [u64; WORDS],
     validity: [u8; BITS as usize / 8],

@@ -26,17 +26,17 @@ const HELD_MAX: usize = 6;
 const STEPS_MAX: usize = 64;
 /// Dimensions that a tensor may have, and the room for them that a function which infers is given.
 const NDIM_MAX: usize = 64;
-/// How long anything may take.
+/// Limit of every wait.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Strides within the memory of a result.
 static STRIDES: [i64; 2] = [0, 1];
 
-/// What an operator's functions do.
+/// Answers of an operator's functions.
 struct Says {
-    /// Why they fail.
+    /// The message of their failure.
     failure: Option<CString>,
-    /// How the results look, as the function that infers says.
+    /// Dimensions of the results, as the function that infers says.
     ndim: i32,
     dims: [i64; 4],
     dtype: DLDataType,
@@ -85,7 +85,7 @@ impl Says {
         self.failure.as_ref().map_or(ptr::null(), |text| text.as_ptr())
     }
 
-    /// Whether what the function that infers says cannot be.
+    /// True if the answer of the function that infers cannot be.
     fn is_impossible(&self) -> bool {
         let known = usize::try_from(self.ndim).unwrap_or(usize::MAX);
         self.failure.is_some()
@@ -200,7 +200,7 @@ unsafe extern "C" fn find(context: *mut c_void, info: *const estafette_operator_
 struct Registered {
     name: CString,
     options: OperatorOptions,
-    /// What its calls come to; the context itself is the registry's.
+    /// True if its calls cannot succeed; the context itself is the registry's.
     is_impossible: bool,
     ndim: i32,
     dims: Vec<i64>,

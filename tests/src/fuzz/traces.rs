@@ -18,7 +18,7 @@ const TEXT_MAX: usize = 8 << 20;
 /// long while it grows.
 const SLACK: usize = 32 << 20;
 
-/// What the documentation of `perfetto::read` calls its budget.
+/// The budget of the documentation of `perfetto::read`.
 fn budget(file: &[u8]) -> usize {
     (64 * file.len()).max(16 << 20)
 }

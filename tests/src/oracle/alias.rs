@@ -18,17 +18,17 @@ use super::program::{CellId, OpIndex, Pending};
 use super::world::World;
 use crate::foreign::{DLTensor, Versioned};
 
-/// How long deleters may take that are on their way.
+/// Limit for deleters that are on their way.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Facts about the imports of one operation.
 #[derive(Debug, Default)]
 pub struct Uses {
-    /// Whether its body has begun. One that is cancelled or skipped uses nothing.
+    /// True if its body has begun. One that is cancelled or skipped uses nothing.
     begun: AtomicBool,
-    /// Whether nothing of the operation uses its operands any more.
+    /// True if nothing of the operation uses its operands any more.
     pub over: AtomicBool,
-    /// Whether a fence of an import is pending.
+    /// True if a fence of an import is pending.
     pub pending: AtomicBool,
     imported: AtomicUsize,
     deleted: AtomicUsize,

@@ -15,7 +15,7 @@ use estafette_sync::thread;
 use super::world::{Cell, World};
 use crate::dice::{Dice, mix};
 
-/// What each of them does, so many times.
+/// Number of steps of each of them.
 const STEPS: usize = 6;
 
 /// Runs the bystander until it has taken its steps.

@@ -13,7 +13,7 @@ pub type OpIndex = usize;
 /// The dimensions of a program and of the engines that run it.
 #[derive(Debug, Clone)]
 pub struct Shape {
-    /// Where everything else is drawn from.
+    /// Source of everything else that is drawn.
     pub seed: u64,
     /// Threads that submit at the same time.
     pub submitters: usize,
@@ -29,11 +29,11 @@ pub struct Shape {
     pub variables: usize,
     /// Operations of all submitters together.
     pub operations: usize,
-    /// Whether operations fail, panic and are cancelled.
+    /// True if operations fail, panic and are cancelled.
     pub faults: bool,
-    /// Whether everything waits behind a gate until half of it has been submitted, so that queues get long.
+    /// True if everything waits behind a gate until half of it has been submitted, so that queues get long.
     pub gated: bool,
-    /// Whether some operations end with work under way that a fence marks.
+    /// True if some operations end with work under way that a fence marks.
     pub fences: bool,
     /// Bystander threads: they lease, await, query and give up, which changes nothing.
     pub bystanders: usize,
@@ -41,9 +41,9 @@ pub struct Shape {
     pub accesses: usize,
     /// The device that operations may work on.
     pub device: Option<SimOptions>,
-    /// Whether work on the device fails now and then: what follows from that is not compared with the oracle.
+    /// True if work on the device fails now and then: results that follow from that are not compared with the oracle.
     pub breaks: bool,
-    /// Whether bystanders take write leases, which make versions of their own: versions are not compared
+    /// True if bystanders take write leases, which make versions of their own: versions are not compared
     /// then.
     pub write_leases: bool,
     /// Threads that are started before one is refused, while the program runs.
@@ -78,7 +78,7 @@ impl Shape {
     }
 }
 
-/// How a body ends if it is run.
+/// End of a body if it is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Well,
@@ -103,7 +103,7 @@ pub enum Body {
     },
 }
 
-/// What the content of an import waits for.
+/// Event that the content of an import waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pending {
     Promise,
@@ -128,17 +128,17 @@ pub struct Plan {
     pub engine: usize,
     pub body: Body,
     pub fate: Fate,
-    /// Whether the submitter tries to cancel it. Nothing shows when the turn of a cancelled operation comes,
+    /// True if the submitter tries to cancel it. Nothing shows when the turn of a cancelled operation comes,
     /// so that its place is known only where one thread submits everything.
     pub cancel: bool,
     pub wait: bool,
     /// Rounds of idle work, so that some operations are long.
     pub spins: u32,
-    /// Whether it uses its tensors by imports of its own.
+    /// True if it uses its tensors by imports of its own.
     pub alias: bool,
-    /// What the content of these imports waits for.
+    /// Event that the content of these imports waits for.
     pub pending: Option<Pending>,
-    /// Whether it reads a tensor as well that another operation defines late.
+    /// True if it reads a tensor as well that another operation defines late.
     pub late: bool,
 }
 

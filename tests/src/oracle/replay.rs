@@ -21,7 +21,7 @@ pub struct Counts {
     pub cancelled: usize,
 }
 
-/// What the oracle knows of a cell.
+/// The oracle's knowledge of a cell.
 #[derive(Debug, Clone)]
 struct Known {
     /// Not known where a device that may have broken was to write it: an operation that is skipped after that
@@ -30,9 +30,9 @@ struct Known {
     version: u64,
     /// Possible root causes of a poisoned version. More than one only where no thread could observe which.
     poison: BTreeSet<OpIndex>,
-    /// Whether a broken device may have failed it.
+    /// True if a broken device may have failed it.
     doubtful: bool,
-    /// Whether it has failed for certain: of the last operation to write it, which is doubtful, nothing was
+    /// True if it has failed for certain: of the last operation to write it, which is doubtful, nothing was
     /// carried out.
     lost: bool,
 }
@@ -85,7 +85,7 @@ pub fn replay(world: &World) -> Counts {
             counts.cancelled += usize::from(ended.cancelled);
             poison_of_skipped(world, op, ended, &causes)
         } else {
-            // What it reads is known, since no broken device may have failed it.
+            // The value that it reads is known, since no broken device may have failed it.
             let known = |known: &Known| known.value.unwrap_or_default();
             let seen = digest(plan, op, |cell| (known(&cells[cell]), cells[cell].version));
             assert_eq!(world.digests[op].get(), Some(&seen), "operation {op} {plan:?} saw something else");
@@ -108,7 +108,7 @@ pub fn replay(world: &World) -> Counts {
     counts
 }
 
-/// Which bodies ran; every operation has signed every one of its cells once, and always the same, or none if
+/// Bodies that ran; every operation has signed every one of its cells once, and always the same, or none if
 /// it was cancelled.
 fn ran(world: &World) -> Vec<bool> {
     let mut signed = vec![(0, 0); world.plans.len()];
@@ -196,7 +196,7 @@ fn poison_of_skipped(
     BTreeSet::from([root])
 }
 
-/// What an operation leaves whose body ran.
+/// Failure that an operation leaves whose body ran.
 fn poison_of_run(world: &World, op: OpIndex, ended: &Ended) -> BTreeSet<OpIndex> {
     if world.plans[op].1.fate == Fate::Well {
         assert!(ended.outcomes.iter().all(Result::is_ok), "operation {op} ran well, but {ended:?}");
@@ -208,7 +208,7 @@ fn poison_of_run(world: &World, op: OpIndex, ended: &Ended) -> BTreeSet<OpIndex>
     BTreeSet::from([op])
 }
 
-/// Who is to blame, according to both answers.
+/// Operation to blame, according to both answers.
 fn root_cause(world: &World, ended: &Ended) -> (OpIndex, FailureKind) {
     let ids = world.ids.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let [first, second] = ended.outcomes.each_ref().map(|outcome| {

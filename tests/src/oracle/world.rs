@@ -32,19 +32,19 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Operations of each engine that a diagnosis shows.
 const SHOWN: usize = 30;
 
-/// How one operation ended, as its submitter saw it.
+/// End of one operation, as its submitter saw it.
 #[derive(Debug)]
 pub struct Ended {
-    /// Whether `cancel` said that it did cancel.
+    /// True if `cancel` said that it did cancel.
     pub cancelled: bool,
-    /// What waiting for it said, twice.
+    /// Results of waiting for it, twice.
     pub outcomes: [Result<(), Error>; 2],
 }
 
 #[derive(Debug, Clone, Copy)]
 pub struct LogEntry {
     pub op: OpIndex,
-    /// Whether its body ran, or was dropped.
+    /// True if its body ran, or was dropped.
     pub ran: bool,
 }
 
@@ -56,7 +56,7 @@ pub struct Cell {
     /// -1 while a writer is inside, else the number of readers.
     users: AtomicIsize,
     log: Mutex<Vec<LogEntry>>,
-    /// Whether its versions are those of the program's operations alone.
+    /// True if its versions are those of the program's operations alone.
     versioned: bool,
 }
 
@@ -143,7 +143,7 @@ pub struct World {
     pub plans: Vec<(usize, Plan)>,
     /// Versions that exist before the program (the gate's).
     pub first_version: u64,
-    /// What each body that ran has read.
+    /// Digests of what each body that ran has read.
     pub digests: Vec<OnceLock<u64>>,
     pub ended: Vec<OnceLock<Ended>>,
     /// The engine's name of each operation.
@@ -170,7 +170,7 @@ unsafe impl Send for Place {}
 // SAFETY: as above.
 unsafe impl Sync for Place {}
 
-/// Whether the bodies of a world share a lock. By the shape and not by the dice, so that a seed stands for the same program as before.
+/// True if the bodies of a world share a lock. By the shape and not by the dice, so that a seed stands for the same program as before.
 fn has_lock(shape: &Shape) -> bool {
     shape.tensors % 2 == 1
 }
@@ -420,7 +420,7 @@ pub fn digest(plan: &Plan, op: OpIndex, mut read: impl FnMut(CellId) -> (u64, u6
     digest
 }
 
-/// What `op` leaves in a cell that held `before`; 0 when it does not look.
+/// Value that `op` leaves in a cell that held `before`; 0 when it does not look.
 pub fn written(op: OpIndex, cell: CellId, digest: u64, before: u64) -> u64 {
     mix(digest ^ mix(op as u64) ^ mix(cell as u64 + 1).rotate_left(9) ^ before.rotate_left(31))
 }
@@ -490,7 +490,7 @@ impl Drop for Ticket {
     }
 }
 
-/// What another thread has to end.
+/// Operations that another thread has to end.
 enum Unfinished {
     Operation(Arc<World>, OpIndex, u64, Completion),
     /// The definition of the tensor that this operation reads as well.

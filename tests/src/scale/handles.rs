@@ -1,4 +1,4 @@
-//! What a C program has alive, through the functions of the C interface.
+//! The handles of a C program, through the functions of the C interface.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -13,7 +13,7 @@ type Status = estafette_status;
 /// A C engine with one worker, n tensors and n operations that wait for one whose end is reported last.
 pub struct Handles {
     engine: *mut estafette_engine,
-    /// What reads it waits.
+    /// Its readers wait.
     gate: *mut estafette_tensor,
     opener: *mut estafette_op,
     tensors: Vec<*mut estafette_tensor>,
@@ -177,7 +177,7 @@ impl Handles {
         ok(estafette_program_destroy(program));
     }
 
-    /// Why everything in flight waits, in words.
+    /// Reasons of all waits in flight, in words.
     pub(super) fn diagnose(&self) {
         let mut text = null_mut();
         // SAFETY: a place for the text, which is then released.

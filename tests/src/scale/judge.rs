@@ -7,7 +7,7 @@ use super::meter::SIZES;
 use super::table::CALLS;
 use super::world::Alive;
 
-/// How far a cost may be above its power of the size: covers a logarithm, a list that grows, and what threads
+/// Allowance of a cost above its power of the size: covers a logarithm, a list that grows, and what threads
 /// do beside the call.
 const SLACK: f64 = 3.0;
 

@@ -1,4 +1,4 @@
-//! What each call costs when very much is alive: counts of instructions at 100, 2,000 and 40,000 of
+//! Cost of each call when very much is alive: counts of instructions at 100, 2,000 and 40,000 of
 //! something, whose growth is asserted. Counts have next to no noise, so a machine may be as busy as it
 //! likes.
 //!

@@ -15,7 +15,7 @@ pub struct Call {
     pub name: &'static str,
     /// Makes it once, in the meter; what it needs is made and taken away outside of it.
     pub run: fn(&World, &Meter),
-    /// How its cost may grow: exponents of what is alive, beside the general 0 (a constant cost, and
+    /// Allowed growth of its cost: exponents of what is alive, beside the general 0 (a constant cost, and
     /// logarithms of little weight).
     pub grows: &'static [(Alive, u32)],
     /// The only kind with which it is made, if there is one.
@@ -30,7 +30,7 @@ impl Call {
         self.only.map_or(!alone, |only| only == alive)
     }
 
-    /// How its cost may grow with `alive`.
+    /// Allowed growth of its cost with `alive`.
     pub fn exponent(&self, alive: Alive) -> u32 {
         self.grows.iter().find(|(known, _)| *known == alive).map_or(0, |(_, exponent)| *exponent)
     }
@@ -50,7 +50,7 @@ const fn c(name: &'static str, run: fn(&World, &Meter)) -> Call {
     Call { name, run, grows: &[], only: Some(Alive::Handles), beside: 0 }
 }
 
-/// What lists everything in flight grows with that, and looks once at each variable whether it is idle.
+/// A call that lists everything in flight grows with that, and looks once at each variable whether it is idle.
 const EVERYTHING: &[(Alive, u32)] = &[
     (Alive::Tensors, 1),
     (Alive::Pending, 1),

@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// What a C program has.
+    /// The handles of a C program.
     pub fn handles(&self) -> &Handles {
         self.handles.as_ref().expect("made with handles alone")
     }

@@ -12,7 +12,7 @@ pub type FenceId = usize;
 /// Tensors that overlap more others than this are ordered by one variable for all of them.
 const OVERLAP_MAX: usize = 16;
 
-/// How a request uses a tensor.
+/// Use of a tensor by a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessMode {
     Read,
@@ -21,12 +21,12 @@ pub enum AccessMode {
 }
 
 impl AccessMode {
-    /// Whether it must be alone.
+    /// True if it must be alone.
     pub fn is_exclusive(self) -> bool {
         self != Self::Read
     }
 
-    /// Whether a failed version concerns it.
+    /// True if a failed version concerns it.
     fn looks(self) -> bool {
         self != Self::Write
     }
@@ -41,7 +41,7 @@ pub enum Kind {
     Collapse,
 }
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Waiting,
@@ -73,7 +73,7 @@ pub struct Request {
     accesses: BTreeMap<VarId, AccessMode>,
 }
 
-/// What a version of a variable carries, and who waits for it.
+/// State of a version of a variable, and the requests that wait for it.
 #[derive(Debug, Default)]
 struct Variable {
     forwarded: Option<VarId>,
@@ -88,15 +88,15 @@ struct Variable {
 /// A piece of memory and who has it.
 #[derive(Debug)]
 pub struct Tensor {
-    /// Which block of memory it is a part of, and which part.
+    /// Block of memory that it is a part of, and the part.
     pub range: (usize, Range<usize>),
     /// The lease that it was imported under.
     pub derived_from: Option<RequestId>,
-    /// Whether the program still has its handle.
+    /// True if the program still has its handle.
     pub handle: bool,
     /// Views of running operations and alias leases.
     pub holders: usize,
-    /// Whether its memory was released.
+    /// True if its memory was released.
     pub deleted: bool,
     vars: Vec<VarId>,
     own: VarId,
@@ -256,7 +256,7 @@ impl Model {
         self.verdict(request, false)
     }
 
-    /// What may become of a request that waits, at the soonest.
+    /// The soonest next state of a request that waits.
     pub fn may(&self, request: RequestId) -> Verdict {
         self.verdict(request, true)
     }
@@ -288,7 +288,7 @@ impl Model {
         }
     }
 
-    /// Whether nothing is in the way of `request` on `var`; then, whether it finds a failed version.
+    /// True if nothing is in the way of `request` on `var`; then, whether it finds a failed version.
     fn clear(&self, var: VarId, mode: AccessMode, request: RequestId, soonest: bool) -> Option<bool> {
         let queue = &self.vars[var].queue;
         let Some(own) = queue.iter().position(|(id, _)| *id == request) else { return Some(false) };
@@ -303,7 +303,7 @@ impl Model {
         Some(failed)
     }
 
-    /// Whether `request`, which waits and uses a variable in this mode, may have left already; then, whether the
+    /// True if `request`, which waits and uses a variable in this mode, may have left already; then, whether the
     /// variable fails by that. A cancelled operation may give up at once what it only reads, and the rest when
     /// its turn comes. A collapse or a question behind such an operation may then be over too.
     fn may_be_gone(&self, request: RequestId, mode: AccessMode) -> Option<bool> {
@@ -421,7 +421,7 @@ impl Model {
         self.leave(request);
     }
 
-    /// Whether a variable that only cancelled operations still wait for has failed, or will.
+    /// True if a variable that only cancelled operations still wait for has failed, or will.
     fn fails(&self, var: VarId) -> bool {
         let Variable { failed, queue, .. } = &self.vars[var];
         *failed || queue.iter().any(|(id, mode)| mode.is_exclusive() && self.requests[*id].cancelled)
@@ -442,7 +442,7 @@ impl Model {
             let id = self.requests.len();
             let mut accesses = BTreeMap::new();
             for var in self.tensors[*tensor].vars.clone() {
-                // Where the whole stands, which may have been forwarded since.
+                // Variable of the whole, which may have been forwarded since.
                 let stands = |var: VarId| self.vars[var].queue.iter().position(|(own, _)| *own == request);
                 let Some(var) = std::iter::successors(Some(var), |var| self.vars[*var].forwarded)
                     .find(|var| stands(*var).is_some())
@@ -523,7 +523,7 @@ impl Model {
         true
     }
 
-    /// Whether an operation would wait for the lease that one of its own operands keeps.
+    /// True if an operation would wait for the lease that one of its own operands keeps.
     pub fn waits_for_itself(&self, tensors: &[(TensorId, AccessMode)]) -> bool {
         tensors.iter().any(|(operand, _)| {
             let Some(lease) = self.tensors[*operand].derived_from else { return false };
@@ -535,7 +535,7 @@ impl Model {
         })
     }
 
-    /// Whether something that uses `tensors` would wait, by way of whatever else is queued, for the lease
+    /// True if something that uses `tensors` would wait, by way of whatever else is queued, for the lease
     /// that one of these keeps. Such a program stands still for ever.
     pub fn leads_back(&self, tensors: &[(TensorId, AccessMode)]) -> bool {
         let kept: Vec<RequestId> =
@@ -565,7 +565,7 @@ impl Model {
         kept.iter().any(|lease| seen.contains(lease))
     }
 
-    /// What an access of `request`, or of one that is yet to come, waits for.
+    /// Requests that an access of `request`, or of a request that is yet to come, waits for.
     fn ahead(
         &self,
         var: VarId,
@@ -576,13 +576,13 @@ impl Model {
         before.filter(move |(_, its)| mode.is_exclusive() || its.is_exclusive()).map(|(id, _)| *id)
     }
 
-    /// Whether the memory may be freed: it has no user, and no fence of its uses is pending.
+    /// True if the memory may be freed: it has no user, and no fence of its uses is pending.
     pub fn may_be_deleted(&self, tensor: TensorId) -> bool {
         let used = |request: &&Request| request.state != State::Over && !request.cancelled;
         self.is_free(tensor, used) && self.tensors[tensor].uses.is_empty()
     }
 
-    /// Whether the memory must have been released, given time: no fence of anything that it overlaps is
+    /// True if the memory must have been released, given time: no fence of anything that it overlaps is
     /// pending either.
     pub fn must_be_deleted(&self, tensor: TensorId) -> bool {
         let carries = |var: &VarId| {
@@ -615,11 +615,11 @@ impl Model {
         Question { request, fences, vars, failed }
     }
 
-    /// Whether the question must have its answer: the writes that it came after are over, with all they left.
+    /// True if the question must have its answer: the writes that it came after are over, with all they left.
     pub fn must_know(&self, question: &Question) -> bool {
         let is_granted = self.requests[question.request].state == State::Over
             || self.must(question.request) == Verdict::Begin;
-        // What a variable carries stays there until its collapse.
+        // The state of a variable stays there until its collapse.
         let pending = |var: &VarId| {
             let mut chain = std::iter::successors(Some(*var), |var| self.vars[*var].forwarded);
             chain.any(|var| !self.vars[var].writers.is_empty())
@@ -627,7 +627,7 @@ impl Model {
         is_granted && !question.vars.iter().any(pending)
     }
 
-    /// Whether the question may have its answer: that all is `well`, or not. Of what was called off, and of
+    /// True if the question may have its answer: that all is `well`, or not. Of what was called off, and of
     /// what needs that, it is known beforehand.
     pub fn may_know(&self, question: &Question, well: bool) -> bool {
         let called_off = |request: &Request| request.cancelled && request.state != State::Over;

@@ -280,7 +280,7 @@ impl Step {
                 world.tensors[tensor].tensor = None;
             }
             Self::ClearError { tensor } => {
-                // Whether cancelled operations are still queued is not said.
+                // The engine does not say that cancelled operations are still queued.
                 if world
                     .model
                     .requests
@@ -326,7 +326,7 @@ fn is_read_only(world: &World, tensor: TensorId) -> bool {
     lease.is_some_and(|lease| !world.model.requests[lease].tensors[0].1.is_exclusive())
 }
 
-/// What an operation uses: one to three tensors, perhaps one of them twice.
+/// Uses of an operation: one to three tensors, perhaps one of them twice.
 fn uses(world: &World, dice: &mut Dice, alive: &[TensorId]) -> Option<Vec<(TensorId, AccessMode)>> {
     if alive.is_empty() {
         return None;
@@ -347,7 +347,7 @@ fn uses(world: &World, dice: &mut Dice, alive: &[TensorId]) -> Option<Vec<(Tenso
     can_end(world, &uses).then_some(uses)
 }
 
-/// Whether nothing that is drawn would stand still for ever. What is to be refused may be drawn.
+/// True if nothing that is drawn would stand still for ever. Requests that are to be refused may be drawn.
 fn can_end(world: &World, uses: &[(TensorId, AccessMode)]) -> bool {
     world.model.waits_for_itself(uses) || !world.model.leads_back(uses)
 }
@@ -467,7 +467,7 @@ fn lease(world: &mut World, uses: &[(TensorId, Access)]) {
     world.submitted(Real::Asking(asking));
 }
 
-/// Whether this is the only open lease of its memory: what comes in is taken to be from the newest one.
+/// True if this is the only open lease of its memory: what comes in is taken to be from the newest one.
 fn may_derive(world: &World, request: RequestId) -> bool {
     let model = &world.model;
     let Real::Held(_) = world.requests[request] else { return false };

@@ -18,7 +18,7 @@ use crate::dice::Dice;
 use crate::foreign::{Deleted, Memory};
 use crate::nothing_left::assert_nothing_left;
 
-/// What must happen has far more time than it takes on a loaded machine with two cores.
+/// Limit of required events: far more time than they take on a loaded machine with two cores.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Elements of a block of memory.
@@ -26,7 +26,7 @@ pub const BLOCK: usize = 24;
 
 #[derive(Debug, Clone)]
 pub struct Shape {
-    /// Where everything else is drawn from.
+    /// Source of everything else that is drawn.
     pub seed: u64,
     /// Workers of each engine.
     pub workers: Vec<usize>,
@@ -112,7 +112,7 @@ pub struct Memo {
     given_back: GivenBack,
 }
 
-/// How the end of a tensor's memory shows.
+/// Sign of the end of a tensor's memory.
 #[derive(Debug)]
 enum GivenBack {
     Counted(Deleted),
@@ -229,7 +229,7 @@ impl World {
         (id, fence)
     }
 
-    /// What the body of the next request does: it hands its completion over.
+    /// Body of the next request: it hands its completion over.
     pub fn body(&self) -> impl FnOnce(Completion) + Send + 'static {
         let (id, begun, looking) = (self.model.requests.len(), self.begun.clone(), self.looking.clone());
         let driver: ThreadId = std::thread::current().id();
@@ -272,7 +272,7 @@ impl World {
     pub fn settle(&mut self) {
         let deadline = Instant::now() + LIMIT;
         let mut agreed = 0;
-        // What was granted wrongly is in a pool's queue by the time that both agree: it comes before what is
+        // A wrong grant is in a pool's queue by the time that both agree: it comes before what is
         // submitted last.
         while agreed < 2 {
             self.run_all();
@@ -374,7 +374,7 @@ impl World {
         })
     }
 
-    /// Whether the model allows what the engine has answered. A cancelled operation, and what fails by that, may leave between
+    /// True if the model allows the engine's answer. A cancelled operation, and what fails by that, may leave between
     /// two steps; so the model follows the engine until it allows the answer.
     pub fn allows(&mut self, answer: impl Fn(&Model) -> bool) -> bool {
         let deadline = Instant::now() + LIMIT;

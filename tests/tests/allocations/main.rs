@@ -1,4 +1,4 @@
-//! How much memory operations, replays and traces take. The tests take turns, since the allocator counts for
+//! Memory of operations, replays and traces. The tests take turns, since the allocator counts for
 //! the whole process.
 //!
 //! | part | what it has |

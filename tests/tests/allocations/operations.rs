@@ -28,7 +28,7 @@ fn random(engine: &Engine, variables: &[Variable], dice: &mut Dice) {
 /// Operations before the count begins, in each run: until a thread without workers runs what it submits.
 const START: usize = 1_000;
 
-/// How the second of two equal runs changes `count`.
+/// Change of `count` by the second of two equal runs.
 fn in_steady_state(workers: usize, count: fn() -> usize) -> usize {
     let engine = Engine::builder().workers(workers).in_flight_limit(512).build().unwrap();
     let watchdog = Watchdog::of(&engine);

@@ -1,4 +1,4 @@
-//! What a replay allocates does not depend on the number of its nodes.
+//! Allocations of a replay do not depend on the number of its nodes.
 
 use estafette::{Engine, Program};
 use tests::counting::{self};

@@ -1,4 +1,4 @@
-//! What it takes to finish a trace and to read its file, counted by the allocator.
+//! Allocations of finishing a trace and of reading its file, counted by the allocator.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ use estafette::{DType, Engine};
 use tests::counting::{self, taken};
 use tests::dice::few_examples;
 
-/// What is allocated before anything is recorded. Threads release one recorder when they write to the next.
+/// Bytes allocated before anything is recorded. Threads release one recorder when they write to the next.
 static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 
 /// Operations of the smaller and of the larger trace. What more operations take decides, so that what

@@ -96,7 +96,7 @@ fn an_unfinished_tensor_leaves_at_once_with_a_cuda_event() {
     bench.silent();
 }
 
-/// What a producer keeps behind an array.
+/// A producer's data behind an array.
 struct Kept {
     memory: Allocation,
     buffers: [*const c_void; 2],

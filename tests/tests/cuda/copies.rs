@@ -14,7 +14,7 @@ use tests::watchdog::Watchdog;
 
 /// More than one staging chunk, and no multiple of it.
 const LARGE: usize = (7 << 20) + 13;
-/// What is pinned at most, for two devices.
+/// Limit of pinned memory, for two devices.
 const STAGING_MAX: u64 = 2 * (28 << 20);
 
 struct Bench {
@@ -85,7 +85,7 @@ impl Bench {
         self.engine.copy(x, DLDevice::CPU).unwrap()
     }
 
-    /// What holds memory of the device.
+    /// Holders of memory of the device.
     fn what_is_left(&self) -> String {
         let (used, pending) = (self.simulator.used(0), self.simulator.pending(self.ours.native()));
         let (stats, found) = (self.engine.stats(), self.engine.diagnose());

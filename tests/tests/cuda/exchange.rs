@@ -221,7 +221,7 @@ fn a_write_after_release_waits_for_a_consumer_on_another_device_than_the_first()
     bench.silent();
 }
 
-/// What is lent to a queue of another device is used there by kernels, which find no way through the host as copies do.
+/// Kernels on a queue of another device use lent memory there, and find no way through the host as copies do.
 #[test]
 fn an_operation_on_another_device_reaches_memory_that_was_never_copied_there() {
     let bench = bench();
@@ -462,7 +462,7 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     // SAFETY: the library's memory, on its own stream.
     unsafe { theirs.queue.fill(theirs.memory.ptr().as_ptr(), 9, BYTES as usize) }.unwrap();
     let import_stream = ImportStream::on(bench.device.clone()).unwrap();
-    // What `__dlpack__(stream=...)` does at the producer's.
+    // As `__dlpack__(stream=...)` at the producer's.
     let produced = theirs.queue.record().unwrap();
     // SAFETY: the import stream keeps the stream.
     let given = unsafe { bench.device.foreign(import_stream.stream()) }.unwrap();

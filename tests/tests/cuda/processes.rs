@@ -339,7 +339,7 @@ fn a_ticket_names_memory_of_a_device_and_a_tensor_may_be_passed_on() {
     );
 }
 
-/// Whether the calling thread sees to all links.
+/// True if the calling thread sees to all links.
 extern "C" fn is_link_thread() -> c_int {
     c_int::from(std::thread::current().name() == Some("estafette-links"))
 }

@@ -65,7 +65,7 @@ struct Submitted {
     clock: QueueClock,
 }
 
-/// How many pieces of work of a queue have completed.
+/// Number of pieces of work of a queue that have completed.
 #[derive(Debug)]
 struct Progress {
     queue: QueueId,

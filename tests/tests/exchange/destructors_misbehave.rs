@@ -201,7 +201,7 @@ fn errors_of_tensors_that_collapse() {
     assert!(whole.wait().is_err(), "a part has failed");
     set(&stage.engine, &whole, 1.0).wait().unwrap();
     assert_eq!(get(&whole), 1.0);
-    // What replaces an error on the members drops it there as well.
+    // An error in place of the members drops them there as well.
     for part in &parts {
         part.clear_error().unwrap();
     }

@@ -11,7 +11,7 @@ use tests::ops::{engine, exclusive};
 /// The flag of a copy.
 const IS_COPIED: u64 = 2;
 
-/// What a producer does differently.
+/// A producer's deviation.
 type Edit = fn(&mut Versioned);
 
 /// Imports a versioned tensor changed by `edit`.

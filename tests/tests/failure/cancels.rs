@@ -49,7 +49,7 @@ struct Wait {
     after: usize,
 }
 
-/// Whether the version of `tensor` after the first `after` steps can only be a failure: by the definition,
+/// True if the version of `tensor` after the first `after` steps can only be a failure: by the definition,
 /// step by step.
 fn is_doomed(steps: &[Step], tensors: usize, tensor: usize, after: usize) -> bool {
     let mut doomed = vec![false; tensors];

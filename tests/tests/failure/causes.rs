@@ -104,7 +104,7 @@ fn dependants_are_skipped_at_any_distance_and_nobody_else_is() {
         assert_cause(&cause(tensor.wait()), &root, FailureKind::Error, "no power");
     }
     assert_eq!(ran.load(Ordering::SeqCst), 0);
-    // What skipped operations only read is good, and what came after them ran.
+    // Tensors that skipped operations only read are good, and operations after them ran.
     assert_eq!(get(&other), 2.0);
     assert!(watchdog.still_watches());
 }

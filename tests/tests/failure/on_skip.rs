@@ -1,4 +1,4 @@
-//! What is called in place of a body that is skipped: how collective operations tell the other ranks.
+//! Calls in place of a body that is skipped: how collective operations notify the other ranks.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tests::nothing_left::assert_nothing_left;
 use tests::ops::{engine, fail, get, look, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
-/// What was called, in order.
+/// Calls, in order.
 #[derive(Clone, Default)]
 struct Calls(Arc<Mutex<Vec<String>>>);
 

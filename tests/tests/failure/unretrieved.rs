@@ -20,7 +20,7 @@ use tests::ops::until;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{self, Layer, SubscriberExt};
 
-/// What was reported: the operation and the error. The process has one subscriber, so each test names its
+/// Reports: the operation and the error. The process has one subscriber, so each test names its
 /// operations itself.
 static REPORTS: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
@@ -407,7 +407,7 @@ fn device_work_that_fails_after_it_was_issued_is_one_failure_however_often_it_is
         let ready = x.ready();
         completer.settle(Err(DeviceError::new(DeviceErrorKind::Fault, format!("{name} has failed"))));
         if looks {
-            // What the probe finds is an error of its own.
+            // A failure that the probe finds is an error of its own.
             block_on(ready).unwrap_err();
         } else {
             drop(ready);

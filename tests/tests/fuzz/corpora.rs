@@ -1,4 +1,4 @@
-//! What fuzzing has found, in every plain test run: the kept inputs of each target, without an instrumented
+//! Findings of fuzzing, in every plain test run: the kept inputs of each target, without an instrumented
 //! build.
 
 use std::panic;

@@ -498,7 +498,7 @@ fn what_has_failed_on_a_derived_tensor_fails_its_owner_when_the_lease_ends() {
         add(&engine, &t, 1.0).wait().unwrap_err();
         set(&engine, &t, 2.0).wait().unwrap();
         assert_eq!(get(&t), 2.0);
-        // What the consumer has written whole since then is good.
+        // A version that the consumer has written whole since then is good.
         let u = derive(&t);
         fail(&engine, &u, "torn").wait().unwrap_err();
         set(&engine, &u, 3.0).wait().unwrap();
@@ -639,12 +639,12 @@ fn what_a_derived_tensor_has_left_on_a_device_outlasts_its_lease() {
         drop(derived);
         let mut writable = t.writable();
         assert!((&mut writable).now_or_never().is_none(), "{access:?}");
-        // What a reader's work ends with is no failure of what it has read.
+        // A failure of a reader's work is no failure of what it has read.
         completer.fail(DeviceError::new(DeviceErrorKind::Other, "a reader"));
         block_on(writable).unwrap();
         block_on(t.ready()).unwrap();
     }
-    // What a writer has left decides how the version ends, and the writer is named.
+    // A writer's failure decides how the version ends, and the writer is named.
     let array = export(&t, Access::Write, "a consumer");
     let derived = import(1, 1);
     drop(array);

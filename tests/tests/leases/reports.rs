@@ -1,4 +1,4 @@
-//! What a diagnosis and an error report of leases, in fields for programs.
+//! Leases in a diagnosis and an error, in fields for programs.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@
 
 use super::*;
 
-/// What the second process of a test is.
+/// Roles of the second process of a test.
 const BETWEEN: i64 = 0;
 const CONSUMER: i64 = 1;
 

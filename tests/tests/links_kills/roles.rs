@@ -7,7 +7,7 @@ use tests::foreign::{self, Deleted};
 
 use super::*;
 
-/// What the process that dies has to do with the tensors.
+/// Part that the process that dies plays with the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Role {
     Owner,
@@ -45,7 +45,7 @@ const PAIRS: [(Role, Kind); 11] = [
     (Between, Staged),
 ];
 
-/// Why a process in this role does not come to the step, if it does not. The test checks both.
+/// The reason that a process in this role does not come to the step, if it does not. The test checks both.
 fn never(role: Role, kind: Kind, step: &str) -> Option<&'static str> {
     let is_of_owner = step.starts_with("send") || step == "segment";
     let is_of_consumer = step.starts_with("receive") || step.starts_with("answer");
@@ -60,7 +60,7 @@ fn never(role: Role, kind: Kind, step: &str) -> Option<&'static str> {
     }
 }
 
-/// What crosses in each case, and the last one fails.
+/// Number of tensors that cross in each case, and the last one fails.
 const TENSORS: usize = 2;
 const LENGTH: usize = 300;
 const SENT: f32 = 1.0;
@@ -68,7 +68,7 @@ const SENT: f32 = 1.0;
 const WRITTEN: f32 = 2.0;
 const ANEW: f32 = 3.0;
 
-/// How often a process comes to a step at most before it is killed there.
+/// Most passes of a process by a step before it is killed there.
 const TIMES: u32 = 3;
 /// The most that anything waits once the other process has died.
 const ALLOWED: Duration = Duration::from_secs(2);
@@ -120,7 +120,7 @@ fn send(link: &Link, kind: Kind, tensor: &Tensor) -> Result<(), Error> {
     }
 }
 
-/// Whether each element is `value`, once that is known; and that a failure is one on purpose, or the end of `process`.
+/// True if each element is `value`, once that is known; and that a failure is one on purpose, or the end of `process`.
 fn is_all(engine: &Engine, tensor: &Tensor, value: f32, process: u32) -> bool {
     let seen = engine.zeros(&[1], DType::F32).expect("memory");
     let looked = engine.op("look").reads([tensor]).writes([&seen]).run(move |[tensor], [_seen]| {
@@ -188,7 +188,7 @@ fn own(engine: &Engine, link: &Link, kind: Kind, takes_back: bool) {
     deleted.settle_at(if kind == Staged { TENSORS } else { 0 });
 }
 
-/// What the process that dies does, and that it ends well if it does not.
+/// The part of the process that dies, which ends well if it does not.
 pub(super) fn play(engine: &Engine, link: Link, task: &str) {
     let (role, kind) = PAIRS.into_iter().find(|pair| named(*pair) == task).expect("a pair");
     match role {

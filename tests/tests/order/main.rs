@@ -1,4 +1,4 @@
-//! Who may go next: operations have the meaning of their order of submission.
+//! Order of grants: operations have the meaning of their order of submission.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -20,7 +20,7 @@ use tests::watchdog::Watchdog;
 /// Elements of every tensor here.
 const LEN: usize = 4;
 
-/// How a producer deviates.
+/// A producer's deviation.
 type Edit = fn(&mut DLTensor);
 
 /// A tensor of the given kind changed by `edit`; the import itself may fail.

@@ -1,4 +1,4 @@
-//! What a process has once: the reaper, the quarantine, memory for reuse. The tests take turns.
+//! Single things of a process: the reaper, the quarantine, memory for reuse. The tests take turns.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -699,7 +699,7 @@ fn an_operation_that_cannot_enter_its_queue_leaves_its_successors_what_is_before
     assert!(watchdog.still_watches());
 }
 
-/// Where a step of a random program runs.
+/// Place of a step of a random program.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Host,

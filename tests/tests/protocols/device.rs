@@ -10,7 +10,7 @@ use estafette::devices::{Allocation, DLDevice, Device, DeviceError, DeviceErrorK
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// What a model sees of its device, which it outlives.
+/// A model's view of its device, which it outlives.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Addresses that work of a consumer uses.
@@ -37,7 +37,7 @@ impl Seen {
 pub struct Watched {
     pub sim: Arc<SimDevice>,
     pub seen: Arc<Seen>,
-    /// What becomes of the next barriers; those after them are well.
+    /// Errors of the next barriers; those after them are well.
     pub barriers: Mutex<VecDeque<DeviceError>>,
 }
 

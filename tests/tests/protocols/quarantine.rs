@@ -22,7 +22,7 @@ const SCHEDULES: u64 = 1_000;
 /// Far longer than the device works.
 const LONG: Duration = Duration::from_secs(60);
 
-/// How long the thread of a quarantine stays when nothing comes.
+/// Time that the thread of a quarantine stays when nothing comes.
 const IDLE: Duration = Duration::from_secs(10);
 
 fn engine(device: &Arc<Watched>, timeout: Duration) -> Engine {

@@ -17,7 +17,7 @@ const SEEDS: u64 = 60;
 /// Replays of each program, with ordinary operations in between.
 const ROUNDS: u64 = 6;
 
-/// What one step does to the cells: a hash that shows every change of order.
+/// Effect of one step on the cells: a hash that shows every change of order.
 #[derive(Debug, Clone)]
 struct Step {
     id: u64,
@@ -69,7 +69,7 @@ struct World {
     engine: Engine,
     vars: Vec<Variable>,
     cells: Arc<[AtomicU64]>,
-    /// What the cells would hold if everything ran at its submission.
+    /// Contents of the cells if everything ran at its submission.
     expected: Arc<[AtomicU64]>,
 }
 
@@ -183,7 +183,7 @@ fn replays_keep_the_order_with_three_workers() {
     replays_keep_the_order(3);
 }
 
-/// Which nodes run, and which one is to blame, by the rule in words: what reads from a failed or skipped node
+/// Nodes that run, and the one to blame, by the rule in words: a reader of a failed or skipped node
 /// is skipped.
 fn fates(steps: &[Step]) -> (Vec<u64>, Option<u64>) {
     let mut broken = BTreeSet::new();

@@ -38,7 +38,7 @@ fn shutdown_drains_what_is_in_flight_and_refuses_what_comes_later() {
         let refused = unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.unwrap_err();
         assert!(matches!(refused, Error::Shutdown), "{refused:?}");
         deleted.settle_at(1);
-        // What is there can still be read, and shut down again.
+        // A defined tensor can still be read, and shut down again.
         assert_eq!(get(&x), 100.0);
         assert!(engine.shutdown_timeout(Duration::from_secs(30)).drained);
         assert!(watchdog.still_watches());

@@ -52,7 +52,7 @@ impl Theirs {
         unsafe { self.device.copy(&*self.queue, from, to, BYTES as usize) }.unwrap();
     }
 
-    /// What it has read, if that was all the same.
+    /// The value that it has read, if that was all the same.
     fn read(&self) -> u8 {
         self.queue.record().unwrap().wait_timeout(None).unwrap().unwrap();
         // SAFETY: shared memory that no code writes any more.

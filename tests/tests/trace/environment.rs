@@ -162,7 +162,7 @@ fn processes_with_the_same_file_have_one_each() {
     expected.push("run.pftrace".into());
     expected.sort();
     assert_eq!(folder.names(), expected);
-    // What a process has left that was killed keeps none of them from its file.
+    // A killed process leaves nothing behind that keeps a later process from its file.
     let mut killed = started(&mut program("waits for input", &path));
     killed.kill().unwrap();
     killed.wait().unwrap();

@@ -60,7 +60,7 @@ fn work(engine: &Engine, steps: usize) {
 fn saving_costs_the_same_for_each_lease_however_often_its_tensor_was_described() {
     let folder = Folder::new("described");
     let engine = Engine::builder().workers(1).build().unwrap();
-    // What a thread remembers to have described, it remembers by the lower bits of the number.
+    // A thread remembers described tensors by the lower bits of their numbers.
     let tensors: Vec<_> = (0..257).map(|_| engine.zeros(&[4], DType::F32).unwrap()).collect();
     let recorder = open().to_file(folder.0.join("run.pftrace")).unwrap();
     for _ in 0..10_000 {
@@ -178,7 +178,7 @@ fn a_trace_that_cannot_be_saved_leaves_the_earlier_one_and_what_was_noted() {
     let good = fs::read(&path).unwrap();
     let recorder = open().to_file(&path).unwrap();
     work(&engine, 20);
-    // What stands in for a disk that fills: the folder of that name is none any more when it is renamed.
+    // This stands in for a disk that fills: the folder of that name is none any more when it is renamed.
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     let unsaved = recorder.save().unwrap_err();

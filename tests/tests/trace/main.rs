@@ -1,4 +1,4 @@
-//! What a trace says of a run.
+//! Contents of a trace of a run.
 //!
 //! | part | what it has |
 //! |---|---|

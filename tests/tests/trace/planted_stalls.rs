@@ -186,7 +186,7 @@ fn a_starved_pool_beside_other_threads_of_the_engine() {
     starved(2, wait_inside_of_a_body, "all 2 were busy");
 }
 
-/// How long operations of that name waited for each of these causes.
+/// Time that operations of that name waited for each of these causes.
 fn waited<const N: usize>(trace: &Trace, name: &str, causes: [Cause; N]) -> [u64; N] {
     let is_own = |id| trace.operation(id).is_some_and(|operation| operation.name == name);
     causes.map(|cause| {
@@ -279,7 +279,7 @@ fn a_lock_that_a_body_needs_is_taken() {
         let recorder = Recorder::open(TraceOptions::default()).unwrap();
         let x = engine.var();
         let op = engine.op("score").writes_vars(&[&x]).run_external(move |completion| {
-            // What the Python bindings do around each function of Python's.
+            // As the Python bindings around each function of Python's.
             bindings::body_wants_lock(completion.scope().id());
             sleep(long);
             bindings::body_has_lock(completion.scope().id());

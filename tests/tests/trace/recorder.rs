@@ -1,4 +1,4 @@
-//! What the recorder keeps of an operation, in each form that its entries have, against a clock that the tests
+//! The recorder's record of an operation, in each form that its entries have, against a clock that the tests
 //! set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -416,7 +416,7 @@ fn a_wait_for_an_operation_is_noted_in_each_of_its_forms() {
     clock.set(50);
     block_on(awaited).unwrap();
     drop(fence);
-    // What has ended is not waited for.
+    // An ended operation is not waited for.
     block_on(slow).unwrap();
     let trace = recorder.finish();
     let slow = operation(&trace, "slow").id;

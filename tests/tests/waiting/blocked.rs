@@ -414,7 +414,7 @@ fn a_wait_for_itself_is_an_error() {
                 myself.wait().unwrap_err(),
                 block_on(myself.clone()).unwrap_err(),
             ];
-            // What is called at the end waits for nothing.
+            // A callback at the end waits for nothing.
             myself.on_done(|| ());
             said.send(errors)?;
             Ok(())

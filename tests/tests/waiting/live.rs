@@ -160,7 +160,7 @@ fn what_tracing_gets_has_documented_targets_names_and_fields() {
     }
 }
 
-/// What happens to spans, in order.
+/// Events of spans, in order.
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<Vec<String>>>);
 

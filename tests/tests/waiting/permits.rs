@@ -19,7 +19,7 @@ use tests::ops::until;
 use tests::watchdog::Watchdog;
 
 fn engine_of(limit: usize) -> Engine {
-    // What is awaited is not looked at within the time of a test.
+    // An awaited operation is not looked at within the time of a test.
     Engine::builder()
         .workers(1)
         .in_flight_limit(limit)

@@ -336,7 +336,7 @@ fn a_result_is_a_tensor_at_once_and_has_memory_later() {
     for unknown in [y.shape().map(drop), y.dtype().map(drop), y.device().map(drop), y.data_ptr().map(drop)] {
         assert!(matches!(&unknown, Err(Error::NotDefined(why)) if why.contains("`make`")), "{unknown:?}");
     }
-    // What was declared is known before.
+    // A declared description is known before.
     assert_eq!((z.shape().unwrap().as_slice(), z.dtype().unwrap()), (&[1][..], DType::F32));
     assert!(matches!(z.device(), Err(Error::NotDefined(_))));
     write.open();

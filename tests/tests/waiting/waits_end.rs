@@ -175,7 +175,7 @@ fn callbacks_that_each_ask_for_the_next_one_need_no_deeper_stack() {
     let (last, called) = channel();
     ask_again(&x, 200_000, last);
     called.try_recv().unwrap();
-    // What a callback asks for is called when it has returned, in order, and before the outermost call returns.
+    // A callback's own requests are called when it has returned, in order, and before the outermost call returns.
     let (told, tells) = channel();
     let own = x.clone();
     x.on_ready(move |_| {

@@ -37,7 +37,7 @@ impl Simulator {
     ///
     /// # Errors
     ///
-    /// When the library is not built, or the process has a driver already.
+    /// Fails if the library is not built, or the process has a driver already.
     pub fn load() -> Result<&'static Self, &'static SimulatorError> {
         Self::load_without(&[])
     }
@@ -58,7 +58,7 @@ impl Simulator {
         LOADED.get_or_init(load).as_ref()
     }
 
-    /// How long commands of a kind take on a stream, in nanoseconds; `None` is any kind, any stream.
+    /// Sets the time of commands of a kind on a stream, in nanoseconds; `None` is any kind, any stream.
     pub fn latency(&self, stream: Option<usize>, kind: Option<Kind>, nanoseconds: u64) {
         let (stream, kind) = (stream.unwrap_or(0) as u64, kind.map_or(0, |kind| kind as u32));
         let set = self.call::<extern "C" fn(u64, u32, u64) -> c_int>(c"cusim_latency");
@@ -99,7 +99,7 @@ impl Simulator {
         assert!(set(device, code) != 0, "the simulator has no device {device}, or `cuInit` was not called");
     }
 
-    /// How many hardware connections the streams of a context share, and how many commands a stream takes; `None`
+    /// Number of hardware connections that the streams of a context share, and of commands that a stream takes; `None`
     /// where there is no limit. A script or the environment sets them, for a process of tests that have to know.
     pub fn limits(&self) -> (Option<usize>, Option<usize>) {
         let (mut connections, mut depth) = (0, 0);
@@ -109,19 +109,20 @@ impl Simulator {
         (limit(connections), limit(depth))
     }
 
-    /// What says, as anything but 0, that the calling thread must not wait for the driver: it has the lock of an interpreter, or is needed.
+    /// Sets the function that returns anything but 0 if the calling thread must not wait for the driver: it has the lock of an
+    /// interpreter, or is needed.
     pub fn interpreter(&self, has_lock: extern "C" fn() -> c_int) {
         self.call::<extern "C" fn(extern "C" fn() -> c_int)>(c"cusim_interpreter")(has_lock);
     }
 
-    /// How often a function of the driver was called; of `copies that may block`, how many copies on a stream
+    /// Number of calls of a function of the driver; of `copies that may block`, the number of copies on a stream that
     /// could have held up their caller, since an end of them was not pinned.
     pub fn calls(&self, function: &str) -> u64 {
         let function = CString::new(function).expect("no function's name has a zero byte");
         self.call::<extern "C" fn(*const c_char) -> u64>(c"cusim_calls")(function.as_ptr())
     }
 
-    /// What was found wrong with how the driver was used: races, uses after release, calls where none is
+    /// Violations in the use of the driver: races, uses after release, calls where none is
     /// allowed.
     pub fn violations(&self) -> Vec<String> {
         let ask = self.call::<extern "C" fn(*mut u8, usize) -> usize>(c"cusim_violations");

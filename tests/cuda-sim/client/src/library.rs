@@ -1,9 +1,9 @@
-//! Where the shared library is, and how it gets into the process.
+//! Place of the shared library, and its way into the process.
 
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 
-/// Why there is no simulated driver.
+/// The reason that there is no simulated driver.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulatorError {
     /// Cargo has not built it, or it was moved.
@@ -43,7 +43,7 @@ unsafe impl Sync for Library {}
 ///
 /// # Errors
 ///
-/// When it is not there.
+/// Fails if it is not there.
 pub fn path() -> Result<PathBuf, SimulatorError> {
     if let Some(named) = std::env::var_os("ESTAFETTE_CUDA_SIM") {
         return Ok(named.into());

@@ -33,7 +33,7 @@ driver! {
         Ok(())
     }
 
-    // What `cudaDeviceReset` does: nothing of the context works any more, for any library. Threads that have
+    // As `cudaDeviceReset`: nothing of the context works any more, for any library. Threads that have
     // the context current get the code of a destroyed context, and others that of an invalid one.
     fn cuDevicePrimaryCtxReset_v2(device: c_int) |session| {
         let device = session.device(device)?;

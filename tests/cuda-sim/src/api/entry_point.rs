@@ -1,4 +1,4 @@
-//! How a program asks the driver for its functions by name and version, instead of by symbol.
+//! A program's questions to the driver for its functions by name and version, instead of by symbol.
 //!
 //! A function whose signature once changed is exported under several symbols. Which one `cuMemAlloc` stands
 //! for depends on the version that the program was written for: the newest one that is not newer. The
@@ -83,7 +83,7 @@ fn since(symbol: &str) -> c_int {
     SINCE.iter().find(|(known, _)| *known == symbol).map_or(0, |(_, version)| *version)
 }
 
-/// What `name` stands for in programs written for `version`, or why there is nothing.
+/// The function that `name` stands for in programs written for `version`, or the reason that there is none.
 fn find(name: &str, version: c_int) -> Result<*const c_void, u32> {
     if let Some((_, _, symbol)) = RENAMED.iter().find(|(old, since, _)| *old == name && version >= *since) {
         return find(symbol, version);

@@ -337,7 +337,7 @@ unsafe fn pointer_attribute(
             11 => put(out.cast::<u64>(), allocation.base),
             12 => put(out.cast::<usize>(), allocation.bytes as usize),
             13 => put(out.cast::<c_uint>(), 1),
-            // What the current context's device may do: nothing, or read and write.
+            // Rights of the current context's device: nothing, or read and write.
             16 => {
                 let may = session.device_may_touch(session.current()?, &Touch::read(address, 1));
                 put(out.cast::<c_uint>(), if may { 3 } else { 0 })

@@ -8,10 +8,10 @@ use crate::kind::Kind;
 use crate::memory::Place;
 use crate::state::Session;
 
-/// What is counted, among the calls, of copies on a stream that may hold up their caller.
+/// Counted, among the calls: copies on a stream that may hold up their caller.
 const MAY_BLOCK: &str = "copies that may block";
 
-/// Whether an end of a copy has to be memory that the driver knows.
+/// End of a copy: memory that the driver has to know, or any.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     Known,

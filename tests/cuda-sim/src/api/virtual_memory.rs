@@ -50,7 +50,7 @@ pub(crate) struct VirtualMemory {
 }
 
 impl State {
-    /// Whether the device of a context may do this with memory that is mapped; true of other memory.
+    /// True if the device of a context may do this with memory that is mapped; true of other memory.
     pub(crate) fn mapping_allows(&self, context: usize, touch: &Touch) -> bool {
         let Some(allocation) = self.memory.live(touch.address) else { return true };
         let Some(access) = &allocation.access else { return true };
@@ -80,7 +80,7 @@ impl State {
     }
 }
 
-/// What a program wants of a block: on which device, and whether it can be shown to others.
+/// A program's demands on a block: its device, and whether it can be shown to others.
 ///
 /// # Safety
 ///
@@ -201,7 +201,7 @@ driver! {
         if base == libc::MAP_FAILED {
             return Err(OUT_OF_MEMORY);
         }
-        // What is beyond the aligned part goes back.
+        // The rest beyond the aligned part goes back.
         let at = (base as u64).next_multiple_of(GRANULARITY);
         let (before, after) = (at - base as u64, base as u64 + more as u64 - (at + length));
         if before > 0 {

@@ -1,4 +1,4 @@
-//! What the simulator's own tests share: its driver through cudarc, one test at a time.
+//! Common part of the simulator's own tests: its driver through cudarc, one test at a time.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "tests panic, and none uses all of it")]
 

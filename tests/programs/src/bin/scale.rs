@@ -11,7 +11,7 @@ use tests::scale::judge;
 use tests::scale::meter::measure;
 use tests::scale::world::Alive;
 
-/// How long one kind may take. Several times what it does; what costs more than linear at the last size does
+/// Limit of the time of one kind. Several times what it takes; a cost that is more than linear at the last size does
 /// not end.
 const LIMIT: Duration = Duration::from_secs(300);
 

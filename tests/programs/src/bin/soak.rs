@@ -26,7 +26,7 @@ const MINUTES: f64 = 30.0;
 /// Between two lines of the output.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// What resident memory may grow by, in bytes, from the first tenth to the end: a leak of one byte in a
+/// Growth of resident memory that is allowed, in bytes, from the first tenth to the end: a leak of one byte in a
 /// thousand operations shows.
 const GROWTH_MAX: usize = 16 << 20;
 
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What all threads share.
+/// State of all threads.
 struct Soak {
     ends: AtomicBool,
     counts: Counts,
@@ -129,7 +129,7 @@ fn soak(length: Duration, seed: u64) -> Result<(), String> {
     judge(&early, &late)
 }
 
-/// What the process holds.
+/// Resources of the process.
 #[derive(Debug, Clone)]
 struct Held {
     resident: usize,

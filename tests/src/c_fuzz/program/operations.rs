@@ -35,7 +35,7 @@ impl Program {
         stats.in_flight
     }
 
-    /// Whether a submission might have to wait for the program itself.
+    /// True if a submission might have to wait for the program itself.
     pub(super) fn is_full(&self) -> bool {
         self.in_flight() + 4 >= IN_FLIGHT_LIMIT
     }

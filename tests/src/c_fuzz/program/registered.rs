@@ -24,7 +24,7 @@ pub(super) struct Registered {
     allocates: bool,
 }
 
-/// What an operator's function does.
+/// Actions of an operator's function.
 #[derive(Clone, Copy)]
 enum Does {
     Well,
@@ -190,7 +190,7 @@ impl Program {
         ];
         let from = bytes.below(8).saturating_sub(5);
         let name = if bytes.one_in(10) { c"fuzz.nothing of that name".into() } else { operator.name.clone() };
-        // What the function says is seen at the outputs.
+        // Failures of the function are seen at the outputs.
         Shared::count(&self.shared.failures);
         let mut op = ptr::null_mut();
         let (engine, name, named) = (self.engine, name.as_ptr(), usize::from(bytes.one_in(2)));

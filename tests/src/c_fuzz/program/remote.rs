@@ -5,7 +5,7 @@ use super::*;
 /// Kinds of calls here; a system without links has none.
 pub(super) const CALLS: usize = if cfg!(estafette_portable) { 0 } else { 8 };
 
-/// How long something may take that a thread of the library does.
+/// Limit for steps of the library's threads.
 const LONG_NS: u64 = END.as_nanos() as u64;
 
 /// Both ends of a link, and what was sent from the near one to the far one.
@@ -15,7 +15,7 @@ struct Pair {
     in_flight: usize,
 }
 
-/// What a program has of other processes.
+/// A program's handles of other processes.
 #[derive(Default)]
 pub(super) struct Remote {
     pair: Option<Pair>,
@@ -33,7 +33,7 @@ impl Remote {
     }
 }
 
-/// What a version that is shown to another process may be refused with.
+/// Refusals of a version that is shown to another process.
 const SHOWN: [status; 3] = [ESTAFETTE_OK, ESTAFETTE_NOT_SHARED, ESTAFETTE_NOT_DEFINED];
 
 impl Program {
@@ -158,7 +158,7 @@ impl Program {
             let got = estafette_link_receive(pair.far, 0, ptr::null_mut());
             refuses(got, "receive to nowhere");
             let got = estafette_link_receive(pair.far, SHORT_NS * bytes.below(2) as u64, &raw mut out);
-            // What was sent is there at once.
+            // A message that was sent is there at once.
             let expected = if pair.in_flight > 0 { ESTAFETTE_OK } else { ESTAFETTE_TIMEOUT };
             expect(got, expected, "receive");
         }
@@ -169,7 +169,7 @@ impl Program {
         Some(())
     }
 
-    /// What came from another process may fail as its owner's tensor does.
+    /// A tensor from another process may fail as its owner's tensor does.
     fn take_received(&mut self, tensor: *mut estafette_tensor) {
         assert!(!tensor.is_null(), "the link is open");
         allowed(estafette_query(tensor), &WAITED, "the state of what was received");

@@ -34,7 +34,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// Bytes of the tensor that is large enough for its memory to be refused instead of the process to end.
 const LARGE: i64 = 1 << 20;
 
-/// How often the body of one operation ran; the bodies of all operations together also count their captures
+/// Number of runs of the body of one operation; the bodies of all operations together also count their captures
 /// that are still there.
 #[derive(Clone)]
 struct Run {
@@ -53,7 +53,7 @@ struct Accepted {
     name: &'static str,
     op: Op,
     run: Run,
-    /// How often the body runs if all goes well.
+    /// Number of runs of the body if all goes well.
     times: usize,
 }
 
@@ -425,7 +425,7 @@ fn failures(account: &Account, engine: &Engine) {
     account.ok("blocker", blocker.wait_timeout(Some(LONG)));
 }
 
-/// Whether this run is of the sweep over the clock. What waits for a fence asks for the time again and again,
+/// True if this run is of the sweep over the clock. A wait for a fence asks for the time again and again,
 /// so that its length is no number of calls, and a clock that fails in the callback of a fence is an open
 /// point of the guarantees.
 fn is_clock_failing() -> bool {

@@ -1,4 +1,4 @@
-//! What the preloaded library offers to the program; nothing without it.
+//! The preloaded library's functions for the program; nothing without it.
 
 use std::ffi::CStr;
 
@@ -7,7 +7,7 @@ fn symbol(name: &CStr) -> *mut libc::c_void {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// Whether calls are counted from here on.
+/// Counts calls from here on, or stops counting.
 pub fn arm(on: bool) {
     let arm = symbol(c"failing_system_arm");
     if !arm.is_null() {
@@ -16,7 +16,7 @@ pub fn arm(on: bool) {
     }
 }
 
-/// How many calls have failed.
+/// Number of calls that have failed.
 pub fn struck() -> i64 {
     let struck = symbol(c"failing_system_struck");
     if struck.is_null() {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What a program is written in.
+/// Languages of programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
     Rust,
@@ -55,7 +55,7 @@ impl Programs {
         Self { failing, c, python }
     }
 
-    /// Whether there is what this language needs.
+    /// True if this machine has what this language needs.
     pub fn has(&self, language: Language) -> bool {
         language != Language::Python || self.python.is_some()
     }

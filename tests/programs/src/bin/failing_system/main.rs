@@ -50,7 +50,7 @@ struct Sweep {
     error: i32,
     /// From the k-th call on, instead of only that one.
     all: bool,
-    /// Whether the process may end instead, with a message that holds one of these.
+    /// Messages with one of which the process may end instead.
     ends_with: &'static [&'static str],
 }
 
@@ -92,7 +92,7 @@ const SWEEPS: &[Sweep] = &[
     once(Python, "write", libc::ENOSPC),
 ];
 
-/// How a run ended.
+/// End of a run.
 struct Ended {
     status: Option<ExitStatus>,
     output: String,
