@@ -537,7 +537,7 @@ typedef struct estafette_ticket_options {
    */
   int32_t once;
   /**
-   * When the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always.
+   * Condition of a copy for the other process, made in shared memory once the tensor is ready. 0: its memory is not shared. 1: always.
    * -1: never.
    */
   int32_t copy;
@@ -664,7 +664,7 @@ const struct estafette_api *estafette_get_api(void);
  * context when the SYCL runtime cannot be loaded; `ESTAFETTE_DEVICE` when the runtime refuses; `ESTAFETTE_FORKED`. May be called by
  * any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `native_handle` is NULL or a live context of that kind; `device_id` is NULL or may be written.
  */
 estafette_status estafette_register_context(DLDeviceType device_type,
@@ -685,7 +685,7 @@ estafette_status estafette_unregister_context(DLDeviceType device_type,
  *
  * Returns as `estafette_unregister_context`, and `ESTAFETTE_INVALID` when `native_handle` is NULL. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `native_handle` is NULL or may be written.
  */
 estafette_status estafette_resolve_context(DLDeviceType device_type,
@@ -700,7 +700,7 @@ estafette_status estafette_resolve_context(DLDeviceType device_type,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
  * `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `tensor` may be any value.
  */
 estafette_status estafette_tensor_lend(const struct estafette_tensor *tensor,
@@ -713,7 +713,7 @@ estafette_status estafette_tensor_lend(const struct estafette_tensor *tensor,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
  * thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; `shape` has `capacity` entries.
  */
 estafette_status estafette_tensor_shape(const struct estafette_tensor *tensor,
@@ -726,7 +726,7 @@ estafette_status estafette_tensor_shape(const struct estafette_tensor *tensor,
  *
  * Returns as `estafette_tensor_shape`.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_tensor_dtype(const struct estafette_tensor *tensor, DLDataType *out);
@@ -736,7 +736,7 @@ estafette_status estafette_tensor_dtype(const struct estafette_tensor *tensor, D
  *
  * Returns as `estafette_tensor_shape`.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_tensor_device(const struct estafette_tensor *tensor, DLDevice *out);
@@ -746,7 +746,7 @@ estafette_status estafette_tensor_device(const struct estafette_tensor *tensor, 
  *
  * Returns as `estafette_tensor_shape`.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_tensor_data(const struct estafette_tensor *tensor, void **out);
@@ -756,7 +756,7 @@ estafette_status estafette_tensor_data(const struct estafette_tensor *tensor, vo
  *
  * Returns as `estafette_tensor_shape`.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_tensor_read_only(const struct estafette_tensor *tensor, int32_t *out);
@@ -768,7 +768,7 @@ estafette_status estafette_tensor_read_only(const struct estafette_tensor *tenso
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `out` or a wrong option; `ESTAFETTE_FORKED`; `ESTAFETTE_INTERNAL` when
  * threads cannot be started. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `options` is NULL or as long as its size says; `out` is NULL or may be written.
  */
 estafette_status estafette_engine_create(const struct estafette_engine_options *options,
@@ -824,7 +824,7 @@ estafette_status estafette_wait_all(struct estafette_engine *engine,
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `ran` is NULL or may be written. `engine` may be any value.
  */
 estafette_status estafette_run_ready(struct estafette_engine *engine,
@@ -839,7 +839,7 @@ estafette_status estafette_run_ready(struct estafette_engine *engine,
  * success. May be called by
  * any thread, also while others wait.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `engine` may be any value.
  */
 estafette_status estafette_diagnose(struct estafette_engine *engine,
@@ -850,7 +850,7 @@ estafette_status estafette_diagnose(struct estafette_engine *engine,
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `stats` is NULL or as long as its size says. `engine` may be any value.
  */
 estafette_status estafette_engine_stats(struct estafette_engine *engine,
@@ -884,7 +884,7 @@ estafette_status estafette_flush_deleters(uint64_t timeout_ns);
  * handle that is not in use, a wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
  * success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_export(const struct estafette_tensor *tensor,
@@ -897,7 +897,7 @@ estafette_status estafette_export(const struct estafette_tensor *tensor,
  *
  * Returns as `estafette_export`; `ESTAFETTE_CONFLICT` for memory that may not be written, unless a copy is asked for.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_export`.
  */
 estafette_status estafette_export_legacy(const struct estafette_tensor *tensor,
@@ -913,7 +913,7 @@ estafette_status estafette_export_legacy(const struct estafette_tensor *tensor,
  * that is none of its operands; `ESTAFETTE_CONFLICT` for an operand to be written that turned out to be read-only;
  * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_op_export(struct estafette_op *op,
@@ -927,7 +927,7 @@ estafette_status estafette_op_export(struct estafette_op *op,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
  * success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `tensor` may be any value.
  */
 estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
@@ -942,7 +942,7 @@ estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
  *
  * Returns as `estafette_tensor_fence`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_tensor_fence`.
  */
 estafette_status estafette_writable_fence(const struct estafette_tensor *tensor,
@@ -956,7 +956,7 @@ estafette_status estafette_writable_fence(const struct estafette_tensor *tensor,
  * Returns as `estafette_tensor_fence`, and `ESTAFETTE_INVALID` for a handle that is not in use or was only handed to a function.
  * May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `op` may be any value.
  */
 estafette_status estafette_op_fence(struct estafette_op *op,
@@ -969,7 +969,7 @@ estafette_status estafette_op_fence(struct estafette_op *op,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. Nothing is written but on success. May be called by
  * any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer is NULL or what its type says.
  */
 estafette_status estafette_promise_create(const char *name,
@@ -983,7 +983,7 @@ estafette_status estafette_promise_create(const char *name,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, as of a promise that was settled before, or a
  * status that is neither (then the promise stays the caller's); `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `message` is NULL or a text. `promise` may be any value.
  */
 estafette_status estafette_promise_settle(struct estafette_promise *promise,
@@ -1004,7 +1004,7 @@ estafette_status estafette_promise_drop(struct estafette_promise *promise);
  *
  * Returns as `estafette_import`. Of a tensor that is described late, what is wrong with the description fails the new tensor.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_import`.
  */
 estafette_status estafette_import_fenced(struct estafette_engine *engine,
@@ -1020,7 +1020,7 @@ estafette_status estafette_import_fenced(struct estafette_engine *engine,
  * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or another access; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
  * called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_export_fenced(const struct estafette_tensor *tensor,
@@ -1068,7 +1068,7 @@ const char *estafette_last_error(void);
  * `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a device other than the host or the memory's own;
  * `ESTAFETTE_DEVICE` also for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_order_on(const struct estafette_tensor *tensor,
@@ -1084,7 +1084,7 @@ estafette_status estafette_order_on(const struct estafette_tensor *tensor,
  * Returns as `estafette_order_on`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for a wrong
  * option as well. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_order_on`; `options` is NULL or as long as its size says.
  */
 estafette_status estafette_order_on_with(const struct estafette_tensor *tensor,
@@ -1099,7 +1099,7 @@ estafette_status estafette_order_on_with(const struct estafette_tensor *tensor,
  *
  * Returns as `estafette_order_on_with`; `ESTAFETTE_INVALID` also for a stream without a device where the tensors are on several. `out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; the arrays have `n` entries.
  */
 estafette_status estafette_lease_all(struct estafette_engine *engine,
@@ -1117,7 +1117,7 @@ estafette_status estafette_lease_all(struct estafette_engine *engine,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
  * thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_lease_fence(const struct estafette_lease *lease,
@@ -1133,7 +1133,7 @@ estafette_status estafette_lease_fence(const struct estafette_lease *lease,
  * that breaks the rules, or is one of `estafette_lease_fence` for this lease: then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
  * returned. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `done` is NULL or what its type says. `lease` may be any value.
  */
 estafette_status estafette_lease_release(struct estafette_lease *lease,
@@ -1149,7 +1149,7 @@ estafette_status estafette_lease_release(struct estafette_lease *lease,
  * library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any
  * thread.
  *
- * What the caller promises:
+ * The caller promises:
  * The functions may be called by any thread.
  */
 estafette_status estafette_set_log(int32_t level,
@@ -1169,7 +1169,7 @@ estafette_status estafette_set_log(int32_t level,
  * produce a tensor. May be called by any thread, once, inside of the function too. Before this returns, waiters are
  * notified and `drop_context` is called.
  *
- * What the caller promises:
+ * The caller promises:
  * `message` is NULL or a text. `op` may be any value.
  */
 estafette_status estafette_op_complete(struct estafette_op *op,
@@ -1183,7 +1183,7 @@ estafette_status estafette_op_complete(struct estafette_op *op,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for an operation of the host, or one that has not begun or has ended;
  * `ESTAFETTE_FORKED`. `*stream` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `stream` is NULL or may be written. `op` may be any value.
  */
 estafette_status estafette_op_stream(struct estafette_op *op,
@@ -1199,7 +1199,7 @@ estafette_status estafette_op_stream(struct estafette_op *op,
  * of this operation or of its output: then the end was not reported. A fence of other work that waits for this operation is not recognized. May
  * be called by any thread, once, inside of the function too.
  *
- * What the caller promises:
+ * The caller promises:
  * `fence` is NULL or what its type says. `op` may be any value.
  */
 estafette_status estafette_op_complete_after(struct estafette_op *op,
@@ -1213,7 +1213,7 @@ estafette_status estafette_op_complete_after(struct estafette_op *op,
  * Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL, a version that is not known, or an operation that is to produce no
  * tensor. May be called by any thread, once.
  *
- * What the caller promises:
+ * The caller promises:
  * `managed` is NULL or what its type says, as for `estafette_import`. `op` may be any value.
  */
 estafette_status estafette_op_complete_with(struct estafette_op *op,
@@ -1268,7 +1268,7 @@ estafette_status estafette_op_wait(struct estafette_op *op,
  * `estafette_wait`; `ESTAFETTE_INVALID` for NULL, counts that are both 0, or a handle that is not in use or was only given to a function;
  * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; an array has as many entries as its count says.
  */
 estafette_status estafette_wait_any(struct estafette_op *const *ops,
@@ -1296,7 +1296,7 @@ estafette_status estafette_op_cancel(struct estafette_op *op);
  * names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be
  * called by any thread, inside of operators too.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer is NULL or what its type says. The functions keep the contract of `estafette_operator_function`, and may be
  * called until `drop_context` is.
  */
@@ -1312,7 +1312,7 @@ estafette_status estafette_register_operator(const char *name,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, and when there is no such operator; `ESTAFETTE_FORKED`. May be called by
  * any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `name` is NULL or a text.
  */
 estafette_status estafette_unregister_operator(const char *name);
@@ -1328,7 +1328,7 @@ estafette_status estafette_unregister_operator(const char *name);
  * nothing, or reports a failure, whose reason is in the text; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. May be
  * called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer is NULL or what its type says; the library is what is written here, and may be trusted like one that the
  * program is linked to.
  */
@@ -1340,7 +1340,7 @@ estafette_status estafette_load_operators(const char *path,
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `callback`; `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `callback` is NULL or does not throw.
  */
 estafette_status estafette_list_operators(estafette_operator_callback callback, void *context);
@@ -1359,7 +1359,7 @@ estafette_status estafette_list_operators(estafette_operator_callback callback, 
  * `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. A failure of
  * the operator itself is reported at its outputs. May be called by any thread, inside of operations too.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; `outputs` may be written.
  */
 estafette_status estafette_call_operator(struct estafette_engine *engine,
@@ -1379,7 +1379,7 @@ estafette_status estafette_call_operator(struct estafette_engine *engine,
  * Returns as `estafette_call_operator`, and `ESTAFETTE_IN_FLIGHT_LIMIT`; `ESTAFETTE_INVALID` for a wrong option, and with `on` for an operator
  * that works on the host.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_call_operator`; `options` is NULL or as long as its size says; `op` is NULL or may be written.
  */
 estafette_status estafette_call_operator_with(struct estafette_engine *engine,
@@ -1400,7 +1400,7 @@ estafette_status estafette_call_operator_with(struct estafette_engine *engine,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `out`, or a name that is not UTF-8; `ESTAFETTE_FORKED`. `*out` is
  * written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; `out` is NULL or may be written.
  */
 estafette_status estafette_program_begin(struct estafette_engine *engine,
@@ -1418,7 +1418,7 @@ estafette_status estafette_program_begin(struct estafette_engine *engine,
  * Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is finished. On an error the caller keeps
  * `context`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_submit`; the functions may be called by any thread, and `function` as often as the program is replayed.
  */
 estafette_status estafette_program_add(struct estafette_program *program,
@@ -1458,7 +1458,7 @@ estafette_status estafette_program_finish(struct estafette_program *program,
  * Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is not finished. May be called by any thread,
  * inside of operations too.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `program` may be any value.
  */
 estafette_status estafette_program_replay(struct estafette_program *program,
@@ -1483,7 +1483,7 @@ estafette_status estafette_program_destroy(struct estafette_program *program);
  * missing or the address is none of this machine; `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
  * success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `options` is NULL or as long as its size says, and its `reach` NULL or a text; `out` is NULL or may be written. `tensor` may be any value.
  */
 estafette_status estafette_ticket_create(const struct estafette_tensor *tensor,
@@ -1496,7 +1496,7 @@ estafette_status estafette_ticket_create(const struct estafette_tensor *tensor,
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; `bytes` has `capacity` bytes.
  */
 estafette_status estafette_ticket_bytes(const struct estafette_ticket *ticket,
@@ -1533,7 +1533,7 @@ estafette_status estafette_ticket_release(struct estafette_ticket *ticket);
  * `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. `*out` is written only on
  * success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; `bytes` has `size` bytes.
  */
 estafette_status estafette_from_ticket(struct estafette_engine *engine,
@@ -1547,7 +1547,7 @@ estafette_status estafette_from_ticket(struct estafette_engine *engine,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FAILED` with the reason where the system refuses, as one that is not
  * Linux does; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written.
  */
 estafette_status estafette_door_open(struct estafette_door **out);
@@ -1559,7 +1559,7 @@ estafette_status estafette_door_open(struct estafette_door **out);
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
  * success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `door` may be any value.
  */
 estafette_status estafette_door_address(const struct estafette_door *door,
@@ -1574,7 +1574,7 @@ estafette_status estafette_door_address(const struct estafette_door *door,
  * `ESTAFETTE_FAILED` with the reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block
  * in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. Handles may be any value.
  */
 estafette_status estafette_door_accept(const struct estafette_door *door,
@@ -1598,7 +1598,7 @@ estafette_status estafette_door_close(struct estafette_door *door);
  * Returns as `estafette_door_accept`; `ESTAFETTE_INVALID` for an address that is none as well; `ESTAFETTE_FAILED` where no door is there, or
  * not any more; `ESTAFETTE_PEER_DIED` when the process at the door has died. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `address` is NULL or a text; `out` is NULL or may be written. `engine` may be any value.
  */
 estafette_status estafette_connect(struct estafette_engine *engine,
@@ -1611,7 +1611,7 @@ estafette_status estafette_connect(struct estafette_engine *engine,
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `link` may be any value.
  */
 estafette_status estafette_link_process(const struct estafette_link *link,
@@ -1633,7 +1633,7 @@ estafette_status estafette_link_process(const struct estafette_link *link,
  * not in use, a wrong option, or a link that is closed meanwhile; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
  * callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns `ESTAFETTE_OK`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `options` is NULL or as long as its size says. Handles may be any value.
  */
 estafette_status estafette_link_send(const struct estafette_link *link,
@@ -1656,7 +1656,7 @@ estafette_status estafette_link_send(const struct estafette_link *link,
  * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
  * called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `link` may be any value.
  */
 estafette_status estafette_link_receive(const struct estafette_link *link,
@@ -1674,7 +1674,7 @@ estafette_status estafette_link_receive(const struct estafette_link *link,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED` where the system refuses;
  * `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. `link` may be any value.
  */
 estafette_status estafette_link_descriptor(const struct estafette_link *link,
@@ -1696,7 +1696,7 @@ estafette_status estafette_link_close(struct estafette_link *link);
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a text that is not UTF-8; `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `host` is NULL or a text.
  */
 estafette_status estafette_declare_dead(const char *host,
@@ -1725,7 +1725,7 @@ const char *estafette_status_text(int32_t status);
  * leases of other threads have kept the in-flight limit reached for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
  * called by any thread, inside of operations too.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; both functions may be called by any thread.
  */
 estafette_status estafette_submit(struct estafette_engine *engine,
@@ -1744,7 +1744,7 @@ estafette_status estafette_submit(struct estafette_engine *engine,
  *
  * Returns as `estafette_submit`, and `ESTAFETTE_IN_FLIGHT_LIMIT`.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_submit`.
  */
 estafette_status estafette_submit_with(struct estafette_engine *engine,
@@ -1764,7 +1764,7 @@ estafette_status estafette_submit_with(struct estafette_engine *engine,
  *
  * Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for NULL `out`.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_submit`; `out` is NULL or may be written.
  */
 estafette_status estafette_produce(struct estafette_engine *engine,
@@ -1782,7 +1782,7 @@ estafette_status estafette_produce(struct estafette_engine *engine,
  *
  * Returns as `estafette_produce`.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_produce`; `op` is NULL or may be written.
  */
 estafette_status estafette_produce_with(struct estafette_engine *engine,
@@ -1809,7 +1809,7 @@ estafette_status estafette_produce_with(struct estafette_engine *engine,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, for a tensor or fence that breaks the rules (the text names the field),
  * or for a device that the engine does not have; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter is called, and only the
  * engine's operations and leases write the memory meanwhile.
  */
@@ -1825,7 +1825,7 @@ estafette_status estafette_import(struct estafette_engine *engine,
  *
  * Returns as `estafette_import`; `ESTAFETTE_INVALID` for another `writable` as well.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_import`.
  */
 estafette_status estafette_import_legacy(struct estafette_engine *engine,
@@ -1841,7 +1841,7 @@ estafette_status estafette_import_legacy(struct estafette_engine *engine,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a shape that cannot be, or a type that DLPack
  * does not have; `ESTAFETTE_DEVICE` when memory is exhausted; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer but handles is NULL or what its type says; `shape` has `ndim` entries.
  */
 estafette_status estafette_zeros(struct estafette_engine *engine,
@@ -1855,7 +1855,7 @@ estafette_status estafette_zeros(struct estafette_engine *engine,
  *
  * Returns as `estafette_zeros`; `ESTAFETTE_DEVICE` also where the system has no such memory. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_zeros`.
  */
 estafette_status estafette_zeros_shared(struct estafette_engine *engine,
@@ -1870,7 +1870,7 @@ estafette_status estafette_zeros_shared(struct estafette_engine *engine,
  *
  * Returns as `estafette_zeros_shared`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_zeros`.
  */
 estafette_status estafette_zeros_shared_for_writing(struct estafette_engine *engine,
@@ -1885,7 +1885,7 @@ estafette_status estafette_zeros_shared_for_writing(struct estafette_engine *eng
  * Returns as `estafette_zeros`; `ESTAFETTE_INVALID` for a device that the engine does not have as well; `ESTAFETTE_NOT_SHARED` in an engine
  * with `shared` if memory of the device cannot be shown to other processes. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * As for `estafette_zeros`.
  */
 estafette_status estafette_empty(struct estafette_engine *engine,
@@ -1902,7 +1902,7 @@ estafette_status estafette_empty(struct estafette_engine *engine,
  * Returns as `estafette_submit`; `ESTAFETTE_INVALID` for NULL `out` as well, and `ESTAFETTE_DEVICE` when the device gives no stream. A device
  * that the engine does not have fails the copy. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `out` is NULL or may be written. Handles may be any value.
  */
 estafette_status estafette_copy(struct estafette_engine *engine,
@@ -1936,14 +1936,14 @@ estafette_status estafette_tensor_release(struct estafette_tensor *tensor);
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or a fence that breaks the rules; on this and on
  * `ESTAFETTE_FORKED` the caller still holds the tensor. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `fence` is NULL or what its type says. `tensor` may be any value.
  */
 estafette_status estafette_tensor_release_after(struct estafette_tensor *tensor,
                                                 const DLFence *fence);
 
 /**
- * Where a tensor stands, at once.
+ * State of a tensor, at once.
  *
  * Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`,
  * `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause when it has failed; `ESTAFETTE_INVALID` for NULL or
@@ -1973,7 +1973,7 @@ estafette_status estafette_wait(const struct estafette_tensor *tensor,
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`, or a handle that is not in use; `ESTAFETTE_FORKED`. On
  * an error neither function is called and the caller keeps `context`. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * Both functions may be called by any thread. `tensor` may be any value.
  */
 estafette_status estafette_on_ready(const struct estafette_tensor *tensor,
@@ -1997,7 +1997,7 @@ estafette_status estafette_clear_error(const struct estafette_tensor *tensor);
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path that is no UTF-8 or where no file can be written, or a wrong option, such as a signal that the
  * program handles; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
- * What the caller promises:
+ * The caller promises:
  * `path` is NULL or ends with a NUL; `options` is NULL or as long as its size says; `out` is NULL or may be written.
  */
 estafette_status estafette_trace_begin(const char *path,
@@ -2019,7 +2019,7 @@ estafette_status estafette_trace_end(struct estafette_trace *trace);
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a file that cannot be written, which is as it was
  * before; `ESTAFETTE_FORKED`. May be called by any thread. `trace` may be any value.
  *
- * What the caller promises:
+ * The caller promises:
  * `path` is NULL or ends with a NUL.
  */
 estafette_status estafette_trace_snapshot(struct estafette_trace *trace,
@@ -2030,7 +2030,7 @@ estafette_status estafette_trace_snapshot(struct estafette_trace *trace,
  *
  * May be called by any thread, and in a forked child.
  *
- * What the caller promises:
+ * The caller promises:
  * Each pointer is NULL or may be written.
  */
 void estafette_version(uint32_t *major, uint32_t *minor);
@@ -2043,7 +2043,7 @@ const char *estafette_version_text(void);
 /**
  * Frees a text that a function of this library has made for the caller. NULL is legal.
  *
- * What the caller promises:
+ * The caller promises:
  * NULL, or a text that `estafette_diagnose` or another function that says so has given, not freed before.
  */
 void estafette_string_free(char *text);

@@ -33,7 +33,7 @@
 
 namespace estafette {
 
-/// What a call that did not succeed returned, and why.
+/// Status of a call that did not succeed, and the reason.
 class Error : public std::runtime_error {
  public:
   Error(int status, const std::string &message)
@@ -78,7 +78,7 @@ class Fence {
 
   const DLFence *get() const noexcept { return &raw_; }
 
-  /// Whether it is done. Throws when it has failed.
+  /// True if it is done. Throws when it has failed.
   bool is_done() const {
     int status = dlpack_fence_query(&raw_);
     if (status < 0) throw Error(status, text());
@@ -163,21 +163,21 @@ class Lease {
   std::unique_ptr<estafette_lease, Drop> lease_;
 };
 
-/// Whether another process gets a copy of what it is shown.
+/// Condition under which another process gets a copy of a tensor that it is shown.
 enum class Copy {
-  /// Where the memory is not shared.
+  /// A copy if the memory is not shared.
   if_needed = 0,
   always = 1,
   /// Throws with ESTAFETTE_NOT_SHARED instead.
   never = -1,
 };
 
-/// How a ticket is made; see `estafette_ticket_options`.
+/// Options of a ticket; see `estafette_ticket_options`.
 struct TicketOptions {
   /// For one use.
   bool once = false;
   Copy copy = Copy::if_needed;
-  /// Where other machines reach this process; empty if they do not.
+  /// Address at which other machines reach this process; empty if they do not.
   std::string reach;
   /// With `reach`: silence after which a process on another machine is suspected, and takes this one for dead, at least 2 s; 0 for 10 s.
   std::uint64_t deadline_ns = 0;
@@ -210,7 +210,7 @@ class Ticket {
   std::unique_ptr<estafette_ticket, Drop> ticket_;
 };
 
-/// Where other processes make links to this one: `Engine::accept`, and there `Engine::connect`.
+/// Address at which other processes make links to this one: `Engine::accept`, and there `Engine::connect`.
 class Door {
  public:
   Door() {
@@ -296,7 +296,7 @@ class Tensor {
 
   estafette_tensor *get() const noexcept { return tensor_; }
 
-  /// Whether the current version may be read. Throws when it is poisoned.
+  /// True if the current version may be read. Throws when it is poisoned.
   bool is_ready() const {
     int status = estafette_query(tensor_);
     if (status < 0) check(status);
@@ -587,7 +587,7 @@ class Completion {
   estafette_op *op_;
 };
 
-/// What a submission asks for, besides its operands. A call of an operator takes no `on_skip`.
+/// Options of a submission, besides its operands. A call of an operator takes no `on_skip`.
 struct SubmitOptions {
   /// Among ready operations, higher ones are started first.
   std::int32_t priority = 0;
@@ -608,14 +608,14 @@ class Operation {
 
   void wait(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const { check(estafette_op_wait(op_.get(), timeout_ns)); }
 
-  /// Whether it has ended, with its work on devices. Throws when it has failed.
+  /// True if it has ended, with its work on devices. Throws when it has failed.
   bool is_done() const {
     int status = estafette_op_query(op_.get());
     if (status < 0) check(status);
     return status == ESTAFETTE_OK;
   }
 
-  /// Whether it was cancelled; false when it has begun or ended.
+  /// True if it was cancelled; false when it has begun or ended.
   bool cancel() const {
     int status = estafette_op_cancel(op_.get());
     if (status != ESTAFETTE_CONFLICT) check(status);
@@ -816,17 +816,17 @@ struct EngineOptions {
   std::int32_t workers = 0;
   /// Operations in flight before a submission waits.
   std::uint64_t in_flight_limit = 0;
-  /// How long leases alone may hold up a wait.
+  /// Time for which leases alone may hold up a wait.
   std::uint64_t lease_timeout_ns = 0;
   /// Bytes of stack of each thread that runs operations.
   std::uint64_t stack_size = 0;
   /// All host memory can be shown to other processes.
   bool shared = false;
-  /// What is stalled for so long is logged as a warning; 0 for no such watch.
+  /// A stall of this length is logged as a warning; 0 for no such watch.
   std::uint64_t watchdog_ns = 0;
 };
 
-/// What the function of an operator is called with; see `estafette_operator_function`.
+/// Arguments of the function of an operator; see `estafette_operator_function`.
 struct OperatorArguments {
   const DLTensor *const *inputs;
   std::size_t n_inputs;
@@ -847,7 +847,7 @@ struct OperatorArguments {
 /// An exception in it fails the call with its text. Any thread may call it, several at once.
 using OperatorFunction = std::function<void(const OperatorArguments &)>;
 
-/// How an operator is called; see `estafette_operator_options`.
+/// Options of a call of an operator; see `estafette_operator_options`.
 struct OperatorOptions {
   std::uint32_t kind = ESTAFETTE_OPERATOR_DESTINATION;
   bool in_place = false;
@@ -962,7 +962,7 @@ class Engine {
     }
     std::vector<estafette_lease *> out(wanted.size());
     std::vector<Lease> leases;
-    leases.reserve(out.size());  // What is owned then needs no memory, which may be short.
+    leases.reserve(out.size());  // Owned leases then need no memory, which may be short.
     check(estafette_lease_all(get(), tensors.data(), accesses.data(), wanted.size(), &options, out.data()));
     for (estafette_lease *lease : out) leases.emplace_back(lease);
     return leases;
@@ -1056,7 +1056,7 @@ class Engine {
                                                                 const SubmitOptions &how = {}) const {
     std::vector<estafette_tensor *> outputs(n_outputs);
     std::vector<Tensor> results;
-    results.reserve(n_outputs);  // What is owned then needs no memory, which may be short.
+    results.reserve(n_outputs);  // Owned results then need no memory, which may be short.
     Operation op = call_operator(name, inputs, outputs, attributes, how);
     for (estafette_tensor *output : outputs) results.push_back(Tensor::adopt(output));
     return {std::move(results), std::move(op)};
@@ -1203,7 +1203,7 @@ inline std::size_t wait_any(const std::vector<const Operation *> &ops, const std
 /// Waits until the deleters of all memory that was given up before have been called; see `estafette_flush_deleters`.
 inline void flush_deleters(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) { check(estafette_flush_deleters(timeout_ns)); }
 
-/// Whether functions of the library may run operations on the calling thread. Returns the earlier setting.
+/// Lets functions of the library run operations on the calling thread, or not. Returns the earlier setting.
 inline bool set_helping(bool allowed) noexcept { return estafette_set_helping(allowed) != 0; }
 
 /// Gets a level, from 1 for errors to 5, and a text. What it throws is dropped.

@@ -20,7 +20,7 @@ pub(crate) fn set(message: &str) {
         let last: &Cell<[u8]> = &**last;
         let places = last.as_slice_of_cells();
         for (place, byte) in places.iter().zip(&message.as_bytes()[..length]) {
-            // What follows a NUL would be lost in C.
+            // C would lose the text behind a NUL.
             place.set(if *byte == 0 { b' ' } else { *byte });
         }
         places[length].set(0);

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn estafette_set_log(
     drop_context: estafette_drop,
 ) -> estafette_status {
     entry(|| {
-        // What the environment asks for comes first, so that this call replaces it.
+        // The environment's request comes first, so that this call replaces it.
         begin_from_environment();
         let new = match callback {
             None => None,
@@ -82,12 +82,12 @@ pub unsafe extern "C" fn estafette_set_log(
     })
 }
 
-/// Where the environment asks for events and nothing receives them yet, the standard error stream does. Called for each engine.
+/// Sends events to the standard error stream if the environment asks for events and nothing receives them yet. Called for each engine.
 pub(crate) fn begin_from_environment() {
     unsafe extern "C" fn print(_context: *mut c_void, _level: i32, message: *const c_char) {
         // SAFETY: the text is there during the call.
         let message = unsafe { CStr::from_ptr(message) };
-        // Where nothing can be written, nothing can be said.
+        // A failure to write cannot be reported: there is no other stream.
         let _ = writeln!(std::io::stderr(), "estafette: {}", message.to_string_lossy());
     }
     static ONCE: Once = Once::new();

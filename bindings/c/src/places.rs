@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(locate(192), (2, 0));
         let (chunk, at) = locate(PLACES_MAX - 1);
         assert_eq!((chunk, at), (CHUNKS - 1, (FIRST << (CHUNKS - 1)) as usize - 1));
-        // What no place has leads nowhere.
+        // A number without a place finds nothing.
         let places: Places<u8> = Places::new(Kind::Promise);
         for number in [0, PLACES_MAX, u32::MAX - 1, u32::MAX] {
             assert!(places.get(number).is_none());

@@ -119,7 +119,7 @@ pub unsafe extern "C" fn estafette_program_add(
         };
         let queue = queue(bindings::program::engine(builder), options.on)?;
         let node = on(builder.op(name).reads(reads).writes(writes), queue);
-        // What could be refused is refused before the context is taken.
+        // All that could be refused is refused before the context is taken.
         let node = bindings::program::checked_external(node)?;
         let context = Arc::new(Context::new(context, drop_context));
         contexts.push(Arc::clone(&context));

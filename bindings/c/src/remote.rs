@@ -53,7 +53,7 @@ pub struct estafette_ticket_options {
     /// 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or until it is revoked, or else for as
     /// long as this process lives; `estafette_ticket_release` leaves it valid. 0: for any number of uses, until it is revoked or released.
     pub once: i32,
-    /// When the other process gets a copy, made in shared memory once the tensor is ready. 0: where its memory is not shared. 1: always.
+    /// Condition of a copy for the other process, made in shared memory once the tensor is ready. 0: its memory is not shared. 1: always.
     /// -1: never.
     pub copy: i32,
     /// NULL, or where other machines reach this one, `host` or `host:port`: the ticket is good there as well, and gives a copy, which NIXL makes.

@@ -362,7 +362,7 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
     })
 }
 
-/// Where a tensor stands, at once.
+/// State of a tensor, at once.
 ///
 /// Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`,
 /// `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause when it has failed; `ESTAFETTE_INVALID` for NULL or

@@ -35,7 +35,7 @@ fn checks() -> PathBuf {
     root().join("bindings/fence/check/dlpack_fence_check.c")
 }
 
-/// What a program of these files prints, with and without sanitizers.
+/// Output of a program of these files, with and without sanitizers.
 fn run_files(name: &str, files: &[PathBuf], with_estafette: bool) -> [String; 2] {
     [&[][..], &SANITIZERS].map(|sanitizers| {
         let program = scratch("fences").join(format!("{name}{}", sanitizers.len()));
@@ -230,7 +230,7 @@ fn every_mutant_is_caught_by_its_check() {
         let files = [example("check_libraries.c"), object.clone(), folder.join(file), example(whole)];
         let mut compile = gcc(&files);
         compile.args(["-Wno-error", "-w"]).arg("-o").arg(&program);
-        // What this mutant uses after it was freed may look right.
+        // Freed memory that this mutant uses may look right.
         if *check == "a_retained_fence_outlives_its_tensor" {
             compile.args(SANITIZERS);
         }

@@ -1,4 +1,4 @@
-//! What valgrind's race detectors say of a program that uses the installed library; `cargo xtask test --suite c-memcheck` runs this.
+//! Findings of valgrind's race detectors in a program that uses the installed library; `cargo xtask test --suite c-memcheck` runs this.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +25,7 @@ fn compile(planted: bool) -> PathBuf {
     program
 }
 
-/// Whether the tool found nothing, and what it said.
+/// True if the tool found nothing; and its output.
 fn check(tool: &str, program: &Path) -> (bool, String) {
     let mut command = Command::new("valgrind");
     command.arg(format!("--tool={tool}")).args(["--fair-sched=yes", "--error-exitcode=99"]);

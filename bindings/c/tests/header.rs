@@ -62,7 +62,7 @@ fn with_table(header: &str) -> String {
 
 /// Rustdoc's sections and links as C programmers write them.
 fn tidy(text: &str) -> String {
-    let text = text.replace(" * # Safety\n", " * What the caller promises:\n");
+    let text = text.replace(" * # Safety\n", " * The caller promises:\n");
     let text = text.replace("[`OPERATOR_", "`ESTAFETTE_OPERATOR_").replace("`]", "`");
     assert!(!text.contains("[`"), "a comment has a link to a name of Rust");
     text.lines().map(|line| line.trim_end().to_owned() + "\n").collect()

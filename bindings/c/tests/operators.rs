@@ -86,7 +86,7 @@ fn a_library_in_c_is_loaded_once_and_its_three_kinds_are_listed_and_called() {
         assert_eq!(call(c"arithmetic.split", &[made[0]], &mut parts), estafette_status::ESTAFETTE_OK);
         assert_eq!(estafette_wait(parts[1], ESTAFETTE_FOREVER), estafette_status::ESTAFETTE_OK);
 
-        // What is wrong at the call, and what goes wrong in it.
+        // Errors at the call, and errors in it.
         let invalid = estafette_status::ESTAFETTE_INVALID;
         assert_eq!(call(c"arithmetic.axpi", &[x, y], &mut [y]), invalid);
         let text = std::ffi::CStr::from_ptr(estafette_last_error()).to_str().unwrap();

@@ -20,7 +20,7 @@ fn records(arguments: &[&str]) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// What a call that is refused says.
+/// Message of a call that is refused.
 fn refusal(arguments: &[&str]) -> String {
     let output = bench(arguments);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -104,7 +104,7 @@ fn a_trace_is_reported_for_people_and_for_programs() {
 
     let (page, chrome) = (folder.join("page.html"), folder.join("trace.json"));
     text(&estafette(&[slow, "--html", page.to_str().unwrap(), "--chrome", chrome.to_str().unwrap()]));
-    // What it shows is looked at in a browser (suite `reports`): it is compressed.
+    // The suite `reports` looks at the page in a browser: the page is compressed.
     let page = fs::read_to_string(&page).unwrap();
     assert!(page.trim_start().to_lowercase().starts_with("<!doctype html>") && page.contains("</html>"));
     serde_json::from_str::<serde_json::Value>(&fs::read_to_string(&chrome).unwrap()).unwrap();

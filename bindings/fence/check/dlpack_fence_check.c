@@ -12,10 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long a check waits to see that nothing comes. */
+/* A check waits this long to see that nothing comes. */
 enum { PAUSE_MS = 30, FLOATS = 64 };
 
-/* How long a library may take for what comes at once on an idle machine: DLPACK_FENCE_PATIENCE_MS in the environment, or 20 s. */
+/* Limit for events that come at once on an idle machine: DLPACK_FENCE_PATIENCE_MS in the environment, or 20 s. */
 static int patience_ms(void) {
   const char *given = getenv("DLPACK_FENCE_PATIENCE_MS");
   return given ? atoi(given) : 20000;
@@ -182,7 +182,7 @@ static void check_struct(const DLManagedTensorFenced *tensor) {
 
 static void delete(DLManagedTensorFenced *tensor) { tensor->managed.deleter(&tensor->managed); }
 
-/* What a check of a producer begins with. */
+/* State with which a check of a producer begins. */
 typedef struct { const DLFenceProducer *it; void *library, *tensor; } world;
 
 static world begin(const void *subject) {

@@ -51,7 +51,7 @@ extern "C" {
 
 #define DLPACK_FENCE_VERSION 1u
 
-/* What functions of a fence return. Below zero: the work has failed, in this way. */
+/* Results of a fence's functions. Below zero: the work has failed, in this way. */
 enum {
   DLPACK_FENCE_DONE = 0,            /* done, or accepted */
   DLPACK_FENCE_PENDING = 1,         /* not yet, or not possible in this way: query, subscribe, or wait on the host */
@@ -63,7 +63,7 @@ enum {
   DLPACK_FENCE_WOULD_DEADLOCK = -7  /* a wait here could never end */
 };
 
-/* What a fence calls when it settles: the argument of the subscription, DLPACK_FENCE_DONE or a negative status, and for a failure a text or
+/* Callback of a fence that settles: the argument of the subscription, DLPACK_FENCE_DONE or a negative status, and for a failure a text or
  * NULL, valid during the call. The library may call it on any thread, under a lock of its own, and during `subscribe`: so a callback takes
  * notes only. A subscription is called once at most, and never after `unsubscribe` has returned DLPACK_FENCE_DONE. */
 typedef void (*DLFenceCallback)(void *argument, int32_t status, const char *message);
@@ -92,7 +92,7 @@ typedef struct DLFence {
   int32_t (*subscribe)(void *context, DLFenceCallback callback, void *argument, uint64_t *token);
   /* DLPACK_FENCE_DONE: the callback will not be called. DLPACK_FENCE_PENDING: it was called or is being called. */
   int32_t (*unsubscribe)(void *context, uint64_t token);
-  /* Why it has failed, valid until `release`; NULL if there is nothing to say. */
+  /* The reason of its failure, valid until `release`; NULL if there is nothing to say. */
   const char *(*error)(void *context);
   /* A recorded event of the type that Arrow's C device interface gives to `device` (cudaEvent_t*, hipEvent_t*, sycl::event*, ...), valid
    * until `release`; NULL if there is none. */

@@ -1,4 +1,4 @@
-/* What users expect around the contract: versions, options that grow, texts, descriptions, exports, logs, results. */
+/* Expectations of users around the contract: versions, options that grow, texts, descriptions, exports, logs, results. */
 #include "check.h"
 
 static void the_library_says_which_it_is(void) {
@@ -122,7 +122,7 @@ static void a_legacy_struct_passes_both_ways_and_says_nothing_of_access(void) {
   estafette_tensor *tensor = 0;
   static counting context;
   context.complete = 1;
-  /* What is refused stays the caller's. */
+  /* A refused struct stays the caller's. */
   REFUSED(ESTAFETTE_INVALID, "managed is NULL", estafette_import_legacy(engine, 0, 1, 0, &tensor));
   REFUSED(ESTAFETTE_INVALID, "writable is 2", estafette_import_legacy(engine, &managed, 2, 0, &tensor));
   managed.dl_tensor.ndim = -3;

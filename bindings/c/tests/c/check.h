@@ -1,4 +1,4 @@
-/* What the test programs share: checks that name what is wrong, and tensors that count their deleters. */
+/* Common part of the test programs: checks that name what is wrong, and tensors that count their deleters. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -81,7 +81,7 @@ static inline int deleted_after_flush(counted *tensor) {
   return atomic_load(&tensor->deleted);
 }
 
-/* How often the deleter was called. A worker releases the operands of an operation just after it has reported the end, so a
+/* Number of calls of the deleter. A worker releases the operands of an operation just after it has reported the end, so a
    flush alone may come too early: the first call is waited for. */
 static inline int deletions(counted *tensor) {
   for (int look = 0; look < 10000 && deleted_after_flush(tensor) == 0; look++) usleep(1000);
@@ -130,7 +130,7 @@ static inline void counting_function(void *context, estafette_op *op) {
 
 static inline void counting_drop(void *context) { atomic_fetch_add(&((counting *)context)->dropped, 1); }
 
-/* How often the context was dropped: a worker drops it just after it has reported the end, so the first drop is waited for. */
+/* Number of times that the context was dropped: a worker drops it just after it has reported the end, so the first drop is waited for. */
 static inline int drops(counting *self) {
   for (int look = 0; look < 10000 && atomic_load(&self->dropped) == 0; look++) usleep(1000);
   return atomic_load(&self->dropped);

@@ -101,7 +101,7 @@ static void an_end_that_would_wait_for_itself_is_refused(void) {
     ends[i].release(ends[i].context);
   }
   CHECK(context.dropped == 0);
-  /* What was there before the operation does not wait for it. */
+  /* Fences from before the operation do not wait for it. */
   DLFence before;
   OK(estafette_tensor_fence(in, &before));
   OK(estafette_op_complete_after(op, &before));

@@ -633,7 +633,7 @@ int main(int count, char **arguments) {
   RUN(a_callback_sends_and_does_not_wait);
   RUN(a_close_ends_the_waits_of_other_threads);
   RUN(what_another_process_writes_is_the_next_version);
-  /* What is over leaves no descriptor. A link goes once the other process has said that it uses nothing more. */
+  /* A link that is over leaves no descriptor. It goes once the other process has said that it uses nothing more. */
   for (int look = 0; look < 10000 && entries("/proc/self/fd") > before; look++) nap(1);
   CHECK(entries("/proc/self/fd") <= before);
   return 0;

@@ -164,7 +164,7 @@ static void an_engine_that_was_destroyed_is_refused_everywhere(void) {
   OVER("engine", estafette_program_begin(engine, 0, &program));
   estafette_tensor *none[1] = {0};
   OVER("engine", estafette_call_operator(engine, "any", &tensor, 1, none, 1, 0, 0));
-  /* What was made with it stays valid. */
+  /* Handles that were made with it stay valid. */
   OK(estafette_query(tensor));
   OK(estafette_tensor_release(tensor));
 }
@@ -294,7 +294,7 @@ static void waits_when_settled(void *context, int32_t status, const char *messag
 
 static void waits_when_dropped(void *context) { wait_for_everything(context); }
 
-/* What it submits has room, as inside of any operation. */
+/* Its own submissions have room, as inside of any operation. */
 static void waits_when_skipped(void *context) {
   waiting *self = context;
   REFUSED(ESTAFETTE_WOULD_DEADLOCK, "callback", estafette_wait(self->tensor, ESTAFETTE_FOREVER));

@@ -1,7 +1,7 @@
 /* Tickets, which are given to another process as digits. No link joins the two. */
 #include "two.h"
 
-/* What the text of a ticket becomes for the command line of another process. */
+/* The text of a ticket, as digits for the command line of another process. */
 static void in_digits(estafette_ticket *ticket, char digits[256]) {
   uint8_t bytes[128];
   size_t size, first;

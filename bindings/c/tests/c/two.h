@@ -107,7 +107,7 @@ typedef struct {
   void (*run)(const char *given);
 } half;
 
-/* Whether this is the second process; then it has done its half. */
+/* True if this is the second process; then it has done its half. */
 static inline int is_second(const half *halves, int count, char **arguments) {
   self = arguments[0];
   if (count != 3) return 0;

@@ -79,7 +79,7 @@ static void structs_of_before_dlpack_1_pass_both_ways() {
   }
 }
 
-// What a function has captured, which cannot be copied any more.
+// A function's capture, which cannot be copied any more.
 struct Once {
   explicit Once(const bool &is_over) : is_over(is_over) {}
   Once(const Once &other) : is_over(other.is_over) { CHECK(!is_over); }
@@ -270,7 +270,7 @@ static void handles_and_structs_from_elsewhere_are_taken_over() {
     gate.complete();
     y.wait(LONG);
     CHECK(y.data<float>() == data && y.data<float>()[1] == 5.0f);
-    // What is refused stays the caller's.
+    // A refused struct stays the caller's.
     managed = y.export_to_dlpack();
     managed->dl_tensor.ndim = -1;
     try {

@@ -55,7 +55,7 @@ class Fence(ctypes.Structure):
         return self.query(self.context) if self.query else DONE
 
     def text(self):
-        """Why it has failed, or None."""
+        """The reason of its failure, or None."""
         text = self.error(self.context) if self.error else None
         return ctypes.string_at(text).decode() if text else None
 
@@ -131,7 +131,7 @@ _raw = ctypes.PyDLL(None)
 _raw.PyCapsule_IsValid.argtypes = _raw.PyCapsule_GetPointer.argtypes = [_pointer, ctypes.c_char_p]
 _raw.PyCapsule_GetPointer.restype = _pointer
 
-# What C code knows by number or by address. Objects in a dict live as long as they are there.
+# Objects that C code knows by number or by address. Objects in a dict live as long as they are there.
 _flags, _held, _given, _numbers = weakref.WeakValueDictionary(), {}, {}, itertools.count(1)
 
 

@@ -310,7 +310,7 @@ def main(arguments):
             sys.stdout.flush()
             os._exit(1)
         sys.stdout.flush()
-        # What a library leaves running is not waited for.
+        # Threads that a library leaves running are not waited for.
         os._exit(0)
     failed = 0
     for name in checks_of(importlib.import_module(module).fence_check):

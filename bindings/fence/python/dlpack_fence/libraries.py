@@ -120,7 +120,7 @@ def on_cuda_stream(array, stream):
 
 
 def pytorch(tensor):
-    """What PyTorch needs inside: `add_done` in the deleter of its exports, and `order_on` in `from_dlpack`."""
+    """Additions inside of PyTorch: `add_done` in the deleter of its exports, and `order_on` in `from_dlpack`."""
     if tensor.device.type == "cpu":
         return Lent(tensor, lambda: give(tensor, _done()))
     import torch
@@ -129,7 +129,7 @@ def pytorch(tensor):
 
 
 def cupy(array):
-    """What CuPy needs inside: as PyTorch; its pool reuses memory in the order of a stream."""
+    """Additions inside of CuPy: as PyTorch; its pool reuses memory in the order of a stream."""
     import cupy
 
     return on_cuda_stream(array, lambda: cupy.cuda.get_current_stream().ptr)
