@@ -26,7 +26,7 @@ from proxies import DpnpMiddleman, Middleman, Producer
 
 ROLES = {"producer": Producer, "middleman": Middleman, "usm-middleman": None, "host-cupy": None}
 
-# How long memory without a holder may take to go back to its owner.
+# Limit for memory without a holder to go back to its owner.
 RELEASED_WITHIN_S = 10.0
 
 

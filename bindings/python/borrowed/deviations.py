@@ -1,4 +1,4 @@
-"""Where the borrowed tests expect something else than we do, and the rule that ours follows from."""
+"""Deviations of the borrowed tests from our results, and the rule that ours follows from."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ import pytest
 @dataclass(frozen=True)
 class Deviation:
     raises: type[BaseException]
-    """What the test fails with."""
+    """The error of the test."""
 
     match: str
-    """What is in its message, as a regular expression."""
+    """A regular expression for its message."""
 
     rule: str
-    """Why it is right that way."""
+    """The reason that ours is right."""
 
 
 class GaveUp(Exception):

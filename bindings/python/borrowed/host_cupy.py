@@ -11,7 +11,7 @@ import pytest
 
 
 class Array:
-    """What the tests look at: data, type, and DLPack's two methods, which are our tensor's."""
+    """The interface that the tests look at: data, type, and DLPack's two methods, which are our tensor's."""
 
     def __init__(self, engine, tensor):
         self._engine = engine

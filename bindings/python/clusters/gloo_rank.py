@@ -34,7 +34,7 @@ def main(rank, path, is_ordered):
     tensors = [eng.zeros(program.randrange(1, 5000), "float32") for _ in range(TENSORS)]
 
     def agree(is_good):
-        """Whether the inputs of all ranks are good."""
+        """True if the inputs of all ranks are good."""
         flag = torch.tensor([float(is_good)])
         dist.all_reduce(flag, dist.ReduceOp.MIN)
         return bool(flag)

@@ -84,7 +84,7 @@ def write_later():
 
 
 def is_held_up():
-    """Whether the write waits for a lease, and for nothing else."""
+    """True if the write waits for a lease, and for nothing else."""
     return STATE["eng"].stats().leased == 1 and not STATE["writing"].done()
 
 
@@ -128,7 +128,7 @@ def leases():
 
 
 def cause(x):
-    """Why `x` fails."""
+    """The failure of `x`."""
     distributed.Event("begun").set()
     try:
         x.wait(60)
@@ -614,7 +614,7 @@ class _DropsInputs(distributed.WorkerPlugin):
 
 def test_a_task_that_begins_keeps_an_input_that_is_given_up(client, workers):
     first, second = workers
-    # Where no worker had the value any more, the scheduler would have both tasks begin anew.
+    # If no worker had the value any more, the scheduler would have both tasks begin anew.
     x = on(client, first, filled, 1.5, False)
     distributed.wait(x)
     client.register_plugin(_DropsInputs())

@@ -103,7 +103,7 @@ CONTROL = "control"
 
 
 def stored():
-    """How many objects Ray has in this actor's store of tensors."""
+    """Number of objects that Ray has in this actor's store of tensors."""
     return ray._private.worker.global_worker.rdt_manager.rdt_store.get_num_objects()
 
 
@@ -147,7 +147,7 @@ class SourceActor:
         return os.getpid()
 
     def register(self):
-        """What the process that makes the actors may call, an actor may too: Ray has registered the transport there."""
+        """An actor may call all that the process that makes the actors may: Ray has registered the transport there."""
         estafette.ray.register()
         estafette.ray.register()
 
@@ -162,7 +162,7 @@ class SourceActor:
 
     @ray.method(concurrency_group=CONTROL)
     def tickets(self):
-        """How many objects Ray still counts, or is asked to free."""
+        """Number of objects that Ray still counts, or is asked to free."""
         return len(get_tensor_transport_manager(estafette.ray.NAME)._made)
 
     @ray.method(concurrency_group=CONTROL)
@@ -182,7 +182,7 @@ class SourceActor:
         return array.tolist()
 
     def wait_until_freed(self):
-        """Whether Ray, too, has forgotten the tensor."""
+        """True if Ray, too, has forgotten the tensor."""
         ray.experimental.wait_tensor_freed(self.x, timeout=60)
         return True
 

@@ -92,7 +92,7 @@ class Simulator:
         )
 
     def read(self, stream, pointer, size):
-        """What is there when everything on the stream is done."""
+        """Content when everything on the stream is done."""
         buffer = (ctypes.c_ubyte * size)()
         self("cuMemcpyDtoHAsync_v2", buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size), _handle(stream))
         self("cuStreamSynchronize", _handle(stream))
@@ -113,12 +113,12 @@ class Simulator:
         assert _SIM.cusim_block(stream, 0) == 1
 
     def unblock_all(self):
-        """What a test that failed has left behind must not hold up the next one."""
+        """A failed test's work must not hold up the next one."""
         while self.blocked:
             _SIM.cusim_block(self.blocked.pop(), 0)
 
     def is_allocated(self, pointer):
-        """Whether the driver knows of memory there."""
+        """True if the driver knows of memory there."""
         _SIM.cuCtxSetCurrent(self.context)
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         return _SIM.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer)) == 0
@@ -131,7 +131,7 @@ class Simulator:
         return _SIM.cusim_calls(name.encode())
 
     def pending(self, stream):
-        """How many commands of a stream are not over."""
+        """Number of commands of a stream that are not over."""
         return _SIM.cusim_pending(stream)
 
     def used(self, device=0):

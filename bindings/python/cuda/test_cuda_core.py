@@ -202,7 +202,7 @@ def test_an_operation_on_its_stream_says_when_a_buffer_is_filled(sim, eng, core)
     t = eng.from_dlpack(view)
     # Of a stream that is no default one nothing is known.
     t.wait(timeout=30)
-    # What is written from here on comes after whatever is on the stream by now.
+    # Later writes here come after all work that is on the stream by now.
     eng.submit(lambda t: None, writes=[t], using=lambda t: t.data_ptr, on=core.stream).wait(timeout=30)
     assert not t.is_ready()
     other = core.device.create_stream()
@@ -324,7 +324,7 @@ def test_memory_of_both_sides_goes_in_and_out_by_its_kind(sim, eng, core):
 
 
 def checked(answer):
-    """What a function of the driver gives, through NVIDIA's own bindings."""
+    """Result of a function of the driver, through NVIDIA's own bindings."""
     code, *values = answer
     assert code == driver.CUresult.CUDA_SUCCESS, code
     return values[0] if values else None

@@ -37,7 +37,7 @@ def overwrite(eng, lib, x, value):
 
 
 def read(eng, lib, x):
-    """What a tensor holds, by a copy on a stream of the library's."""
+    """Content of a tensor, by a copy on a stream of the library's."""
     view = lib.from_dlpack(x)
     data = lib.copied(view).bytes()
     del view

@@ -1,4 +1,4 @@
-"""What libraries do that the array API does not say, by doubles that behave as docs/peers.md says, and how streams end leases."""
+"""Behaviour of libraries that the array API does not define, by doubles that behave as docs/peers.md says, and how streams end leases."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""What the engine has to say of a device is in Python's log."""
+"""The engine's messages about a device are in Python's log."""
 
 import subprocess
 import sys

@@ -37,7 +37,7 @@ def uploaded(sim, values=VALUES):
 
 
 def download(array, stream=0):
-    """What an array holds when everything on the stream is done."""
+    """Content of an array when everything on the stream is done."""
     values = array.copy_to_host(stream=stream)
     if stream:
         stream.synchronize()

@@ -281,7 +281,7 @@ def test_an_interface_that_the_program_asks_for_is_a_hand_over(sim):
         assert array.__cuda_array_interface__["stream"] is None
     (row,) = [row for row in seen.report().data["exchanges"] if row["producer"] == "numba"]
     assert (row["consumer"], row["count"], row["copies"], row["bytes"]) == ("host", 2, 0, 128)
-    # Where the dictionary goes is not known; after the wait that does not matter.
+    # The destination of the dictionary is not known; after the wait that does not matter.
     assert [row[:3] for row in numbers(seen)] == [("unknown", "numba", "host")]
 
 

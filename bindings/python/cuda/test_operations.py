@@ -305,7 +305,7 @@ def test_a_program_is_one_graph(sim, eng, lib):
     (told, own), *others = streams
     assert told == own and others == [(own, own)], "once each, on one stream, which is the library's current one"
     assert sim.calls("cuGraphLaunch") == 10
-    # What the function read on the host stays as it was.
+    # The bytes that the function read on the host stay as they were.
     assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([6]) * SIZE
     # Operations before and after are ordered with it.
     eng.submit(lambda y: sim.fill(lib.current, y.pointer, 1, SIZE), writes=[y], using=lib.from_dlpack, on="cuda")

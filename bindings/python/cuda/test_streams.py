@@ -1,4 +1,4 @@
-"""What is passed as a stream, by people and by libraries that mean something else by it: every value is right or refused by name.
+"""Values passed as a stream, by people and by libraries that mean something else by them: every value is right or refused by name.
 
 | value | where it is from |
 |---|---|
@@ -41,7 +41,7 @@ class Attribute:
 
 
 class Index:
-    """What acts as an integer, as NumPy's do."""
+    """An object that acts as an integer, as NumPy's do."""
 
     def __init__(self, value):
         self.value = value

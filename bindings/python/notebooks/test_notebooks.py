@@ -118,7 +118,7 @@ def test_a_report_shows_its_page_and_without_its_file_its_text():
         START + "import os, tempfile; folder = tempfile.mkdtemp(); path = os.path.join(folder, 'a.pftrace')",
         "with est.record(path) as trace: eng.submit(lambda: None, name='</iframe><b>').wait()\nreport = trace.report(); report",
         "os.remove(path); report",
-        # How long a headline is depends on what waited longest.
+        # The length of a headline depends on which wait was longest.
         "assert report.headline in repr(report) and len(repr(report)) < 100 + len(report.headline)",
     ]
     _, page, text, _ = run_cells(*cells)

@@ -273,7 +273,7 @@ pub trait OrRaise<T> {
 impl<T, E: Into<Error>> OrRaise<T> for Result<T, E> {
     #[inline]
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
-        // What a signal handler has raised comes first, whatever became of the call.
+        // An error that a signal handler has raised comes first, whatever became of the call.
         match interrupt::take() {
             Some(raised) => Err(raised),
             None => self.map_err(|error| to_py(py, &error.into())),

@@ -39,7 +39,7 @@ impl Failures {
 
 /// Called by the engine when the last handle of a failure has gone, on any thread, with the Python lock or without.
 pub fn reporter(failure: &OperationError) {
-    // When the guard is closed, the interpreter's exit has reported what there was. A body that it interrupts is inside still.
+    // A closed guard means that the interpreter's exit has reported all failures. A body that it interrupts is inside still.
     if guard::is_closed() {
         return;
     }

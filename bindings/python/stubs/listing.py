@@ -16,13 +16,13 @@ def source(module):
     paths = (stubs, PACKAGE / f"{module}.py", PACKAGE / module / "__init__.py")
     path = next(path for path in paths if path.exists())
     body = ast.parse(path.read_text(encoding="utf-8")).body
-    # What type checkers alone see is imported at its first use.
+    # Names for type checkers alone are imported at their first use.
     seen = [node.body for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     return [*body, *(node for nodes in seen for node in nodes)]
 
 
 def names(node):
-    """What a statement defines."""
+    """Names that a statement defines."""
     match node:
         case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
             return [node.name]

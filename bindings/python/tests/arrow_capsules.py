@@ -8,7 +8,7 @@ from capsules import KEPT, python
 python.PyCapsule_GetPointer.restype = c_void_p
 python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, c_char_p]
 
-# What a release callback gets is looked at as bytes: the struct may have been moved.
+# A release callback's argument is looked at as bytes: the struct may have been moved.
 RELEASE = ctypes.CFUNCTYPE(None, c_void_p)
 
 

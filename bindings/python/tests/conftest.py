@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish():
-    # What there is before the first test, every collection of every test would look through.
+    # Every collection of every test would look through the objects from before the first test.
     gc.collect()
     gc.freeze()
 
@@ -49,7 +49,7 @@ def peer(name):
 
 @pytest.fixture
 def reports(monkeypatch):
-    """What `sys.unraisablehook` got, in place of pytest's own hook."""
+    """Arguments of `sys.unraisablehook`, in place of pytest's own hook."""
     found = []
     monkeypatch.setattr(sys, "unraisablehook", found.append)
     return found
@@ -108,7 +108,7 @@ def gate():
 
 
 def examples(many):
-    """How many made-up inputs a test gets: a tenth of them in `cargo xtask test` without `--all`."""
+    """Number of made-up inputs for a test: a tenth of them in `cargo xtask test` without `--all`."""
     return many // 10 if "ESTAFETTE_FEW_EXAMPLES" in os.environ else many
 
 

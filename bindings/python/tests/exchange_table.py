@@ -30,7 +30,7 @@ class Table(ctypes.Structure):
 
 
 class Functions:
-    """What the table on a type offers, with NULL as ``None``."""
+    """Functions that the table on a type offers, with NULL as ``None``."""
 
     def __init__(self, owner):
         python.PyCapsule_GetPointer.restype = c_void_p

@@ -1,4 +1,4 @@
-// What a library made with nanobind does with arrays: `test_other_peers.py` compiles it.
+// Arrays in a library made with nanobind: `test_other_peers.py` compiles it.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -29,7 +29,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Rules:
-    """What a peer does."""
+    """Rules of a peer."""
 
     dtypes: str
     """Element types that make the round trip."""
@@ -38,7 +38,7 @@ class Rules:
     """The struct of its exports when asked for the newest: `dltensor` or `dltensor_versioned`."""
 
     asks: dict | None
-    """What its import passes to `__dlpack__`; `None` where it takes a capsule and asks nothing itself."""
+    """Arguments of `__dlpack__` at its import; `None` if it takes a capsule and asks nothing itself."""
 
     layouts: str
     """The layouts that it takes without a copy, of those in `LAYOUTS`; it refuses the others."""
@@ -47,7 +47,7 @@ class Rules:
     """Memory that may not be written: it *keeps* the flag, *ignores* it, or *cannot ask* for a struct that has one."""
 
     writable: bool
-    """Whether what it exports may be written in place."""
+    """True if its exports may be written in place."""
 
     copies: str
     """`copy=True`: *asked* of the producer, *ignored*, or there is *no* such argument."""
@@ -56,7 +56,7 @@ class Rules:
     """Layouts that it takes without a word, and whose elements it cannot read."""
 
     scalars: bool = True
-    """Whether it has arrays without dimensions."""
+    """True if it has arrays without dimensions."""
 
     widths: dict = field(default_factory=dict)
     """Element types that it takes, but as another one, with a copy of its own."""
@@ -554,7 +554,7 @@ def shape_of(lib, array):
 
 
 def tables():
-    """What the peers do, as Markdown."""
+    """The rules of the peers, as Markdown."""
     rules = {**{name: kind.rules for name, kind in (TOGETHER | APART).items()}, "mxnet": MXNET}
     return "\n".join([*conduct(rules), "", *types(rules), ""])
 

@@ -1,4 +1,4 @@
-"""What the processes of `test_queues.py` and `test_processes_staging.py` run that `multiprocessing` starts: they import it by its name."""
+"""Functions of the processes of `test_queues.py` and `test_processes_staging.py` that `multiprocessing` starts: they import them by name."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def same(x):
 def double_all(tensors, results):
     for x in iter(tensors.get, None):
         results.put(doubled(x))
-    # What was put there is this process's until it has been taken.
+    # A tensor in the queue is this process's until it has been taken.
     tensors.get()
 
 

@@ -69,7 +69,7 @@ int32_t stage_legacy(const estafette_api *api, estafette_engine *engine, estafet
   return status;
 }
 
-/* What a consumer that knows no DLPack 1.0 reads. */
+/* A consumer that knows no DLPack 1.0 reads this. */
 int32_t stage_first(const estafette_api *api, estafette_tensor *tensor, float *first) {
   DLManagedTensor *view;
   int32_t status = api->export_legacy(tensor, 0, &view);

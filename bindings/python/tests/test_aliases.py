@@ -213,7 +213,7 @@ def own_arrays(name):
 
 
 class TestTheOwnersArrayOnceMore:
-    """What is imported again from its owner is not under the lease of another consumer, although the address is the same."""
+    """A tensor that is imported again from its owner is not under the lease of another consumer, although the address is the same."""
 
     @pytest.mark.parametrize("library", ["numpy", "bytearray", "torch"])
     def test_while_an_operation_runs_it_waits_for_that(self, eng, np, gate, library):

@@ -522,7 +522,7 @@ class TestWrapped:
                     with pytest.raises(TypeError, match=r"only reads its arguments.*eng\.submit\(.*writes=\[out\]"):
                         submits(function, ones, 1, out=given)
         assert value(np, out) == [0.0] * 3
-        # What is no tensor is the function's own.
+        # An argument that is no tensor is the function's own.
         array = np.zeros(3)
         eng.call(np.add, ones, 1, out=array).wait()
         assert array.tolist() == [2.0] * 3

@@ -11,7 +11,7 @@ from conftest import peer
 
 
 def is_free(eng, tensor):
-    """Whether no lease is left on the tensor: a write begins and ends."""
+    """True if no lease is left on the tensor: a write begins and ends."""
     eng.submit(lambda x: None, writes=[tensor]).wait(30)
     return True
 

@@ -1,4 +1,4 @@
-"""What `await` costs and how it ends: turns of the event loop are counted, not guessed."""
+"""Cost and end of `await`: turns of the event loop are counted, not guessed."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ def run(main):
 
 
 async def turns_of(awaitable):
-    """How many turns of the loop it takes to await something, and what it gives."""
+    """Number of turns of the loop that an await takes, and its result."""
     turns = 0
     counting = True
 
@@ -167,7 +167,7 @@ def test_given_up_awaits_leave_no_futures_behind(eng, gate):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             del tasks, task
-        # What the last round leaves is there after any number of rounds; nothing adds up.
+        # The last round's futures are there after any number of rounds; nothing adds up.
         assert futures() <= before
         gate.open()
         await z

@@ -231,7 +231,7 @@ class TestOddProducers:
 
 
 class TestBadRequests:
-    """What a consumer can ask wrongly of our `__dlpack__`."""
+    """Wrong questions of consumers to our `__dlpack__`."""
 
     @pytest.fixture(params=["tensor", "for_write", "alias", "view"])
     def exporter(self, request, eng):

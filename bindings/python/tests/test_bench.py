@@ -33,7 +33,7 @@ def test_every_workload_gives_a_record_with_its_quantities(np):
     records = [json.loads(line) for line in done.stdout.splitlines()]
     measured = [record["workload"] for record in records]
     assert [name for name in measured if name not in WORKLOADS_WITH_MORE] == WORKLOADS
-    # What is not measured is said to be left out, and nothing else is said.
+    # Forms that are not measured are said to be left out, and nothing else is said.
     left_out = [line.split(" is left out: ")[0] for line in done.stderr.splitlines()]
     assert sorted(left_out + measured) == sorted(WORKLOADS + WORKLOADS_WITH_MORE), done.stderr
     for record in records:

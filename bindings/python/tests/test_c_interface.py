@@ -35,7 +35,7 @@ def config(*arguments):
 
 
 def packaged(*arguments):
-    """What pkg-config says of the package."""
+    """Answers of pkg-config about the package."""
     environment = {**os.environ, "PKG_CONFIG_PATH": config("--pkgconfig").stdout.strip()}
     command = ["pkg-config", *arguments, "estafette"]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.split()

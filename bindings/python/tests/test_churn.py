@@ -29,7 +29,7 @@ def resident():
 
 
 class Books:
-    """What the engines of this process have taken and returned since this was made."""
+    """Tensors that the engines of this process have taken and returned since this was made."""
 
     def __init__(self, eng):
         self.eng = eng

@@ -18,7 +18,7 @@ USED = {name: b"used_" + name for name, _ in VERSIONS.values()}
 
 
 def consume(capsule, version):
-    """What such a consumer does with a capsule: it takes the struct, and looks at the context before it calls the deleter."""
+    """Such a consumer's use of a capsule: it takes the struct, and looks at the context before it calls the deleter."""
     name, kind = VERSIONS[version]
     address = c_api.PyCapsule_GetPointer(capsule, name)
     assert c_api.PyCapsule_SetName(capsule, USED[name]) == 0

@@ -46,7 +46,7 @@ def functions(monkeypatch, np, jnp, eng):
 
 
 def seen(eng, look, t, using):
-    """What `look` gives for the array that a function gets of a tensor."""
+    """Result of `look` for the array that a function gets of a tensor."""
     results = []
     eng.submit(lambda x: results.append(look(x)), reads=[t], using=using).wait()
     return results.pop()

@@ -49,7 +49,7 @@ def test_the_example_of(np, name):
         runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
         runner.run(example, out=shown.append)
         assert runner.failures == 0, "".join(shown)
-        # What the example has left must not hold up the end of the engine.
+        # Variables of the example must not hold up the end of the engine.
         example.globs.clear()
         given.clear()
         gc.collect()

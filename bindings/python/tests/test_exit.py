@@ -106,7 +106,7 @@ CASES = {
 }
 
 
-# What fails at the end, and nothing has looked at, is reported. A loop may be gone by then or not, with what it had to run.
+# Failures at the end that nothing has looked at are reported. A loop may be gone by then or not, with what it had to run.
 FAILING = {
     "asynchronous bodies on a loop that ended": """
         async def main():
@@ -134,7 +134,7 @@ def test_exit_reports_what_fails_with(np, case):
     assert "`Future`" in errors or "`main.<locals>.never`" in errors, errors
 
 
-# What cannot end is named.
+# Operations that cannot end are named.
 ABANDONED = {
     "operations waiting for a lease": """
         t = eng.zeros(3, 'int8')
@@ -261,7 +261,7 @@ def test_finalizers_after_the_end_use_what_is_left_and_get_clear_errors_for_the_
             uses = lambda: est.Engine(workers=1), eng.stats, lambda: eng.call(len, x=1), lambda: t.future(), eng.diagnose
             print({{said(use) for use in (uses[:1] if where == "atexit" else uses)}})
 
-        # What was registered before the package was imported is called after the package's own.
+        # A function that was registered before the package was imported is called after the package's own.
         atexit.register(lambda: late("atexit", est, eng, t))
         import estafette as est
         eng = est.Engine(workers={workers}, failures="ignore")
@@ -295,7 +295,7 @@ def test_finalizers_after_the_end_use_what_is_left_and_get_clear_errors_for_the_
 
 
 class TestPending:
-    """What is in flight when the program ends runs to its end, as with `concurrent.futures`."""
+    """Operations in flight when the program ends run to their end, as with `concurrent.futures`."""
 
     def test_runs_to_its_end(self):
         output, errors = program(

@@ -234,7 +234,7 @@ class TestImports:
         theirs = Copies(np.arange(3))
         copy = eng.from_dlpack(theirs, writable=False, **arguments)
         assert copy.read_only and copy.data_ptr != theirs.values.ctypes.data
-        # What is not copied is not waited for.
+        # Memory that is not copied is not waited for.
         assert not eng.from_dlpack(theirs, writable=False, device="cpu", copy=False).is_ready()
         theirs.ready.settle()
 

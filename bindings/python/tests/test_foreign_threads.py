@@ -199,7 +199,7 @@ def after(nanoseconds, function, argument):
     assert libc.timer_settime(timer, 0, when, None) == 0
 
 late = [taken(t.__dlpack__(max_version=(1, 0))) for _ in range(60)]
-# When the interpreter is gone the process stays a while, in which the last ones come.
+# After the interpreter's end the process stays a while, in which the last threads come.
 usleep = ctypes.cast(libc.usleep, c_void_p)
 assert libc.__cxa_atexit(usleep, 100_000, None) == 0
 for number, (managed, deleter) in enumerate(late):

@@ -28,7 +28,7 @@ WIDE = [(0, "int"), (1, "uint"), (2, "float"), (3, "handle"), (4, "bfloat"), (5,
 
 
 def again(eng, t):
-    """What comes out of the tensor, as a struct, and the tensor made of it."""
+    """The struct that comes out of the tensor, and the tensor made of it."""
     capsule = t.__dlpack__(max_version=(1, 3))
     struct = struct_of(capsule)
     return struct, eng.from_dlpack(capsule)

@@ -1,4 +1,4 @@
-"""What is given up leaves its queues at once: refused exports and accesses, waits that time out, awaits that are cancelled."""
+"""Given-up requests leave their queues at once: refused exports and accesses, waits that time out, awaits that are cancelled."""
 
 import asyncio
 import threading

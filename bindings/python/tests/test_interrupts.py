@@ -16,7 +16,7 @@ from capsules import Made
 from conftest import Gate, pairs, run_program, until
 
 KINDS = [KeyboardInterrupt, SystemExit, GeneratorExit]
-# What asyncio lets out of an event loop.
+# Exceptions that asyncio lets out of an event loop.
 LEAVE = [KeyboardInterrupt, SystemExit]
 
 

@@ -1,4 +1,4 @@
-"""What is told of leases: who took them, where, for what, and since when, in fields and in words."""
+"""Reports of leases: who took them, where, for what, and since when, in fields and in words."""
 
 import asyncio
 import sys

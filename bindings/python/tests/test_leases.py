@@ -32,7 +32,7 @@ def patient():
 
 
 def waits(eng, op):
-    """Whether `op` waits for good: everything that could move has moved."""
+    """True if `op` waits for good: everything that could move has moved."""
     until(lambda: op.is_done() or all(known.status in ("waiting", "held") for known in eng.diagnose().operations))
     return not op.is_done()
 
@@ -105,7 +105,7 @@ class TestHeldByTheWaiterItself:
             patient.submit(fill(1), writes=[t], using=np.from_dlpack)
             t.wait()
             assert collections == [2]
-            # What the collector cannot end is refused, after one collection.
+            # A lease that the collector cannot end is refused, after one collection.
             array = np.from_dlpack(t)
             patient.submit(fill(2), writes=[t], using=np.from_dlpack)
             with pytest.raises(est.LeaseHeldError):
@@ -524,7 +524,7 @@ class TestModes:
         patient.submit(fill(9), writes=[t], using=np.from_dlpack).wait()
         assert array.tolist() == [9] * 4
         assert patient.diagnose().is_idle
-        # What is imported from it is not derived, but its overlap is seen.
+        # An import of it is not derived, but its overlap is seen.
         again = patient.from_dlpack(array)
         patient.submit(fill(8), writes=[again], using=np.from_dlpack)
         assert np.from_dlpack(t).tolist() == [8] * 4

@@ -171,7 +171,7 @@ def test_a_burst_of_messages_is_bounded_and_says_how_many_are_left_out(logged):
     def told():
         texts = messages(logged)
         lost = [int(text.split()[0]) for text in texts if text.endswith("more messages came too fast to be logged")]
-        # What waits for nothing may be stalled behind a busy worker for a moment.
+        # An operation that waits for nothing may be stalled behind a busy worker for a moment.
         return sum(text.startswith("stalled: ") and "lease" in text for text in texts), sum(lost)
 
     logged.then = slow

@@ -1002,7 +1002,7 @@ class TestOtherDrivers:
 
 
 class TestTheTurnOfTheEnd:
-    """What asyncio does to a task in the turn in which its tensor becomes ready."""
+    """Turns in which asyncio handles a task when its tensor becomes ready."""
 
     @pytest.mark.parametrize("ready_first", [True, False])
     def test_a_cancelled_task_is_cancelled_and_its_tensor_is_there_for_the_next(self, promise, ready_first):

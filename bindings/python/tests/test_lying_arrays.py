@@ -11,7 +11,7 @@ import estafette as est
 from capsules import Made
 from conftest import examples, until
 
-# What `from_dlpack` documents. `InvalidTensorError` and `ExchangeError` are among them, by inheritance.
+# Errors that `from_dlpack` documents. `InvalidTensorError` and `ExchangeError` are among them, by inheritance.
 DOCUMENTED = (TypeError, ValueError, BufferError, OverflowError, AttributeError)
 SETTINGS = hypothesis.settings(
     max_examples=examples(300),

@@ -103,7 +103,7 @@ def test_failures_and_cancels_leave_nothing(eng, np, flat):
 
 
 class Kept:
-    """What variables of a function own beside tensors."""
+    """Objects that variables of a function own beside tensors."""
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
         np.bool = bool
     import mxnet as mx
 
-# What it does, asserted below in both directions.
+# Element types that it makes, asserted below in both directions.
 MAKES = MXNET.dtypes
 TAKES = MAKES + " bfloat16"
 # (It refuses complex128 too, in a message that is no text.)
@@ -48,7 +48,7 @@ def address(array):
 
 
 def is_free(eng, tensor):
-    """Whether no lease is left on the tensor: a write begins and ends."""
+    """True if no lease is left on the tensor: a write begins and ends."""
     gc.collect()
     eng.submit(lambda x: None, writes=[tensor]).wait(30)
     return True

@@ -54,7 +54,7 @@ def observed(tmp_path):
 
 
 def waited(report, name):
-    """How long the waits of this name and line were."""
+    """Lengths of the waits of this name and line."""
     (row,) = [row for row in report.data["operations"] if row["name"] == name]
     return row["waited_ns"]
 
@@ -65,7 +65,7 @@ def between(report, one, other):
 
 
 def matrix(report, one, other):
-    """How long a library waited for another."""
+    """Time that a library waited for another."""
     names = report.data["matrix"]["libraries"]
     return report.data["matrix"]["waited_ns"][names.index(one)][names.index(other)]
 

@@ -125,7 +125,7 @@ class TestMlx:
             eng.submit(lambda x: None, writes=[t])
         vouched = eng.from_dlpack(made, writable=True)
         writes(eng, np, vouched).wait(30)
-        # Why it is not the default: an expression that was not evaluated yet sees the write.
+        # The reason that it is not the default: an expression that was not evaluated yet sees the write.
         assert made.tolist() == [1] * 4 and later.tolist() == [2] * 4
 
     def test_an_export_is_a_copy_without_a_lease(self, eng, np, take):

@@ -1,4 +1,4 @@
-"""What single peers do with memory that may not be written, and what they refuse to export."""
+"""Single peers and memory that may not be written, and what they refuse to export."""
 
 import gc
 import weakref

@@ -42,12 +42,12 @@ def made_by(kind):
     return made
 
 
-# How a peer says that it does not know an element type.
+# Errors by which a peer says that it does not know an element type.
 REFUSED = r"(?i)unsupported|not supported|does not support|unknown|invalid|illegal|only support"
 
 
 def is_free(eng, tensor):
-    """Whether no lease is left on the tensor: a write begins and ends."""
+    """True if no lease is left on the tensor: a write begins and ends."""
     eng.submit(lambda x: None, writes=[tensor], using=lambda x: None).wait(30)
     return True
 
@@ -213,7 +213,7 @@ class TestEachPeer:
             return
         array = lib.from_dlpack(t, copy=True)
         op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack)
-        # Where it takes the memory itself all the same, it holds a lease.
+        # A peer that takes the memory itself all the same holds a lease.
         assert (lib.address(array) == t.data_ptr) == (lib.rules.copies == "ignored")
         if lib.rules.copies == "ignored":
             with pytest.raises(est.LeaseHeldError):

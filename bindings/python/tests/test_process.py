@@ -150,7 +150,7 @@ class TestFork:
         assert out == "{5} True\n"
 
     def test_children_of_a_busy_process_end_as_programs_do(self):
-        """What their thread has kept for the engine goes at their end, when locks of the engine may be held for ever."""
+        """A thread's cache of the engine goes at its end, when locks of the engine may be held for ever."""
         out = program(
             """
             eng = est.Engine(workers=2)
@@ -326,7 +326,7 @@ class TestExit:
             eng = est.Engine(workers=2)
             t = eng.from_dlpack(np.zeros(4, "float32"))
         """
-        # What is submitted for ever may never be fewer: then the exit gives up, and names it.
+        # Endless submissions may never be fewer: then the exit gives up, and names them.
         abandons = None if case == "a daemon thread that submits for ever" else False
         source = textwrap.dedent(source) + textwrap.dedent(self.OPEN[case]) + "\nprint('end')"
         assert program(source, abandons=abandons) == "end\n"

@@ -173,7 +173,7 @@ def test_one_report_of_both_processes_names_the_others_operation_and_line(eng, n
     def blamed(report, name):
         return sum(row["blamed_ns"] for row in report.data["operations"] if row["name"] == name)
 
-    # What made the value is what the other process has waited for, too: from before the pause of 50 ms until it was over.
+    # The other process waited for the work that made the value, too: from before the pause of 50 ms until it was over.
     assert blamed(both, f"`produce @{here}`") - blamed(est.report(own), "`produce`") >= 49_000_000
     singles = [est.report(path).data["totals"]["waited_ns"] for path in (own, others)]
     assert both.data["totals"]["waited_ns"] == sum(singles)
@@ -575,7 +575,7 @@ def test_a_body_that_waits_for_a_link_leaves_the_engine_to_others(workers):
 
 
 async def accepted_end(eng):
-    """Whether a link that the other end has closed ends."""
+    """True if a link that the other end has closed ends."""
     with eng.door() as door:
         link, accepted = await asyncio.gather(eng.connect_async(door.address), door.accept_async())
     link.close()

@@ -225,7 +225,7 @@ def test_long_nodes_run_beside_each_other(np, eng):
         p.submit(node)
     p.replay().wait(timeout=30)
     first = False
-    # How long the nodes are is noted after the end of the replay. A worker that is here has left it.
+    # The length of nodes is noted after the end of the replay. A worker that is here has left it.
     for op in [eng.submit(barrier.wait, name="here") for _ in range(2)]:
         op.wait(timeout=30)
     p.replay().wait(timeout=30)

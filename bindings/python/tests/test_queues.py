@@ -95,7 +95,7 @@ def test_a_process_that_dies_right_after_it_has_taken_a_tensor_leaves_it_to_its_
 
 
 class PicklesWithin:
-    """What pickles a tensor for itself, as the value of another pickling."""
+    """An object that pickles a tensor for itself, as the value of another pickling."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -111,7 +111,7 @@ def test_a_pickling_that_fails_leaves_the_tensor_to_its_owner(eng, np, context, 
     with pytest.raises((AttributeError, pickle.PicklingError)):
         tensors.put((PicklesWithin(x) if within else x, unpicklable))
     eng.submit(lambda x: x.fill(3), writes=[x], using=np.from_dlpack).wait(60)
-    # What is pickled well is held until it is taken.
+    # A tensor that is pickled well is held until it is taken.
     tensors.put(x)
     later = eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack)
     with pytest.raises(TimeoutError):

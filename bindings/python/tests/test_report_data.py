@@ -11,7 +11,7 @@ import estafette.typing as types
 
 
 def mismatches(value, declared, place="data"):
-    """Where a value is not what a type declares: fields that are missing or undeclared, and values of other types."""
+    """Places where a value is not what a type declares: fields that are missing or undeclared, and values of other types."""
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
     if typing.is_typeddict(declared):
         fields = typing.get_type_hints(declared)

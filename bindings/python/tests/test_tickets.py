@@ -141,7 +141,7 @@ def test_a_process_that_stands_still_answers_later(eng, other):
 
 
 def test_a_process_that_hangs_up_and_has_no_door_any_more_has_died(eng):
-    """What another process sees where the owner dies just then."""
+    """Result of another process whose owner dies just then."""
     address = f"estafette-{os.urandom(16).hex()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(f"\0{address}")

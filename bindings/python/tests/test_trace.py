@@ -205,7 +205,7 @@ class TestProgramsWithFaults:
                     eng.submit(lambda x, y: time.sleep(LONG / 4), writes=[scratch, own], using=np.from_dlpack, name=name)
                 eng.wait_all()
         _, advice = self.advice(trace)
-        # Which of the waits is the longest by a hair is a matter of chance.
+        # The longest of the waits by a hair is a matter of chance.
         assert any("on `scratch`, write after write" in row["sentence"] for row in trace.report().data["worst"])
         assert any(change.startswith("use two of `scratch` in turn") for change in advice), advice
 
@@ -309,7 +309,7 @@ class TestTheFile:
             time.sleep(0.4)
             os.kill(os.getpid(), asks)
             asked = tmp_path / "run.snapshot-1.pftrace"
-            # What is older than what is kept is gone, however late the signal is served.
+            # Events older than the kept ones are gone, however late the signal is served.
             while not asked.exists():
                 eng.submit(lambda: None, name="late").wait()
             with pytest.raises(OSError, match="nowhere"):
@@ -573,7 +573,7 @@ class TestEndsThatAreNone:
         assert self.left(path, process).data["totals"]["operations"] == 2000
 
     def test_a_file_that_cannot_grow_is_an_error_and_the_earlier_one_stays(self, good, path):
-        # What a full disk does to `write`, for this process alone.
+        # A full disk fails `write`, for this process alone.
         process = self.end(
             path,
             textwrap.dedent("""

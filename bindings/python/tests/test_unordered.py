@@ -13,7 +13,7 @@ from conftest import run_program
 
 @pytest.fixture
 def noted(eng):
-    """What is noted between the making of this and its call."""
+    """Notes between the making of this and its call."""
     before = eng.stats().unordered
 
     def noted():

@@ -227,7 +227,7 @@ class TestInsideOperations:
                     with pytest.raises(est.WouldDeadlockError, match=ITSELF) as caught:
                         await form()
                     errors.append(caught.value)
-                # What is called at the end waits for nothing.
+                # A callback at the end waits for nothing.
                 op.add_done_callback(errors.append)
 
             op = eng.submit(circle, writes=[t])

@@ -1,4 +1,4 @@
-"""Which threads run Python functions, and what these threads leave to others."""
+"""Threads that run Python functions, and the work that these threads leave to others."""
 
 import asyncio
 import importlib

@@ -187,7 +187,7 @@ __all__ = [
     "without_helping",
 ]
 
-# What most programs never use takes most of the time of an import, dataclasses above all, so it is imported at its first use.
+# Names that most programs never use take most of the time of an import, dataclasses above all, so they are imported at their first use.
 _LATER = {
     "_merge": ["merge_traces"],
     "_metrics": ["export_metrics"],
@@ -269,7 +269,7 @@ if hasattr(_os, "register_at_fork"):
 
 _atexit.register(_at_exit)
 
-# What is in flight when the program ends may need its threads, so that is waited for before they are joined. `concurrent.futures`
+# Operations in flight when the program ends may need its threads, so they are waited for before they are joined. `concurrent.futures`
 # uses the same function, and must have done so before: what is registered last is called first, and operations may use its
 # pools. Without the function the wait in `_at_exit` must do. It refuses when the program is ending already.
 if hasattr(_threading, "_register_atexit"):

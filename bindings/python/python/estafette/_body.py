@@ -13,14 +13,14 @@ import traceback
 from . import _loops, _streams
 from ._estafette import Exporter, Tensor
 
-# Which operation the calling code belongs to. A context variable and not a thread-local: it follows an asynchronous
+# Operation of the calling code. A context variable and not a thread-local: it follows an asynchronous
 # body through its event loop, and `copy_context` carries it wherever the body takes it.
 operation: contextvars.ContextVar[object | None] = contextvars.ContextVar("estafette.operation", default=None)
 
 # Makes the context manager that the function of an operation's scope runs in; None for none. `export_spans` sets it.
 span = None
 
-# What a function gets an array in place of; operators get the latter, of their operands.
+# Types in whose place a function gets an array; operators get the latter, of their operands.
 _TENSORS = Tensor, Exporter
 
 

@@ -407,7 +407,7 @@ def _once(tensors):
 def using_of(module):
     """The function of a module's library that makes its arrays; None for a library that has none."""
     root = module.partition(".")[0]
-    # What `jax.jit` makes is of a class of jaxlib.
+    # `jax.jit` makes objects of a class of jaxlib.
     root = "jax" if root == "jaxlib" else root
     for name in (root, f"{root}.numpy"):
         make = getattr(sys.modules.get(name), "from_dlpack", None)

@@ -61,7 +61,7 @@ def say_abandoned(lines, more, interrupted):
 
 _LINKS: tuple[type, ...] = (BaseException, types.TracebackType, types.FrameType)
 _ALONE = [object()]
-# What `sys.getrefcount(found[place])` is for what is in `found` alone.
+# The count `sys.getrefcount(found[place])` of an object that is in `found` alone.
 _LISTED = sys.getrefcount(_ALONE[0])
 
 

@@ -87,7 +87,7 @@ def _tell(delivery, future):
     """Passes the end of `future` on."""
     try:
         if isinstance(future, (asyncio.Future, concurrent.futures.Future)) and not future.cancelled():
-            # What `result` raises has the frames of the thread that is here, whose variables may own the tensor: a cycle.
+            # An error that `result` raises has the frames of the thread that is here, whose variables may own the tensor: a cycle.
             error = future.exception()
             if error is not None:
                 return delivery(None, error, isinstance(error, _CANCELLED))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy
 
-# What the function takes after the capsule, the device and the stream, from the newest version on: `copy` and DLPack's
+# Further arguments of the function, after the capsule, the device and the stream, from the newest version on: `copy` and DLPack's
 # number of the processor.
 _TAILS = (None, 1), (None,), ()
 

@@ -10,7 +10,7 @@ import weakref
 
 from ._estafette import _shown
 
-# How long a collection that another thread is at is waited for, and the time between two looks, in seconds.
+# Limit of the wait for another thread's collection, and the time between two looks, in seconds.
 _OTHERS_COLLECTION_MAX = 1.0
 _LOOK = 0.001
 
@@ -69,5 +69,5 @@ async def _drained(engine, lease_timeout):
         if not report.running and not report.unlisted:
             warn_of_leases(report, level=4)
             return
-        # What runs may run for long, and each round collects garbage.
+        # Operations that run may run for long, and each round collects garbage.
         lease_timeout = max(lease_timeout, _ROUND_MIN)

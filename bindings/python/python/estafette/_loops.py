@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Coroutine
 
-# What a task raises out of its event loop. The callbacks of the task are called by the next run of the loop, which may
+# Exceptions that a task raises out of its event loop. The callbacks of the task are called by the next run of the loop, which may
 # never come.
 LEAVE = (KeyboardInterrupt, SystemExit)
 

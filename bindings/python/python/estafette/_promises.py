@@ -203,7 +203,7 @@ def wait(promises: Iterable[Any], timeout: float | None = None, return_when: str
     promises = _checked(promises)
     if return_when not in _RETURN_WHEN:
         raise ValueError(f"return_when is one of {_RETURN_WHEN}, not {return_when!r}")
-    # What was seen done leaves this set for good: a later write of the tensor is not waited for.
+    # Tensors that were seen done leave this set for good: a later write of the tensor is not waited for.
     until, rest = _until(timeout), _pending(promises)
     are_promises = all(map(_is_promise, rest))
     if not are_promises:

@@ -129,7 +129,7 @@ class Release:
     id: int
     """Identity among all releases of this process."""
     what: str
-    """Whose memory it is, in words: the variable of the tensor, its element type, shape, device and address."""
+    """The memory in words: the variable of the tensor, its element type, shape, device and address."""
     status: str
     """``"deleting"`` (its deleter has not returned), ``"queued"`` (it waits for another deleter) or ``"fenced"`` (device work that
     uses it has not ended)."""

@@ -141,7 +141,7 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
         return {"ticket": bytes(tensor.ticket(once=True)), "machine": machine()}, []
-    # What cannot be put on the disk now stays in memory, where Dask logs the error.
+    # A tensor that cannot be put on the disk now stays in memory, where Dask logs the error.
     crossing = OperationError if context is None else EstafetteError
     if asyncio._get_running_loop() is None:
         return packed(tensor, crossing)

@@ -174,7 +174,7 @@ def _from_elsewhere(
             why = tickets
         else:
             tensors = _from_tickets(default_engine(), tickets, _NETWORK_ANSWER_MAX)
-            # Where that actor has not been reached, all of them have failed by now. Or the versions have.
+            # If that actor has not been reached, all of them have failed by now. Or the versions have.
             if not all(tensor.done() and tensor.exception() for tensor in tensors):
                 unreachable.pop(source, None)
                 return tensors

@@ -491,7 +491,7 @@ impl Wakeups {
             if let Some(suspended) = wakeups.take_back(number) {
                 outcome = outcome.and(AsyncioFuture::finish(suspended.bind(py)));
             }
-            // What is woken meanwhile is left to the next turn of the loop.
+            // Tasks that are woken meanwhile are left to the next turn of the loop.
             next = if left > 0 { pop().0 } else { None };
             left = left.saturating_sub(1);
         }

@@ -31,7 +31,7 @@ estafette_sync::per_process! {
 /// Waits until every callback was called, for at most `timeout`.
 pub fn flush(py: Python<'_>, timeout: Duration) {
     let until = Instant::now() + timeout;
-    // What settles futures hands their callbacks over, and a callback may make futures.
+    // Settled futures hand their callbacks over, and a callback may make futures.
     while !Courier::are_idle(&WAITS, &CALLBACKS) && Instant::now() < until {
         for courier in [&*WAITS, &*CALLBACKS] {
             courier.flush(py, until.saturating_duration_since(Instant::now()));

@@ -1,4 +1,4 @@
-//! Where the time went: keeps the recorder while Python says so, writes its file, and reads files.
+//! Traces in Python: keeps the recorder while Python says so, writes its file, and reads files.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};

@@ -137,7 +137,7 @@ fn dtype_of(format: &CStr, itemsize: isize) -> Option<DType> {
     if foreign && itemsize > 1 {
         return None;
     }
-    // Which size a letter has depends on the sign before it; the exporter says the size itself.
+    // The size of a letter depends on the sign before it; the exporter says the size itself.
     let sized = |of: [DType; 4]| of.into_iter().find(|dtype| dtype.itemsize() as isize == itemsize);
     match letters {
         "?" if itemsize == 1 => Some(DType::BOOL),

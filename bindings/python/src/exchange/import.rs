@@ -137,7 +137,7 @@ fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
     let masked = match MASKED.get(py) {
         Some(masked) => masked.bind(py).clone(),
         None => {
-            // Where it was never imported there are no masked arrays.
+            // There are no masked arrays if it was never imported.
             let Some(module) = loaded(py, intern!(py, "numpy.ma"))? else { return Ok(()) };
             // Another thread may be in the middle of importing it.
             let Ok(masked) = module.getattr(intern!(py, "MaskedArray")) else { return Ok(()) };
@@ -193,7 +193,7 @@ fn through_table(
     }
     let managed = match table.take(object) {
         Ok(managed) => managed,
-        // What a table refuses, `__dlpack__` may give, or refuses in better words.
+        // An object that a table refuses may have `__dlpack__`, which takes it, or refuses it in better words.
         Err(error)
             if error.is_instance_of::<PyException>(py) && object.hasattr(intern!(py, "__dlpack__"))? =>
         {
@@ -222,7 +222,7 @@ fn through_protocol(
     wanted: &Wanted,
 ) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
-    // What a library without devices makes is on the host: no need to ask.
+    // A library without devices makes host memory: no need to ask.
     let device = if peer.stream == Stream::HostOnly { Some(DLDevice::CPU) } else { device_of(object)? };
     let goal = wanted.device.or(device);
     if let Some(goal) = goal
@@ -401,7 +401,7 @@ fn call_dlpack<'py>(
             arguments.set_item(intern!(py, "copy"), copy)?;
         }
         let answer = object.call_method(name, (), Some(&arguments));
-        // Whether the result is what was wanted is checked afterwards; a copy can be made here.
+        // The result is checked afterwards; a copy can be made here.
         if answer.as_ref().is_err_and(type_error) && !knows(object, &["max_version", "dl_device", "copy"]) {
             least()
         } else {

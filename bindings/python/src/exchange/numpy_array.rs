@@ -227,7 +227,7 @@ pub fn lend<'a, 'py>(
     if !inner.device().is_ok_and(|device| device == DLDevice::CPU) {
         return Ok(None);
     }
-    // What is refused, is refused once more where NumPy asks.
+    // NumPy refuses a refused array once more, at its own question.
     let Some(access) = bindings::scope::lend(scope, inner) else { return Ok(None) };
     let mut lent = Lent { scope, tensor: tensor.clone(), made: None };
     let Some(described) = Described::of(inner, access == Access::Read) else { return Ok(None) };

@@ -63,7 +63,7 @@ pub struct Peer {
     pub stream: Stream,
     /// Its meaning of an omitted stream.
     pub omitted: Omitted,
-    /// When it names no stream as a consumer on a device, it works on streams of its own, which the default stream does not order: the host
+    /// A peer that names no stream as a consumer on a device works on streams of its own, which the default stream does not order: the host
     /// waits for it. Else it works on the default stream, as the array API says.
     pub own_streams: bool,
     /// The lifetime of the streams that it names as a consumer.
@@ -78,7 +78,7 @@ pub struct Peer {
     /// NULL from `current_work_stream` of its C exchange table is the default stream, on devices with streams. Else the table says nothing
     /// about order, so it is not used there.
     pub null_is_default: bool,
-    /// Where its CUDA array interface has no stream, or 0, which is forbidden because it may mean either default stream, work may be under
+    /// If its CUDA array interface has no stream, or 0, which is forbidden because it may mean either default stream, work may be under
     /// way on a default stream. What comes after the legacy one comes after both. Else there is nothing to wait for, and 0 is refused.
     pub unnamed_is_default: bool,
     /// Its arrays that speak DLPack besides do so as another library's, which knows nothing of the device.

@@ -163,7 +163,7 @@ unsafe fn is_versioned(version: *mut ffi::PyObject) -> bool {
             return false;
         }
         let mut overflow: c_int = 0;
-        // What does not fit is refused by the general method.
+        // The general method refuses versions that do not fit.
         (1..1 << 16).contains(&ffi::PyLong_AsLongAndOverflow(major, &mut overflow))
             && (0..1 << 16).contains(&ffi::PyLong_AsLongAndOverflow(minor, &mut overflow))
     }

@@ -96,7 +96,7 @@ pub fn at_exit(py: Python<'_>) {
     for engine in all() {
         bindings::report(&engine.unretrieved());
     }
-    // What was abandoned had its time.
+    // An abandoned engine had its time.
     let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
     promise::flush(py, grace);
     log::flush(py, LAST_GRACE);
@@ -147,7 +147,7 @@ fn finish(py: Python<'_>, last: bool) {
     WAITS.store(true, Ordering::Relaxed);
     let outcome = guard::detach(py, || wait(&engines));
     WAITS.store(false, Ordering::Relaxed);
-    // What a signal handler has raised ends the wait, and no more: the exit goes on.
+    // An error that a signal handler has raised ends the wait, and no more: the exit goes on.
     let interrupted = interrupt::take().is_some();
     match outcome {
         Outcome::Ended => {}

@@ -155,7 +155,7 @@ fn start(
     parts: impl FnOnce(Python<'_>) -> PyResult<Option<Parts>>,
 ) {
     let scope = completion.scope().clone();
-    // What follows the end of work on a queue, or of a node, may take long.
+    // Work after the end on a queue, or of a node, may take long.
     let ends_here = is_alone && on.is_none();
     let mut completion = Pending::new(completion, result, on);
     bindings::body_wants_lock(scope.id());

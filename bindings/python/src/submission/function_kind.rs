@@ -113,7 +113,7 @@ impl<'py> Known<'py> {
             return Known::of(&function.getattr(intern!(py, "__func__"))?)?.named_parameters();
         }
         match self.parameters {
-            // What `functools.wraps` has made passes its keyword arguments on.
+            // A function that `functools.wraps` has made passes its keyword arguments on.
             Some(Parameters { has_keywords: true, .. })
                 if fastcall::attribute(function, intern!(py, "__wrapped__"))?.is_some() =>
             {

@@ -51,7 +51,7 @@ fn of_library<'py>(py: Python<'py>, function: &Known<'py>) -> PyResult<Option<Bo
     if let Some(using) = module.map(|module| of_module(py, &module)).transpose()?.flatten() {
         return Ok(Some(using));
     }
-    // What a library compiles, such as `jax.jit`, says the module of the function that it was made of; an object may be of a
+    // A compiled object of a library, such as that of `jax.jit`, says the module of the function that it was made of; an object may be of a
     // program's class that inherits from a library's, such as `torch.nn.Module`.
     let Some(class) = function.class() else { return Ok(None) };
     // A method in C, such as `torch.Tensor.sum`, has no module, but its class has one.

@@ -202,7 +202,7 @@ def command(arguments: list[str]) -> int:
             print(f"estafette observe: {error}", file=sys.stderr)
             return 2
         finally:
-            # What the interpreter would wait for is part of the program: it first has executors end their threads.
+            # Threads that the interpreter would wait for are part of the program: it first has executors end their threads.
             ends = getattr(threading, "_threading_atexits", [])
             while ends:
                 ends.pop()()

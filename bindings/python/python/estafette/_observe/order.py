@@ -112,7 +112,7 @@ class Order:
         self._periods: dict[str, dict[int, _Period]] = {}
         self._local = threading.local()
         self._writes: dict[int, tuple[Any, list[Span]]] = {}
-        # What a library had done before is not known, nor what it had waited for.
+        # A library's work before this is not known, nor its waits.
         self._is_cupy_old = "cupy" in sys.modules
         torch = sys.modules.get("torch")
         self._old_blocks: set[int] = set()

@@ -180,7 +180,7 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
         notes.lose(error)
         return _acted(notes, observed, args, kwargs)
     thread_notes = notes.thread_notes()
-    # What stays in its library is no hand-over, unless it names another stream.
+    # An array that stays in its library is no hand-over, unless it names another stream.
     if thread_notes.inside or (origin == to and not stays) or (origin == NO_ARRAY and copies != COPIES):
         return _acted(notes, observed, args, kwargs)
     origin = origin or row.library
@@ -361,7 +361,7 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if notes is None:
         return observed._original(*args, **kwargs)
     item = args[0]
-    # What the function does until it calls a queue begins with it.
+    # The function's work until it calls a queue begins with it.
     notes.thread_notes().since = clock()
     # The item releases them when it is done.
     future, function = getattr(item, "future", None), getattr(item, "fn", None) or getattr(item, "task", (None,))[0]
@@ -379,7 +379,7 @@ def work(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _described(what: Any, line: int | None = None) -> tuple[str, Site | None]:
     """The name of a function or a coroutine, and the `line` of it, or the first."""
     while isinstance(what, functools.partial):
-        # What `asyncio.to_thread` runs, in the context of its caller.
+        # `asyncio.to_thread` runs its function in the context of its caller.
         is_in_context = bool(what.args) and isinstance(getattr(what.func, "__self__", None), contextvars.Context)
         what = what.args[0] if is_in_context else what.func
     code = getattr(what, "cr_code", None) or getattr(what, "__code__", None)

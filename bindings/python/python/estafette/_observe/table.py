@@ -12,7 +12,7 @@ class Row(NamedTuple):
     """A function that hands data over, or waits."""
 
     library: str
-    """Whose function it is."""
+    """Module of the function."""
     module: str
     """The module whose import makes it."""
     name: str

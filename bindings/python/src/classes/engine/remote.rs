@@ -72,7 +72,7 @@ pub fn from_tickets(
     // The answers come at once, so that no event loop stands still.
     let all = async {
         for kept in &held {
-            // How it settled is a matter of the tensor.
+            // A failure is the tensor's.
             let _ = kept.settled().await;
         }
         Ok(())

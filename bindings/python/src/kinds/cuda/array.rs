@@ -137,7 +137,7 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     let device =
         kinds::device_of(py, owner)?.ok_or_else(|| PyAttributeError::new_err("there is no CUDA driver"))?;
     let (access, queue) = match (operand, leased) {
-        // What it comes after was left to the operation's queue; on the host it has been waited for.
+        // Earlier work was left to the operation's queue; on the host it has been waited for.
         (Some((access, queue)), _) => (access, queue),
         // A queue of the engine that lives as long as the process: the consumer orders its work behind the queue.
         (None, Some(access)) => (access, Some(device.default_queue())),

@@ -29,7 +29,7 @@ pub fn handle(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     if stream.is_instance_of::<PyBool>() {
         return Err(PyTypeError::new_err(format!("stream must not be a bool, which {} is", stream.repr()?)));
     }
-    // What acts as an integer is taken by the first; handles above half of 64 bits by the second.
+    // The first conversion takes objects that act as integers; the second takes handles above half of 64 bits.
     match stream.extract::<i64>().map(i128::from).or_else(|_| stream.extract::<i128>()) {
         Ok(0) => Err(PyValueError::new_err(
             "stream 0 may mean either default stream of CUDA: say 1 for the legacy one, 2 for that of the calling thread",
