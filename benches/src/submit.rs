@@ -9,7 +9,7 @@ use crate::spin::Body;
 /// Submits one operation in the form that a user would write.
 ///
 /// # Errors
-/// When the engine refuses it.
+/// Fails if the engine refuses it.
 #[inline]
 pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: Body) -> Result<(), Error> {
     let op = describe(engine, variables, access);

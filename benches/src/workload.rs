@@ -85,7 +85,7 @@ impl Workload {
     /// Runs the workload.
     ///
     /// # Errors
-    /// When the engine refuses something, or has lost or repeated operations.
+    /// Fails if the engine refuses something, or has lost or repeated operations.
     pub fn measure(&self, settings: &Settings) -> Result<Record, Error> {
         let Measured { n, quantities } = (self.run)(settings)?;
         let Settings { workers, rounds, .. } = *settings;

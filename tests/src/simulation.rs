@@ -145,7 +145,7 @@ pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
 /// Runs the operations `kept` of the program of `seed`, or all, and lets `check` look at what came of them.
 ///
 /// # Errors
-/// What went wrong: a panic, a deadlock, a hang, or an observation that no order of the operations explains.
+/// The failure: a panic, a deadlock, a hang, or an observation that no order of the operations explains.
 pub fn simulate(
     seed: u64,
     kept: Option<&[OpIndex]>,
