@@ -1,67 +1,131 @@
-//! docs/guarantees.md: every guarantee names tests that exist, and tests cite numbers that exist.
+//! docs/guarantees.md: every guarantee and every situation names tests that exist, and tests cite numbers that exist.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::source;
 
 const PAGE: &str = "docs/guarantees.md";
-/// Folders of the tests that the page names by their functions.
+/// Folders of the tests that the page names.
 const TESTED: &[&str] = &["sync", "graph", "devices", "links", "engine", "report", "bindings", "tests"];
+/// Folders of the files that the page names without their folder.
+const IMPLIED: &[&str] =
+    &["", "tests/tests/", "bindings/python/tests/", "bindings/python/clusters/", "bindings/c/tests/c/"];
+/// Words that begin a part of a cell and are no file of `tests/tests`.
+const LEADS: &[&str] = &["c", "doc", "loom", "nine", "py", "suite"];
 
-/// Prints how many guarantees and tests there are, and returns what is wrong.
+/// Prints how many guarantees, situations and tests there are, and returns what is wrong.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let page = source::read(&root.join(PAGE))?;
-    let mut sources = String::new();
-    let mut files = Vec::new();
-    for folder in TESTED {
-        for extension in ["rs", "py", "c"] {
-            files.append(&mut source::files(&root.join(folder), extension)?);
-        }
-    }
-    for file in &files {
-        sources.push_str(&source::read(file)?);
-    }
+    let sources = Sources::read(root)?;
     let guarantees = guarantees(&page);
     let mut wrong = Vec::new();
-    let exists = |name: &String| is_file(root, name) || is_suite(name);
-    for (number, text) in &guarantees {
-        if !emphasized(text).iter().any(exists) {
+    for (at, (number, text)) in guarantees.iter().enumerate() {
+        if *number != at + 1 {
+            wrong.push(format!("{PAGE} has guarantee {number} where {} comes next", at + 1));
+        }
+        if !emphasized(text).iter().any(|name| sources.is_test(name))
+            && !paths(text).any(|path| sources.has(path))
+        {
             wrong.push(format!("guarantee {number} names no test"));
         }
     }
+    let is_cited = |name: &&String| name.contains(['/', '_', '-']) || sources.is_test(name);
     let names = emphasized(&page);
-    let is_cited = |name: &&String| name.contains(['/', '_', '-']) || exists(name);
+    let missing = names.iter().filter(|name| is_cited(name) && !sources.is_test(name));
     wrong.extend(
-        names
-            .iter()
-            .filter(|name| is_cited(name) && !exists(name))
-            .map(|name| format!("{PAGE} names `{name}`, which is no file of tests/tests and no suite")),
+        missing.map(|name| format!("{PAGE} names `{name}`, which is no file of tests/tests and no suite")),
     );
-    let functions = functions(&page);
-    wrong.extend(
-        functions
-            .iter()
-            .filter(|name| !is_function(&sources, name))
-            .map(|name| format!("{PAGE} names the test `{name}`, which does not exist")),
-    );
-    for file in files {
-        for number in cited(&source::read(&file)?) {
-            if !guarantees.iter().any(|(known, _)| *known == number) {
-                wrong.push(format!("{} cites guarantee {number}, which does not exist", shown(root, &file)));
-            }
+    let missing = paths(&page).filter(|path| !sources.has(path));
+    wrong.extend(missing.map(|path| format!("{PAGE} names the file `{path}`, which does not exist")));
+    let mut count = 0;
+    for (situation, tests) in situations(&page) {
+        count += 1;
+        for part in tests.split("; ") {
+            wrong.extend(sources.misses(part).map(|miss| format!("{PAGE}, \"{situation}\": {miss}")));
         }
     }
-    println!(
-        "guarantees: {}, held by {} files and {} single tests",
-        guarantees.len(),
-        names.len(),
-        functions.len()
-    );
+    for (file, text) in &sources.0 {
+        let unknown = cited(text).into_iter().filter(|number| !(1..=guarantees.len()).contains(number));
+        wrong.extend(unknown.map(|number| format!("{file} cites guarantee {number}, which does not exist")));
+    }
+    println!("guarantees: {}, held by {} files, and {count} situations", guarantees.len(), names.len());
     Ok(wrong)
 }
 
-fn shown(root: &Path, file: &Path) -> String {
-    file.strip_prefix(root).unwrap_or(file).display().to_string()
+/// The text of each file, by its path from the root.
+struct Sources(BTreeMap<String, String>);
+
+impl Sources {
+    fn read(root: &Path) -> Result<Self, String> {
+        let mut sources = BTreeMap::new();
+        for folder in TESTED {
+            for extension in ["rs", "py", "c"] {
+                for file in source::files(&root.join(folder), extension)? {
+                    let text = source::read(&file)?;
+                    sources.insert(file.strip_prefix(root).unwrap_or(&file).display().to_string(), text);
+                }
+            }
+        }
+        Ok(Self(sources))
+    }
+
+    /// The paths of the file of that name, or of all files in the folder of that name, in one of `folders`.
+    fn find(&self, folders: &[&str], name: &str) -> Vec<&String> {
+        let is_named = |path: &&String| {
+            folders.iter().any(|folder| {
+                let rest = path.strip_prefix(folder).and_then(|rest| rest.strip_prefix(name));
+                rest.is_some_and(|rest| rest.is_empty() || rest == ".rs" || rest.starts_with('/'))
+            })
+        };
+        self.0.keys().filter(is_named).collect()
+    }
+
+    fn has(&self, name: &str) -> bool {
+        !self.find(IMPLIED, name).is_empty()
+    }
+
+    /// True for a file or folder of `tests/tests`, and for a suite.
+    fn is_test(&self, name: &str) -> bool {
+        !self.find(&["tests/tests/"], name).is_empty() || is_suite(name)
+    }
+
+    /// The names in a part of a cell that lead to no test. A name is looked for in the file or folder that the part has named before it.
+    fn misses(&self, part: &str) -> impl Iterator<Item = String> {
+        let mut misses = Vec::new();
+        let mut scope: Vec<&String> = self.0.keys().collect();
+        if let Some(suite) = part.strip_prefix("suite ") {
+            let found = emphasized(suite).iter().any(|name| is_suite(name));
+            misses.extend((!found).then(|| format!("`{part}` names no suite")));
+            return misses.into_iter();
+        }
+        for (at, piece) in part.split('`').enumerate() {
+            if at % 2 == 0 {
+                let words = piece.split(|c: char| !(c.is_ascii_lowercase() || "/_".contains(c)));
+                for (index, word) in words.enumerate().filter(|(_, word)| !word.is_empty()) {
+                    let leads = at == 0 && index == 0 && !LEADS.contains(&word);
+                    if leads || word.contains(['/', '_']) {
+                        scope = self.find(&["tests/tests/"], word);
+                        misses
+                            .extend(scope.is_empty().then(|| format!("`{word}` is no file of tests/tests")));
+                    }
+                }
+                let tests: usize = scope.iter().map(|path| self.0[*path].matches("#[test]").count()).sum();
+                let fewer = promised(piece).filter(|promised| tests < *promised);
+                misses.extend(fewer.map(|promised| format!("{tests} tests of {promised} exist: `{part}`")));
+            } else if piece.contains(['/', '.']) {
+                scope = self.find(IMPLIED, piece);
+            } else {
+                let name = piece.rsplit("::").next().unwrap_or(piece);
+                if !scope.iter().any(|path| declares(&self.0[*path], name)) {
+                    scope.retain(|path| Path::new(path).file_stem().is_some_and(|stem| stem == name));
+                    misses
+                        .extend(scope.is_empty().then(|| format!("the test `{name}` does not exist there")));
+                }
+            }
+        }
+        misses.into_iter()
+    }
 }
 
 /// The numbered items of the section "Always".
@@ -80,6 +144,12 @@ fn guarantees(page: &str) -> Vec<(usize, String)> {
     found
 }
 
+/// The rows of the table: each situation, and the cell of its tests.
+fn situations(page: &str) -> impl Iterator<Item = (&str, &str)> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+    rows.filter(|(situation, _)| *situation != "situation")
+}
+
 /// The names between single asterisks, taken apart at commas. A word without a slash, dash or underscore may be plain emphasis.
 fn emphasized(text: &str) -> Vec<String> {
     let text = text.replace("**", "");
@@ -89,34 +159,36 @@ fn emphasized(text: &str) -> Vec<String> {
     names.map(str::trim).filter(is_name).map(str::to_owned).collect()
 }
 
-fn is_file(root: &Path, name: &str) -> bool {
-    let tests = root.join("tests/tests");
-    let file: PathBuf = tests.join(format!("{name}.rs"));
-    file.is_file() || tests.join(name).is_dir()
+/// The files of tests and sources, and the folders of them, in backticks.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let code = text.split('`').skip(1).step_by(2);
+    code.filter(|name| {
+        let is_file = [".rs", ".py", ".c"].iter().any(|extension| name.ends_with(extension));
+        is_file || name.split_once('/').is_some_and(|(folder, _)| TESTED.contains(&folder))
+    })
 }
 
 fn is_suite(name: &str) -> bool {
     crate::suites::SUITES.iter().any(|suite| suite.name == name)
 }
 
-/// The names of test functions in backticks; an ellipsis stands for the rest of a name.
-fn functions(page: &str) -> Vec<&str> {
-    let code = page.split('`').skip(1).step_by(2);
-    code.filter(|name| {
-        let bare = name.trim_matches('…').trim_end_matches('_');
-        bare.matches('_').count() >= 3
-            && bare.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
-    })
-    .collect()
+/// The number in "(3 tests)" or "(3 models)".
+fn promised(text: &str) -> Option<usize> {
+    let (before, _) = text.split_once(" tests)").or_else(|| text.split_once(" models)"))?;
+    before.rsplit_once('(')?.1.parse().ok()
 }
 
-fn is_function(sources: &str, name: &str) -> bool {
+/// True if `text` declares the function or class; an ellipsis stands for the rest of a name.
+fn declares(text: &str, name: &str) -> bool {
     let bare = name.trim_matches('…');
-    let begins = if name.starts_with('…') { String::new() } else { "fn ".to_owned() };
-    let ends = if name.ends_with('…') { "" } else { "(" };
-    let rust = format!("{begins}{bare}{ends}");
-    let python = format!("def {bare}{ends}");
-    sources.contains(&rust) || sources.contains(&python) || sources.contains(&format!("void {bare}{ends}"))
+    if name.starts_with('…') {
+        return text.contains(&format!("{bare}("));
+    }
+    let is_whole = |rest: &str| name.ends_with('…') || rest.starts_with(['(', '<', ':']);
+    ["fn ", "def ", "class ", "void "].iter().any(|word| {
+        let declared = format!("{word}{bare}");
+        text.match_indices(&declared).any(|(at, _)| is_whole(&text[at + declared.len()..]))
+    })
 }
 
 /// The numbers behind the word "guarantee".
@@ -129,7 +201,8 @@ fn cited(text: &str) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "# Title\n\n## Always\n\n1. **One.** It *must* hold. *order/access, memory*\n2. **Two**\n   more.\n\n## Else\n3. no";
+    const TEXT: &str = "# Title\n\n## Always\n\n1. **One.** It *must* hold. *order/access, memory*\n2. **Two**\n   more.\n\n## Else\n3. no\n\
+        | situation | test |\n|---|---|\n| **Head** | |\n| one | `a`; b |\n";
 
     #[test]
     fn guarantees_have_numbers_and_tests() {
@@ -137,13 +210,43 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!(emphasized(&found[0].1), ["must", "order/access", "memory"]);
         assert!(emphasized(&found[1].1).is_empty());
+        assert_eq!(
+            paths("`a/b`, `tests/gpu`, `x.c` and `Op::run`").collect::<Vec<_>>(),
+            ["tests/gpu", "x.c"]
+        );
+        assert_eq!(cited("Guarantee 4 and guarantee 12: x"), [4, 12]);
     }
 
     #[test]
-    fn tests_are_found_by_whole_names_and_by_parts() {
-        assert_eq!(functions("`a_b_c_d` and `Op::run` and `a_b_c_d_…`"), ["a_b_c_d", "a_b_c_d_…"]);
-        assert!(is_function("fn a_b_c_d() {}", "a_b_c_d") && is_function("fn a_b_c_d() {}", "a_b_…"));
-        assert!(!is_function("fn a_b_c_de() {}", "a_b_c_d"));
-        assert_eq!(cited("Guarantee 4 and guarantee 12: x"), [4, 12]);
+    fn each_part_of_a_row_leads_to_tests() {
+        assert_eq!(situations(TEXT).collect::<Vec<_>>(), [("one", "`a`; b")]);
+        let files = [
+            ("tests/tests/order/access.rs", "#[test]\nfn a_b() {}\n#[test]\nfn a_c() {}"),
+            ("bindings/python/tests/test_a.py", "class TestA:\n    def test_b(self):"),
+            ("graph/tests/loom/pins.rs", "#[test]\nfn x_y() {}"),
+        ];
+        let sources = Sources(files.map(|(path, text)| (path.to_owned(), text.to_owned())).into());
+        for part in [
+            "order/access `a_b`, `a_…`",
+            "order `access` (2 tests)",
+            "py `test_a.py` `TestA` `test_b`",
+            "loom `pins` (1 models)",
+            "`x_y`",
+            "`pins::tests::x_y`",
+            "suite *scale*",
+        ] {
+            assert_eq!(sources.misses(part).collect::<Vec<_>>(), Vec::<String>::new(), "{part}");
+        }
+        for part in [
+            "order/acces `a_b`",
+            "order/access `x_y`",
+            "order `access` (3 tests)",
+            "py `test_a.py` `TestB`",
+            "loom `pin`",
+            "oder",
+            "suite *none*",
+        ] {
+            assert_eq!(sources.misses(part).count(), 1, "{part}");
+        }
     }
 }
