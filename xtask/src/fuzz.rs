@@ -24,7 +24,7 @@ const LENGTH_MAX: usize = 4096;
 
 /// Runs the fuzz targets under libFuzzer, which needs a C++ compiler
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct FuzzOptions {
     #[arg(value_name = "TARGET", default_values = TARGETS, value_parser = PossibleValuesParser::new(TARGETS))]
     targets: Vec<String>,
     /// Seconds for which each target looks for new inputs, after the kept ones
@@ -39,7 +39,7 @@ pub struct Options {
 }
 
 /// Builds the targets and runs those asked for, one after the other. True when none failed.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &FuzzOptions) -> Result<bool, String> {
     if options.input.is_some() && options.targets.len() != 1 {
         return Err("--input needs one target".into());
     }
@@ -126,7 +126,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    fn run(&self, options: &Options) -> Result<(), String> {
+    fn run(&self, options: &FuzzOptions) -> Result<(), String> {
         let mut command = of(self.program, self.name);
         command.arg(format!("-max_total_time={}", options.seconds)).arg(format!("-max_len={LENGTH_MAX}"));
         command.args(["-print_final_stats=1", "-use_value_profile=1"]);
@@ -170,11 +170,11 @@ mod tests {
 
     #[test]
     fn without_a_target_all_of_them_run() {
-        let options: Options = crate::parse(&["--seconds", "7"]).unwrap();
+        let options: FuzzOptions = crate::parse(&["--seconds", "7"]).unwrap();
         assert_eq!((options.targets.len(), options.seconds, options.keep), (TARGETS.len(), 7, false));
-        let options: Options = crate::parse(&["--input", "x"]).unwrap();
+        let options: FuzzOptions = crate::parse(&["--input", "x"]).unwrap();
         assert!(run(&options).is_err_and(|why| why.contains("one target")));
-        let unknown = crate::parse::<Options>(&["teapots"]).unwrap_err();
+        let unknown = crate::parse::<FuzzOptions>(&["teapots"]).unwrap_err();
         assert!(unknown.to_string().contains("traces"), "{unknown}");
     }
 

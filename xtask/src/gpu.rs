@@ -26,7 +26,7 @@ const FENCES: &str = "bindings/fence/python/dlpack_fence";
 ///
 /// Runs what the machine has, and skips the rest with the reason. Without a driver or device it says so.
 #[derive(Debug, Default, Args)]
-pub struct Options {
+pub struct GpuOptions {
     /// Make a folder that does the same on a machine without Rust, by `sh run.sh` there
     #[arg(long, value_name = "FOLDER", conflicts_with = "only")]
     package: Option<PathBuf>,
@@ -36,7 +36,7 @@ pub struct Options {
 }
 
 /// Runs the suite, or packs it; true when nothing failed.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &GpuOptions) -> Result<bool, String> {
     let target = shell::target()?;
     shell::run(&mut shell::cargo(&target, &["build", "--release", "--package", "estafette-gpu-suite"]))?;
     let suite = target.join("release").join("gpu-suite");
@@ -60,7 +60,7 @@ fn program_in(messages: &str) -> Option<PathBuf> {
     messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last()
 }
 
-fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, String> {
+fn run_here(suite: &Path, target: &Path, options: &GpuOptions) -> Result<bool, String> {
     // Without a device there is no reason to build the wheel.
     let mut probe = shell::command(suite);
     probe.arg("--probe");
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_package_is_whole() {
-        assert!(crate::parse::<Options>(&["--package", "here"]).is_ok());
-        assert!(crate::parse::<Options>(&["--package", "here", "--only", "races"]).is_err());
+        assert!(crate::parse::<GpuOptions>(&["--package", "here"]).is_ok());
+        assert!(crate::parse::<GpuOptions>(&["--package", "here", "--only", "races"]).is_err());
     }
 }

@@ -37,7 +37,7 @@ const BUILD_FOR_TESTS: [&str; 4] = ["build", "--lib", "--test", "c_programs"];
 
 /// Builds the C library and installs it, with its headers and what pkg-config and CMake look for
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct InstallOptions {
     prefix: PathBuf,
     /// A profile of cargo; `dist` is small and optimized as a whole
     #[arg(long, default_value = "dist")]
@@ -48,7 +48,7 @@ pub struct Options {
 }
 
 /// Builds the library and installs it with its headers and what build systems look for.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &InstallOptions) -> Result<bool, String> {
     if options.portable {
         return run_portable(&options.prefix);
     }

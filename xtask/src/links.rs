@@ -12,7 +12,7 @@ use clap::Args;
 use crate::peers::measurement::{Measurement, Quantity, Spread};
 use crate::peers::{machine, markdown};
 use crate::python::{ALL, Build, Environment, NIXL};
-use crate::shell::{self, Ended};
+use crate::shell::{self, CommandEnd};
 
 /// A program that still runs after this is killed.
 const LIMIT: Duration = Duration::from_secs(400);
@@ -82,7 +82,7 @@ const RATIOS: usize = 21;
 ///
 /// The others are multiprocessing, PyTorch, ZeroMQ, Arrow, iceoryx2, Ray and Dask. It takes minutes, on a machine that does nothing else.
 #[derive(Debug, Default, Args)]
-pub struct Options {
+pub struct LinksOptions {
     /// An interpreter that has the package and the peers, instead of an environment that is made for it
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
@@ -133,12 +133,12 @@ impl Row {
 
 /// All that was measured, and what was left out.
 #[derive(Debug, Default)]
-struct Found {
+struct Measurements {
     rows: Vec<Row>,
     left_out: Vec<String>,
 }
 
-impl Found {
+impl Measurements {
     fn row(&self, name: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.name == name)
     }
@@ -149,7 +149,7 @@ impl Found {
         self.rows.extend(output.lines().filter_map(Row::of));
         let left_out = output.lines().filter_map(|line| line.strip_prefix("left out\t"));
         self.left_out.extend(left_out.map(|line| line.replace('\t', ": ")));
-        if !matches!(ended, Ended::Exit(status) if status.success()) {
+        if !matches!(ended, CommandEnd::Exit(status) if status.success()) {
             let last = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
             self.left_out.push(format!("{what}: {ended}: {last}"));
         }
@@ -213,7 +213,7 @@ impl Found {
 }
 
 /// Builds, measures and prints the tables; true when something was measured. A goal that is missed is no failure.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &LinksOptions) -> Result<bool, String> {
     let target = shell::target()?;
     let python = match &options.python {
         Some(python) => python.clone(),
@@ -233,7 +233,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     // Described now: the run itself puts load on the machine.
     let machine = machine::describe();
     let gib = memory_gib();
-    let mut found = Found::default();
+    let mut found = Measurements::default();
     let mut links = bench("estafette-links", &[]);
     links.env("ESTAFETTE_FIGURES", "1").env("ESTAFETTE_LINKS_GIB", gib.to_string());
     println!("links, and kills of processes of {gib} GiB");
@@ -278,7 +278,7 @@ fn memory_gib() -> u64 {
     (kib >> 21).clamp(1, GIB_MAX)
 }
 
-fn report(found: &Found, machine: &str, gib: u64) -> String {
+fn report(found: &Measurements, machine: &str, gib: u64) -> String {
     let mut rows = Vec::new();
     for (name, floor, limit) in GOALS {
         let (measured, goal, met) = match (found.row(name), found.judge(name, limit)) {
@@ -335,7 +335,7 @@ const WORKLOADS: [&str; 6] = [
 ];
 
 /// The means that were measured for one of the columns at least, in the order in which that was.
-fn means<'a>(found: &'a Found, columns: &[impl AsRef<str>]) -> Vec<&'a str> {
+fn means<'a>(found: &'a Measurements, columns: &[impl AsRef<str>]) -> Vec<&'a str> {
     let mut means = Vec::new();
     for (mean, column) in found.rows.iter().filter_map(|row| row.name.split_once("; ")) {
         if columns.iter().any(|it| it.as_ref() == column) && !means.contains(&mean) {
@@ -346,7 +346,7 @@ fn means<'a>(found: &'a Found, columns: &[impl AsRef<str>]) -> Vec<&'a str> {
 }
 
 /// A table with a row for each of the means, in microseconds.
-fn beside(found: &Found, what: &str, columns: &[String]) -> String {
+fn beside(found: &Measurements, what: &str, columns: &[String]) -> String {
     let cell = |mean: &str, column: &String| {
         let row = found.row(&format!("{mean}; {column}"));
         row.map(|row| row.text().replace(" µs", "")).unwrap_or_default()
@@ -363,7 +363,7 @@ fn beside(found: &Found, what: &str, columns: &[String]) -> String {
 }
 
 /// Microseconds from Python, one hand-over behind the other.
-fn short(found: &Found) -> String {
+fn short(found: &Measurements) -> String {
     let columns = SIZES.map(|size| format!("{size}; awake"));
     let rows: Vec<Vec<String>> = means(found, &columns)
         .into_iter()
@@ -383,8 +383,8 @@ mod tests {
     use super::*;
     use crate::lint::source;
 
-    fn found(lines: &[&str]) -> Found {
-        Found { rows: lines.iter().filter_map(|line| Row::of(line)).collect(), left_out: Vec::new() }
+    fn found(lines: &[&str]) -> Measurements {
+        Measurements { rows: lines.iter().filter_map(|line| Row::of(line)).collect(), left_out: Vec::new() }
     }
 
     #[test]

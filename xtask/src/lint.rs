@@ -16,7 +16,7 @@ mod words;
 use std::process::Command;
 
 use crate::dist::CRATES;
-use crate::suites::{MODELS, Model, SIMULATED, SIMULATION};
+use crate::suites::{MODELS, ModelSuite, SIMULATED, SIMULATION};
 use crate::{api, shell};
 
 /// Runs every check, so that one failure does not hide the next; true when all pass.
@@ -69,7 +69,7 @@ fn clippy(target: &std::path::Path) -> Command {
 }
 
 /// Clippy on models, by a script that calls it. It makes no shared library, and so shares what it has compiled with the first check.
-fn lint_of_models(target: &std::path::Path, model: &Model) -> Command {
+fn lint_of_models(target: &std::path::Path, model: &ModelSuite) -> Command {
     let script = shell::root().join("xtask/rustc").join(format!("clippy_{}", model.checker));
     let mut check = model.cargo(target, &["check"], &[]);
     check.env("RUSTC_WORKSPACE_WRAPPER", script);

@@ -33,7 +33,7 @@ use clap::Parser;
     after_help = "ESTAFETTE_PYTHON names the Python interpreter (3.11 or newer) to make the environment with; for `gpu`, the one to run with"
 )]
 enum Chore {
-    Test(test::Options),
+    Test(test::TestOptions),
     /// Lists the suites and what each needs
     Suites,
     /// Formatting, clippy and rustdoc, with warnings denied; the listings of `api`; what is counted of layers and words may only fall
@@ -48,7 +48,7 @@ enum Chore {
         #[arg(long)]
         save: bool,
     },
-    Fuzz(fuzz::Options),
+    Fuzz(fuzz::FuzzOptions),
     /// Counts the instructions of an operation with valgrind, for some workloads of `estafette bench`
     Instructions {
         /// Append them to benches/results/instructions.md
@@ -75,15 +75,15 @@ enum Chore {
         #[arg(long)]
         upgrade: bool,
     },
-    Install(install::Options),
-    Dist(dist::Options),
+    Install(install::InstallOptions),
+    Dist(dist::DistOptions),
     /// Makes the documents and references into a site of plain files, in target/site, that needs no network to be read
     Site,
-    Peers(peers::Options),
-    Links(links::Options),
+    Peers(peers::PeersOptions),
+    Links(links::LinksOptions),
     /// Puts faults into a copy of the crate of links, each of which a test must catch
     Mutants,
-    Gpu(gpu::Options),
+    Gpu(gpu::GpuOptions),
 }
 
 fn main() -> ExitCode {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::shell::{self, Ended};
+use crate::shell::{self, CommandEnd};
 use crate::suites::configured;
 
 struct Mutant {
@@ -156,7 +156,7 @@ impl Test {
         }
         let run = self.command(copy, target, &["--", "--exact", self.name()]);
         match shell::collect(run, LIMIT)? {
-            (Ended::Exit(status), output) if status.success() => {
+            (CommandEnd::Exit(status), output) if status.success() => {
                 let is_run = output.contains("test result: ok. 1 passed");
                 if is_run { Ok(None) } else { Err(format!("there is no test `{}`", self.name())) }
             }

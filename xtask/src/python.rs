@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::lint::source::read;
 use crate::pgo::Trained;
-use crate::shell::{self, Ended};
+use crate::shell::{self, CommandEnd};
 use crate::{dist, install};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +140,12 @@ impl Environment {
     }
 
     /// End of `install`, with the last error that it has printed, which says what went wrong.
-    fn install_by(&self, mut install: Command, file: &str, bare: bool) -> Result<(Ended, String), String> {
+    fn install_by(
+        &self,
+        mut install: Command,
+        file: &str,
+        bare: bool,
+    ) -> Result<(CommandEnd, String), String> {
         install.args(["--require-hashes", "--requirement", file]).args(bare.then_some("--no-deps"));
         let mut error = String::new();
         let ended = shell::watch(install, PIP_LIMIT, |line| {

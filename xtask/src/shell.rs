@@ -68,19 +68,19 @@ pub fn passed(failed: &[String]) -> bool {
 }
 
 /// End of a watched command.
-pub enum Ended {
+pub enum CommandEnd {
     Exit(ExitStatus),
     /// It was still running at its limit and was killed, with everything it had started.
     OverLimit,
 }
 
-impl Ended {
+impl CommandEnd {
     pub fn is_success(&self) -> bool {
         matches!(self, Self::Exit(status) if status.success())
     }
 }
 
-impl std::fmt::Display for Ended {
+impl std::fmt::Display for CommandEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Exit(status) => status.fmt(f),
@@ -92,7 +92,7 @@ impl std::fmt::Display for Ended {
 /// Runs a command for at most `limit`, passes its output on line by line and shows each line to `look`.
 ///
 /// Both of its output streams go through one pipe, so lines keep the order in which they were written.
-pub fn watch(command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended, String> {
+pub fn watch(command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<CommandEnd, String> {
     announce(&command);
     follow(command, limit, |line| {
         print!("{line}");
@@ -107,7 +107,7 @@ pub fn watch_at_once(
     limit: Duration,
     show: &mut dyn FnMut(&str),
     mut look: impl FnMut(usize, &str),
-) -> Vec<Result<Ended, String>> {
+) -> Vec<Result<CommandEnd, String>> {
     commands.iter().for_each(|command| show(&format!("$ {}\n", describe(command))));
     let mut commands = commands.into_iter();
     let first = commands.next();
@@ -134,14 +134,14 @@ pub fn watch_at_once(
 }
 
 /// Runs a command for at most `limit` and keeps its output, both streams together, instead of passing it on.
-pub fn collect(command: Command, limit: Duration) -> Result<(Ended, String), String> {
+pub fn collect(command: Command, limit: Duration) -> Result<(CommandEnd, String), String> {
     let mut output = String::new();
     let ended = follow(command, limit, |line| output.push_str(line))?;
     Ok((ended, output))
 }
 
 /// Runs a command for at most `limit` and shows each line of its output to `look`, with the line's end.
-fn follow(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended, String> {
+fn follow(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<CommandEnd, String> {
     let pipe_error = |error: std::io::Error| format!("cannot make a pipe: {error}");
     let (output, input) = std::io::pipe().map_err(pipe_error)?;
     command.stdout(input.try_clone().map_err(pipe_error)?).stderr(input);
@@ -159,7 +159,7 @@ fn follow(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) -> 
     let status = child.wait().map_err(|error| format!("cannot wait for a child: {error}"))?;
     drop(finished);
     let over_limit = watchdog.join().map_err(|_| "the watchdog panicked".to_owned())?;
-    Ok(if over_limit { Ended::OverLimit } else { Ended::Exit(status) })
+    Ok(if over_limit { CommandEnd::OverLimit } else { CommandEnd::Exit(status) })
 }
 
 /// Starts a thread that kills `child` and its descendants at the limit, unless the sender was dropped before.
@@ -247,7 +247,7 @@ mod tests {
             lines.push(line.to_owned())
         });
         assert_eq!(lines, ["one", "two", "three"]);
-        assert!(matches!(ended, Ok(Ended::Exit(status)) if status.code() == Some(3)));
+        assert!(matches!(ended, Ok(CommandEnd::Exit(status)) if status.code() == Some(3)));
     }
 
     #[test]
@@ -269,7 +269,7 @@ mod tests {
         std::fs::remove_file(&pipe).unwrap();
         assert_eq!(lines, [(0, "first".to_owned()), (1, "second".to_owned())]);
         let codes = ended.into_iter().map(|ended| match ended {
-            Ok(Ended::Exit(status)) => status.code(),
+            Ok(CommandEnd::Exit(status)) => status.code(),
             _ => None,
         });
         assert_eq!(codes.collect::<Vec<_>>(), [Some(0), Some(3)]);
@@ -279,7 +279,7 @@ mod tests {
     fn the_output_of_a_collected_command_is_kept_as_it_was() {
         let (ended, output) = collect(shell("echo one; echo two >&2"), Duration::from_secs(60)).unwrap();
         assert_eq!(output, "one\ntwo\n");
-        assert!(matches!(ended, Ended::Exit(status) if status.success()));
+        assert!(matches!(ended, CommandEnd::Exit(status) if status.success()));
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
         // The grandchild holds the pipe: without killing it too, this test would last a minute.
         let start = std::time::Instant::now();
         let ended = watch(shell("sleep 60 & echo started; wait"), Duration::from_millis(300), |_| ());
-        assert!(matches!(ended, Ok(Ended::OverLimit)));
+        assert!(matches!(ended, Ok(CommandEnd::OverLimit)));
         assert!(start.elapsed() < Duration::from_secs(30));
     }
 

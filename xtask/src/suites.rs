@@ -21,7 +21,7 @@ use crate::shell;
 
 /// Tests that only exist for a model checker.
 #[derive(Clone, Copy)]
-pub struct Model {
+pub struct ModelSuite {
     /// The checker; its cfg is `estafette_` and this name.
     pub checker: &'static str,
     /// Their packages, and what of them no model runs: arguments for cargo. They are the same for all models of a checker, as cargo turns on
@@ -41,9 +41,17 @@ const SHUTTLE: &str = "--config profile.dev.package.estafette-report.opt-level=0
     --package estafette-devices --package tests";
 
 /// Every place with models.
-pub const MODELS: &[Model] = &[
-    Model { checker: "loom", packages: LOOM, place: &["--lib", "--test", "loom", "--test", "loom_replay"] },
-    Model { checker: "shuttle", packages: SHUTTLE, place: &["--test", "schedules", "--test", "protocols"] },
+pub const MODELS: &[ModelSuite] = &[
+    ModelSuite {
+        checker: "loom",
+        packages: LOOM,
+        place: &["--lib", "--test", "loom", "--test", "loom_replay"],
+    },
+    ModelSuite {
+        checker: "shuttle",
+        packages: SHUTTLE,
+        place: &["--test", "schedules", "--test", "protocols"],
+    },
 ];
 
 /// Models that only `--all` runs, as they take longest. Shorter models have the same parts in other pairs.
@@ -55,8 +63,8 @@ const LONG_MODELS: &[&str] = &[
 ];
 
 /// Whole engines under shuttle, in a suite of their own.
-pub const SIMULATION: Model =
-    Model { checker: "shuttle", packages: SHUTTLE, place: &["--test", "simulation"] };
+pub const SIMULATION: ModelSuite =
+    ModelSuite { checker: "shuttle", packages: SHUTTLE, place: &["--test", "simulation"] };
 
 /// A cargo command with that configuration, for which a script of `xtask/rustc` compiles the packages of the workspace. What they depend on
 /// is compiled without it: once for all configurations, in a folder of theirs, as cargo does not tell apart the shared libraries of tests.
@@ -67,7 +75,7 @@ pub fn configured(configuration: &str, target: &Path, arguments: &[&str]) -> Com
     command
 }
 
-impl Model {
+impl ModelSuite {
     /// These models in the quick form.
     fn quick(&self) -> Self {
         let packages = if self.checker == "loom" { LOOM_WITHOUT_ENGINE } else { self.packages };
@@ -126,7 +134,7 @@ pub struct Suite {
     /// A suite that still runs after this time hangs, and is killed. Several times what a small machine needs.
     pub limit: Duration,
     /// Its commands, run one after the other.
-    pub commands: fn(&Context) -> Vec<Command>,
+    pub commands: fn(&SuiteContext) -> Vec<Command>,
 }
 
 /// Something a suite cannot run without.
@@ -141,7 +149,7 @@ pub enum Need {
 }
 
 #[derive(Clone, Default)]
-pub struct Context {
+pub struct SuiteContext {
     pub target: PathBuf,
     /// The environments that suites have needed so far.
     pub environments: Vec<(Contents, Environment)>,
@@ -149,7 +157,7 @@ pub struct Context {
     pub quick: bool,
 }
 
-impl Context {
+impl SuiteContext {
     /// Contents of the environment of [`Need::Python`].
     pub fn peers(&self) -> Contents {
         if self.quick { SMALL } else { ALL }
@@ -578,7 +586,7 @@ const fn suite(
     name: &'static str,
     about: &'static str,
     minutes: u64,
-    commands: fn(&Context) -> Vec<Command>,
+    commands: fn(&SuiteContext) -> Vec<Command>,
 ) -> Suite {
     let limit = Duration::from_secs(60 * minutes);
     Suite { name, about, quick: false, part_of: &[], needs: &[], counted: false, limit, commands }

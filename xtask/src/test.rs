@@ -15,12 +15,12 @@ use clap::builder::PossibleValuesParser;
 use crate::counts::Counts;
 use crate::dist;
 use crate::python::{self, BORROWED, Build, Contents, Environment, LEGACY};
-use crate::shell::{self, Ended};
-use crate::suites::{Context, Need, SUITES, Suite, ahead, niced};
+use crate::shell::{self, CommandEnd};
+use crate::suites::{Need, SUITES, Suite, SuiteContext, ahead, niced};
 
 /// Sets up what is missing, runs the suites, and ends with a line for each
 #[derive(Debug, Default, Args)]
-pub struct Options {
+pub struct TestOptions {
     /// Every suite, with all Python peers (JAX, PyTorch, TensorFlow and others); else the quick ones
     #[arg(long)]
     all: bool,
@@ -32,7 +32,7 @@ pub struct Options {
     suites: Vec<String>,
 }
 
-impl Options {
+impl TestOptions {
     /// Suites named on the command line run even when they are not quick.
     fn chosen(&self) -> Vec<&'static Suite> {
         let named = |suite: &Suite| self.suites.iter().any(|name| name == suite.name);
@@ -44,7 +44,7 @@ impl Options {
     }
 }
 
-enum Outcome {
+enum SuiteOutcome {
     Passed(Counts),
     Failed(String),
     Skipped(String),
@@ -52,18 +52,24 @@ enum Outcome {
 
 struct Line {
     suite: &'static str,
-    outcome: Outcome,
+    outcome: SuiteOutcome,
     took: Duration,
     /// The end of what a command that failed printed.
     last: Vec<String>,
 }
 
 impl Line {
-    fn of(suite: &Suite, mut outcome: Outcome, require: bool, start: Instant, last: Vec<String>) -> Self {
-        if let (true, Outcome::Skipped(reason)) = (require, &outcome)
+    fn of(
+        suite: &Suite,
+        mut outcome: SuiteOutcome,
+        require: bool,
+        start: Instant,
+        last: Vec<String>,
+    ) -> Self {
+        if let (true, SuiteOutcome::Skipped(reason)) = (require, &outcome)
             && !excused(reason)
         {
-            outcome = Outcome::Failed(format!("required, but skipped: {reason}"));
+            outcome = SuiteOutcome::Failed(format!("required, but skipped: {reason}"));
         }
         Self { suite: suite.name, outcome, took: start.elapsed(), last }
     }
@@ -73,10 +79,10 @@ impl Line {
 const LAST_LINES: usize = 40;
 
 /// Runs the chosen suites; true when none failed.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &TestOptions) -> Result<bool, String> {
     let target = shell::target()?;
     let quick = !options.all && options.chosen().iter().all(|suite| suite.quick);
-    let mut context = Context { target, quick, ..Context::default() };
+    let mut context = SuiteContext { target, quick, ..SuiteContext::default() };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it reports why.
     let mut set_up = SetUp::downloading(&options.chosen(), &context);
@@ -88,7 +94,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
         let mut last = Vec::new();
         let thread = threads.iter().find(|thread| thread.names.contains(&suite.name));
         let outcome = match missing(suite) {
-            Some(reason) => Outcome::Skipped(reason),
+            Some(reason) => SuiteOutcome::Skipped(reason),
             None => match (set_up.prepare(suite, &mut context), thread) {
                 (Ok(()), Some(thread)) => {
                     println!("it runs beside the next suites");
@@ -98,7 +104,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
                 (Ok(()), None) => {
                     run_suite(suite, &context, options.require, &mut last, &mut |text| print!("{text}"))
                 }
-                (Err(reason), _) => Outcome::Failed(format!("no Python environment: {reason}")),
+                (Err(reason), _) => SuiteOutcome::Failed(format!("no Python environment: {reason}")),
             },
         };
         lines.push(Line::of(suite, outcome, options.require, start, last));
@@ -123,7 +129,7 @@ const IDLE: &[&str] = &["loom", "shuttle", "simulation", "property", "mutants"];
 /// A thread that runs suites beside others.
 struct SuiteThread {
     names: &'static [&'static str],
-    suites: mpsc::Sender<(&'static Suite, Context)>,
+    suites: mpsc::Sender<(&'static Suite, SuiteContext)>,
     ended: mpsc::Receiver<Ran>,
     runner: JoinHandle<()>,
 }
@@ -142,7 +148,7 @@ impl Ran {
 
 impl SuiteThread {
     fn start(names: &'static [&'static str], require: bool) -> Self {
-        let (suites, given) = mpsc::channel::<(&'static Suite, Context)>();
+        let (suites, given) = mpsc::channel::<(&'static Suite, SuiteContext)>();
         let (ran, ended) = mpsc::channel();
         let runner = std::thread::spawn(move || {
             for (suite, context) in given {
@@ -158,7 +164,7 @@ impl SuiteThread {
         Self { names, suites, ended, runner }
     }
 
-    fn run(&self, suite: &'static Suite, context: &Context) -> Result<(), String> {
+    fn run(&self, suite: &'static Suite, context: &SuiteContext) -> Result<(), String> {
         let gone = |_| format!("the thread that runs `{}` has panicked", suite.name);
         self.suites.send((suite, context.clone())).map_err(gone)
     }
@@ -182,7 +188,7 @@ struct Ahead {
 
 impl Ahead {
     /// The first suite builds for itself, and so do those that are skipped.
-    fn start(suites: &[&'static Suite], context: &Context) -> Self {
+    fn start(suites: &[&'static Suite], context: &SuiteContext) -> Self {
         let stopped = Arc::new(AtomicBool::new(false));
         let later: Vec<_> = suites.iter().skip(1).filter(|suite| missing(suite).is_none()).copied().collect();
         let (target, quick, stop) = (context.target.clone(), context.quick, Arc::clone(&stopped));
@@ -248,7 +254,7 @@ struct SetUp {
 
 impl SetUp {
     /// Begins to download what `suites` need. The suite that needs a failed download tries it again, and reports a failure.
-    fn downloading(suites: &[&Suite], context: &Context) -> Self {
+    fn downloading(suites: &[&Suite], context: &SuiteContext) -> Self {
         let mut all = Vec::new();
         for need in suites.iter().filter(|suite| missing(suite).is_none()).flat_map(|suite| suite.needs) {
             let contents = contents(need, context);
@@ -269,11 +275,11 @@ impl SetUp {
     }
 
     /// Sets up what `suite` needs and is not there yet.
-    fn prepare(&mut self, suite: &Suite, context: &mut Context) -> Result<(), String> {
+    fn prepare(&mut self, suite: &Suite, context: &mut SuiteContext) -> Result<(), String> {
         suite.needs.iter().try_for_each(|need| self.once(*need, context))
     }
 
-    fn once(&mut self, need: Need, context: &mut Context) -> Result<(), String> {
+    fn once(&mut self, need: Need, context: &mut SuiteContext) -> Result<(), String> {
         if let Some((_, tried)) = self.tried.iter().find(|(tried, _)| *tried == need) {
             return tried.clone();
         }
@@ -285,7 +291,7 @@ impl SetUp {
         tried
     }
 
-    fn set_up(&mut self, contents: Contents, context: &mut Context) -> Result<(), String> {
+    fn set_up(&mut self, contents: Contents, context: &mut SuiteContext) -> Result<(), String> {
         if let Some(downloads) = self.downloads.take() {
             // Downloads that it could not do are done below.
             let _ = downloads.join();
@@ -320,7 +326,7 @@ fn compile_wheel(environment: &Environment) -> Result<(), String> {
 }
 
 /// The environment that is needed, if it is one.
-fn contents(need: &Need, context: &Context) -> Option<Contents> {
+fn contents(need: &Need, context: &SuiteContext) -> Option<Contents> {
     match need {
         Need::Python => Some(context.peers()),
         // The quick form runs only what lies in the first environment.
@@ -360,11 +366,11 @@ impl Seen {
 /// Runs the commands of one suite. Their output goes to `show`; the end of what a failed one printed is added to `last`.
 fn run_suite(
     suite: &Suite,
-    context: &Context,
+    context: &SuiteContext,
     require: bool,
     last: &mut Vec<String>,
     show: &mut dyn FnMut(&str),
-) -> Outcome {
+) -> SuiteOutcome {
     let mut total = Counts::default();
     let mut problems = Vec::new();
     let deadline = Instant::now() + suite.limit;
@@ -388,20 +394,20 @@ fn run_suite(
         let all_ended =
             shell::watch_at_once(commands, left, show, |number, line| seen[number].read_line(line));
         for (seen, ended) in seen.into_iter().zip(all_ended) {
-            if !matches!(&ended, Ok(Ended::Exit(status)) if status.success()) {
+            if !matches!(&ended, Ok(CommandEnd::Exit(status)) if status.success()) {
                 last.extend(seen.end);
             }
             // Each command of a suite counts for itself, so that models of one crate do not hide that another has none.
             let no_test = seen.counted && seen.counts.executed() == 0 && seen.counts.reasons.is_empty();
             total.merge(seen.counts);
             match ended {
-                Ok(Ended::Exit(status)) if status.success() => {
+                Ok(CommandEnd::Exit(status)) if status.success() => {
                     if no_test {
                         problems.push("a command executed no test".to_owned());
                     }
                 }
-                Ok(Ended::Exit(status)) => problems.push(status.to_string()),
-                Ok(Ended::OverLimit) => {
+                Ok(CommandEnd::Exit(status)) => problems.push(status.to_string()),
+                Ok(CommandEnd::OverLimit) => {
                     problems
                         .push(format!("killed after its limit of {} minutes", suite.limit.as_secs() / 60));
                     break 'steps;
@@ -419,7 +425,7 @@ fn is_given(command: &Command, what: &str) -> bool {
 }
 
 /// Outcome of a suite by its counts, and by what went wrong in it.
-fn judge(require: bool, counts: Counts, mut problems: Vec<String>) -> Outcome {
+fn judge(require: bool, counts: Counts, mut problems: Vec<String>) -> SuiteOutcome {
     if counts.failed > 0 {
         let names = match counts.failures.join(", ") {
             names if names.is_empty() => names,
@@ -438,9 +444,9 @@ fn judge(require: bool, counts: Counts, mut problems: Vec<String>) -> Outcome {
         }
     }
     match counts.reasons.first() {
-        _ if !problems.is_empty() => Outcome::Failed(problems.join("; ")),
-        Some(reason) if counts.executed() == 0 => Outcome::Skipped(reason.clone()),
-        _ => Outcome::Passed(counts),
+        _ if !problems.is_empty() => SuiteOutcome::Failed(problems.join("; ")),
+        Some(reason) if counts.executed() == 0 => SuiteOutcome::Skipped(reason.clone()),
+        _ => SuiteOutcome::Passed(counts),
     }
 }
 
@@ -452,12 +458,12 @@ fn close(lines: &[Line]) -> bool {
     }
     println!("\n== result");
     lines.iter().for_each(|line| println!("{line}"));
-    let count = |wanted: fn(&Outcome) -> bool| lines.iter().filter(|line| wanted(&line.outcome)).count();
-    let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
+    let count = |wanted: fn(&SuiteOutcome) -> bool| lines.iter().filter(|line| wanted(&line.outcome)).count();
+    let failed = count(|outcome| matches!(outcome, SuiteOutcome::Failed(_)));
     println!(
         "{} passed, {failed} failed, {} skipped",
-        count(|outcome| matches!(outcome, Outcome::Passed(_))),
-        count(|outcome| matches!(outcome, Outcome::Skipped(_))),
+        count(|outcome| matches!(outcome, SuiteOutcome::Passed(_))),
+        count(|outcome| matches!(outcome, SuiteOutcome::Skipped(_))),
     );
     failed == 0
 }
@@ -466,7 +472,7 @@ impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<16} ", self.suite)?;
         match &self.outcome {
-            Outcome::Passed(counts) => {
+            SuiteOutcome::Passed(counts) => {
                 write!(f, "passed: ")?;
                 if counts.executed() > 0 {
                     write!(f, "{} tests, ", counts.executed())?;
@@ -478,8 +484,8 @@ impl fmt::Display for Line {
                 // Reasons of single skipped tests belong beside the word "passed".
                 counts.reasons.iter().try_for_each(|reason| write!(f, "; skipped: {reason}"))
             }
-            Outcome::Failed(reason) => write!(f, "failed: {reason} ({:.1} s)", self.took.as_secs_f64()),
-            Outcome::Skipped(reason) => write!(f, "skipped: {reason}"),
+            SuiteOutcome::Failed(reason) => write!(f, "failed: {reason} ({:.1} s)", self.took.as_secs_f64()),
+            SuiteOutcome::Skipped(reason) => write!(f, "skipped: {reason}"),
         }
     }
 }
@@ -495,7 +501,7 @@ mod tests {
         Counts { passed, failed, skipped: left_out, reasons, explained: left_out, ..Counts::default() }
     }
 
-    fn line(outcome: Outcome) -> String {
+    fn line(outcome: SuiteOutcome) -> String {
         Line { suite: "some", outcome, took: Duration::from_millis(1500), last: Vec::new() }.to_string()
     }
 
@@ -508,12 +514,12 @@ mod tests {
 
     #[test]
     fn names_follow_the_suite_flag_until_the_next_flag() {
-        let options: Options = parse(&["--suite", "rust", "doc", "--all", "--require"]).unwrap();
+        let options: TestOptions = parse(&["--suite", "rust", "doc", "--all", "--require"]).unwrap();
         assert_eq!((options.all, options.require), (true, true));
         assert_eq!(options.suites, ["rust", "doc"]);
-        assert!(parse::<Options>(&["rust"]).is_err(), "a name without its flag");
-        assert!(parse::<Options>(&["--suite"]).is_err(), "a flag without its name");
-        let unknown = parse::<Options>(&["--suite", "rusty"]).unwrap_err();
+        assert!(parse::<TestOptions>(&["rust"]).is_err(), "a name without its flag");
+        assert!(parse::<TestOptions>(&["--suite"]).is_err(), "a flag without its name");
+        let unknown = parse::<TestOptions>(&["--suite", "rusty"]).unwrap_err();
         assert!(unknown.to_string().contains("'rusty'"), "{unknown}");
     }
 
@@ -521,7 +527,7 @@ mod tests {
     fn a_named_suite_runs_even_when_it_is_not_quick() {
         let slow = SUITES.iter().find(|suite| !suite.quick).expect("some suite is slow").name;
         let names = |arguments: &[&str]| -> Vec<&str> {
-            parse::<Options>(arguments).unwrap().chosen().iter().map(|suite| suite.name).collect()
+            parse::<TestOptions>(arguments).unwrap().chosen().iter().map(|suite| suite.name).collect()
         };
         assert_eq!(names(&["--suite", slow]), [slow]);
         assert!(!names(&[]).contains(&slow));
@@ -530,16 +536,20 @@ mod tests {
         assert_eq!(names(&["--suite", "links"]), ["links"]);
     }
 
-    fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<Command>) -> String {
+    fn run_scripts(counted: bool, commands: fn(&SuiteContext) -> Vec<Command>) -> String {
         let suite = some("some", counted, commands);
-        let context = Context { target: "nowhere".into(), ..Context::default() };
+        let context = SuiteContext { target: "nowhere".into(), ..SuiteContext::default() };
         match run_suite(suite, &context, false, &mut Vec::new(), &mut |_| ()) {
-            Outcome::Passed(counts) => format!("passed {}", counts.executed()),
-            Outcome::Failed(reason) | Outcome::Skipped(reason) => reason,
+            SuiteOutcome::Passed(counts) => format!("passed {}", counts.executed()),
+            SuiteOutcome::Failed(reason) | SuiteOutcome::Skipped(reason) => reason,
         }
     }
 
-    fn some(name: &'static str, counted: bool, commands: fn(&Context) -> Vec<Command>) -> &'static Suite {
+    fn some(
+        name: &'static str,
+        counted: bool,
+        commands: fn(&SuiteContext) -> Vec<Command>,
+    ) -> &'static Suite {
         let limit = Duration::from_secs(60);
         Box::leak(Box::new(Suite {
             name,
@@ -556,11 +566,11 @@ mod tests {
     #[test]
     fn suites_beside_others_keep_their_output_and_their_outcomes() {
         let beside = SuiteThread::start(&[], true);
-        let context = Context { target: "nowhere".into(), ..Context::default() };
+        let context = SuiteContext { target: "nowhere".into(), ..SuiteContext::default() };
         beside.run(some("bad", false, |_| vec![shell::command("false")]), &context).unwrap();
         beside.run(some("good", false, |_| vec![echo("test result: ok. 3 passed")]), &context).unwrap();
         let first = beside.ended.recv().unwrap();
-        assert!(matches!(first.1.outcome, Outcome::Failed(_)));
+        assert!(matches!(first.1.outcome, SuiteOutcome::Failed(_)));
         let second = beside.ended.recv().unwrap();
         assert!(
             second.2.contains("echo test result") && second.2.ends_with("ok. 3 passed\n"),
@@ -580,13 +590,13 @@ mod tests {
     #[test]
     fn a_runner_that_executed_no_test_has_failed_even_beside_one_that_did() {
         let commands =
-            |_: &Context| vec![echo("test result: ok. 3 passed"), echo("test result: ok. 0 passed")];
+            |_: &SuiteContext| vec![echo("test result: ok. 3 passed"), echo("test result: ok. 0 passed")];
         assert_eq!(run_scripts(true, commands), "a command executed no test");
         assert_eq!(run_scripts(false, commands), "passed 3");
         assert_eq!(run_scripts(false, |_| Vec::new()), "there is nothing to run");
-        let built = |_: &Context| vec![echo("build"), echo("test result: ok. 3 passed")];
+        let built = |_: &SuiteContext| vec![echo("build"), echo("test result: ok. 3 passed")];
         assert_eq!(run_scripts(true, built), "passed 3", "what builds runs no test");
-        let other = |_: &Context| vec![echo("installed"), echo("test")];
+        let other = |_: &SuiteContext| vec![echo("installed"), echo("test")];
         assert_eq!(
             run_scripts(false, other),
             "a command executed no test",
@@ -620,13 +630,13 @@ mod tests {
             "some             failed: required, but a test was skipped: no module named jax (1.5 s)"
         );
         let reasons = ["no GPU: no driver", "no free-threaded Python: this one has its lock"];
-        assert!(matches!(judge(true, counts(2, 0, &reasons), Vec::new()), Outcome::Passed(_)));
+        assert!(matches!(judge(true, counts(2, 0, &reasons), Vec::new()), SuiteOutcome::Passed(_)));
     }
 
     #[test]
     fn tests_left_out_without_a_reason_fail_where_every_test_is_required() {
         let some = || Counts { passed: 2, skipped: 3, explained: 1, ..Counts::default() };
-        assert!(matches!(judge(false, some(), Vec::new()), Outcome::Passed(_)));
+        assert!(matches!(judge(false, some(), Vec::new()), SuiteOutcome::Passed(_)));
         let required = line(judge(true, some(), Vec::new()));
         assert_eq!(
             required,

@@ -15,7 +15,7 @@ use crate::install;
 use crate::lint::source;
 use crate::pgo::Trained;
 use crate::python::{DIST, Environment};
-use crate::shell::{self, Ended};
+use crate::shell::{self, CommandEnd};
 
 /// The crates that are published, each after those that it depends on.
 pub const CRATES: [&str; 7] = [
@@ -52,7 +52,7 @@ const FILE_TIME: &str = "315532800";
 ///
 /// They are crates, Python wheel and source distribution, C library, checksums and an SBOM.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct DistOptions {
     /// Take them as users do, in a folder outside of the repository
     #[arg(long)]
     check: bool,
@@ -65,7 +65,7 @@ pub struct Options {
 }
 
 /// Makes the artifacts, and prints their folder.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &DistOptions) -> Result<bool, String> {
     let target = shell::target()?;
     let trained = options.pgo.then(Trained::prepare).transpose()?;
     let files = Files::make(&target, trained.as_ref())?;
@@ -215,7 +215,7 @@ fn collect(command: std::process::Command) -> Result<String, String> {
     let what = shell::describe(&command);
     println!("$ {what}");
     match shell::collect(command, TOOL_LIMIT)? {
-        (Ended::Exit(status), output) if status.success() => Ok(output),
+        (CommandEnd::Exit(status), output) if status.success() => Ok(output),
         (ended, output) => Err(format!("`{what}`: {ended}\n{output}")),
     }
 }

@@ -10,9 +10,10 @@ use crate::suites::TESTED;
 /// Differences are added to the feature `shared-build` of `estafette-python`, or to what `tests` depends on.
 pub fn check(_root: &Path) -> Result<Vec<String>, String> {
     let wheel = &["--package", "estafette-python", "--features", "shared-build"];
-    let (tested, quick) = (Made::of(TESTED, "normal,dev")?, Made::of(wheel, "normal")?);
+    let (tested, quick) =
+        (CompiledPackages::of(TESTED, "normal,dev")?, CompiledPackages::of(wheel, "normal")?);
     // Suites that run single tests.
-    let fewer = Made::of(TESTED, "normal")?;
+    let fewer = CompiledPackages::of(TESTED, "normal")?;
     let alone =
         |package: &str| package.starts_with("estafette-python ") || package.starts_with("estafette-cli ");
     let mut differing = Vec::new();
@@ -35,13 +36,13 @@ pub fn check(_root: &Path) -> Result<Vec<String>, String> {
 type Features = BTreeMap<String, BTreeSet<String>>;
 
 /// Packages that a command compiles.
-struct Made {
+struct CompiledPackages {
     all: Features,
     /// Packages that are not for macros and build scripts alone, which cargo compiles with other flags where a profile names `lto`.
     linked: Features,
 }
 
-impl Made {
+impl CompiledPackages {
     fn of(packages: &[&str], edges: &str) -> Result<Self, String> {
         let made = |more| features(&[packages, &["--edges", &format!("{edges},{more}")]].concat());
         Ok(Self { all: made("build")?, linked: made("no-proc-macro")? })

@@ -62,7 +62,7 @@ fn is_named(root: &Path, files: &[&str], page: &str) -> Result<bool, String> {
     Ok(false)
 }
 
-struct Block<'a> {
+struct CodeBlock<'a> {
     line: usize,
     language: &'a str,
     /// Nothing follows the language.
@@ -71,7 +71,7 @@ struct Block<'a> {
     is_excused: bool,
 }
 
-fn blocks(markdown: &str) -> Vec<Block<'_>> {
+fn blocks(markdown: &str) -> Vec<CodeBlock<'_>> {
     let (mut found, mut before, mut is_open) = (Vec::new(), "", false);
     for (index, line) in markdown.lines().enumerate() {
         if let Some(info) = line.trim_start().strip_prefix("```") {
@@ -80,7 +80,7 @@ fn blocks(markdown: &str) -> Vec<Block<'_>> {
                 let reason =
                     before.trim().strip_prefix("<!-- not run: ").and_then(|rest| rest.strip_suffix(" -->"));
                 let is_excused = reason.is_some_and(|reason| !reason.is_empty());
-                found.push(Block { line: index + 1, language, is_plain: language == info, is_excused });
+                found.push(CodeBlock { line: index + 1, language, is_plain: language == info, is_excused });
             }
             is_open = !is_open;
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::workloads::{Kind, Setting, Workload};
+use super::workloads::{Setting, Workload, WorkloadKind};
 use crate::python::{Environment, MXNET};
 use crate::{install, shell};
 
@@ -44,7 +44,7 @@ pub const PEERS: &[Peer] = &[
         library: None,
         packages: &["g++"],
         mxnet: false,
-        own_n: |workload| (workload.kind == Kind::Deferred).then_some(20_000),
+        own_n: |workload| (workload.kind == WorkloadKind::Deferred).then_some(20_000),
         refuses: |_, _| None,
     },
     Peer {
@@ -57,7 +57,7 @@ pub const PEERS: &[Peer] = &[
         library: None,
         packages: &["clang", "libomp-dev"],
         mxnet: false,
-        own_n: |workload| (workload.kind == Kind::Deferred).then_some(200_000),
+        own_n: |workload| (workload.kind == WorkloadKind::Deferred).then_some(200_000),
         refuses: |_, setting| {
             let why = "in a team of one it calls each task on the spot and looks at no dependence";
             (setting == Setting::Alone).then_some(why)

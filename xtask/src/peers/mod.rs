@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::shell::{self, Ended};
+use crate::shell::{self, CommandEnd};
 use engines::{Engine, OURS, PEERS, Peer};
 use measurement::Measurement;
 use tables::Results;
@@ -32,7 +32,7 @@ const CHECK_N: u64 = 4_000;
 ///
 /// The others are GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine. One that cannot be built is reported as missing.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct PeersOptions {
     /// Runs of each workload by every engine: five are the fewest whose median does not hang on one of them
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -53,7 +53,7 @@ pub struct Options {
     save: bool,
 }
 
-impl Options {
+impl PeersOptions {
     /// The peers that were asked for, in the order of their table.
     fn peers(&self) -> impl Iterator<Item = &'static Peer> {
         PEERS.iter().filter(|peer| self.only.is_empty() || self.only.iter().any(|name| name == peer.name))
@@ -67,7 +67,7 @@ impl Options {
 }
 
 /// Installs what was asked for, builds, and checks or measures; true when every check passed or anything was measured.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &PeersOptions) -> Result<bool, String> {
     if options.install {
         install(options)?;
     }
@@ -106,7 +106,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
 }
 
 /// Installs the Debian packages of the peers.
-fn install(options: &Options) -> Result<(), String> {
+fn install(options: &PeersOptions) -> Result<(), String> {
     let mut packages: Vec<&str> = options.peers().flat_map(|peer| peer.packages).copied().collect();
     packages.sort_unstable();
     packages.dedup();
@@ -117,7 +117,7 @@ fn install(options: &Options) -> Result<(), String> {
 }
 
 /// Compares every peer's result with the sequential one, at a small size; true when all are the same.
-fn check(options: &Options, peers: &[Engine]) -> bool {
+fn check(options: &PeersOptions, peers: &[Engine]) -> bool {
     let (mut passed, mut failed) = (0, 0);
     for peer in peers {
         for workload in options.workloads() {
@@ -142,7 +142,7 @@ fn check(options: &Options, peers: &[Engine]) -> bool {
 }
 
 /// Runs all rounds. What fails once is given up, and so is what takes too long: the rest of the run goes on.
-fn measure(options: &Options, engines: &[Engine]) -> Results {
+fn measure(options: &PeersOptions, engines: &[Engine]) -> Results {
     let mut results = Results::default();
     let cores = machine::cores();
     for round in 1..=options.rounds {
@@ -174,9 +174,9 @@ fn measure(options: &Options, engines: &[Engine]) -> Results {
 /// Output of a command, if it ended well and in time.
 fn output(command: Command) -> Result<String, String> {
     match shell::collect(command, LIMIT)? {
-        (Ended::OverLimit, _) => Err(format!("did not finish in {} s", LIMIT.as_secs())),
-        (Ended::Exit(status), output) if status.success() => Ok(output),
-        (Ended::Exit(status), output) => {
+        (CommandEnd::OverLimit, _) => Err(format!("did not finish in {} s", LIMIT.as_secs())),
+        (CommandEnd::Exit(status), output) if status.success() => Ok(output),
+        (CommandEnd::Exit(status), output) => {
             let last = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
             Err(format!("{status}: {last}"))
         }
@@ -184,7 +184,7 @@ fn output(command: Command) -> Result<String, String> {
 }
 
 /// The whole report, in Markdown.
-fn report(options: &Options, results: &Results, machine: &str, missing: &[String]) -> String {
+fn report(options: &PeersOptions, results: &Results, machine: &str, missing: &[String]) -> String {
     let mut text = format!(
         "# Estafette and its peers\n\n\
          Medians over {} interleaved rounds, with the least and the greatest, and × how many times ours that is in the \
@@ -229,13 +229,13 @@ mod tests {
 
     #[test]
     fn options_choose_peers_and_workloads_in_the_order_of_the_tables() {
-        let options: Options =
+        let options: PeersOptions =
             crate::parse(&["--rounds", "7", "--only", "tbb-flow,gomp", "--workloads", "chain", "--save"])
                 .unwrap();
         let peers: Vec<&str> = options.peers().map(|peer| peer.name).collect();
         assert_eq!(peers, ["gomp", "tbb-flow"]);
         assert_eq!((options.workloads().count(), options.rounds, options.save), (1, 7, true));
-        let all: Options = crate::parse(&[]).unwrap();
+        let all: PeersOptions = crate::parse(&[]).unwrap();
         assert_eq!((all.peers().count(), all.workloads().count()), (PEERS.len(), WORKLOADS.len()));
     }
 
@@ -244,7 +244,7 @@ mod tests {
         for (arguments, expected) in
             [(["--only", "hpx"], "gomp"), (["--workloads", "chain,"], "metg-fft"), (["--rounds", "0"], "'0'")]
         {
-            let error = crate::parse::<Options>(&arguments).unwrap_err().to_string();
+            let error = crate::parse::<PeersOptions>(&arguments).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn the_report_names_what_is_missing() {
-        let options: Options = crate::parse(&["--only", "gomp"]).unwrap();
+        let options: PeersOptions = crate::parse(&["--only", "gomp"]).unwrap();
         let missing = ["gomp: there is no g++".to_owned()];
         let report = report(&options, &Results::default(), "- machine: x\n", &missing);
         assert!(report.contains("### Missing or given up\n\n- gomp: there is no g++\n"), "{report}");

@@ -3,7 +3,7 @@
 use super::engines::OURS;
 use super::markdown::{figure, table};
 use super::measurement::{Series, Spread, Summary};
-use super::workloads::{Kind, Setting, Workload};
+use super::workloads::{Setting, Workload, WorkloadKind};
 
 /// All that was measured, in the order of the tables.
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ impl Results {
         distinct(self.entries.iter().map(|entry| entry.engine))
     }
 
-    fn workloads(&self, kind: Kind) -> Vec<&'static str> {
+    fn workloads(&self, kind: WorkloadKind) -> Vec<&'static str> {
         let of_kind = self.entries.iter().filter(|entry| entry.workload.kind == kind);
         distinct(of_kind.map(|entry| entry.workload.name))
     }
@@ -66,8 +66,8 @@ impl Results {
                 text += &format!("### {title}, {}\n\n{}\n", setting.name(), table(&heading, &rows));
             }
         };
-        let throughput = self.columns(Kind::Throughput, "ns_per_op");
-        let deferred: Vec<Column> = match self.workloads(Kind::Deferred).first() {
+        let throughput = self.columns(WorkloadKind::Throughput, "ns_per_op");
+        let deferred: Vec<Column> = match self.workloads(WorkloadKind::Deferred).first() {
             Some(workload) => {
                 DEFERRED.iter().map(|&(title, quantity)| Column { title, workload, quantity }).collect()
             }
@@ -79,11 +79,11 @@ impl Results {
         for setting in [Setting::Alone, Setting::AllCores] {
             add("Deferred (ns and bytes per operation)", setting, &deferred);
         }
-        add("METG, 50 % (µs)", Setting::AllCores, &self.columns(Kind::Granularity, "metg_us"));
+        add("METG, 50 % (µs)", Setting::AllCores, &self.columns(WorkloadKind::Granularity, "metg_us"));
         text
     }
 
-    fn columns(&self, kind: Kind, quantity: &'static str) -> Vec<Column> {
+    fn columns(&self, kind: WorkloadKind, quantity: &'static str) -> Vec<Column> {
         self.workloads(kind)
             .into_iter()
             .map(|workload| Column {

@@ -2,7 +2,7 @@
 
 /// Quantities for which a workload is there; each kind has tables of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum WorkloadKind {
     /// Time per operation, from the first submission until everything is done.
     Throughput,
     /// Pushing behind a gate, running, and memory in between.
@@ -15,7 +15,7 @@ pub enum Kind {
 pub struct Workload {
     /// Its name, the same for `estafette bench` and the peers' programs.
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: WorkloadKind,
     /// Operations of one run for engines that need no other number.
     pub n: u64,
 }
@@ -29,7 +29,7 @@ pub const WORKLOADS: &[Workload] = &[
     throughput("stencil-8", STEPS * 8),
     throughput("stencil-32", STEPS * 32),
     throughput("stencil-64", STEPS * 64),
-    Workload { name: "deferred", kind: Kind::Deferred, n: 1_000_000 },
+    Workload { name: "deferred", kind: WorkloadKind::Deferred, n: 1_000_000 },
     granularity("metg-trivial", STEPS * 32),
     granularity("metg-stencil", STEPS * 32),
     granularity("metg-nearest", STEPS * 32),
@@ -41,11 +41,11 @@ pub const WORKLOADS: &[Workload] = &[
 const STEPS: u64 = 1_000;
 
 const fn throughput(name: &'static str, n: u64) -> Workload {
-    Workload { name, kind: Kind::Throughput, n }
+    Workload { name, kind: WorkloadKind::Throughput, n }
 }
 
 const fn granularity(name: &'static str, n: u64) -> Workload {
-    Workload { name, kind: Kind::Granularity, n }
+    Workload { name, kind: WorkloadKind::Granularity, n }
 }
 
 /// Number of threads that an engine may use.
@@ -77,8 +77,8 @@ impl Workload {
     /// The settings that say something: METG is about all cores.
     pub fn settings(&self) -> &'static [Setting] {
         match self.kind {
-            Kind::Granularity => &[Setting::AllCores],
-            Kind::Throughput | Kind::Deferred => &[Setting::Alone, Setting::AllCores],
+            WorkloadKind::Granularity => &[Setting::AllCores],
+            WorkloadKind::Throughput | WorkloadKind::Deferred => &[Setting::Alone, Setting::AllCores],
         }
     }
 }

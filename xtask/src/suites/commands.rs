@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{CHECKED, Context, MODELS, PORTABLE, TESTED, configured};
+use super::{CHECKED, MODELS, PORTABLE, SuiteContext, TESTED, configured};
 use crate::python::BORROWED;
 use crate::{fuzz, shell};
 
 /// Makes the simulator the driver that a program finds, by its path and by the driver's names.
-pub(super) fn play_the_driver(context: &Context, command: &mut Command) {
+pub(super) fn play_the_driver(context: &SuiteContext, command: &mut Command) {
     let simulator = context.target.join("debug/libestafette_cuda_sim.so");
     let folder = context.target.join("simulated-driver");
     // The program reports a link that cannot be made: it finds no simulator there.
@@ -22,7 +22,7 @@ pub(super) fn play_the_driver(context: &Context, command: &mut Command) {
 }
 
 /// Builds the two frameworks with the C interface in the wheel, and runs the relay.
-pub(super) fn delegate(context: &Context) -> Vec<Command> {
+pub(super) fn delegate(context: &SuiteContext) -> Vec<Command> {
     let build = context.target.join("delegate");
     let mut configure = shell::command("cmake");
     configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
@@ -110,7 +110,7 @@ pub(super) fn memcheck() -> Command {
     command
 }
 
-fn c_prefix(context: &Context) -> PathBuf {
+fn c_prefix(context: &SuiteContext) -> PathBuf {
     context.target.join("c-prefix")
 }
 
@@ -122,7 +122,7 @@ pub(super) fn this_program(arguments: &[&str]) -> Command {
     command
 }
 
-fn install_c(context: &Context) -> Command {
+fn install_c(context: &SuiteContext) -> Command {
     let mut command = this_program(&["install"]);
     command.arg(c_prefix(context));
     // In full the library of a release.
@@ -134,7 +134,7 @@ fn install_c(context: &Context) -> Command {
     command
 }
 
-pub(super) fn c_programs(context: &Context) -> Vec<Command> {
+pub(super) fn c_programs(context: &SuiteContext) -> Vec<Command> {
     let environment = context.python();
     // The compiler reports a folder that cannot be found, as a missing header.
     let packages = environment.packages().unwrap_or_default();
@@ -150,7 +150,7 @@ pub(super) fn c_programs(context: &Context) -> Vec<Command> {
 }
 
 /// The C programs that need nothing but the library, compiled and run under valgrind.
-pub(super) fn c_memcheck(context: &Context) -> Vec<Command> {
+pub(super) fn c_memcheck(context: &SuiteContext) -> Vec<Command> {
     let prefix = c_prefix(context);
     let mut commands = vec![install_c(context)];
     let programs = ["hard_cases", "misuse", "fences", "calls", "failures", "operators"]
@@ -182,18 +182,18 @@ pub(super) fn c_memcheck(context: &Context) -> Vec<Command> {
     commands
 }
 
-pub(super) fn python(context: &Context, arguments: &[&str]) -> Command {
+pub(super) fn python(context: &SuiteContext, arguments: &[&str]) -> Command {
     context.python().command(arguments)
 }
 
 /// The Python tests that `arguments` name.
-pub(super) fn pytest(context: &Context, arguments: &[&str]) -> Command {
+pub(super) fn pytest(context: &SuiteContext, arguments: &[&str]) -> Command {
     python(context, &[&["-m", "pytest", "-rfEs"], arguments].concat())
 }
 
 /// Python tests of the files that a trace becomes; first the files. Their program is built as the Rust tests are, where the report is
 /// optimized.
-pub(super) fn looks_at_reports(context: &Context) -> Vec<Command> {
+pub(super) fn looks_at_reports(context: &SuiteContext) -> Vec<Command> {
     let samples = context.target.join("report-samples");
     let mut write = shell::command(context.target.join("debug/examples/made_up"));
     write.arg(&samples);
@@ -203,7 +203,7 @@ pub(super) fn looks_at_reports(context: &Context) -> Vec<Command> {
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.
-pub(super) fn borrowed(context: &Context) -> Vec<Command> {
+pub(super) fn borrowed(context: &SuiteContext) -> Vec<Command> {
     let environment = context.python();
     let run = |role: &str, packages: Result<PathBuf, String>, test: &str| {
         // pytest reports a folder that cannot be found, as a missing file.
@@ -226,7 +226,7 @@ pub(super) fn borrowed(context: &Context) -> Vec<Command> {
 }
 
 /// Builds what the Rust tests are made of, and of that `what`.
-pub(super) fn built(context: &Context, what: &[&str]) -> Command {
+pub(super) fn built(context: &SuiteContext, what: &[&str]) -> Command {
     // A test among the targets: without one, cargo leaves out what tests alone depend on, and its features.
     cargo(&context.target, &["build", "--test", "c_programs", "--test", "c_fences"], &[TESTED, what].concat())
 }
