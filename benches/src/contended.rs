@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::measure::{checked, ns_each, some_variables, writes};
 use crate::random::{SEED, draw};
 use crate::record::Quantity;
-use crate::spin::Body;
+use crate::spin::SpinBody;
 use crate::submit::submit_all;
 use crate::workload::{Measured, OPERATIONS_DEFAULT, Settings, Workload};
 
@@ -56,7 +56,7 @@ struct Share<'v> {
 fn run(settings: &Settings, threads: usize, sharing: Sharing) -> Result<Measured, Error> {
     let engine = Engine::builder().workers(settings.workers).build()?;
     let variables = some_variables(&engine, VARIABLES);
-    let body = Body::lasting(settings.body_ns);
+    let body = SpinBody::lasting(settings.body_ns);
     let each = (settings.n / threads).max(1);
     let shares: Vec<Share> = match sharing {
         Sharing::All => (0..threads).map(|thread| share(&variables, each, thread)).collect(),
@@ -90,7 +90,12 @@ fn share(variables: &[Variable], n: usize, thread: usize) -> Share<'_> {
 
 /// Each share is submitted and awaited by its own thread. Returns the time from the first start to the last
 /// end.
-fn at_once(engine: &Engine, variables: &[Variable], shares: &[Share], body: Body) -> Result<Duration, Error> {
+fn at_once(
+    engine: &Engine,
+    variables: &[Variable],
+    shares: &[Share],
+    body: SpinBody,
+) -> Result<Duration, Error> {
     let expected = shares.iter().map(|share| writes(&share.accesses)).sum();
     let start = Barrier::new(shares.len());
     let one = |share: &Share| {

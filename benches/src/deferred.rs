@@ -14,7 +14,7 @@ use crate::gate::Gate;
 use crate::measure::{checked, ns_each, some_variables, writes};
 use crate::record::Quantity;
 use crate::resident;
-use crate::spin::Body;
+use crate::spin::SpinBody;
 use crate::submit::submit_all;
 use crate::workload::{Measured, Settings, Workload};
 use crate::{random, workload};
@@ -37,7 +37,7 @@ struct Once {
 fn run(settings: &Settings) -> Result<Measured, Error> {
     let n = settings.n;
     let accesses = random::accesses(n);
-    let body = Body::lasting(settings.body_ns);
+    let body = SpinBody::lasting(settings.body_ns);
     // All operations and the gate are in flight at once.
     let engine = Engine::builder().workers(settings.workers).in_flight_limit(n + 1).build()?;
     let variables = some_variables(&engine, VARIABLES);
@@ -76,7 +76,7 @@ fn once(
     workers: usize,
     variables: &[Variable],
     accesses: &[Access],
-    body: Body,
+    body: SpinBody,
 ) -> Result<Once, Error> {
     let all: Vec<&Variable> = variables.iter().collect();
     let gate = Gate::close(workers, |start| engine.op("gate").writes_vars(&all).run_external(start))?;

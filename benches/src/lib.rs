@@ -35,7 +35,7 @@ pub use access::{Access, READS_MAX, VARIABLES};
 pub use error::Error;
 pub use metg::WrongInput;
 pub use record::{Quantity, Record};
-pub use spin::Body;
+pub use spin::SpinBody;
 pub use spread::Spread;
 pub use submit::submit;
 pub use workload::{Settings, WORKLOADS, Workload, named};

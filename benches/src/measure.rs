@@ -7,7 +7,7 @@ use estafette::{Engine, Variable};
 use crate::access::Access;
 use crate::error::Error;
 use crate::record::Quantity;
-use crate::spin::Body;
+use crate::spin::SpinBody;
 use crate::submit::submit_all;
 use crate::workload::{Measured, Settings};
 
@@ -20,7 +20,7 @@ pub(crate) fn by_accesses(
 ) -> Result<Measured, Error> {
     let engine = Engine::builder().workers(settings.workers).build()?;
     let variables = some_variables(&engine, variables);
-    let body = Body::lasting(settings.body_ns);
+    let body = SpinBody::lasting(settings.body_ns);
     let ns_per_op = rounds(settings, || {
         let took = checked(&variables, writes(accesses), || {
             let began = Instant::now();
@@ -85,7 +85,7 @@ mod tests {
         let variables = some_variables(&engine, 2);
         let accesses = [Access::new(&[], Some(0)), Access::new(&[0], Some(1)), Access::new(&[1], None)];
         let run = || {
-            submit_all(&engine, &variables, &accesses, Body::EMPTY)?;
+            submit_all(&engine, &variables, &accesses, SpinBody::EMPTY)?;
             Ok(engine.wait_all(None)?)
         };
         assert!(checked(&variables, writes(&accesses), run).is_ok());

@@ -17,7 +17,7 @@ use estafette_sync::thread;
 use crate::error::Error;
 use crate::measure::{checked, ns_each, rounds};
 use crate::record::Quantity;
-use crate::spin::{Body, Spin};
+use crate::spin::{Spin, SpinBody};
 use crate::workload::{Measured, Settings, Workload};
 
 use bisection::{Crossing, Point, crossing};
@@ -90,7 +90,7 @@ fn run(settings: &Settings, pattern: Pattern, grids: usize) -> Result<Measured, 
     let steps = (settings.n / row).max(1);
     // The submitting thread counts if it has a core.
     let cores = cores().min(settings.workers + 1);
-    let run_ns = |steps: usize, body: Body| {
+    let run_ns = |steps: usize, body: SpinBody| {
         let took = checked(grid.variables(), (steps * row) as u64, || {
             let began = Instant::now();
             grid.submit(&engine, steps, body)?;
@@ -111,7 +111,7 @@ fn run(settings: &Settings, pattern: Pattern, grids: usize) -> Result<Measured, 
         Ok(Point { granularity_ns, efficiency: body_ns / granularity_ns })
     };
 
-    let ns_per_op = rounds(settings, || run_ns(steps, Body::EMPTY))?;
+    let ns_per_op = rounds(settings, || run_ns(steps, SpinBody::EMPTY))?;
     let crossings: Vec<Crossing> =
         (0..settings.rounds).map(|_| crossing(point)).collect::<Result<_, Error>>()?;
     let found_us: Option<Vec<f64>> = crossings

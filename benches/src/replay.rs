@@ -5,7 +5,7 @@ use std::time::Instant;
 use estafette::{Engine, Error, Program, Variable};
 
 use crate::measure::{ns_each, rounds};
-use crate::spin::Body;
+use crate::spin::SpinBody;
 use crate::workload::{Measured, Settings, Workload};
 
 /// Steps of the measured stencil.
@@ -23,7 +23,7 @@ pub(crate) const REPLAY: Workload = Workload::plain(
 
 fn run(settings: &Settings) -> Result<Measured, crate::Error> {
     let engine = Engine::builder().workers(settings.workers).build()?;
-    let body = Body::lasting(settings.body_ns);
+    let body = SpinBody::lasting(settings.body_ns);
     let steps = (settings.n / WIDTH).max(1);
     let nodes = steps * WIDTH;
     let began = Instant::now();

@@ -11,11 +11,11 @@ const LOOPS: usize = 20;
 
 /// The body of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Body {
+pub struct SpinBody {
     turns: u64,
 }
 
-impl Body {
+impl SpinBody {
     /// Returns at once.
     pub const EMPTY: Self = Self { turns: 0 };
 
@@ -48,7 +48,7 @@ pub(crate) struct Spin {
 
 impl Spin {
     pub(crate) fn calibrate() -> Self {
-        let body = Body { turns: TURNS };
+        let body = SpinBody { turns: TURNS };
         let time = |_| {
             let began = Instant::now();
             body.run();
@@ -59,8 +59,8 @@ impl Spin {
     }
 
     /// The body of the nearest length, of at least one turn.
-    pub(crate) fn lasting(self, length_ns: f64) -> Body {
-        Body { turns: ((length_ns / self.ns_per_turn).round() as u64).max(1) }
+    pub(crate) fn lasting(self, length_ns: f64) -> SpinBody {
+        SpinBody { turns: ((length_ns / self.ns_per_turn).round() as u64).max(1) }
     }
 }
 
@@ -71,14 +71,14 @@ mod tests {
     #[test]
     fn twice_the_length_is_twice_the_turns() {
         let spin = Spin { ns_per_turn: 2.0 };
-        assert_eq!(spin.lasting(1_000.0), Body { turns: 500 });
-        assert_eq!(spin.lasting(2_000.0), Body { turns: 1_000 });
-        assert_eq!(spin.lasting(0.1), Body { turns: 1 });
+        assert_eq!(spin.lasting(1_000.0), SpinBody { turns: 500 });
+        assert_eq!(spin.lasting(2_000.0), SpinBody { turns: 1_000 });
+        assert_eq!(spin.lasting(0.1), SpinBody { turns: 1 });
     }
 
     #[test]
     fn a_turn_takes_time() {
         assert!(Spin::calibrate().ns_per_turn > 0.0);
-        assert!(Body::lasting(0).is_empty());
+        assert!(SpinBody::lasting(0).is_empty());
     }
 }

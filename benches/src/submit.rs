@@ -4,14 +4,14 @@ use estafette::operation::OpBuilder;
 use estafette::{Engine, Error, Variable};
 
 use crate::access::Access;
-use crate::spin::Body;
+use crate::spin::SpinBody;
 
 /// Submits one operation in the form that a user would write.
 ///
 /// # Errors
 /// Fails if the engine refuses it.
 #[inline]
-pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: Body) -> Result<(), Error> {
+pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: SpinBody) -> Result<(), Error> {
     let op = describe(engine, variables, access);
     if body.is_empty() {
         op.run_detached(|[], []| Ok(()))
@@ -51,7 +51,7 @@ pub(crate) fn submit_all(
     engine: &Engine,
     variables: &[Variable],
     accesses: &[Access],
-    body: Body,
+    body: SpinBody,
 ) -> Result<(), Error> {
     accesses.iter().try_for_each(|access| submit(engine, variables, access, body))
 }

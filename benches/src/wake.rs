@@ -80,18 +80,18 @@ async fn round_of(
         let gate =
             Gate::close(settings.workers, |start| engine.op("gate").writes([tensor]).run_external(start))?;
         let ready = tensor.ready();
-        ours.push(woken(completer, End::Gate(gate), async { Ok(ready.await?) }).await?);
+        ours.push(woken(completer, Trigger::Gate(gate), async { Ok(ready.await?) }).await?);
 
         let (sender, receiver) = oneshot::channel();
         let receive = async { receiver.await.map_err(|_| Error::Died("the sender of a oneshot")) };
-        oneshots.push(woken(completer, End::Oneshot(sender), receive).await?);
+        oneshots.push(woken(completer, Trigger::Oneshot(sender), receive).await?);
     }
     let median = |samples| Spread::of(samples).map_or(0.0, |spread| spread.median);
     Ok((median(ours), median(oneshots)))
 }
 
 /// Nanoseconds from the effect of `end` until a task that awaits `future` runs.
-async fn woken<F>(completer: &Completer, end: End, future: F) -> Result<f64, Error>
+async fn woken<F>(completer: &Completer, end: Trigger, future: F) -> Result<f64, Error>
 where
     F: Future<Output = Result<(), Error>> + Send + 'static,
 {
@@ -127,12 +127,12 @@ where
 }
 
 /// End of a wait.
-enum End {
+enum Trigger {
     Gate(Gate),
     Oneshot(oneshot::Sender<()>),
 }
 
-impl End {
+impl Trigger {
     /// Ends the wait. Returns the time just before.
     fn now(self) -> Instant {
         let began = Instant::now();
@@ -148,13 +148,13 @@ impl End {
 /// The thread that ends waits: the awaiting thread, or another one, which stops when this is dropped.
 enum Completer {
     Here,
-    Other { ends: mpsc::Sender<(End, Arc<AtomicBool>)>, began: mpsc::Receiver<Instant> },
+    Other { ends: mpsc::Sender<(Trigger, Arc<AtomicBool>)>, began: mpsc::Receiver<Instant> },
 }
 
 impl Completer {
     /// Starts another thread, which ends each wait some time after its task was polled.
     fn start() -> Result<Self, Error> {
-        let (ends, jobs) = mpsc::channel::<(End, Arc<AtomicBool>)>();
+        let (ends, jobs) = mpsc::channel::<(Trigger, Arc<AtomicBool>)>();
         let (times, began) = mpsc::channel();
         let complete = move || {
             for (end, polled) in jobs {

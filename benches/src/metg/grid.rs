@@ -7,7 +7,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use crate::access::Access;
 use crate::measure::some_variables;
 use crate::metg::pattern::Pattern;
-use crate::spin::Body;
+use crate::spin::SpinBody;
 
 /// Grids of points, computed step by step. All steps of all runs share two rows.
 pub(super) struct Grid {
@@ -50,11 +50,11 @@ pub struct WrongInput {
 
 /// One task; small, as every operation carries one.
 #[derive(Clone, Copy)]
-struct Task {
+struct GridTask {
     grid: &'static Grid,
     access: &'static Access,
     step: u64,
-    body: Body,
+    body: SpinBody,
 }
 
 impl Grid {
@@ -97,12 +97,12 @@ impl Grid {
         &'static self,
         engine: &Engine,
         steps: usize,
-        body: Body,
+        body: SpinBody,
     ) -> Result<(), estafette::Error> {
         let first = self.steps.fetch_add(steps as u64, Ordering::Relaxed) + 1;
         for step in first..first + steps as u64 {
             for access in self.step(step, step == first) {
-                self.submit_one(engine, Task { grid: self, access, step, body })?;
+                self.submit_one(engine, GridTask { grid: self, access, step, body })?;
             }
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Grid {
     }
 
     #[inline]
-    fn submit_one(&self, engine: &Engine, task: Task) -> Result<(), estafette::Error> {
+    fn submit_one(&self, engine: &Engine, task: GridTask) -> Result<(), estafette::Error> {
         crate::submit::describe(engine, &self.variables, task.access).run_detached(move |[], []| {
             task.run();
             Ok(())
@@ -148,7 +148,7 @@ impl Grid {
     }
 }
 
-impl Task {
+impl GridTask {
     #[inline]
     fn run(self) {
         for input in self.access.reads() {
@@ -177,7 +177,7 @@ mod tests {
         for pattern in [Pattern::Trivial, Pattern::Stencil, Pattern::Nearest, Pattern::Spread, Pattern::Fft] {
             let grid = grid(&engine, pattern);
             for steps in [1, 4, 7, 2] {
-                grid.submit(&engine, steps, Body::EMPTY).unwrap();
+                grid.submit(&engine, steps, SpinBody::EMPTY).unwrap();
                 engine.wait_all(None).unwrap();
                 grid.verify().unwrap();
             }
@@ -188,11 +188,11 @@ mod tests {
     fn a_task_that_runs_too_early_is_noticed() {
         let engine = Engine::builder().workers(0).build().unwrap();
         let grid = grid(&engine, Pattern::Stencil);
-        grid.submit(&engine, 2, Body::EMPTY).unwrap();
+        grid.submit(&engine, 2, SpinBody::EMPTY).unwrap();
         engine.wait_all(None).unwrap();
         grid.verify().unwrap();
         // A task of step 4, although step 3 was not computed.
-        Task { grid, access: &grid.step(4, false)[0], step: 4, body: Body::EMPTY }.run();
+        GridTask { grid, access: &grid.step(4, false)[0], step: 4, body: SpinBody::EMPTY }.run();
         let wrong = grid.verify().unwrap_err();
         assert_eq!((wrong.step, wrong.found_step), (3, 1));
     }
