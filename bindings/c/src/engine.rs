@@ -10,8 +10,8 @@ use estafette::{Engine, Error};
 use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place};
 use crate::handles::{Pinned, Table};
 use crate::log;
-use crate::options::{self, Options};
-use crate::places::Kind;
+use crate::options::{self, SizedOptions};
+use crate::places::HandleKind;
 use crate::status::estafette_status;
 use crate::version::ESTAFETTE_FOREVER;
 
@@ -20,7 +20,7 @@ use crate::version::ESTAFETTE_FOREVER;
 #[derive(Debug)]
 pub enum estafette_engine {}
 
-static ENGINES: Table<Engine> = Table::new(Kind::Engine);
+static ENGINES: Table<Engine> = Table::new(HandleKind::Engine);
 
 /// The engine of a handle.
 pub(crate) fn engine(engine: *const estafette_engine) -> Result<Pinned<Engine>, Refusal> {
@@ -60,7 +60,7 @@ pub struct estafette_engine_options {
 }
 
 // SAFETY: numbers only, the size first.
-unsafe impl Options for estafette_engine_options {
+unsafe impl SizedOptions for estafette_engine_options {
     const NAME: &'static str = "estafette_engine_options";
     const FIRST: usize = 24;
 }

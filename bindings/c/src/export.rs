@@ -13,7 +13,7 @@ use crate::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
 use crate::engine::{timeout, within};
 use crate::entry::{Answer, DONE, Refusal, entry, flag, place};
 use crate::op::estafette_op;
-use crate::options::{self, Options};
+use crate::options::{self, SizedOptions};
 use crate::slots;
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor, wait};
@@ -62,7 +62,7 @@ pub struct estafette_export_options {
 }
 
 // SAFETY: numbers and a pointer, the size first.
-unsafe impl Options for estafette_export_options {
+unsafe impl SizedOptions for estafette_export_options {
     const NAME: &'static str = "estafette_export_options";
     const FIRST: usize = 40;
 }

@@ -10,7 +10,7 @@ use crate::describe::describe;
 use crate::entry::{DONE, Refusal, entry, entry_unless_null, place, reason, text};
 use crate::handles::Table;
 use crate::op::estafette_op;
-use crate::places::Kind;
+use crate::places::HandleKind;
 use crate::slots;
 use crate::status::estafette_status;
 use crate::tensor::estafette_tensor;
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn estafette_op_fence(op: *mut estafette_op, out: *mut DLF
 #[derive(Debug)]
 pub enum estafette_promise {}
 
-static PROMISES: Table<Completer> = Table::new(Kind::Promise);
+static PROMISES: Table<Completer> = Table::new(HandleKind::Promise);
 
 /// Makes a fence that the caller settles by `estafette_promise_settle`. `name` appears in messages; NULL means "a promise". The
 /// caller owns `*out` and one count of `*fence`.

@@ -9,13 +9,13 @@ use std::ops::Deref;
 use estafette_sync::tagged_slot::{NotCounted, TaggedSlot};
 
 use crate::entry::Refusal;
-use crate::places::{self, Kind, Places};
+use crate::places::{self, HandleKind, Places};
 
 /// The things of one kind that are in use.
 pub(crate) struct Table<T: 'static>(Places<TaggedSlot<T>>);
 
 impl<T: Send + Sync> Table<T> {
-    pub(crate) const fn new(kind: Kind) -> Self {
+    pub(crate) const fn new(kind: HandleKind) -> Self {
         Self(Places::new(kind))
     }
 
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    static COUNTED: Table<Arc<AtomicUsize>> = Table::new(Kind::Lease);
+    static COUNTED: Table<Arc<AtomicUsize>> = Table::new(HandleKind::Lease);
 
     fn text<R>(result: Result<R, Refusal>) -> String {
         result.err().map(|refusal| refusal.message).unwrap_or_default()
@@ -197,14 +197,15 @@ mod tests {
     #[test]
     fn any_value_may_be_given() {
         assert_eq!(text(COUNTED.get(std::ptr::null::<u8>(), "lease")), "lease is NULL");
-        let strange = [1, 64, usize::MAX, 1 << 32, (Kind::Lease.first_tag() as usize) << 32, 0xdead_beef];
+        let strange =
+            [1, 64, usize::MAX, 1 << 32, (HandleKind::Lease.first_tag() as usize) << 32, 0xdead_beef];
         for bits in strange {
             let refused = text(COUNTED.get(std::ptr::without_provenance::<u8>(bits), "lease"));
             assert!(refused.starts_with("lease: this handle is not in use"), "{refused}");
         }
         let local = 5;
         assert!(COUNTED.get(&raw const local, "lease").is_err(), "an address is no handle");
-        static OTHER: Table<u8> = Table::new(Kind::Engine);
+        static OTHER: Table<u8> = Table::new(HandleKind::Engine);
         let engine: *mut u8 = OTHER.reserve().unwrap().fill(7);
         assert_eq!(text(COUNTED.get(engine, "lease")), "lease: this is the handle of an engine");
         assert_eq!(OTHER.take(engine, "engine").unwrap(), 7);

@@ -15,7 +15,7 @@ use crate::export::{access, check_stream, consumer, estafette_export_options, un
 use crate::fence::DLFence;
 use crate::handles::Table;
 use crate::options;
-use crate::places::Kind;
+use crate::places::HandleKind;
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor};
 
@@ -23,7 +23,7 @@ use crate::tensor::{estafette_tensor, tensor};
 #[derive(Debug)]
 pub enum estafette_lease {}
 
-static LEASES: Table<Lease> = Table::new(Kind::Lease);
+static LEASES: Table<Lease> = Table::new(HandleKind::Lease);
 
 /// Takes a lease for work on `stream` of `device`: what is enqueued there after this returns is ordered after everything that it
 /// must come after. The stream waits for work of its own runtime, and this blocks only until that work is issued, and for what

@@ -193,8 +193,13 @@ pub unsafe extern "C" fn estafette_call_operator(
     n_attributes: usize,
 ) -> estafette_status {
     let options = std::ptr::null();
-    let call =
-        Call { name, inputs: (inputs, n_inputs), outputs, n_outputs, attributes: (attributes, n_attributes) };
+    let call = OperatorCall {
+        name,
+        inputs: (inputs, n_inputs),
+        outputs,
+        n_outputs,
+        attributes: (attributes, n_attributes),
+    };
     // SAFETY: by contract of this function.
     entry(|| unsafe { call.submit(engine, options, std::ptr::null_mut()) })
 }
@@ -222,13 +227,18 @@ pub unsafe extern "C" fn estafette_call_operator_with(
     n_attributes: usize,
     op: *mut *mut estafette_op,
 ) -> estafette_status {
-    let call =
-        Call { name, inputs: (inputs, n_inputs), outputs, n_outputs, attributes: (attributes, n_attributes) };
+    let call = OperatorCall {
+        name,
+        inputs: (inputs, n_inputs),
+        outputs,
+        n_outputs,
+        attributes: (attributes, n_attributes),
+    };
     // SAFETY: by contract of this function.
     entry(|| unsafe { call.submit(engine, options, op) })
 }
 
-struct Call {
+struct OperatorCall {
     name: *const c_char,
     inputs: (*const *mut estafette_tensor, usize),
     outputs: *mut *mut estafette_tensor,
@@ -236,7 +246,7 @@ struct Call {
     attributes: (*const OperatorAttribute, usize),
 }
 
-impl Call {
+impl OperatorCall {
     /// # Safety
     /// As for [`estafette_call_operator_with`].
     unsafe fn submit(

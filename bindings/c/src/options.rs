@@ -9,7 +9,7 @@ use crate::entry::Refusal;
 ///
 /// # Safety
 /// It is `repr(C)`, its first field is the size, and any bytes are a value.
-pub(crate) unsafe trait Options: Copy {
+pub(crate) unsafe trait SizedOptions: Copy {
     /// Its name in C.
     const NAME: &'static str;
     /// The size of its first version.
@@ -20,7 +20,7 @@ pub(crate) unsafe trait Options: Copy {
 ///
 /// # Safety
 /// `options` is NULL, or valid for as many bytes as its size says.
-pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Refusal> {
+pub(crate) unsafe fn read<T: SizedOptions>(options: *const T) -> Result<T, Refusal> {
     // SAFETY: any bytes are a value, says the trait.
     let mut ours: T = unsafe { std::mem::zeroed() };
     if options.is_null() {

@@ -17,7 +17,7 @@ use crate::status::estafette_status;
 
 /// The kind of object that a handle stands for. No kind is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum HandleKind {
     Op = 1,
     Tensor,
     Lease,
@@ -36,19 +36,19 @@ const KINDS: usize = 11;
 /// The kind is in the upper bits of a tag. All of them set is no kind, as in what programs write for "none".
 const KIND_SHIFT: u32 = 28;
 
-impl Kind {
+impl HandleKind {
     /// Each kind, as messages name it, and what ends the use of its handles.
-    const ALL: [(Kind, &str, &str); KINDS - 1] = [
-        (Kind::Op, "an operation", "its operation has ended, or the handle was released"),
-        (Kind::Tensor, "a tensor", "it was released"),
-        (Kind::Lease, "a lease", "it was released"),
-        (Kind::Promise, "a promise", "the promise was settled or dropped"),
-        (Kind::Engine, "an engine", "it was destroyed"),
-        (Kind::Program, "a program", "it was destroyed"),
-        (Kind::Trace, "a trace", "it was ended"),
-        (Kind::Ticket, "a ticket", "it was revoked"),
-        (Kind::Door, "a door", "it was closed"),
-        (Kind::Link, "a link", "it was closed"),
+    const ALL: [(HandleKind, &str, &str); KINDS - 1] = [
+        (HandleKind::Op, "an operation", "its operation has ended, or the handle was released"),
+        (HandleKind::Tensor, "a tensor", "it was released"),
+        (HandleKind::Lease, "a lease", "it was released"),
+        (HandleKind::Promise, "a promise", "the promise was settled or dropped"),
+        (HandleKind::Engine, "an engine", "it was destroyed"),
+        (HandleKind::Program, "a program", "it was destroyed"),
+        (HandleKind::Trace, "a trace", "it was ended"),
+        (HandleKind::Ticket, "a ticket", "it was revoked"),
+        (HandleKind::Door, "a door", "it was closed"),
+        (HandleKind::Link, "a link", "it was closed"),
     ];
 
     fn text(self) -> &'static str {
@@ -78,7 +78,7 @@ impl Kind {
             return Refusal::invalid(format!("{name} is NULL"));
         }
         let (tag, _) = parts(handle);
-        let is_other = |kind: Kind| kind as u32 == tag >> KIND_SHIFT && kind != self;
+        let is_other = |kind: HandleKind| kind as u32 == tag >> KIND_SHIFT && kind != self;
         let end = Self::ALL[self as usize - 1].2;
         Refusal::invalid(match Self::ALL.into_iter().find(|(kind, ..)| is_other(*kind)) {
             Some((_, other, _)) if tag & IN_USE != 0 => format!("{name}: this is the handle of {other}"),
@@ -112,9 +112,9 @@ static FREE: [Mutex<Vec<u32>>; KINDS] = [const { Mutex::new(Vec::new()) }; KINDS
 
 /// Free places that a thread keeps, so that it need not take the lock for each; free for all when the thread ends.
 #[derive(Default)]
-struct Kept([Vec<u32>; KINDS]);
+struct FreePlaces([Vec<u32>; KINDS]);
 
-impl Drop for Kept {
+impl Drop for FreePlaces {
     fn drop(&mut self) {
         // In a forked child the lock may be held for ever.
         if is_forked() {
@@ -129,21 +129,21 @@ impl Drop for Kept {
 }
 
 thread_local! {
-    static KEPT: RefCell<Kept> = RefCell::default();
+    static KEPT: RefCell<FreePlaces> = RefCell::default();
 }
 
 pub(crate) struct Places<S> {
-    kind: Kind,
+    kind: HandleKind,
     chunks: [OnceLock<Box<[S]>>; CHUNKS],
     made: AtomicU32,
 }
 
 impl<S> Places<S> {
-    pub(crate) const fn new(kind: Kind) -> Self {
+    pub(crate) const fn new(kind: HandleKind) -> Self {
         Self { kind, chunks: [const { OnceLock::new() }; CHUNKS], made: AtomicU32::new(0) }
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> HandleKind {
         self.kind
     }
 
@@ -233,7 +233,7 @@ mod tests {
         let (chunk, at) = locate(PLACES_MAX - 1);
         assert_eq!((chunk, at), (CHUNKS - 1, (FIRST << (CHUNKS - 1)) as usize - 1));
         // A number without a place finds nothing.
-        let places: Places<u8> = Places::new(Kind::Promise);
+        let places: Places<u8> = Places::new(HandleKind::Promise);
         for number in [0, PLACES_MAX, u32::MAX - 1, u32::MAX] {
             assert!(places.get(number).is_none());
         }
@@ -241,14 +241,14 @@ mod tests {
 
     #[test]
     fn kinds_are_in_the_order_of_their_numbers() {
-        for (at, (kind, ..)) in Kind::ALL.into_iter().enumerate() {
+        for (at, (kind, ..)) in HandleKind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, at + 1);
         }
     }
 
     #[test]
     fn tags_say_the_kind_and_never_make_null() {
-        let kind = Kind::Engine;
+        let kind = HandleKind::Engine;
         let first = kind.next_tag(kind.first_tag());
         let second = kind.next_tag(first & !IN_USE);
         assert_ne!(first, second);

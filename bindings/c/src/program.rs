@@ -15,10 +15,12 @@ use crate::handles::Table;
 use crate::names;
 use crate::op::estafette_op;
 use crate::options;
-use crate::places::Kind;
+use crate::places::HandleKind;
 use crate::slots::Submitted;
 use crate::status::estafette_status;
-use crate::submit::{Arguments, PendingCall, Work, estafette_function, estafette_submit_options, on, queue};
+use crate::submit::{
+    CheckedWork, PendingCall, WorkArguments, estafette_function, estafette_submit_options, on, queue,
+};
 use crate::tensor::estafette_tensor;
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
@@ -26,10 +28,10 @@ use crate::tensor::estafette_tensor;
 #[derive(Debug)]
 pub enum estafette_program {}
 
-static PROGRAMS: Table<Mutex<Stage>> = Table::new(Kind::Program);
+static PROGRAMS: Table<Mutex<ProgramStage>> = Table::new(HandleKind::Program);
 
 #[derive(Debug)]
-enum Stage {
+enum ProgramStage {
     Recording(Box<ProgramBuilder>, Contexts),
     Ready(Program),
     /// It is being finished, or could not be: then the contexts stay until it is destroyed.
@@ -63,7 +65,7 @@ pub unsafe extern "C" fn estafette_program_begin(
         let engine = engine::engine(engine)?;
         let vacant = PROGRAMS.reserve()?;
         let stage =
-            Mutex::new(Stage::Recording(Box::new(engine.program(names::kept(name))), Contexts::new()));
+            Mutex::new(ProgramStage::Recording(Box::new(engine.program(names::kept(name))), Contexts::new()));
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(stage)) };
         DONE
@@ -104,7 +106,7 @@ pub unsafe extern "C" fn estafette_program_add(
                 "estafette_submit_options: a node of a program has no priority of its own, no nonblocking, and no on_skip",
             ));
         }
-        let work = Arguments {
+        let work = WorkArguments {
             function,
             context,
             drop_context,
@@ -112,9 +114,9 @@ pub unsafe extern "C" fn estafette_program_add(
             writes: (writes, n_writes),
         };
         // SAFETY: by contract of this function.
-        let Work { name, function, reads, writes } = unsafe { work.parse(&options) }?;
+        let CheckedWork { name, function, reads, writes } = unsafe { work.parse(&options) }?;
         let mut stage = program.lock();
-        let Stage::Recording(builder, contexts) = &mut *stage else {
+        let ProgramStage::Recording(builder, contexts) = &mut *stage else {
             return Err(refused("it is finished, nothing more can be recorded"));
         };
         let queue = queue(bindings::program::engine(builder), options.on)?;
@@ -147,19 +149,20 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
         let program = PROGRAMS.get(program, "program")?;
         let as_graph = flag("graph", graph)?;
         let mut stage = program.lock();
-        let (builder, contexts) = match std::mem::replace(&mut *stage, Stage::Abandoned(Contexts::new())) {
-            Stage::Recording(builder, contexts) => (builder, contexts),
-            other => {
-                *stage = other;
-                return Err(refused("it is finished"));
-            }
-        };
+        let (builder, contexts) =
+            match std::mem::replace(&mut *stage, ProgramStage::Abandoned(Contexts::new())) {
+                ProgramStage::Recording(builder, contexts) => (builder, contexts),
+                other => {
+                    *stage = other;
+                    return Err(refused("it is finished"));
+                }
+            };
         drop(stage);
         // Under no lock: it may take long, and a program that is refused gives its tensors up.
         let finished = if as_graph { builder.finish_as_graph() } else { builder.finish() };
         let (stage, refused) = match finished {
-            Ok(finished) => (Stage::Ready(finished), None),
-            Err(error) => (Stage::Abandoned(contexts), Some(error)),
+            Ok(finished) => (ProgramStage::Ready(finished), None),
+            Err(error) => (ProgramStage::Abandoned(contexts), Some(error)),
         };
         *program.lock() = stage;
         refused.map_or(DONE, |error| Err(error.into()))
@@ -189,9 +192,9 @@ pub unsafe extern "C" fn estafette_program_replay(
     entry(|| {
         let program = PROGRAMS.get(program, "program")?;
         let ready = match &*program.lock() {
-            Stage::Ready(ready) => ready.clone(),
-            Stage::Recording(..) => return Err(refused("it is still being recorded; finish it")),
-            Stage::Abandoned(_) => return Err(refused("it could not be finished")),
+            ProgramStage::Ready(ready) => ready.clone(),
+            ProgramStage::Recording(..) => return Err(refused("it is still being recorded; finish it")),
+            ProgramStage::Abandoned(_) => return Err(refused("it could not be finished")),
         };
         let nonblocking = flag("nonblocking", nonblocking)?;
         let handle = if out.is_null() { None } else { Some(Submitted::reserve()?) };

@@ -12,8 +12,8 @@ use crate::engine::{self, estafette_engine, timeout};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, flag, needed, place, text};
 use crate::export::access;
 use crate::handles::{Pinned, Table};
-use crate::options::{self, Options};
-use crate::places::Kind;
+use crate::options::{self, SizedOptions};
+use crate::places::HandleKind;
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor};
 
@@ -30,9 +30,9 @@ pub enum estafette_door {}
 #[derive(Debug)]
 pub enum estafette_link {}
 
-static TICKETS: Table<Ticket> = Table::new(Kind::Ticket);
-static DOORS: Table<Door> = Table::new(Kind::Door);
-static LINKS: Table<Linked> = Table::new(Kind::Link);
+static TICKETS: Table<Ticket> = Table::new(HandleKind::Ticket);
+static DOORS: Table<Door> = Table::new(HandleKind::Door);
+static LINKS: Table<Linked> = Table::new(HandleKind::Link);
 
 /// A link, and the engine that its tensors belong to.
 struct Linked {
@@ -81,7 +81,7 @@ pub struct estafette_send_options {
 }
 
 // SAFETY: numbers only, the size first.
-unsafe impl Options for estafette_send_options {
+unsafe impl SizedOptions for estafette_send_options {
     const NAME: &'static str = "estafette_send_options";
     const FIRST: usize = 8;
 }
@@ -96,7 +96,7 @@ fn copy_of(options: &str, copy: i32) -> Result<Option<bool>, Refusal> {
 }
 
 // SAFETY: numbers and a pointer, the size first.
-unsafe impl Options for estafette_ticket_options {
+unsafe impl SizedOptions for estafette_ticket_options {
     const NAME: &'static str = "estafette_ticket_options";
     const FIRST: usize = 8;
 }

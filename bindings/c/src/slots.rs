@@ -16,21 +16,21 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use crate::context::BodyContext;
 use crate::entry::Refusal;
 use crate::op::estafette_op;
-use crate::places::{self, Kind, Places};
+use crate::places::{self, HandleKind, Places};
 
-static PLACES: Places<Mutex<State>> = Places::new(Kind::Op);
+static PLACES: Places<Mutex<SlotState>> = Places::new(HandleKind::Op);
 
 #[derive(Default)]
-struct State {
+struct SlotState {
     /// See `places.rs`. The bit "in use" stays set from the first use on; the others say whether the place is held.
     tag: u32,
     callers: u32,
     is_claimed: bool,
-    stage: Stage,
+    stage: FunctionStage,
     op: Option<Op>,
 }
 
-impl State {
+impl SlotState {
     fn is_held(&self) -> bool {
         self.callers > 0 || self.is_claimed
     }
@@ -38,7 +38,7 @@ impl State {
 
 /// The progress of the function.
 #[derive(Default)]
-enum Stage {
+enum FunctionStage {
     /// It was not called yet, or never will be.
     #[default]
     Waiting,
@@ -90,16 +90,17 @@ impl Drop for Held {
 }
 
 /// The place of a handle, if that is in use.
-fn find(op: *mut estafette_op) -> Result<(u32, MutexGuard<'static, State>), Refusal> {
+fn find(op: *mut estafette_op) -> Result<(u32, MutexGuard<'static, SlotState>), Refusal> {
     let (tag, number) = places::parts(op);
     let state = PLACES.get(number).map(Mutex::lock).filter(|state| state.tag == tag && state.is_held());
     state.map(|state| (number, state)).ok_or_else(|| PLACES.kind().refusal(op, "op"))
 }
 
 /// A free place, under the tag of its next operation.
-fn fresh_place() -> Result<(u32, MutexGuard<'static, State>), Refusal> {
+fn fresh_place() -> Result<(u32, MutexGuard<'static, SlotState>), Refusal> {
     let kind = PLACES.kind();
-    let (number, place) = PLACES.take(|| Mutex::new(State { tag: kind.first_tag(), ..State::default() }))?;
+    let (number, place) =
+        PLACES.take(|| Mutex::new(SlotState { tag: kind.first_tag(), ..SlotState::default() }))?;
     let mut state = place.lock();
     state.tag = kind.next_tag(state.tag);
     Ok((number, state))
@@ -117,7 +118,7 @@ pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
 pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
     let (number, mut state) = fresh_place()?;
     state.is_claimed = true;
-    state.stage = Stage::Begun(begun);
+    state.stage = FunctionStage::Begun(begun);
     Ok(places::handle(state.tag, number))
 }
 
@@ -127,7 +128,7 @@ pub(crate) struct Submitted(NonNull<estafette_op>);
 impl Submitted {
     pub(crate) fn reserve() -> Result<Self, Refusal> {
         let (number, mut state) = fresh_place()?;
-        (state.callers, state.stage) = (1, Stage::ReportsItself);
+        (state.callers, state.stage) = (1, FunctionStage::ReportsItself);
         Ok(Self(nonnull(places::handle(state.tag, number))))
     }
 
@@ -161,8 +162,8 @@ pub(crate) fn ended(op: *mut estafette_op) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn end(number: u32, mut state: MutexGuard<'static, State>) {
-    state.stage = Stage::Ended;
+fn end(number: u32, mut state: MutexGuard<'static, SlotState>) {
+    state.stage = FunctionStage::Ended;
     state.is_claimed = false;
     leave(number, state);
 }
@@ -189,12 +190,12 @@ pub(crate) fn release(op: *mut estafette_op) -> Result<(), Refusal> {
 }
 
 /// Gives the place back if nothing holds it any more.
-fn leave(number: u32, mut state: MutexGuard<'static, State>) {
+fn leave(number: u32, mut state: MutexGuard<'static, SlotState>) {
     if state.is_held() {
         return;
     }
     let tag = state.tag;
-    let old = std::mem::replace(&mut *state, State { tag, ..State::default() });
+    let old = std::mem::replace(&mut *state, SlotState { tag, ..SlotState::default() });
     drop(state);
     PLACES.release(number);
     // Operations and fences are dropped under no lock.
@@ -209,7 +210,7 @@ pub(crate) fn set_op(op: *mut estafette_op, submitted: Op) {
 
 /// The function is about to be called; or the right to report the end is returned, since the end cannot be reported yet.
 pub(crate) fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
-    find(op)?.1.stage = Stage::Begun(begun);
+    find(op)?.1.stage = FunctionStage::Begun(begun);
     Ok(())
 }
 
@@ -220,21 +221,23 @@ pub(crate) fn take(op: *mut estafette_op) -> Result<Begun, Refusal> {
 
 const REPORTS_ITSELF: &str = "op: its body is no function of C, and reports its own end";
 
-fn take_stage(state: &mut State, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
-    if let Stage::Begun(Begun { produces, .. }) = state.stage
+fn take_stage(state: &mut SlotState, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
+    if let FunctionStage::Begun(Begun { produces, .. }) = state.stage
         && with_tensor.is_some_and(|with_tensor| with_tensor != produces)
     {
         let why = if produces { "a tensor: `estafette_op_complete_with` reports it" } else { "no tensor" };
         return Err(Refusal::invalid(format!("op: its end is {why}")));
     }
-    match std::mem::replace(&mut state.stage, Stage::Ending) {
-        Stage::Begun(begun) => Ok(begun),
+    match std::mem::replace(&mut state.stage, FunctionStage::Ending) {
+        FunctionStage::Begun(begun) => Ok(begun),
         other => {
             let why = match &other {
-                Stage::Waiting => "op: its function was not called yet",
-                Stage::Ending | Stage::Begun(_) => "op: another thread is telling its end right now",
-                Stage::Ended => "op: its end was reported already",
-                Stage::ReportsItself => REPORTS_ITSELF,
+                FunctionStage::Waiting => "op: its function was not called yet",
+                FunctionStage::Ending | FunctionStage::Begun(_) => {
+                    "op: another thread is telling its end right now"
+                }
+                FunctionStage::Ended => "op: its end was reported already",
+                FunctionStage::ReportsItself => REPORTS_ITSELF,
             };
             state.stage = other;
             Err(Refusal::invalid(why))
@@ -249,10 +252,12 @@ fn nonnull(op: *mut estafette_op) -> NonNull<estafette_op> {
 /// The scope that lends out the operands of a running operation.
 pub(crate) fn scope(op: *mut estafette_op) -> Result<Scope, Refusal> {
     match &find(op)?.1.stage {
-        Stage::Begun(begun) => Ok(begun.completion.scope().clone()),
-        Stage::Waiting => Err(Refusal::invalid("op: its function was not called yet")),
-        Stage::Ending | Stage::Ended => Err(Refusal::invalid("op: its end was reported already")),
-        Stage::ReportsItself => Err(Refusal::invalid(REPORTS_ITSELF)),
+        FunctionStage::Begun(begun) => Ok(begun.completion.scope().clone()),
+        FunctionStage::Waiting => Err(Refusal::invalid("op: its function was not called yet")),
+        FunctionStage::Ending | FunctionStage::Ended => {
+            Err(Refusal::invalid("op: its end was reported already"))
+        }
+        FunctionStage::ReportsItself => Err(Refusal::invalid(REPORTS_ITSELF)),
     }
 }
 

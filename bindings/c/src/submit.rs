@@ -15,7 +15,7 @@ use crate::engine::{self, estafette_engine};
 use crate::entry::{Answer, DONE, Refusal, c_text, entry, flag, is_null, place, text};
 use crate::names;
 use crate::op::estafette_op;
-use crate::options::{self, Options};
+use crate::options::{self, SizedOptions};
 use crate::slots::{self, Begun, Held};
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor, tensors};
@@ -59,7 +59,7 @@ pub struct estafette_submit_options {
 }
 
 // SAFETY: numbers and a pointer, the size first.
-unsafe impl Options for estafette_submit_options {
+unsafe impl SizedOptions for estafette_submit_options {
     const NAME: &'static str = "estafette_submit_options";
     const FIRST: usize = 24;
 }
@@ -146,8 +146,13 @@ pub unsafe extern "C" fn estafette_submit(
         on: HOST,
         on_skip: None,
     };
-    let work =
-        Arguments { function, context, drop_context, reads: (reads, n_reads), writes: (writes, n_writes) };
+    let work = WorkArguments {
+        function,
+        context,
+        drop_context,
+        reads: (reads, n_reads),
+        writes: (writes, n_writes),
+    };
     // SAFETY: by contract of this function.
     entry(|| unsafe { submit(engine, &options, work, std::ptr::null_mut()) })
 }
@@ -173,8 +178,13 @@ pub unsafe extern "C" fn estafette_submit_with(
     n_writes: usize,
     out: *mut *mut estafette_op,
 ) -> estafette_status {
-    let work =
-        Arguments { function, context, drop_context, reads: (reads, n_reads), writes: (writes, n_writes) };
+    let work = WorkArguments {
+        function,
+        context,
+        drop_context,
+        reads: (reads, n_reads),
+        writes: (writes, n_writes),
+    };
     entry(|| {
         // SAFETY: by contract of this function.
         let options = unsafe { options::read(options) }?;
@@ -202,7 +212,7 @@ pub unsafe extern "C" fn estafette_produce(
     n_reads: usize,
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
-    let work = Arguments { function, context, drop_context, reads: (reads, n_reads), writes: NONE };
+    let work = WorkArguments { function, context, drop_context, reads: (reads, n_reads), writes: NONE };
     // SAFETY: by contract of this function.
     entry(|| unsafe { produce(engine, options, work, out, std::ptr::null_mut()) })
 }
@@ -227,7 +237,7 @@ pub unsafe extern "C" fn estafette_produce_with(
     out: *mut *mut estafette_tensor,
     op: *mut *mut estafette_op,
 ) -> estafette_status {
-    let work = Arguments { function, context, drop_context, reads: (reads, n_reads), writes: NONE };
+    let work = WorkArguments { function, context, drop_context, reads: (reads, n_reads), writes: NONE };
     // SAFETY: by contract of this function.
     entry(|| unsafe { produce(engine, options, work, out, op) })
 }
@@ -239,7 +249,7 @@ const NONE: (*const *mut estafette_tensor, usize) = (std::ptr::null(), 0);
 unsafe fn produce(
     engine: *mut estafette_engine,
     options: *const estafette_submit_options,
-    arguments: Arguments,
+    arguments: WorkArguments,
     out: *mut *mut estafette_tensor,
     op: *mut *mut estafette_op,
 ) -> Answer {
@@ -248,7 +258,7 @@ unsafe fn produce(
     let options = unsafe { options::read(options) }?;
     let engine = engine::engine(engine)?;
     // SAFETY: by contract of this function.
-    let Work { name, function, reads, .. } = unsafe { arguments.parse(&options) }?;
+    let CheckedWork { name, function, reads, .. } = unsafe { arguments.parse(&options) }?;
     let described = on(engine.op(name).priority(options.priority).reads(reads), queue(&engine, options.on)?);
     let described = if options.nonblocking()? { described.without_waiting() } else { described };
     let permit = bindings::operation::reserve(described)?;
@@ -283,7 +293,7 @@ unsafe fn write_op(out: *mut *mut estafette_op, handle: Option<*mut estafette_op
 }
 
 /// The arguments that describe work, of an operation and of a node alike.
-pub(crate) struct Arguments {
+pub(crate) struct WorkArguments {
     pub(crate) function: estafette_function,
     pub(crate) context: *mut c_void,
     pub(crate) drop_context: estafette_drop,
@@ -292,17 +302,17 @@ pub(crate) struct Arguments {
 }
 
 /// Arguments after their checks.
-pub(crate) struct Work {
+pub(crate) struct CheckedWork {
     pub(crate) name: Cow<'static, str>,
     pub(crate) function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
     pub(crate) reads: Tensors,
     pub(crate) writes: Tensors,
 }
 
-impl Arguments {
+impl WorkArguments {
     /// # Safety
     /// As for [`estafette_submit`].
-    pub(crate) unsafe fn parse(&self, options: &estafette_submit_options) -> Result<Work, Refusal> {
+    pub(crate) unsafe fn parse(&self, options: &estafette_submit_options) -> Result<CheckedWork, Refusal> {
         let function = self.function.ok_or_else(|| is_null("function"))?;
         options.check_reserved()?;
         // SAFETY: by contract of this function.
@@ -314,7 +324,7 @@ impl Arguments {
                 tensors(self.writes.0, self.writes.1, "writes")?,
             )
         };
-        Ok(Work { name: names::kept(name), function, reads, writes })
+        Ok(CheckedWork { name: names::kept(name), function, reads, writes })
     }
 }
 
@@ -334,12 +344,12 @@ pub(crate) fn on<T, R, W, U>(
 unsafe fn submit(
     engine: *mut estafette_engine,
     options: &estafette_submit_options,
-    arguments: Arguments,
+    arguments: WorkArguments,
     out: *mut *mut estafette_op,
 ) -> Answer {
     let engine = engine::engine(engine)?;
     // SAFETY: by contract of this function.
-    let Work { name, function, reads, writes } = unsafe { arguments.parse(options) }?;
+    let CheckedWork { name, function, reads, writes } = unsafe { arguments.parse(options) }?;
     let op = engine.op(name).priority(options.priority).reads(reads).writes(writes);
     let op = on(op, queue(&engine, options.on)?);
     let op = if options.nonblocking()? { op.without_waiting() } else { op };

@@ -18,7 +18,7 @@ use crate::engine::{self, estafette_engine, timeout};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, flag, is_null, place};
 use crate::fence::DLFence;
 use crate::handles::{Pinned, Table, Vacant};
-use crate::places::Kind;
+use crate::places::HandleKind;
 use crate::status::estafette_status;
 
 /// A promise of an n-dimensional array: one count of it. Any thread may use it.
@@ -29,7 +29,7 @@ use crate::status::estafette_status;
 #[derive(Debug)]
 pub enum estafette_tensor {}
 
-static TENSORS: Table<Tensor> = Table::new(Kind::Tensor);
+static TENSORS: Table<Tensor> = Table::new(HandleKind::Tensor);
 
 /// The tensor of a handle.
 #[inline]

@@ -9,8 +9,8 @@ use estafette_sync::sync::Mutex;
 
 use crate::entry::{DONE, Refusal, entry, needed, place};
 use crate::handles::Table;
-use crate::options::{self, Options};
-use crate::places::Kind;
+use crate::options::{self, SizedOptions};
+use crate::places::HandleKind;
 use crate::status::estafette_status;
 
 /// A trace notes where the time goes in all engines of the process. Several traces may be made at once. For programs that are not to be
@@ -19,10 +19,10 @@ use crate::status::estafette_status;
 pub enum estafette_trace {}
 
 /// `None` once it was ended. A snapshot takes its time, and the end waits for it.
-static TRACES: Table<Mutex<Option<Recorder>>> = Table::new(Kind::Trace);
+static TRACES: Table<Mutex<Option<Recorder>>> = Table::new(HandleKind::Trace);
 
 fn over(trace: *const estafette_trace) -> Refusal {
-    Kind::Trace.refusal(trace, "trace")
+    HandleKind::Trace.refusal(trace, "trace")
 }
 
 /// Options of a trace. All bytes zero, but for `size`, are the defaults.
@@ -42,7 +42,7 @@ pub struct estafette_trace_options {
 }
 
 // SAFETY: numbers only, the size first.
-unsafe impl Options for estafette_trace_options {
+unsafe impl SizedOptions for estafette_trace_options {
     const NAME: &'static str = "estafette_trace_options";
     const FIRST: usize = 24;
 }

@@ -19,7 +19,7 @@ const SCRIPTS: &[(&str, &str)] = &[("python", "benches/python/bench.py")];
 ///
 /// A workload runs once to warm up and then ROUNDS times; the figures are the median and the spread.
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct BenchArguments {
     /// The workload or the group; `--list` shows them.
     #[arg(required_unless_present = "list")]
     name: Option<String>,
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     trace: bool,
 }
 
-pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(request: &BenchArguments, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     if request.list {
         return Ok(list(out)?);
     }
@@ -73,7 +73,7 @@ pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<d
     Ok(())
 }
 
-impl Arguments {
+impl BenchArguments {
     /// The workloads of the given name that can do what is asked.
     fn workloads(&self) -> Result<Vec<&'static Workload>, String> {
         let name = self.name.as_deref().unwrap_or_default();

@@ -8,7 +8,7 @@ use estafette::{DType, Engine, Tensor};
 
 /// Stream tensors through a small graph, and check the result.
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct DemoArguments {
     /// Tensors to stream.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     tensors: usize,
@@ -20,7 +20,7 @@ const RING: usize = 4;
 /// Elements of each tensor.
 const LEN: i64 = 4_096;
 
-pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn run(arguments: &DemoArguments, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let tensors = arguments.tensors;
     let engine = Engine::builder().build()?;
     let ring: Vec<Tensor> = (0..RING).map(|_| engine.zeros(&[LEN], DType::F32)).collect::<Result<_, _>>()?;

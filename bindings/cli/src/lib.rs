@@ -28,10 +28,10 @@ struct Arguments {
 enum Command {
     /// List the devices that the engine finds here.
     Devices,
-    Demo(demo::Arguments),
-    Report(report::Arguments),
+    Demo(demo::DemoArguments),
+    Report(report::ReportArguments),
     #[cfg(feature = "bench")]
-    Bench(bench::Arguments),
+    Bench(bench::BenchArguments),
 }
 
 /// The exit code for wrong arguments or files.

@@ -15,7 +15,7 @@ const WIDTH_DEFAULT: usize = 100;
 
 /// Report who waited for whom in a trace, and why; of several processes on one time axis; or compare two traces.
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct ReportArguments {
     /// The trace, or those of several processes of a machine; with `--diff` the two traces, the earlier first.
     #[arg(value_name = "FILE", required = true, num_args = 1..)]
     files: Vec<PathBuf>,
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     width: Option<usize>,
 }
 
-pub(crate) fn run(request: &Arguments, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(request: &ReportArguments, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     // Other commands take it for the standard output, which has the report.
     if request.html.iter().chain(&request.chrome).any(|path| path == Path::new("-")) {
         return Err("--html and --chrome write to files, not to the standard output: name one".into());
@@ -108,7 +108,7 @@ fn read(path: &Path) -> Result<Trace, String> {
     })
 }
 
-impl Arguments {
+impl ReportArguments {
     /// Writes the files and makes the report that were asked for.
     fn report(&self, trace: &Trace) -> Result<Report, Box<dyn Error>> {
         self.check_files()?;

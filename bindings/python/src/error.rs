@@ -26,11 +26,11 @@ pub struct Raised {
     text: String,
     /// The same for other processes, if the exception is a `PeerDiedError`.
     death: Option<DeviceError>,
-    kept: Arc<Kept>,
+    kept: Arc<RaisedException>,
 }
 
 /// An exception, and what it had when the operation failed: who raises it again changes both.
-struct Kept {
+struct RaisedException {
     value: Py<PyBaseException>,
     traceback: Option<Py<PyTraceback>>,
     context: Option<Py<PyAny>>,
@@ -38,7 +38,7 @@ struct Kept {
 
 estafette_sync::per_process! {
     /// Values that failures keep, and some that are gone.
-    static KEPT: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
+    static KEPT: Mutex<Vec<Weak<RaisedException>>> = Mutex::new(Vec::new());
 }
 
 /// The exceptions that failures keep, each with its traceback and its context at the failure.
@@ -78,7 +78,7 @@ impl Raised {
         let traceback = bound.getattr("__traceback__").ok().and_then(|traceback| traceback.extract().ok());
         let context =
             bound.getattr("__context__").ok().filter(|context| !context.is_none()).map(Bound::unbind);
-        let kept = Arc::new(Kept { value, traceback, context });
+        let kept = Arc::new(RaisedException { value, traceback, context });
         let is_first = {
             let mut list = KEPT.lock();
             if list.len() == list.capacity() {

@@ -23,14 +23,14 @@ pub struct AsyncioFuture {
 struct FutureState {
     /// Set by the awaitable that yields the future to a task, cleared by the task: so asyncio distinguishes `await` from a bare `yield`.
     blocking: bool,
-    end: End,
+    end: AsyncioState,
     /// The message of its cancellation.
     message: Option<Py<PyAny>>,
     callbacks: Vec<Callback>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum AsyncioState {
     Pending,
     Finished,
     Cancelled,
@@ -44,13 +44,14 @@ struct Callback {
 impl AsyncioFuture {
     /// Ready to be yielded to a task of `event_loop`.
     pub fn new(event_loop: &Bound<'_, PyAny>) -> PyResult<Py<Self>> {
-        let inner = FutureState { blocking: true, end: End::Pending, message: None, callbacks: Vec::new() };
+        let inner =
+            FutureState { blocking: true, end: AsyncioState::Pending, message: None, callbacks: Vec::new() };
         Py::new(event_loop.py(), Self { event_loop: event_loop.clone().unbind(), inner: Mutex::new(inner) })
     }
 
     /// True if no task waits for the future any more.
     pub fn is_over(&self) -> bool {
-        self.inner.lock().end != End::Pending
+        self.inner.lock().end != AsyncioState::Pending
     }
 
     /// To be yielded again.
@@ -58,9 +59,9 @@ impl AsyncioFuture {
         self.inner.lock().blocking = true;
     }
 
-    fn over(&self, end: End) -> Option<Vec<Callback>> {
+    fn over(&self, end: AsyncioState) -> Option<Vec<Callback>> {
         let mut inner = self.inner.lock();
-        if inner.end != End::Pending {
+        if inner.end != AsyncioState::Pending {
             return None;
         }
         inner.end = end;
@@ -72,7 +73,7 @@ impl AsyncioFuture {
     pub fn finish(this: &Bound<'_, Self>) -> PyResult<()> {
         let py = this.py();
         let mut outcome = Ok(());
-        for Callback { function, context } in this.get().over(End::Finished).unwrap_or_default() {
+        for Callback { function, context } in this.get().over(AsyncioState::Finished).unwrap_or_default() {
             let called = match context {
                 Some(context) => context.bind(py).call_method1(intern!(py, "run"), (function, this)),
                 None => function.bind(py).call1((this,)),
@@ -107,7 +108,7 @@ impl AsyncioFuture {
     ) -> PyResult<()> {
         let callback = Callback { function: function.unbind(), context: context.map(Bound::unbind) };
         let mut inner = this.get().inner.lock();
-        if inner.end == End::Pending {
+        if inner.end == AsyncioState::Pending {
             inner.callbacks.push(callback);
             return Ok(());
         }
@@ -133,7 +134,7 @@ impl AsyncioFuture {
     /// Ends the waiting; the task hears of it in the next turn, as with any future of asyncio.
     #[pyo3(signature = (msg = None))]
     fn cancel(this: &Bound<'_, Self>, msg: Option<Bound<'_, PyAny>>) -> PyResult<bool> {
-        let Some(callbacks) = this.get().over(End::Cancelled) else { return Ok(false) };
+        let Some(callbacks) = this.get().over(AsyncioState::Cancelled) else { return Ok(false) };
         this.get().inner.lock().message = msg.map(Bound::unbind);
         callbacks.into_iter().try_for_each(|callback| call_soon(this, callback))?;
         Ok(true)
@@ -144,7 +145,7 @@ impl AsyncioFuture {
     }
 
     fn cancelled(&self) -> bool {
-        self.inner.lock().end == End::Cancelled
+        self.inner.lock().end == AsyncioState::Cancelled
     }
 
     /// The result, for which the task asks when it is woken.
@@ -154,8 +155,8 @@ impl AsyncioFuture {
             (inner.end, inner.message.as_ref().map(|message| message.clone_ref(py)))
         };
         match end {
-            End::Finished => Ok(()),
-            End::Cancelled => {
+            AsyncioState::Finished => Ok(()),
+            AsyncioState::Cancelled => {
                 let class = imported!(py, "asyncio", "CancelledError")?;
                 let error = match message {
                     Some(message) => class.call1((message,)),
@@ -163,7 +164,7 @@ impl AsyncioFuture {
                 };
                 Err(PyErr::from_value(error?))
             }
-            End::Pending => Err(PyRuntimeError::new_err("this wait is not over")),
+            AsyncioState::Pending => Err(PyRuntimeError::new_err("this wait is not over")),
         }
     }
 
@@ -179,9 +180,9 @@ impl AsyncioFuture {
 
     fn __repr__(&self) -> &'static str {
         match self.inner.lock().end {
-            End::Pending => "<estafette wait, pending>",
-            End::Finished => "<estafette wait, finished>",
-            End::Cancelled => "<estafette wait, cancelled>",
+            AsyncioState::Pending => "<estafette wait, pending>",
+            AsyncioState::Finished => "<estafette wait, finished>",
+            AsyncioState::Cancelled => "<estafette wait, cancelled>",
         }
     }
 

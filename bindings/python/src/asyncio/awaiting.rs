@@ -3,7 +3,7 @@
 //! An [`Awaiter`] is the iterator behind `__await__`. What is done already ends it in its first step, without a turn of
 //! the loop. Otherwise:
 //!
-//! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is a [`Waiter`].
+//! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is an [`AwaitWaker`].
 //! 2. The awaiter makes an [`AsyncioFuture`], leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
 //!    waiter, and suspends the task on it.
 //! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
@@ -43,13 +43,13 @@ use crate::submission::scope;
 
 /// Turns the outcome of a future into Python, with the Python lock.
 type Finish = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
-type Work = Pin<Box<dyn Future<Output = Finish> + Send>>;
+type AwaitFuture = Pin<Box<dyn Future<Output = Finish> + Send>>;
 
 /// The iterator of `await`. Each `__await__` makes a new one.
 #[pyclass(module = "estafette._estafette", name = "_Awaiter")]
 pub struct Awaiter {
-    state: State,
-    waiter: Option<Arc<Waiter>>,
+    state: AwaitState,
+    waiter: Option<Arc<AwaitWaker>>,
     /// The future that the task is suspended on.
     suspended: Option<Py<AsyncioFuture>>,
     /// The list that keeps that future, and its number there.
@@ -60,15 +60,15 @@ pub struct Awaiter {
     unawaited: Option<&'static str>,
 }
 
-enum State {
+enum AwaitState {
     Done(Option<PyResult<Py<PyAny>>>),
-    Pending(Mutex<Work>),
+    Pending(Mutex<AwaitFuture>),
 }
 
 impl Awaiter {
     /// Ends in its first step.
     pub fn done(outcome: PyResult<Py<PyAny>>) -> Self {
-        Self::new(State::Done(Some(outcome)))
+        Self::new(AwaitState::Done(Some(outcome)))
     }
 
     /// Waits for `future`, which is not polled before the first step. `finish` turns its output into Python.
@@ -80,7 +80,7 @@ impl Awaiter {
             let output = future.await;
             Box::new(move |py: Python<'_>| finish(py, output)) as _
         };
-        Self::new(State::Pending(Mutex::new(Box::pin(work))))
+        Self::new(AwaitState::Pending(Mutex::new(Box::pin(work))))
     }
 
     /// As [`pending`](Self::pending). In an operation `future` is polled now: that poll finds a wait of the operation for itself.
@@ -103,7 +103,7 @@ impl Awaiter {
         Ok(self)
     }
 
-    fn new(state: State) -> Self {
+    fn new(state: AwaitState) -> Self {
         Self { state, waiter: None, suspended: None, left: None, scope: None, unawaited: None }
     }
 
@@ -120,8 +120,8 @@ impl Awaiter {
                 return Ok(self.suspend_again(py, suspended.clone_ref(py)));
             }
             let outcome = match &mut self.state {
-                State::Done(outcome) => Poll::Ready(outcome.take()),
-                State::Pending(work) => {
+                AwaitState::Done(outcome) => Poll::Ready(outcome.take()),
+                AwaitState::Pending(work) => {
                     let waiter = self.waiter.get_or_insert_with(Arc::default);
                     waiter.forget();
                     let waker = Waker::from(Arc::clone(waiter));
@@ -171,7 +171,7 @@ impl Awaiter {
         let future = AsyncioFuture::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
         let number = wakeups.get().leave(future.clone_ref(py));
-        let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
+        let target = AwaitTarget { inbox: Arc::clone(&wakeups.get().inbox), number };
         let before = self.left.replace((wakeups, number));
         forget(before);
         if waiter.expect(target) {
@@ -189,7 +189,7 @@ impl Awaiter {
     /// Ends the waiting, not the work.
     fn abandon(&mut self) {
         self.unawaited = None;
-        self.state = State::Done(None);
+        self.state = AwaitState::Done(None);
         self.suspended = None;
         if let Some(waiter) = self.waiter.take() {
             waiter.forget();
@@ -285,56 +285,56 @@ impl Awaiter {
 
 /// The engine's end of an `await`: a waker.
 #[derive(Default)]
-struct Waiter {
-    slot: Mutex<Slot>,
+struct AwaitWaker {
+    slot: Mutex<WakerSlot>,
 }
 
 #[derive(Default)]
-enum Slot {
+enum WakerSlot {
     /// No task is suspended yet.
     #[default]
     Idle,
     /// Woken while no task was suspended: a task that is about to suspend must poll again instead.
     Woken,
-    Expected(Target),
+    Expected(AwaitTarget),
 }
 
 /// An asyncio future, by the number that its loop keeps it under.
-struct Target {
+struct AwaitTarget {
     inbox: Arc<Inbox>,
     number: u64,
 }
 
-impl Waiter {
+impl AwaitWaker {
     /// False when the wake-up has come in between.
-    fn expect(&self, target: Target) -> bool {
+    fn expect(&self, target: AwaitTarget) -> bool {
         let mut slot = self.slot.lock();
-        let woken = matches!(*slot, Slot::Woken);
-        *slot = if woken { Slot::Idle } else { Slot::Expected(target) };
+        let woken = matches!(*slot, WakerSlot::Woken);
+        *slot = if woken { WakerSlot::Idle } else { WakerSlot::Expected(target) };
         !woken
     }
 
     /// True if an asyncio future waits for the wake-up.
     fn is_expecting(&self) -> bool {
-        matches!(*self.slot.lock(), Slot::Expected(_))
+        matches!(*self.slot.lock(), WakerSlot::Expected(_))
     }
 
     fn forget(&self) {
-        *self.slot.lock() = Slot::Idle;
+        *self.slot.lock() = WakerSlot::Idle;
     }
 }
 
-impl Wake for Waiter {
+impl Wake for AwaitWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
         let mut slot = self.slot.lock();
-        let after = if matches!(*slot, Slot::Expected(_)) { Slot::Idle } else { Slot::Woken };
+        let after = if matches!(*slot, WakerSlot::Expected(_)) { WakerSlot::Idle } else { WakerSlot::Woken };
         let before = std::mem::replace(&mut *slot, after);
         drop(slot);
-        if let Slot::Expected(target) = before {
+        if let WakerSlot::Expected(target) = before {
             target.inbox.push(target.number);
         }
     }

@@ -17,10 +17,10 @@ use crate::unretrieved::Failures;
 
 #[derive(Clone)]
 pub struct EngineHandle {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<EngineState>,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct EngineState {
     pub(crate) engine: ProcessBound<Engine>,
     /// The treatment of unretrieved failures.
     pub(crate) failures: Failures,
@@ -30,7 +30,7 @@ pub(crate) struct Shared {
     pub(crate) is_watched: bool,
 }
 
-impl Drop for Shared {
+impl Drop for EngineState {
     /// No object of the engine is left, and the exit waits for what is in flight all the same.
     fn drop(&mut self) {
         if self.is_watched

@@ -17,18 +17,18 @@ use super::trace::of_file;
 use crate::interpreter::guard;
 
 /// A line of a program: file, line, function.
-type Place = (String, u32, String);
+type SourceLine = (String, u32, String);
 
 /// The thing that was handed over: name, bytes, library.
 type Thing = (String, Option<u64>, Option<String>);
 
-/// The fields of `Step`, in their order; times are those of the clock.
-type Step = (
+/// The fields of `StepFields`, in their order; times are those of the clock.
+type StepFields = (
     u64,
     String,
     String,
     Option<String>,
-    Option<Place>,
+    Option<SourceLine>,
     Option<usize>,
     Option<usize>,
     u64,
@@ -39,7 +39,7 @@ type Step = (
 );
 
 /// A hand-over that nothing ordered, or that may not have been: identity, `none` or `unknown`, the line behind which it was made, the reason.
-type Unordered = (u64, String, Option<Place>, String);
+type Unordered = (u64, String, Option<SourceLine>, String);
 
 /// Writes what was noted to a file. `times`: when that began, in nanoseconds since 1970 and by the clock, and when it ended, by the clock.
 /// Raises `OSError` when the file cannot be written; `ValueError` for a kind of step or track that there is not.
@@ -50,7 +50,7 @@ pub fn write_observation(
     program: String,
     times: (u64, u64, u64),
     tracks: Vec<(String, String)>,
-    noted: (Vec<Step>, Vec<Unordered>),
+    noted: (Vec<StepFields>, Vec<Unordered>),
     missing: Vec<String>,
 ) -> PyResult<()> {
     let (started_unix_ns, began, ended) = times;
@@ -144,11 +144,11 @@ impl Made {
         id
     }
 
-    fn site(&mut self, (file, line, function): Place) -> Site {
+    fn site(&mut self, (file, line, function): SourceLine) -> Site {
         Site { file: self.text(file), line, function: self.text(function) }
     }
 
-    fn operation(&mut self, step: Step) -> PyResult<Operation> {
+    fn operation(&mut self, step: StepFields) -> PyResult<Operation> {
         let (id, kind, name, library, site, submitter, track, submitted, times, waits_for, thing, failed) =
             step;
         let kind = match kind.as_str() {

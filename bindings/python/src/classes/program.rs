@@ -49,12 +49,12 @@ pub struct PyProgram {
     /// True if the program is one graph of its device.
     #[pyo3(get, name = "is_graph")]
     graph: bool,
-    stage: Mutex<Stage>,
+    stage: Mutex<ProgramStage>,
     /// The bodies of the nodes, for the garbage collector: a function may refer to its program.
     bodies: Mutex<Vec<Arc<Repeated>>>,
 }
 
-enum Stage {
+enum ProgramStage {
     Recording(ProcessBound<Box<ProgramBuilder>>),
     Ready(ProcessBound<Program>),
     /// True if the recording block raised, or the program could not be finished.
@@ -65,7 +65,7 @@ impl Drop for PyProgram {
     fn drop(&mut self) {
         // A graph is destroyed by its driver.
         if self.graph {
-            let mut stage = Some(std::mem::replace(self.stage.get_mut(), Stage::Abandoned));
+            let mut stage = Some(std::mem::replace(self.stage.get_mut(), ProgramStage::Abandoned));
             guard::without_lock(&mut || drop(stage.take()));
         }
     }
@@ -76,7 +76,7 @@ impl PyProgram {
     pub fn begin(engine: &Engine, handle: EngineHandle, name: Option<String>, graph: bool) -> Self {
         let name = name.unwrap_or_else(|| "program".into());
         let builder = Box::new(engine.program(name.clone()));
-        let stage = Mutex::new(Stage::Recording(ProcessBound::new(builder)));
+        let stage = Mutex::new(ProgramStage::Recording(ProcessBound::new(builder)));
         Self { engine: handle, name, graph, stage, bodies: Mutex::default() }
     }
 
@@ -88,7 +88,7 @@ impl PyProgram {
         self.engine.engine(py)?;
         let body = Repeated::new(py, body);
         let mut stage = self.stage.lock();
-        let Stage::Recording(builder) = &mut *stage else {
+        let ProgramStage::Recording(builder) = &mut *stage else {
             return Err(self.error("is finished: nothing more can be recorded"));
         };
         let SubmissionArgs { operands, name, queue, .. } = args;
@@ -116,11 +116,13 @@ impl PyProgram {
     /// A handle of the finished program.
     fn ready(&self, py: Python<'_>) -> PyResult<Program> {
         match &*self.stage.lock() {
-            Stage::Ready(program) => Ok(program.get().or_raise(py)?.clone()),
-            Stage::Recording(_) => {
+            ProgramStage::Ready(program) => Ok(program.get().or_raise(py)?.clone()),
+            ProgramStage::Recording(_) => {
                 Err(self.error("is still being recorded: leave its `with` block, or `finish` it"))
             }
-            Stage::Abandoned => Err(self.error("was never finished: its recording ended with an exception")),
+            ProgramStage::Abandoned => {
+                Err(self.error("was never finished: its recording ended with an exception"))
+            }
         }
     }
 }
@@ -166,8 +168,8 @@ impl PyProgram {
         self.engine.engine(py)?;
         let builder = {
             let mut stage = self.stage.lock();
-            match std::mem::replace(&mut *stage, Stage::Abandoned) {
-                Stage::Recording(builder) => builder,
+            match std::mem::replace(&mut *stage, ProgramStage::Abandoned) {
+                ProgramStage::Recording(builder) => builder,
                 other => {
                     *stage = other;
                     return Err(self.error("is finished already, or was given up"));
@@ -177,21 +179,25 @@ impl PyProgram {
         let builder = builder.into_inner().or_raise(py)?;
         let graph = self.graph;
         let finished = guard::detach(py, || if graph { builder.finish_as_graph() } else { builder.finish() });
-        *self.stage.lock() = Stage::Ready(ProcessBound::new(finished.or_raise(py)?));
+        *self.stage.lock() = ProgramStage::Ready(ProcessBound::new(finished.or_raise(py)?));
         Ok(())
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
-        let recording = matches!(&*slf.get().stage.lock(), Stage::Recording(_));
+        let recording = matches!(&*slf.get().stage.lock(), ProgramStage::Recording(_));
         if recording { Ok(slf) } else { Err(slf.get().error("is finished already, or was given up")) }
     }
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         if _exception.is_empty() || _exception.get_item(0)?.is_none() {
-            return if matches!(&*self.stage.lock(), Stage::Ready(_)) { Ok(()) } else { self.finish(py) };
+            return if matches!(&*self.stage.lock(), ProgramStage::Ready(_)) {
+                Ok(())
+            } else {
+                self.finish(py)
+            };
         }
-        let given_up = std::mem::replace(&mut *self.stage.lock(), Stage::Abandoned);
+        let given_up = std::mem::replace(&mut *self.stage.lock(), ProgramStage::Abandoned);
         drop(given_up);
         let bodies = std::mem::take(&mut *self.bodies.lock());
         drop(bodies);
@@ -223,10 +229,10 @@ impl PyProgram {
 
     fn __repr__(&self) -> String {
         let stage = match &*self.stage.lock() {
-            Stage::Recording(_) => ", being recorded",
-            Stage::Ready(_) if self.graph => ", one graph",
-            Stage::Ready(_) => "",
-            Stage::Abandoned => ", given up",
+            ProgramStage::Recording(_) => ", being recorded",
+            ProgramStage::Ready(_) if self.graph => ", one graph",
+            ProgramStage::Ready(_) => "",
+            ProgramStage::Abandoned => ", given up",
         };
         format!("<estafette.Program `{}` of {} nodes{stage}>", shown(&self.name), self.bodies.lock().len())
     }
@@ -234,10 +240,10 @@ impl PyProgram {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // A replay in flight needs the functions, even if other references to them are gone.
         let idle = match self.stage.try_lock().as_deref() {
-            Some(Stage::Ready(program)) => {
+            Some(ProgramStage::Ready(program)) => {
                 program.get().is_ok_and(|program| !bindings::program::is_in_use(program))
             }
-            Some(Stage::Recording(_) | Stage::Abandoned) => true,
+            Some(ProgramStage::Recording(_) | ProgramStage::Abandoned) => true,
             None => false,
         };
         let Some(bodies) = self.bodies.try_lock() else { return Ok(()) };

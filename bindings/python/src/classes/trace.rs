@@ -20,11 +20,11 @@ use crate::error::OrRaise;
 use crate::interpreter::guard;
 
 /// A recorder; `None` once it was closed. A snapshot takes its time, and the end waits for it.
-type Shared = Arc<Mutex<Option<Recorder>>>;
+type SharedRecorder = Arc<Mutex<Option<Recorder>>>;
 
 estafette_sync::per_process! {
     /// The recorders that were opened here, by their numbers.
-    static OPEN: Mutex<BTreeMap<u64, Shared>> = Mutex::new(BTreeMap::new());
+    static OPEN: Mutex<BTreeMap<u64, SharedRecorder>> = Mutex::new(BTreeMap::new());
 }
 
 /// Opens a recorder, to be written to `path`. Returns its number.

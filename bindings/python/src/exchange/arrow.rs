@@ -11,7 +11,7 @@ use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyTuple};
 
 use crate::error::OrRaise;
 use crate::exchange::capsule;
-use crate::exchange::export::{self, From, Request};
+use crate::exchange::export::{self, ExportRequest, From};
 use crate::interpreter::guard;
 use crate::interpreter::once::intern;
 
@@ -28,8 +28,8 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     let pair = match object.cast::<PyTuple>() {
         Ok(pair) => pair.clone().into_any(),
         Err(_) => match call_protocol(object)? {
-            Exported::Array(pair) => pair,
-            Exported::Stream(stream) => return only_chunk(&stream),
+            ExportedArrow::Array(pair) => pair,
+            ExportedArrow::Stream(stream) => return only_chunk(&stream),
         },
     };
     let (schema, array): (Bound<'_, PyCapsule>, Bound<'_, PyCapsule>) = pair.extract().map_err(|_| {
@@ -58,20 +58,20 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
     Ok((format, taken.or_raise(py)?))
 }
 
-enum Exported<'py> {
+enum ExportedArrow<'py> {
     Array(Bound<'py, PyAny>),
     Stream(Bound<'py, PyAny>),
 }
 
-fn call_protocol<'py>(object: &Bound<'py, PyAny>) -> PyResult<Exported<'py>> {
+fn call_protocol<'py>(object: &Bound<'py, PyAny>) -> PyResult<ExportedArrow<'py>> {
     let py = object.py();
     for name in [intern!(py, "__arrow_c_device_array__"), intern!(py, "__arrow_c_array__")] {
         if let Ok(export) = object.getattr(name) {
-            return export.call0().map(Exported::Array);
+            return export.call0().map(ExportedArrow::Array);
         }
     }
     if let Ok(export) = object.getattr(intern!(py, "__arrow_c_stream__")) {
-        return export.call0().map(Exported::Stream);
+        return export.call0().map(ExportedArrow::Stream);
     }
     let kind = object.get_type().fully_qualified_name()?;
     Err(PyTypeError::new_err(format!(
@@ -139,7 +139,7 @@ pub fn array<'py>(py: Python<'py>, from: From<'_>) -> PyResult<Bound<'py, PyTupl
 
 /// Exports as `__dlpack__` does, with the same waiting and under the same lease, but an Arrow array.
 fn lend(py: Python<'_>, from: From<'_>) -> PyResult<(ArrowSchema, ArrowDeviceArray)> {
-    let request = Request { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
+    let request = ExportRequest { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
     let lent = export::export(py, from, &request)?;
     let lent = capsule::consume(&lent)?;
     bindings::arrow::from_tensor(lent, None).or_raise(py)

@@ -15,7 +15,7 @@ use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
 use crate::error::{OrRaise, exchange_error, import_module};
 use crate::exchange::capsule;
 use crate::exchange::dtype;
-use crate::exchange::export::{self, From, Request};
+use crate::exchange::export::{self, ExportRequest, From};
 use crate::exchange::typestr;
 use crate::interpreter::interrupt;
 
@@ -107,7 +107,7 @@ pub unsafe fn fill(
     }
     // SAFETY: the caller's place. A buffer that was not filled has no object.
     unsafe { (*view).obj = ptr::null_mut() };
-    let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
+    let request = ExportRequest { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
     interrupt::forget();
     let managed = export::export_managed(py, from, &request)
         .inspect_err(|error| interrupt::keep(py, owner.as_ptr().addr(), error))?;

@@ -34,7 +34,7 @@ use crate::classes::engine::PyEngine;
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, exchange_error};
-use crate::exchange::export::{self, From, Request};
+use crate::exchange::export::{self, ExportRequest, From};
 use crate::exchange::protocols::Exports;
 use crate::interpreter::guard;
 use crate::kinds;
@@ -105,7 +105,7 @@ unsafe extern "C" fn from_object(object: *mut c_void, out: *mut *mut DLManagedTe
 /// The tensor behind an object of one of the types that have a table.
 fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let py = object.py();
-    let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
+    let request = ExportRequest { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
     if let Ok(tensor) = object.cast::<PyTensor>() {
         let from = From::Tensor(tensor.get().tensor(py)?, Access::Read, tensor.get().engine());
         export::until_defined(py, from.tensor())?;
@@ -113,7 +113,7 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
         if let Some(default) = kinds::default_stream(device) {
             // Ordered before the stream that we say is ours.
             let ours = work_stream(py, device, default)?.into_pyobject(py)?.into_any();
-            let request = Request { stream: Some(&ours), ..request };
+            let request = ExportRequest { stream: Some(&ours), ..request };
             return export::export_managed(py, from, &request);
         }
         return export::export_plain(py, from, &request);

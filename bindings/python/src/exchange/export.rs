@@ -31,14 +31,14 @@ estafette_sync::per_process! {
 }
 
 /// The arguments of `__dlpack__`.
-pub struct Request<'a, 'py> {
+pub struct ExportRequest<'a, 'py> {
     pub stream: Option<&'a Bound<'py, PyAny>>,
     pub max_version: Option<(u32, u32)>,
     pub dl_device: Option<(i32, i32)>,
     pub copy: Option<bool>,
 }
 
-impl Request<'_, '_> {
+impl ExportRequest<'_, '_> {
     /// True if the tensor is wanted as and where it is, by a consumer without a stream.
     fn is_plain(&self) -> bool {
         self.stream.is_none() && self.dl_device.is_none() && self.copy != Some(true)
@@ -126,7 +126,11 @@ impl<'a> From<'a> {
 
 /// As [`export_managed`], the shortest way for a consumer that wants a tensor as and where it is.
 #[inline]
-pub fn export_plain(py: Python<'_>, from: From<'_>, request: &Request<'_, '_>) -> PyResult<ManagedTensor> {
+pub fn export_plain(
+    py: Python<'_>,
+    from: From<'_>,
+    request: &ExportRequest<'_, '_>,
+) -> PyResult<ManagedTensor> {
     if let (From::Tensor(tensor, Access::Read, _), true) = (from, request.is_plain())
         && request.abi() == Abi::Versioned
         && let Some(managed) = at_once(py, tensor)?
@@ -137,13 +141,13 @@ pub fn export_plain(py: Python<'_>, from: From<'_>, request: &Request<'_, '_>) -
 }
 
 /// The answer to `__dlpack__`.
-/// Raises as [`Request::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the tensor's
+/// Raises as [`ExportRequest::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the tensor's
 /// operation; `BufferError` for a legacy struct of read-only memory; `InFlightLimitError` when there is no room for a copy on an event
 /// loop's thread.
 pub fn export<'py>(
     py: Python<'py>,
     from: From<'_>,
-    request: &Request<'_, 'py>,
+    request: &ExportRequest<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     let copy = match from {
         From::Tensor(tensor, _, engine) if request.may_copy() && !scope::has_operand(py, tensor)? => {
@@ -159,7 +163,7 @@ fn export_copy(
     py: Python<'_>,
     engine: &EngineHandle,
     tensor: &Tensor,
-    request: &Request<'_, '_>,
+    request: &ExportRequest<'_, '_>,
 ) -> PyResult<Option<ManagedTensor>> {
     until_defined(py, tensor)?;
     let device = tensor.device().or_raise(py)?;
@@ -188,7 +192,7 @@ fn export_copy(
 pub fn export_managed<'py>(
     py: Python<'py>,
     from: From<'_>,
-    request: &Request<'_, 'py>,
+    request: &ExportRequest<'_, 'py>,
 ) -> PyResult<ManagedTensor> {
     let (tensor, access) = match from {
         From::Tensor(tensor, access, _) => (tensor, access),

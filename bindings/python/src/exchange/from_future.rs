@@ -20,7 +20,7 @@ use crate::submission::outcome::take_result;
 use crate::submission::submission_args::SubmissionArgs;
 
 /// The slot in which the operation leaves its completion for the future.
-pub type Slot = Arc<Mutex<Option<Completion>>>;
+pub type CompletionSlot = Arc<Mutex<Option<Completion>>>;
 
 pub fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
     slot.lock().take()
@@ -29,8 +29,12 @@ pub fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
 /// Submits an operation that leaves its completion in the slot, for the bringer of its result. Without operands it is there when this
 /// returns.
 /// Raises those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
-pub fn receive(py: Python<'_>, engine: &EngineHandle, args: &SubmissionArgs) -> PyResult<(Tensor, Slot)> {
-    let slot = Slot::default();
+pub fn receive(
+    py: Python<'_>,
+    engine: &EngineHandle,
+    args: &SubmissionArgs,
+) -> PyResult<(Tensor, CompletionSlot)> {
+    let slot = CompletionSlot::default();
     let tensor = engine.promise(py, args, |op| {
         let left = Arc::clone(&slot);
         op.receive(move |end| *left.lock() = Some(end))
@@ -39,7 +43,7 @@ pub fn receive(py: Python<'_>, engine: &EngineHandle, args: &SubmissionArgs) -> 
 }
 
 /// Ends the operation when listening has failed: the caller gets `error`, so there is nothing to report.
-pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
+pub fn call_off(py: Python<'_>, slot: &CompletionSlot, error: &PyErr) {
     if let Some(completion) = take(slot) {
         let why = Raised::foreign(py, error.clone_ref(py));
         guard::detach(py, || completion.cancel(why));
@@ -49,12 +53,12 @@ pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
 /// The callback that a future reports its end to: `delivery(value, error, cancelled)`. Only the first call counts.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Delivery", weakref)]
 pub struct Delivery {
-    slot: ProcessBound<Slot>,
+    slot: ProcessBound<CompletionSlot>,
     begun: OnceLock<Begun>,
 }
 
 impl Delivery {
-    pub fn new(slot: Slot) -> Self {
+    pub fn new(slot: CompletionSlot) -> Self {
         Self { slot: ProcessBound::new(slot), begun: OnceLock::new() }
     }
 

@@ -17,20 +17,20 @@ use estafette_sync::sync::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::exchange::from_future::{Slot, take};
+use crate::exchange::from_future::{CompletionSlot, take};
 use crate::interpreter::fastcall::function;
 use crate::interpreter::guard;
 
-type Handle = *mut c_void;
+type MxHandle = *mut c_void;
 type AsyncFunction = unsafe extern "C" fn(context: *mut c_void, on_complete: *mut c_void, param: *mut c_void);
 type Push = unsafe extern "C" fn(
     function: AsyncFunction,
     param: *mut c_void,
     deleter: unsafe extern "C" fn(*mut c_void),
     context: *const c_void,
-    const_arrays: *mut Handle,
+    const_arrays: *mut MxHandle,
     n_const: c_int,
-    mutable_arrays: *mut Handle,
+    mutable_arrays: *mut MxHandle,
     n_mutable: c_int,
     property: *const c_void,
     priority: c_int,
@@ -42,9 +42,9 @@ type Push = unsafe extern "C" fn(
 #[derive(Clone, Copy)]
 struct Api {
     push: Push,
-    copy: unsafe extern "C" fn(Handle, *mut Handle) -> c_int,
-    free: unsafe extern "C" fn(Handle) -> c_int,
-    to_dlpack: unsafe extern "C" fn(Handle, *mut *mut c_void) -> c_int,
+    copy: unsafe extern "C" fn(MxHandle, *mut MxHandle) -> c_int,
+    free: unsafe extern "C" fn(MxHandle) -> c_int,
+    to_dlpack: unsafe extern "C" fn(MxHandle, *mut *mut c_void) -> c_int,
     last_error: unsafe extern "C" fn() -> *const c_char,
 }
 
@@ -81,7 +81,7 @@ impl Api {
 
 /// A handle of our own to an array.
 struct Array {
-    handle: Handle,
+    handle: MxHandle,
     api: Api,
 }
 
@@ -114,13 +114,13 @@ impl Drop for OnComplete {
 }
 
 /// The values that MXNet's engine keeps for the function until it has ended, or was skipped.
-struct Pending {
-    slot: Slot,
+struct PendingPush {
+    slot: CompletionSlot,
     array: Mutex<Option<Array>>,
     writable: bool,
 }
 
-impl Drop for Pending {
+impl Drop for PendingPush {
     fn drop(&mut self) {
         if let Some(completion) = take(&self.slot) {
             completion.produce(Err(BodyError::from(
@@ -137,7 +137,7 @@ pub fn push(
     py: Python<'_>,
     handle: usize,
     addresses: [usize; 5],
-    slot: Slot,
+    slot: CompletionSlot,
     writable: bool,
 ) -> PyResult<()> {
     /// `Context` of include/mxnet/base.h: the kind of device, here `kCPU`, and its number.
@@ -152,7 +152,7 @@ pub fn push(
         let array = Mutex::new(Some(Array { handle: copy, api }));
         let mut operand = copy;
         let (n_const, n_mutable) = if writable { (0, 1) } else { (1, 0) };
-        let param = Box::into_raw(Box::new(Pending { slot: slot.clone(), array, writable }));
+        let param = Box::into_raw(Box::new(PendingPush { slot: slot.clone(), array, writable }));
         // SAFETY: the engine reads the operand and the context before it returns, and calls the deleter once, after the
         // last use of the parameter, whether it runs the function or not.
         let status = unsafe {
@@ -185,7 +185,7 @@ pub fn push(
 /// MXNet's deleter of the parameter.
 unsafe extern "C" fn dropped(param: *mut c_void) {
     // SAFETY: called once with what `push` has made.
-    drop(unsafe { Box::from_raw(param.cast::<Pending>()) });
+    drop(unsafe { Box::from_raw(param.cast::<PendingPush>()) });
 }
 
 /// Runs on a worker of MXNet once earlier writes of the array are done. Its end, for MXNet, is when the last use of the
@@ -193,7 +193,7 @@ unsafe extern "C" fn dropped(param: *mut c_void) {
 unsafe extern "C" fn ready(_context: *mut c_void, on_complete: *mut c_void, param: *mut c_void) {
     // SAFETY: the parameter is alive until its deleter is called; the callback is lent, and to be copied.
     let (pending, end) =
-        unsafe { (&*param.cast::<Pending>().cast_const(), on_complete.cast::<OnComplete>().read()) };
+        unsafe { (&*param.cast::<PendingPush>().cast_const(), on_complete.cast::<OnComplete>().read()) };
     let (Some(completion), Some(array)) = (take(&pending.slot), take(&pending.array)) else { return };
     deliver(completion, array, end, pending.writable);
 }

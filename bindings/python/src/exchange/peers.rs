@@ -351,7 +351,7 @@ pub fn of_module(module: &str) -> Option<&'static Peer> {
 
 /// Facts about a type whose instances we are given.
 #[derive(Clone, Copy)]
-pub struct Known {
+pub struct TypeFacts {
     /// The row of its library, or of one that it inherits from.
     peer: Option<&'static Peer>,
     /// Its C exchange table, if it has one that we understand.
@@ -364,7 +364,7 @@ pub struct Known {
     pub is_numpy_array: bool,
 }
 
-impl Known {
+impl TypeFacts {
     pub fn peer(&self) -> &'static Peer {
         self.peer.unwrap_or(&UNKNOWN)
     }
@@ -378,7 +378,7 @@ const PLACES: usize = 4;
 struct KnownClass {
     /// Kept, so that its address stays unique.
     class: Py<PyType>,
-    known: Known,
+    known: TypeFacts,
 }
 
 /// Each is set once and stays, so no lock is needed to read one.
@@ -386,7 +386,7 @@ static KNOWN: [OnceLock<KnownClass>; TYPES] = [const { OnceLock::new() }; TYPES]
 
 /// Facts about the type of `object`.
 #[inline]
-pub fn of(object: &Bound<'_, PyAny>) -> Known {
+pub fn of(object: &Bound<'_, PyAny>) -> TypeFacts {
     let class = object.get_type_ptr();
     // Types are some kilobytes apart.
     let place = class as usize >> 6;
@@ -402,11 +402,11 @@ pub fn of(object: &Bound<'_, PyAny>) -> Known {
 
 /// Finds out what is known of the type of `object`, and keeps it where there is a place.
 #[cold]
-fn inspect(object: &Bound<'_, PyAny>, place: usize) -> Known {
+fn inspect(object: &Bound<'_, PyAny>, place: usize) -> TypeFacts {
     let (py, class) = (object.py(), object.get_type());
     let fences = class.hasattr(intern!(py, "__dlpack_fence__")).unwrap_or(false);
     let speaks = class.hasattr(intern!(py, "__dlpack__")).unwrap_or(false);
-    let known = Known {
+    let known = TypeFacts {
         peer: row_of(&class),
         table: peer_table::of(&class),
         fences,

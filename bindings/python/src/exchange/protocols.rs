@@ -15,7 +15,7 @@ use crate::classes::access::PyView;
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::{PyTensor, device_object};
 use crate::error::OrRaise;
-use crate::exchange::export::{self, From, Request};
+use crate::exchange::export::{self, ExportRequest, From};
 use crate::exchange::{arrow, buffer, dtype};
 
 /// An object whose memory is exported.
@@ -39,7 +39,8 @@ macro_rules! export_methods {
                 dl_device: Option<(i32, i32)>,
                 copy: Option<bool>,
             ) -> PyResult<Bound<'py, PyCapsule>> {
-                let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
+                let request =
+                    ExportRequest { stream, max_version: export::version(max_version)?, dl_device, copy };
                 self.with_source(py, |from| export::export(py, from, &request))
             }
 

@@ -21,13 +21,13 @@ pub struct Courier {
     name: &'static str,
     /// Jobs that wait at most.
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<CourierState>,
     sent: Condvar,
     /// Notified when no job waits, and when one is expected no more.
     idle: Condvar,
 }
 
-struct State {
+struct CourierState {
     waiting: VecDeque<Job>,
     has_thread: bool,
     /// True if a job is being done.
@@ -49,7 +49,7 @@ impl Drop for Expected {
     }
 }
 
-impl State {
+impl CourierState {
     fn is_idle(&self) -> bool {
         !self.is_busy && self.expected == 0 && self.waiting.is_empty()
     }
@@ -57,7 +57,7 @@ impl State {
 
 impl Courier {
     pub const fn new(name: &'static str, limit: usize) -> Self {
-        let state = State { waiting: VecDeque::new(), has_thread: false, is_busy: false, expected: 0 };
+        let state = CourierState { waiting: VecDeque::new(), has_thread: false, is_busy: false, expected: 0 };
         Self { name, limit, state: Mutex::new(state), sent: Condvar::new(), idle: Condvar::new() }
     }
 

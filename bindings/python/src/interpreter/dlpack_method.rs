@@ -17,7 +17,7 @@ use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::classes::tensor::PyTensor;
 use crate::exchange::capsule;
-use crate::exchange::export::{self, From, Request};
+use crate::exchange::export::{self, ExportRequest, From};
 use crate::interpreter::once::PyOnce;
 
 /// The method that knows everything.
@@ -143,7 +143,7 @@ unsafe fn plain<'py>(
     let tensor = unsafe { this.cast_unchecked::<PyTensor>() }.get();
     let from = From::Tensor(tensor.tensor(py)?, Access::Read, tensor.engine());
     let max_version = versioned.then_some((1, 0));
-    let request = Request { stream: None, max_version, dl_device: None, copy: None };
+    let request = ExportRequest { stream: None, max_version, dl_device: None, copy: None };
     // It asks for no copy.
     capsule::wrap(py, export::export_plain(py, from, &request)?).map(Some)
 }

@@ -24,7 +24,7 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
-use crate::classes::handle::{EngineHandle, Shared};
+use crate::classes::handle::{EngineHandle, EngineState};
 use crate::classes::{promise, remote};
 use crate::error::class;
 use crate::interpreter::guard;
@@ -49,7 +49,7 @@ const NAMED: usize = 10;
 
 estafette_sync::per_process! {
     /// The engines of this process that are there.
-    static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+    static ENGINES: Mutex<Vec<Weak<EngineState>>> = Mutex::new(Vec::new());
     /// Engines without an object, with operations in flight.
     static LEFT: Mutex<Vec<Engine>> = Mutex::new(Vec::new());
     /// The exit no longer waits for operations in flight, which were named.
@@ -77,7 +77,7 @@ pub fn leave(engine: &Engine) {
 
 /// The shared state of an engine's objects that Python has.
 pub fn known(engine: &Engine) -> Option<EngineHandle> {
-    let is_it = |shared: &Arc<Shared>| {
+    let is_it = |shared: &Arc<EngineState>| {
         shared.engine.get().is_ok_and(|known| bindings::engine::is_same(known, engine))
     };
     there().into_iter().find(is_it).map(|shared| EngineHandle { shared })
@@ -125,7 +125,7 @@ pub fn waits() -> bool {
 }
 
 /// The engines of this process that are there.
-pub fn there() -> Vec<Arc<Shared>> {
+pub fn there() -> Vec<Arc<EngineState>> {
     ENGINES.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
@@ -150,9 +150,9 @@ fn finish(py: Python<'_>, last: bool) {
     // An error that a signal handler has raised ends the wait, and no more: the exit goes on.
     let interrupted = interrupt::take().is_some();
     match outcome {
-        Outcome::Ended => {}
-        Outcome::Held if !last => {}
-        Outcome::Held | Outcome::Abandoned => {
+        ExitOutcome::Ended => {}
+        ExitOutcome::Held if !last => {}
+        ExitOutcome::Held | ExitOutcome::Abandoned => {
             ABANDONED.store(true, Ordering::Relaxed);
             let said = say_abandoned(py, &engines, interrupted).or_else(|error| {
                 // Ctrl-C while this was said must not hide it.
@@ -166,7 +166,7 @@ fn finish(py: Python<'_>, last: bool) {
     }
 }
 
-enum Outcome {
+enum ExitOutcome {
     /// Nothing is in flight.
     Ended,
     /// Only leases hold up what is.
@@ -179,18 +179,18 @@ fn in_flight(engines: &[Engine]) -> usize {
     engines.iter().map(|engine| engine.stats().in_flight).sum()
 }
 
-fn wait(engines: &[Engine]) -> Outcome {
+fn wait(engines: &[Engine]) -> ExitOutcome {
     let mut fewest = usize::MAX;
     let mut until = Instant::now() + GRACE;
     loop {
         for engine in engines {
             if let Err(Error::Interrupted) = engine.wait_all(Some(POLL_INTERVAL)) {
-                return Outcome::Abandoned;
+                return ExitOutcome::Abandoned;
             }
         }
         let left = in_flight(engines);
         if left == 0 {
-            return Outcome::Ended;
+            return ExitOutcome::Ended;
         }
         // Operations that submit others could go on for ever, so what counts is that there are fewer.
         if left < fewest {
@@ -198,10 +198,10 @@ fn wait(engines: &[Engine]) -> Outcome {
             until = Instant::now() + GRACE;
         }
         if engines.iter().all(is_held) {
-            return Outcome::Held;
+            return ExitOutcome::Held;
         }
         if Instant::now() >= until {
-            return Outcome::Abandoned;
+            return ExitOutcome::Abandoned;
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::submission::body::helper;
 thread_local! {
     /// The exception that a signal handler has raised during a wait or a submission, until that comes back and raises it.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
-    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+    static KEPT: RefCell<Option<PendingInterrupt>> = const { RefCell::new(None) };
 }
 
 /// True if any thread has set [`RAISED`].
@@ -27,7 +27,7 @@ static HAS_EVER_RAISED: AtomicBool = AtomicBool::new(false);
 
 /// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for ``__array_interface__`` or ``__array__``. So an
 /// interruption is kept for that call.
-struct Kept {
+struct PendingInterrupt {
     /// The object that was asked.
     owner: usize,
     error: PyErr,
@@ -40,7 +40,7 @@ const KEPT_MAX: Duration = Duration::from_millis(500);
 /// Keeps `error`, which the buffer protocol is about to give, if it is no ordinary exception.
 pub fn keep(py: Python<'_>, owner: usize, error: &PyErr) {
     if !error.is_instance_of::<PyException>(py) {
-        KEPT.set(Some(Kept { owner, error: error.clone_ref(py), since: Instant::now() }));
+        KEPT.set(Some(PendingInterrupt { owner, error: error.clone_ref(py), since: Instant::now() }));
     }
 }
 

@@ -25,7 +25,7 @@ estafette_sync::per_process! {
 }
 
 thread_local! {
-    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+    static KEPT: RefCell<Option<LastingState>> = const { RefCell::new(None) };
     /// True if this thread has a state that lasts, ours or Python's own.
     static KNOWN: Cell<bool> = const { Cell::new(false) };
 }
@@ -53,7 +53,7 @@ impl Drop for StatesLock {
 }
 
 /// A thread state that outlasts single uses of Python.
-struct Kept(());
+struct LastingState(());
 
 /// Makes sure that the calling thread has a state that lasts. Called inside the guard.
 pub fn keep() {
@@ -73,7 +73,7 @@ pub fn keep() {
         ffi::PyEval_SaveThread();
     }
     drop(lock);
-    KEPT.set(Some(Kept(())));
+    KEPT.set(Some(LastingState(())));
 }
 
 /// As [`keep`], for a thread that is about to run code that uses Python by itself.
@@ -81,7 +81,7 @@ pub fn prepare() {
     guard::inside(keep);
 }
 
-impl Drop for Kept {
+impl Drop for LastingState {
     fn drop(&mut self) {
         // The thread ends. An interpreter that ends as well clears the state itself.
         guard::inside(|| {

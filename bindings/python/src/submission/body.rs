@@ -28,7 +28,7 @@ use crate::submission::function_kind::{
     FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator,
 };
 use crate::submission::on::On;
-use crate::submission::outcome::{DeferredResult, Pending, TaskDone, Use, take_deferred};
+use crate::submission::outcome::{DeferredResult, PendingCompletion, TaskDone, Use, take_deferred};
 use crate::submission::plain_call::PlainCall;
 use crate::submission::running::Running;
 use crate::submission::scope::OperationScope;
@@ -157,7 +157,7 @@ fn start(
     let scope = completion.scope().clone();
     // Work after the end on a queue, or of a node, may take long.
     let ends_here = is_alone && on.is_none();
-    let mut completion = Pending::new(completion, result, on);
+    let mut completion = PendingCompletion::new(completion, result, on);
     bindings::body_wants_lock(scope.id());
     let outcome = guard::attach(|py| {
         let outcome = match parts(py) {
@@ -262,7 +262,7 @@ impl Parts {
         self,
         py: Python<'_>,
         scope: Scope,
-        completion: &mut Pending,
+        completion: &mut PendingCompletion,
     ) -> Option<BodyResult<Option<Box<DeferredResult>>>> {
         // That of an `async def` function begins when its event loop runs it.
         if !self.is_async {
@@ -290,7 +290,7 @@ impl Parts {
     fn take(
         &self,
         value: &Bound<'_, PyAny>,
-        completion: &mut Pending,
+        completion: &mut PendingCompletion,
     ) -> PyResult<Option<Option<Box<DeferredResult>>>> {
         let is_array = || matches!(self.result, Use::Produced(_)) && peers::of(value).speaks;
         if is_array() || !is_coroutine(value)? {
@@ -354,7 +354,7 @@ impl Parts {
         Ok(value)
     }
 
-    fn send_off(&self, py: Python<'_>, scope: Scope, completion: &mut Pending) -> PyResult<()> {
+    fn send_off(&self, py: Python<'_>, scope: Scope, completion: &mut PendingCompletion) -> PyResult<()> {
         let event_loop =
             self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;

@@ -34,7 +34,7 @@ pub enum FunctionKind {
 }
 
 /// Facts about a function.
-pub struct Known<'py> {
+pub struct FunctionFacts<'py> {
     pub kind: FunctionKind,
     /// See [`innermost`].
     pub innermost: Bound<'py, PyAny>,
@@ -63,7 +63,7 @@ estafette_sync::per_process! {
     static REMEMBERED: Mutex<[Option<Remembered>; FUNCTIONS]> = Mutex::new([const { None }; FUNCTIONS]);
 }
 
-impl<'py> Known<'py> {
+impl<'py> FunctionFacts<'py> {
     pub fn of(function: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = function.py();
         if !is_python(function)? {
@@ -110,7 +110,7 @@ impl<'py> Known<'py> {
     pub fn named_parameters(&self) -> PyResult<[bool; OPTIONS.len()]> {
         let (function, py) = (&self.innermost, self.innermost.py());
         if function.get_type().is(imported!(py, "types", "MethodType")?) {
-            return Known::of(&function.getattr(intern!(py, "__func__"))?)?.named_parameters();
+            return FunctionFacts::of(&function.getattr(intern!(py, "__func__"))?)?.named_parameters();
         }
         match self.parameters {
             // A function that `functools.wraps` has made passes its keyword arguments on.

@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
-use crate::classes::handle::{EngineHandle, Shared};
+use crate::classes::handle::{EngineHandle, EngineState};
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, Raised, finalizing, import_module};
 use crate::interpreter::kept::Kept;
@@ -93,7 +93,7 @@ impl Parts {
         let handle = exit::known(&engine).unwrap_or_else(|| {
             // The engine of another language, or one that no object of Python has any more. The tensors that it is for end no engine.
             let (engine, failures) = (ProcessBound::new(engine.clone()), Failures::Log);
-            let shared = Shared { engine, failures, using: None, is_watched: false };
+            let shared = EngineState { engine, failures, using: None, is_watched: false };
             EngineHandle { shared: Arc::new(shared) }
         });
         let object = |tensor: &Tensor| Bound::new(py, PyTensor::new(tensor.clone(), handle.clone()));

@@ -157,13 +157,13 @@ fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// The duty to complete. A plain function has it for itself; only a coroutine shares it.
-pub struct Pending {
+pub struct PendingCompletion {
     completion: Option<Completion>,
     shared: Option<SharedPending>,
     pub ending: Ending,
 }
 
-impl Pending {
+impl PendingCompletion {
     pub fn new(completion: Completion, result: Use, on: Option<Arc<On>>) -> Self {
         let queue = on.as_ref().and_then(|_| completion.scope().queue());
         Self { completion: Some(completion), shared: None, ending: Ending { result, queue, _on: on } }
@@ -290,13 +290,13 @@ impl SharedPending {
 pub struct TaskDone {
     completion: SharedPending,
     begun: Begun,
-    task: Mutex<Task>,
+    task: Mutex<BodyTask>,
     generation: Generation,
 }
 
 /// The task of an asynchronous body.
 #[derive(Default)]
-struct Task {
+struct BodyTask {
     /// A weak reference: the task has its callbacks. `None` until the event loop has made it.
     reference: Option<Py<PyAny>>,
     is_cancelled: bool,

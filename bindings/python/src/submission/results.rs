@@ -19,10 +19,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
-use crate::classes::handle::{EngineHandle, Shared};
+use crate::classes::handle::{EngineHandle, EngineState};
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module};
-use crate::exchange::from_future::{self, Slot};
+use crate::exchange::from_future::{self, CompletionSlot};
 use crate::exchange::peers;
 use crate::interpreter::interrupt;
 use crate::interpreter::kept::Kept;
@@ -36,14 +36,14 @@ pub struct Results {
     /// Takes the arrays out of what the function returns, where the caller has declared the structure.
     take: Option<Kept<Py<PyAny>>>,
     /// The engine of the promise, where the structure is unknown. Once that is gone, the promise cannot be unpacked.
-    engine: Weak<Shared>,
+    engine: Weak<EngineState>,
     /// True if the function has returned no single array, and the promises of its arrays are defined.
     structured: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<ResultsState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ResultsState {
     arrays: Vec<Option<Produced>>,
     /// The function has returned no single array.
     is_filled: bool,
@@ -99,7 +99,7 @@ impl Results {
         };
         let arrays =
             arrays.cast::<PyList>()?.iter().map(keep).map(|kept| kept.map(Some)).collect::<PyResult<_>>()?;
-        *self.state.lock() = State { arrays, is_filled: true, build, ..State::default() };
+        *self.state.lock() = ResultsState { arrays, is_filled: true, build, ..ResultsState::default() };
         if self.take.is_none() {
             self.promise(py)?;
         }
@@ -117,7 +117,7 @@ impl Results {
         let core = engine.engine(py)?;
         let count = self.state.lock().arrays.len();
         for _ in 0..count {
-            let slot = Slot::default();
+            let slot = CompletionSlot::default();
             let left = Arc::clone(&slot);
             // With a variable in common, one would wait for the other.
             let args = SubmissionArgs { own: OnceLock::new(), ..self.args.clone() };

@@ -21,7 +21,7 @@ use crate::interpreter::fastcall;
 use crate::interpreter::once::intern;
 use crate::kinds;
 use crate::submission::body::Body;
-use crate::submission::function_kind::{FunctionKind, Known};
+use crate::submission::function_kind::{FunctionFacts, FunctionKind};
 use crate::submission::on::On;
 use crate::submission::on_skip::OnSkip;
 use crate::submission::option_parameters::OPTIONS;
@@ -145,7 +145,7 @@ pub fn of_submit(
             }
         }
     }
-    let known = Known::of(function)?;
+    let known = FunctionFacts::of(function)?;
     let using = using::of(&known, using, &engine.shared.using, py)?;
     let body =
         Body::new(function, known.kind, using.as_ref(), &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
@@ -177,7 +177,7 @@ pub struct ResultOptions<'a, 'py> {
 }
 
 /// The result of a call.
-pub enum Outcome {
+pub enum CallResult {
     /// A promise of one array, or of what it is unpacked into if nothing was said of it.
     One(Option<Arc<Results>>),
     /// A promise for each array, and what makes the structure of them.
@@ -190,14 +190,14 @@ pub fn of_call(
     args: &Bound<'_, PyTuple>,
     kwargs: Option<&Bound<'_, PyDict>>,
     result: &ResultOptions<'_, '_>,
-) -> PyResult<(SubmissionArgs, Body, Outcome)> {
+) -> PyResult<(SubmissionArgs, Body, CallResult)> {
     let Submission { function, using, engine, name, on, priority } = submission;
     let py = function.py();
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
     operands.write_vars.extend(queue.as_deref().and_then(kinds::submission_mutex));
-    let known = Known::of(function)?;
+    let known = FunctionFacts::of(function)?;
     let given = [
         using.is_some(),
         result.alias_of.is_some(),
@@ -247,7 +247,7 @@ pub fn of_call(
             let args = SubmissionArgs { priority, ..of_delivery(name, result)? };
             // Of what it is like is declared, it is one array.
             let results = args.like.is_none().then(|| Arc::new(Results::unknown(args.clone(), engine)));
-            (args, Use::Produced(results.clone()), Outcome::One(results))
+            (args, Use::Produced(results.clone()), CallResult::One(results))
         }
         Some((take, build, likes)) => {
             let args =
@@ -260,7 +260,7 @@ pub fn of_call(
             let results = Arc::new(Results::declared(promise.clone(), take));
             let promises = likes.into_iter().map(|like| SubmissionArgs { like, ..promise.clone() }).collect();
             let args = SubmissionArgs { alias_of: Vec::new(), copy: None, ..args };
-            (args, Use::Several(Arc::clone(&results)), Outcome::Several { results, promises, build })
+            (args, Use::Several(Arc::clone(&results)), CallResult::Several { results, promises, build })
         }
     };
     let body = Body::new(&function, kind, using.as_ref(), &arguments, wanted)?.on(on)?;

@@ -8,7 +8,7 @@ use crate::exchange::peers;
 use crate::interpreter::fastcall;
 use crate::interpreter::kept::Kept;
 use crate::interpreter::once::{PyOnce, intern};
-use crate::submission::function_kind::Known;
+use crate::submission::function_kind::FunctionFacts;
 
 /// The function of an engine that makes arrays, for calls that name none.
 pub type Default = Option<Kept<Py<PyAny>>>;
@@ -20,7 +20,7 @@ const KNOWN_MAX: usize = 1024;
 /// is, or whose class it is of. Where the `default` is such a `from_dlpack` too, that of the function's library goes first: PyTorch's
 /// functions take no arrays of NumPy. NumPy's take those of others. `None` for a function that gets the tensors themselves.
 pub fn of<'py>(
-    function: &Known<'py>,
+    function: &FunctionFacts<'py>,
     given: Option<&Bound<'py, PyAny>>,
     default: &Default,
     py: Python<'py>,
@@ -46,7 +46,7 @@ fn library_of(using: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
     Ok(peers::of_module(module.to_str()?).map(|library| library.root))
 }
 
-fn of_library<'py>(py: Python<'py>, function: &Known<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+fn of_library<'py>(py: Python<'py>, function: &FunctionFacts<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let module = function.module()?;
     if let Some(using) = module.map(|module| of_module(py, &module)).transpose()?.flatten() {
         return Ok(Some(using));

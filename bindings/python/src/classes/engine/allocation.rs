@@ -18,13 +18,13 @@ use crate::kinds;
 
 /// The argument `shared`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Shared {
+pub enum Sharing {
     No,
     ForReading,
     ForWriting,
 }
 
-impl<'a, 'py> FromPyObject<'a, 'py> for Shared {
+impl<'a, 'py> FromPyObject<'a, 'py> for Sharing {
     type Error = PyErr;
 
     fn extract(shared: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
@@ -45,19 +45,19 @@ impl PyEngine {
         shape: &[i64],
         dtype: DType,
         device: DLDevice,
-        shared: Shared,
+        shared: Sharing,
     ) -> PyResult<PyTensor> {
         let engine = self.engine(py)?;
         let memory = match shared {
-            Shared::No => Memory::On(device),
-            Shared::ForReading => Memory::Shared(device),
-            Shared::ForWriting if device == DLDevice::CPU => Memory::SharedForWriting,
-            Shared::ForWriting => {
+            Sharing::No => Memory::On(device),
+            Sharing::ForReading => Memory::Shared(device),
+            Sharing::ForWriting if device == DLDevice::CPU => Memory::SharedForWriting,
+            Sharing::ForWriting => {
                 let message = format!("memory on {device} cannot be lent to other processes for writing");
                 return Err(raise(py, "InvalidError", message));
             }
         };
-        if shared != Shared::No {
+        if shared != Sharing::No {
             prepare_queues(py, true)?;
         }
         let tensor = if device == DLDevice::CPU {
@@ -77,7 +77,7 @@ impl PyEngine {
     /// CUDA device, else `NotSharedError`; with ``"write"``, on the host alone, another process can also be lent it for writing
     /// (`Link.send`).
     #[pyo3(
-        signature = (shape, dtype, *, device = None, shared = Shared::No),
+        signature = (shape, dtype, *, device = None, shared = Sharing::No),
         text_signature = "($self, shape, dtype, *, device=None, shared=False)"
     )]
     fn empty(
@@ -86,7 +86,7 @@ impl PyEngine {
         shape: &Bound<'_, PyAny>,
         dtype: &Bound<'_, PyAny>,
         device: Option<&Bound<'_, PyAny>>,
-        shared: Shared,
+        shared: Sharing,
     ) -> PyResult<PyTensor> {
         let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
         let device = device.map(kinds::parse_device).transpose()?.unwrap_or(DLDevice::CPU);
@@ -95,7 +95,7 @@ impl PyEngine {
 
     /// Returns a tensor of zeros in host memory. `shared` is as for `empty`.
     #[pyo3(
-        signature = (shape, dtype, *, shared = Shared::No),
+        signature = (shape, dtype, *, shared = Sharing::No),
         text_signature = "($self, shape, dtype, *, shared=False)"
     )]
     fn zeros(
@@ -103,7 +103,7 @@ impl PyEngine {
         py: Python<'_>,
         shape: &Bound<'_, PyAny>,
         dtype: &Bound<'_, PyAny>,
-        shared: Shared,
+        shared: Sharing,
     ) -> PyResult<PyTensor> {
         let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
         self.allocate(py, &shape, dtype, DLDevice::CPU, shared)

@@ -33,7 +33,7 @@ use pyo3::types::PyTuple;
 use crate::arguments::{count, seconds};
 use crate::asyncio::awaiting::Awaiter;
 use crate::asyncio::stopped_loop;
-use crate::classes::handle::{EngineHandle, Shared};
+use crate::classes::handle::{EngineHandle, EngineState};
 use crate::classes::operators::PyOperators;
 use crate::classes::remote::prepare_queues;
 use crate::classes::report;
@@ -110,7 +110,7 @@ impl PyEngine {
             bindings::engine::on_lease_wait(&engine, collect_garbage);
             bindings::engine::on_wait(&engine, Interrupts);
             estafette::operation::on_unretrieved(unretrieved::reporter);
-            let shared = Shared { engine: ProcessBound::new(engine), failures, using, is_watched: true };
+            let shared = EngineState { engine: ProcessBound::new(engine), failures, using, is_watched: true };
             let handle = EngineHandle { shared: Arc::new(shared) };
             exit::watch(&handle);
             handle
@@ -171,7 +171,7 @@ fn stats(py: Python<'_>, engine: &Engine) -> PyResult<Py<PyAny>> {
 /// The state of each engine of this process: `Stats` and `Diagnosis`.
 #[pyfunction(name = "_engine_states")]
 pub fn engine_states(py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Py<PyAny>)>> {
-    let state = |shared: Arc<Shared>| {
+    let state = |shared: Arc<EngineState>| {
         let engine = shared.engine.get().or_raise(py)?;
         let diagnosis = guard::detach(py, || engine.diagnose());
         Ok((stats(py, engine)?, report::diagnosis(py, &diagnosis)?))

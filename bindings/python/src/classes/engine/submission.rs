@@ -21,7 +21,7 @@ use crate::interpreter::{guard, interrupt};
 use crate::submission::body::Body;
 use crate::submission::results::Results;
 use crate::submission::scope;
-use crate::submission::submission_args::{self, Outcome, ResultOptions, Submission, SubmissionArgs};
+use crate::submission::submission_args::{self, CallResult, ResultOptions, Submission, SubmissionArgs};
 
 #[pymethods]
 impl PyEngine {
@@ -180,10 +180,10 @@ impl PyEngine {
         let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
         let (args, body, outcome) = submission_args::of_call(submission, args, kwargs, &result)?;
         match outcome {
-            Outcome::One(results) => {
+            CallResult::One(results) => {
                 Given::One(self.call_now(py, &args, body)?, results).into_python(py, self.handle.clone())
             }
-            Outcome::Several { results, promises, build } => {
+            CallResult::Several { results, promises, build } => {
                 let engine = self.engine(py)?;
                 let submit = |permit: SubmitPermit<'_, _, _, _>, body: Body| {
                     submit_several(engine, permit, body, &promises, &results)
@@ -220,12 +220,12 @@ impl PyEngine {
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         let given = async move {
             match outcome {
-                Outcome::One(results) => {
+                CallResult::One(results) => {
                     let op = args.promise(&engine).permit().await?;
                     let tensor = op.produce_external(move |end| body.start(end))?;
                     Ok::<_, Error>(Given::One(tensor, results))
                 }
-                Outcome::Several { results, promises, build } => {
+                CallResult::Several { results, promises, build } => {
                     let permit = bindings::operation::reserve(args.operation(&engine).permit().await?)?;
                     let (op, tensors) = submit_several(&engine, permit, body, &promises, &results)?;
                     Ok(Given::Several(op, tensors, build))
