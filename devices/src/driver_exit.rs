@@ -73,17 +73,17 @@ impl DriverExit {
     }
 
     /// `None` while the process exits, and in a forked child.
-    pub(crate) fn enter(&'static self) -> Option<Call> {
+    pub(crate) fn enter(&'static self) -> Option<DriverCall> {
         // Made only then: its drop ends a use.
-        (!self.is_inherited() && self.calls.enter()).then(|| Call(self))
+        (!self.is_inherited() && self.calls.enter()).then(|| DriverCall(self))
     }
 }
 
 /// While this lives, the exit waits.
 #[must_use]
-pub(crate) struct Call(&'static DriverExit);
+pub(crate) struct DriverCall(&'static DriverExit);
 
-impl Drop for Call {
+impl Drop for DriverCall {
     fn drop(&mut self) {
         self.0.calls.leave();
     }

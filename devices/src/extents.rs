@@ -31,13 +31,13 @@ pub trait Span {
 /// Pieces, and what is free in them. All calls may be made from any thread.
 #[derive(Debug)]
 pub struct Extents<S> {
-    state: Mutex<State<S>>,
+    state: Mutex<ExtentsState<S>>,
     /// A piece is there, or could not be made.
     made: Condvar,
 }
 
 #[derive(Debug)]
-struct State<S> {
+struct ExtentsState<S> {
     extents: Vec<Extent<S>>,
     is_making: bool,
 }
@@ -97,7 +97,7 @@ impl<S> Extents<S> {
     estafette_sync::const_fn! {
         /// None.
         pub fn new() -> Self {
-            Self { state: Mutex::new(State { extents: Vec::new(), is_making: false }), made: Condvar::new() }
+            Self { state: Mutex::new(ExtentsState { extents: Vec::new(), is_making: false }), made: Condvar::new() }
         }
     }
 
@@ -173,7 +173,7 @@ impl<S: Span> Extents<S> {
     }
 }
 
-impl<S: Span> State<S> {
+impl<S: Span> ExtentsState<S> {
     /// The piece that is not kept any more.
     fn release(&mut self, span: &Arc<S>, offset: usize, bytes: usize) -> Option<Arc<S>> {
         let extents = &mut self.extents;

@@ -12,7 +12,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::thread_local;
 
 use super::deques::Worker as Deque;
-use super::pool::{Job, Shared};
+use super::pool::{Job, PoolState};
 
 /// The number of threads outside of the pool that can have a deque at the same time.
 pub(super) const EXTERNAL_QUEUES_MAX: usize =
@@ -41,7 +41,7 @@ impl<J> FreeDeques<J> {
 
 /// The registration of one outside thread with one pool.
 struct ExternalQueue<J: Job> {
-    shared: Arc<Shared<J>>,
+    shared: Arc<PoolState<J>>,
     /// `None` when all were taken, and after the registration has ended.
     deque: Option<Deque<J>>,
 }
@@ -64,7 +64,7 @@ impl<J: Job> Drop for ExternalQueue<J> {
 }
 
 /// Calls `f` with the deque that this thread has by its registration with `shared`, if it has one.
-pub(super) fn with_deque<J: Job, R>(shared: &Arc<Shared<J>>, f: impl FnOnce(&Deque<J>) -> R) -> Option<R> {
+pub(super) fn with_deque<J: Job, R>(shared: &Arc<PoolState<J>>, f: impl FnOnce(&Deque<J>) -> R) -> Option<R> {
     let in_registered = |place: &RefCell<Option<Box<dyn Any>>>| {
         // Borrowed while `f` runs, which only takes or pushes.
         let place = place.try_borrow().ok()?;
@@ -75,7 +75,7 @@ pub(super) fn with_deque<J: Job, R>(shared: &Arc<Shared<J>>, f: impl FnOnce(&Deq
 }
 
 /// Registers this thread with `shared`. When all deques are taken, the registration has none.
-pub(super) fn register<J: Job>(shared: &Arc<Shared<J>>) {
+pub(super) fn register<J: Job>(shared: &Arc<PoolState<J>>) {
     let deque = shared.external.take().map(|(deque, external)| {
         // Before anything is pushed, so that every search for work includes this deque.
         shared.queues.set_external_in_use(external);
@@ -92,7 +92,7 @@ pub(super) fn register<J: Job>(shared: &Arc<Shared<J>>) {
 }
 
 /// True if this thread is registered with `shared`, with a deque or without.
-pub(super) fn is_registered<J: Job>(shared: &Arc<Shared<J>>) -> bool {
+pub(super) fn is_registered<J: Job>(shared: &Arc<PoolState<J>>) -> bool {
     let here = |place: &RefCell<Option<Box<dyn Any>>>| {
         let place = place.try_borrow();
         place.is_ok_and(|place| {

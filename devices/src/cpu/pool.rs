@@ -75,13 +75,13 @@ impl Default for PoolOptions {
 /// without workers drops what is queued instead. [`Pool::shutdown`] makes workers leave after their current
 /// job, even while handles exist.
 pub struct Pool<J: Job> {
-    pub(super) shared: Arc<Shared<J>>,
+    pub(super) shared: Arc<PoolState<J>>,
     /// True if this handle keeps the workers from leaving. Those that workers hold themselves do not.
     counted: AtomicBool,
 }
 
 /// The state that all handles and threads of a pool share.
-pub(super) struct Shared<J> {
+pub(super) struct PoolState<J> {
     pub(super) queues: Queues<J>,
     pub(super) sleep: Sleep,
     pub(super) threads: Threads<J>,
@@ -97,7 +97,7 @@ pub(super) struct Shared<J> {
     pub(super) generation: Generation,
 }
 
-impl<J> Shared<J> {
+impl<J> PoolState<J> {
     /// The number of workers that run jobs, once they share a lock; before that every worker runs jobs. A worker that has not seen it yet
     /// runs a job beyond the limit, as workers do for jobs that are overdue.
     #[inline]
@@ -134,7 +134,7 @@ impl<J: Job> Pool<J> {
         let (queues, deques, lent) = Queues::new(if workers == 0 { 0 } else { threads }, EXTERNAL_QUEUES_MAX);
         let mut deques: Vec<_> = deques.into_iter().enumerate().collect();
         let spare = deques.split_off(workers);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             queues,
             sleep: Sleep::default(),
             threads: Threads::new(spare, stack_size),
@@ -365,7 +365,7 @@ impl<J: Job> Pool<J> {
     }
 
     /// A handle that does not keep the workers, for a worker.
-    pub(super) fn uncounted(shared: Arc<Shared<J>>) -> Self {
+    pub(super) fn uncounted(shared: Arc<PoolState<J>>) -> Self {
         Self { shared, counted: AtomicBool::new(false) }
     }
 
@@ -392,7 +392,7 @@ impl<J: Job> Pool<J> {
     }
 }
 
-impl<J> Shared<J> {
+impl<J> PoolState<J> {
     /// Jobs were pushed: wakes a worker, if one is of use and the jobs are not left to a thread that waits.
     fn notify_of_push(self: &Arc<Self>) {
         // A thread that has a slot looks for its jobs, and wakes a worker for others, before it gives that back.
@@ -460,7 +460,7 @@ debug_as!([J: Job] pool: Pool<J>, "Pool({:?}, {} workers)", pool.shared.name, po
 #[must_use = "the worker counts as blocked while the guard lives"]
 pub struct BlockingGuard<J: Job> {
     /// `None` when the thread runs no job.
-    shared: Option<Arc<Shared<J>>>,
+    shared: Option<Arc<PoolState<J>>>,
     /// True if the thread is no worker and had a slot.
     had_slot: bool,
     not_send: PhantomData<*const ()>,

@@ -233,13 +233,13 @@ mod models {
     use super::*;
 
     #[derive(Default)]
-    struct Model {
+    struct SleepModel {
         sleep: Sleep,
         jobs: AtomicUsize,
         closed: AtomicBool,
     }
 
-    impl Model {
+    impl SleepModel {
         fn push(&self, jobs: usize) {
             self.jobs.fetch_add(jobs, Ordering::Relaxed);
             self.sleep.notify();
@@ -285,7 +285,7 @@ mod models {
         builder.check(model);
     }
 
-    fn spawn_worker(model: &Arc<Model>) -> thread::JoinHandle<bool> {
+    fn spawn_worker(model: &Arc<SleepModel>) -> thread::JoinHandle<bool> {
         let model = model.clone();
         thread::spawn(move || model.run_one())
     }
@@ -293,7 +293,7 @@ mod models {
     #[test]
     fn a_job_that_meets_a_worker_falling_asleep_is_run() {
         check(None, || {
-            let model = Arc::new(Model::default());
+            let model = Arc::new(SleepModel::default());
             let worker = spawn_worker(&model);
             model.push(1);
             assert!(worker.join().unwrap());
@@ -302,9 +302,9 @@ mod models {
     }
 
     /// Two workers beside this thread, which does `act`. `runs` says whether each gets a job.
-    fn two_workers(runs: bool, act: fn(&Model)) {
+    fn two_workers(runs: bool, act: fn(&SleepModel)) {
         check(Some(3), move || {
-            let model = Arc::new(Model::default());
+            let model = Arc::new(SleepModel::default());
             let workers = [spawn_worker(&model), spawn_worker(&model)];
             act(&model);
             assert!(workers.into_iter().all(|worker| worker.join().unwrap() == runs));
@@ -328,7 +328,7 @@ mod models {
     #[test]
     fn jobs_of_two_pushers_are_run() {
         check(Some(2), || {
-            let model = Arc::new(Model::default());
+            let model = Arc::new(SleepModel::default());
             let worker = spawn_worker(&model);
             let pusher = thread::spawn({
                 let model = model.clone();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use estafette_sync::thread_local;
 
 use super::concurrency::Concurrency;
-use super::pool::{Job, Pool, Shared};
+use super::pool::{Job, Pool, PoolState};
 
 impl<J: Job> Pool<J> {
     /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`](super::SharedLock). `None` where as many
@@ -40,7 +40,7 @@ impl<J: Job> Pool<J> {
     }
 }
 
-impl<J> Shared<J> {
+impl<J> PoolState<J> {
     /// Releases a slot, and wakes another thread where jobs are left.
     pub(super) fn release_slot(&self) {
         if let Some(concurrency) = self.concurrency() {
@@ -55,7 +55,7 @@ impl<J> Shared<J> {
 /// The right of a thread that is no worker to run jobs which need the [`SharedLock`](super::SharedLock), one after the other.
 #[must_use = "workers may run a job in place of the thread while the guard lives"]
 pub struct ConcurrencySlot<'a, J: Job> {
-    shared: &'a Arc<Shared<J>>,
+    shared: &'a Arc<PoolState<J>>,
     /// The former value of [`SLOT`].
     before: usize,
     not_send: PhantomData<*const ()>,
@@ -89,7 +89,7 @@ debug_as!([J: Job] _slot: ConcurrencySlot<'_, J>, "ConcurrencySlot");
 /// A thread that waits for a job: see [`Pool::begin_wait`].
 #[must_use = "the wait lasts until the guard is dropped"]
 pub struct WaitGuard<'a, J: Job> {
-    shared: &'a Shared<J>,
+    shared: &'a PoolState<J>,
     takes_slots: bool,
 }
 

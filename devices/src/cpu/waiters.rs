@@ -138,13 +138,13 @@ mod tests {
 
     /// A pool without threads: `now` moves on only in these tests.
     #[derive(Default)]
-    struct Model {
+    struct WaitersModel {
         waiters: Waiters,
         pushes: Cell<u64>,
         now: Cell<u64>,
     }
 
-    impl Model {
+    impl WaitersModel {
         /// A model whose threads have waited at once so often that jobs are left.
         fn expecting() -> Self {
             let model = Self::default();
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn jobs_are_left_while_a_worker_stands_by() {
-        let model = Model::expecting();
+        let model = WaitersModel::expecting();
         assert!(!model.push_and_wait(0), "no worker stands by");
         model.stand_by(false, 1, || assert!(model.push_and_wait(0) && model.push_and_wait(AT_ONCE_NS)));
         assert!(!model.push_and_wait(0), "no worker stands by any more");
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_worker_stands_by_until_no_job_was_pushed_for_a_while() {
-        let model = Model::expecting();
+        let model = WaitersModel::expecting();
         let looks = Cell::new(0);
         model.stand_by(false, 100, || {
             looks.set(looks.get() + 1);
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn an_overdue_job_ends_it_for_long() {
-        let model = Model::expecting();
+        let model = WaitersModel::expecting();
         let looks = Cell::new(0);
         model.stand_by(true, 100, || {
             if looks.replace(looks.get() + 1) == 0 {
@@ -226,10 +226,10 @@ mod tests {
 
     #[test]
     fn a_thread_that_takes_its_time_ends_it() {
-        let model = Model::default();
+        let model = WaitersModel::default();
         (0..2 * IN_A_ROW).for_each(|_| assert!(!model.push_and_wait(AT_ONCE_NS + 1)));
         assert!(!model.waiters.are_expected());
-        let model = Model::expecting();
+        let model = WaitersModel::expecting();
         model.stand_by(false, 1, || assert!(model.push_and_wait(AT_ONCE_NS + 1)));
         (0..PENALTY + IN_A_ROW)
             .for_each(|_| assert!(!model.waiters.are_expected() && !model.push_and_wait(0)));
@@ -237,14 +237,14 @@ mod tests {
 
     #[test]
     fn a_second_job_wakes_a_worker() {
-        let model = Model::expecting();
+        let model = WaitersModel::expecting();
         model.stand_by(false, 1, || assert!(model.push() && !model.push() && !model.push()));
         assert!(!model.waiters.are_expected());
     }
 
     #[test]
     fn what_several_jobs_were_pushed_with_is_for_workers_until_one_is_pushed_alone() {
-        let model = Model::default();
+        let model = WaitersModel::default();
         (0..3).for_each(|_| assert!(!model.push()));
         let begin = || {
             let runs = model.waiters.begin(0, model.pushes.get());
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_runs_nothing_wakes_a_worker_once() {
-        let model = Model::expecting();
+        let model = WaitersModel::expecting();
         model.stand_by(false, 1, || assert!(model.push()));
         assert!(model.waiters.gives_up() && !model.waiters.gives_up());
     }

@@ -13,7 +13,7 @@ use estafette_sync::{hint, thread, thread_local};
 use crate::log_panic::log_panic;
 
 use super::deques::Worker as Deque;
-use super::pool::{Job, Pool, Shared, SharedLock};
+use super::pool::{Job, Pool, PoolState, SharedLock};
 use super::sleep::Parker;
 use super::waiters::OVERDUE;
 
@@ -25,8 +25,8 @@ const SPIN_ROUNDS: u32 = if cfg!(any(estafette_loom, estafette_shuttle)) { 1 } e
 const YIELD_ROUNDS: u32 = if cfg!(any(estafette_loom, estafette_shuttle)) { 0 } else { 16 };
 const SPIN_PAUSES: u32 = 16;
 
-pub(super) struct Context<J: Job> {
-    pub(super) shared: Arc<Shared<J>>,
+pub(super) struct WorkerContext<J: Job> {
+    pub(super) shared: Arc<PoolState<J>>,
     pub(super) deque: Deque<J>,
     /// Nested blocking sections; only the outermost is covered.
     pub(super) blocking_depth: Cell<usize>,
@@ -43,8 +43,8 @@ thread_local! {
 }
 
 /// The body of a thread that owns deque number `index`.
-pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>) {
-    let context = Rc::new(Context {
+pub(super) fn run<J: Job>(shared: Arc<PoolState<J>>, index: usize, deque: Deque<J>) {
+    let context = Rc::new(WorkerContext {
         shared,
         deque,
         blocking_depth: Cell::new(0),
@@ -76,19 +76,19 @@ pub(super) fn run<J: Job>(shared: Arc<Shared<J>>, index: usize, deque: Deque<J>)
 
 /// Calls `f` with the context of this thread if the thread works for the pool `shared`.
 pub(super) fn with_context<J: Job, R>(
-    shared: &Arc<Shared<J>>,
-    f: impl FnOnce(&Context<J>) -> R,
+    shared: &Arc<PoolState<J>>,
+    f: impl FnOnce(&WorkerContext<J>) -> R,
 ) -> Option<R> {
     let in_context = |current: &RefCell<Option<Rc<dyn Any>>>| {
         // Borrowed while `f` runs: it may look here again, and only the ends of a thread change what is here.
         let current = current.borrow();
-        let context = current.as_ref()?.downcast_ref::<Context<J>>()?;
+        let context = current.as_ref()?.downcast_ref::<WorkerContext<J>>()?;
         Arc::ptr_eq(&context.shared, shared).then(|| f(context))
     };
     CURRENT.try_with(in_context).ok().flatten()
 }
 
-impl<J: Job> Context<J> {
+impl<J: Job> WorkerContext<J> {
     /// The next job; sleeps until there is one. `None` when it is time to leave.
     fn next(&self) -> Option<J> {
         self.ticks.set(self.ticks.get().wrapping_add(1));

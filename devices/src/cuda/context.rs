@@ -9,14 +9,14 @@ use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
-use crate::driver_exit::Call;
+use crate::driver_exit::DriverCall;
 use crate::{DLDevice, DeviceError, DeviceErrorKind};
 
 use super::driver::{self, Api, Code, Handle};
 use super::events::{Events, Purpose};
 use super::exit;
 use super::foreign::ForeignStreams;
-use super::memory::{Kept, Kind};
+use super::memory::{AllocationKind, BlockCache};
 use super::progress::TimelineValues;
 use super::stream::Stream;
 use super::timing::DeviceClock;
@@ -39,8 +39,8 @@ pub(super) struct Context {
     /// Streams that fail when this context does: its own, and those of others that wait for it.
     streams: Mutex<Vec<Weak<Stream>>>,
     /// Pinned and managed memory that is used again.
-    pinned: Kept,
-    managed: Kept,
+    pinned: BlockCache,
+    managed: BlockCache,
     /// Own captures in progress. A query of the whole context would invalidate them.
     /// None begins or ends while this is locked.
     pub(super) captures: Mutex<usize>,
@@ -66,8 +66,8 @@ impl Context {
             faulted: AtomicBool::new(false),
             fault: OnceLock::new(),
             streams: Mutex::default(),
-            pinned: Kept::default(),
-            managed: Kept::default(),
+            pinned: BlockCache::default(),
+            managed: BlockCache::default(),
             captures: Mutex::default(),
             foreign_streams: ForeignStreams::default(),
         })
@@ -92,7 +92,7 @@ impl Context {
         self.push_during(&exit::call()?)
     }
 
-    fn push_during(&self, _call: &Call) -> Result<bool, DeviceError> {
+    fn push_during(&self, _call: &DriverCall) -> Result<bool, DeviceError> {
         let mut now: CUcontext = ptr::null_mut();
         // SAFETY: writes one pointer.
         let code = unsafe { (self.api.context_current)(&raw mut now) };
@@ -186,11 +186,11 @@ impl Context {
     }
 
     /// The list of released memory of a kind; `None` for device memory.
-    pub(super) fn kept(&self, kind: Kind) -> Option<&Kept> {
+    pub(super) fn kept(&self, kind: AllocationKind) -> Option<&BlockCache> {
         match kind {
-            Kind::Device => None,
-            Kind::Pinned => Some(&self.pinned),
-            Kind::Managed => Some(&self.managed),
+            AllocationKind::Device => None,
+            AllocationKind::Pinned => Some(&self.pinned),
+            AllocationKind::Managed => Some(&self.managed),
         }
     }
 
@@ -205,7 +205,7 @@ pub(super) struct Current<'a> {
     context: &'a Context,
     pushed: bool,
     /// The exit of the process waits until this is gone.
-    _call: Call,
+    _call: DriverCall,
 }
 
 impl Drop for Current<'_> {

@@ -11,26 +11,26 @@ use super::events::{EventCore, EventFence};
 use super::stream::Stream;
 
 /// The source of a fence of CUDA.
-enum Source<'a> {
+enum CudaFence<'a> {
     Stream(&'a Stream),
     Event(&'a EventFence),
     Core(&'a EventCore),
 }
 
-fn source(fence: &Fence) -> Option<Source<'_>> {
+fn source(fence: &Fence) -> Option<CudaFence<'_>> {
     if let Some((timeline, _)) = fence.as_point() {
         let any: &dyn Any = &**timeline;
-        return any.downcast_ref().map(Source::Stream);
+        return any.downcast_ref().map(CudaFence::Stream);
     }
     let any: &dyn Any = &**fence.as_event()?;
-    any.downcast_ref().map(Source::Event).or_else(|| any.downcast_ref().map(Source::Core))
+    any.downcast_ref().map(CudaFence::Event).or_else(|| any.downcast_ref().map(CudaFence::Core))
 }
 
 pub(super) fn context_of(fence: &Fence) -> Option<&Arc<Context>> {
     source(fence).map(|source| match source {
-        Source::Stream(stream) => &stream.context,
-        Source::Event(event) => event.context(),
-        Source::Core(event) => event.context(),
+        CudaFence::Stream(stream) => &stream.context,
+        CudaFence::Event(event) => event.context(),
+        CudaFence::Core(event) => event.context(),
     })
 }
 
@@ -41,9 +41,9 @@ pub(super) fn is_of(fence: &Fence, context: &Context) -> bool {
 /// Unfinished work of other contexts than `context` that a wait for `fence` waits for, as far as it is known.
 pub(super) fn beyond(fence: &Fence, context: &Context) -> FenceSet {
     let mut fences = match source(fence) {
-        Some(Source::Stream(stream)) => stream.depends.lock().clone(),
-        Some(Source::Event(event)) => event.depends.lock().clone(),
-        Some(Source::Core(_)) | None => FenceSet::default(),
+        Some(CudaFence::Stream(stream)) => stream.depends.lock().clone(),
+        Some(CudaFence::Event(event)) => event.depends.lock().clone(),
+        Some(CudaFence::Core(_)) | None => FenceSet::default(),
     };
     fences.insert(fence.clone());
     let is_left_out =

@@ -10,19 +10,19 @@ use crate::{
 
 use super::context::{Context, CudaCounters};
 use super::driver::{self, Api, Handle};
-use super::events::{Event, EventFence, destroy};
+use super::events::{EventFence, PooledEvent, destroy};
 use super::foreign::{Foreign, PER_THREAD};
-use super::memory::{Kind, Peers, Pool, allocate};
+use super::memory::{AllocationKind, Peers, Pool, allocate};
 use super::progress::TimelineValues;
 use super::queue::{CudaQueue, event_of, not_ours};
-use super::shared::Shared;
+use super::shared::SharedAllocator;
 
 /// A CUDA device with its primary context.
 pub struct CudaDevice {
     context: Arc<Context>,
     pool: Option<Arc<Pool>>,
     /// Memory that crosses processes, if the driver and the device have such.
-    shared: Option<Shared>,
+    shared: Option<SharedAllocator>,
     name: String,
     memory_bytes: u64,
     managed_is_concurrent: bool,
@@ -66,7 +66,7 @@ impl CudaDevice {
             let context = Context::new(api, id, Handle::new(raw), timeline_values);
             let memory_bytes = memory_bytes as u64;
             let pool = if pools { Pool::new(&context).map(Arc::new) } else { None };
-            let shared = uuid.and_then(|uuid| Shared::new(&context, pool.as_ref(), uuid));
+            let shared = uuid.and_then(|uuid| SharedAllocator::new(&context, pool.as_ref(), uuid));
             let default_queue = CudaQueue::own(&context)?;
             let peers = Peers::new(count);
             Ok(Self {
@@ -157,7 +157,7 @@ impl CudaDevice {
     /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.
     pub fn allocate_pinned(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         // The pool of the device has no memory of the host.
-        allocate(&self.context, None, Kind::Pinned, bytes, align)
+        allocate(&self.context, None, AllocationKind::Pinned, bytes, align)
     }
 
     /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freed as pinned
@@ -174,7 +174,7 @@ impl CudaDevice {
             );
             return Err(DeviceError::invalid(message));
         }
-        allocate(&self.context, self.pool.as_ref(), Kind::Managed, bytes, align)
+        allocate(&self.context, self.pool.as_ref(), AllocationKind::Managed, bytes, align)
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -185,7 +185,7 @@ impl CudaDevice {
         self.pool.as_ref()
     }
 
-    pub(super) fn shared(&self) -> Option<&Shared> {
+    pub(super) fn shared(&self) -> Option<&SharedAllocator> {
         self.shared.as_ref()
     }
 }
@@ -264,7 +264,7 @@ impl Device for CudaDevice {
                 let what = "a barrier would spoil a graph that is being recorded";
                 return Err(driver::error(self.context.api, driver::CAPTURE_UNSUPPORTED, what));
             }
-            match Event::record_context(&self.context) {
+            match PooledEvent::record_context(&self.context) {
                 Some(Ok(event)) => {
                     return Ok(Fence::event(Arc::new(EventFence::of(event, None, FenceSet::default())))
                         .of_this_crate());
@@ -284,7 +284,7 @@ impl Device for CudaDevice {
 
     /// Device memory, from the pool where there is one.
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        allocate(&self.context, self.pool.as_ref(), Kind::Device, bytes, align)
+        allocate(&self.context, self.pool.as_ref(), AllocationKind::Device, bytes, align)
     }
 
     fn allocate_kind(&self, kind: DeviceType, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
@@ -358,7 +358,7 @@ impl Device for CudaDevice {
             Some(event) => native_event(event.raw(), move || drop(event)),
             // Done already: an event that was never recorded is as good.
             None => {
-                let event = Event::done(&self.context)?;
+                let event = PooledEvent::done(&self.context)?;
                 let context = Arc::clone(&self.context);
                 native_event(event.get(), move || destroy(&context, event))
             }

@@ -311,12 +311,12 @@ pub struct CudaRuntime {
     api: &'static Api,
     driver_version: i32,
     /// By the driver's numbers.
-    places: Vec<Place>,
+    places: Vec<DeviceSlot>,
 }
 
 /// The slot of a device, which it fills once it is open. A refusal is not kept, as another process may have the memory for a while.
 #[derive(Default)]
-struct Place {
+struct DeviceSlot {
     device: OnceLock<Arc<CudaDevice>>,
     /// Locked while a thread opens the device.
     turn: Mutex<()>,
@@ -340,7 +340,7 @@ impl CudaRuntime {
         let mut driver_version: c_int = 0;
         // SAFETY: writes one number.
         let _ = unsafe { (api.driver_version)(&raw mut driver_version) };
-        let places = (0..count).map(|_| Place::default()).collect();
+        let places = (0..count).map(|_| DeviceSlot::default()).collect();
         Ok(Self { api, driver_version, places })
     }
 

@@ -1,7 +1,7 @@
 //! Native events, used again and again, but never while a fence or a wait holds them.
 //!
 //! An event stands for its last record, so recording it again while a fence still means the last one would
-//! lose a wait. An [`Event`] is one use of a native event, which is free again when the last holder has gone.
+//! lose a wait. A [`PooledEvent`] is one use of a native event, which is free again when the last holder has gone.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Purpose {
 #[derive(Default)]
 pub(super) struct Events(Mutex<Vec<Handle<CUevent>>>);
 
-pub(super) struct Event {
+pub(super) struct PooledEvent {
     context: Arc<Context>,
     raw: Handle<CUevent>,
     purpose: Purpose,
@@ -51,7 +51,7 @@ pub(super) struct Event {
     given_up: AtomicBool,
 }
 
-impl Event {
+impl PooledEvent {
     fn acquire(context: &Arc<Context>, purpose: Purpose) -> Result<Arc<Self>, DeviceError> {
         let reused = context.events(purpose).take();
         let raw = reused.map_or_else(|| create(context, purpose), Ok)?;
@@ -156,7 +156,7 @@ pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
     }
 }
 
-impl Drop for Event {
+impl Drop for PooledEvent {
     fn drop(&mut self) {
         if is_driver_gone() || self.given_up.load(Ordering::Relaxed) {
             return;
@@ -167,7 +167,7 @@ impl Drop for Event {
     }
 }
 
-debug_as!(event: Event, "CUDA event {:p} of {}", event.raw(), event.context.id);
+debug_as!(event: PooledEvent, "CUDA event {:p} of {}", event.raw(), event.context.id);
 
 impl Events {
     fn take(&self) -> Option<Handle<CUevent>> {
@@ -206,7 +206,7 @@ pub(super) struct EventCore {
 
 enum Native {
     /// Recorded for this fence and nothing else.
-    Ours(Arc<Event>),
+    Ours(Arc<PooledEvent>),
     /// A foreign event, alive until this has settled.
     Theirs(Handle<CUevent>),
     /// None: settled from the beginning.
@@ -215,7 +215,7 @@ enum Native {
 
 impl EventFence {
     /// `event` is the newest of `records`, where it has others to be compared with.
-    pub(super) fn of(event: Arc<Event>, records: Option<Arc<Records>>, depends: FenceSet) -> Self {
+    pub(super) fn of(event: Arc<PooledEvent>, records: Option<Arc<Records>>, depends: FenceSet) -> Self {
         let unfinished = depends.into_iter().filter(|fence| !fence.observed_done());
         let depends = unfinished.filter_map(without_waits).collect();
         let context = Arc::clone(event.context());
@@ -249,7 +249,7 @@ impl EventFence {
     }
 
     /// The event, where it is ours to keep.
-    pub(super) fn event(&self) -> Option<&Arc<Event>> {
+    pub(super) fn event(&self) -> Option<&Arc<PooledEvent>> {
         match &self.core.native {
             Native::Ours(event) => Some(event),
             Native::Theirs(_) | Native::Gone => None,
@@ -403,7 +403,7 @@ impl fmt::Debug for EventCore {
 /// failure whose message says why, and no wait lasts for ever. The point orders work within its capture:
 /// another queue of the capture may wait for it.
 pub(super) struct Captured {
-    event: Arc<Event>,
+    event: Arc<PooledEvent>,
     /// The driver's number of the capture; `None` where it does not say, and then nothing can be ordered
     /// after this.
     pub(super) capture_id: Option<u64>,
@@ -411,7 +411,7 @@ pub(super) struct Captured {
 }
 
 impl Captured {
-    pub(super) fn new(event: Arc<Event>, capture_id: Option<u64>) -> Self {
+    pub(super) fn new(event: Arc<PooledEvent>, capture_id: Option<u64>) -> Self {
         let message = "this point was recorded into a graph: it has no time of its own, what it stands for runs whenever the \
                        graph is launched";
         Self { event, capture_id, failure: DeviceError::invalid(message) }

@@ -8,7 +8,7 @@
 use estafette_sync::platform::exit;
 
 use crate::DeviceError;
-use crate::driver_exit::{Call, DriverExit, GRACE};
+use crate::driver_exit::{DriverCall, DriverExit, GRACE};
 
 /// `CUDA_ERROR_DEINITIALIZED`: the driver is shutting down.
 pub(super) const DEINITIALIZED: i32 = 4;
@@ -33,6 +33,6 @@ pub(super) fn is_driver_gone() -> bool {
 }
 
 /// A call of the driver. Fails while the process exits, with the driver's own code for that, and in a forked child.
-pub(super) fn call() -> Result<Call, DeviceError> {
+pub(super) fn call() -> Result<DriverCall, DeviceError> {
     DRIVER.enter().ok_or_else(|| DRIVER.gone().with_code(DEINITIALIZED.into()))
 }

@@ -14,7 +14,7 @@ use crate::{Clock, DeviceError, Fence, FenceSet, QueueId};
 
 use super::context::Context;
 use super::driver::{Api, CONTEXT_IS_DESTROYED, Code, Handle, INVALID_CONTEXT, NOT_SUPPORTED};
-use super::events::{Event, EventFence};
+use super::events::{EventFence, PooledEvent};
 use super::stream::{is_capturing, wait};
 
 /// `CU_STREAM_LEGACY`: the default stream that other blocking streams of the context wait for.
@@ -126,7 +126,7 @@ impl Foreign {
         &self,
         context: &Context,
         event: CUevent,
-        ours: Option<&Arc<Event>>,
+        ours: Option<&Arc<PooledEvent>>,
     ) -> Result<bool, DeviceError> {
         if !self.is_capturing(context)? {
             // SAFETY: by contract.
@@ -177,7 +177,7 @@ impl Foreign {
         let records = stream.map(|stream| context.foreign_streams.records_on(stream));
         let mut newest = records.as_ref().map(|records| records.newest.lock());
         // SAFETY: live by the contract of `new`, of this context.
-        let event = unsafe { Event::record(context, self.raw()) }?;
+        let event = unsafe { PooledEvent::record(context, self.raw()) }?;
         let sequence = newest.as_deref_mut().map_or(0, |newest| {
             *newest += 1;
             *newest

@@ -6,7 +6,7 @@
 //!   a hardware connection with others, so it may lag behind them for any time. Then all queues wait on the
 //!   device for what it has handed out ([`PENDING`]); the host does not, unless another library captures a graph on
 //!   one of them. Without pools device memory is `cuMemAlloc`, and freeing waits: a lost feature of old drivers.
-//! - *pinned and managed memory* is kept when it is released, and handed out again ([`Kept`]).
+//! - *pinned and managed memory* is kept when it is released, and handed out again ([`BlockCache`]).
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -28,7 +28,7 @@ use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind, DeviceType};
 use super::context::{Context, Relaxed};
 use super::device::CudaDevice;
 use super::driver::{Code, CudaRuntime, Handle, NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED};
-use super::events::Event;
+use super::events::PooledEvent;
 use super::exit::is_driver_gone;
 
 /// The alignment of every allocation of the driver (CUDA Programming Guide, "Device Memory Accesses").
@@ -138,9 +138,9 @@ impl Pool {
     }
 
     /// Makes all queues come after what was handed out so far. Returns the event of that, for the host, where a queue cannot wait.
-    fn order_queues(&self, context: &Arc<Context>) -> Result<Option<Arc<Event>>, DeviceError> {
+    fn order_queues(&self, context: &Arc<Context>) -> Result<Option<Arc<PooledEvent>>, DeviceError> {
         // SAFETY: a live stream of the context.
-        let event = unsafe { Event::record(context, self.stream.get()) }?;
+        let event = unsafe { PooledEvent::record(context, self.stream.get()) }?;
         // First, so that a stream that is made meanwhile finds it.
         PENDING.lock().push(Arc::clone(&event));
         let Ok(runtime) = CudaRuntime::get() else { return Ok(None) };
@@ -190,7 +190,7 @@ impl Pool {
 }
 
 /// Waits for memory that a queue cannot wait for, if it does not take long.
-pub(super) fn await_on_host(event: &Event) {
+pub(super) fn await_on_host(event: &PooledEvent) {
     sleep_while(|| matches!(event.query(), Ok(false)));
 }
 
@@ -207,11 +207,11 @@ pub(super) fn at(device: i32) -> CUmemLocation {
 
 estafette_sync::statics! {
     /// Events behind allocations that the device may not have got to, of all devices.
-    static PENDING: Mutex<Vec<Arc<Event>>> = Mutex::new(Vec::new());
+    static PENDING: Mutex<Vec<Arc<PooledEvent>>> = Mutex::new(Vec::new());
 }
 
 /// Events that new streams, foreign streams and graphs wait for before they use memory of a pool.
-pub(super) fn pending() -> Vec<Arc<Event>> {
+pub(super) fn pending() -> Vec<Arc<PooledEvent>> {
     let events = PENDING.lock().clone();
     // Memory of a broken device is of no use, so nothing waits for it.
     let (waiting, over): (Vec<_>, Vec<_>) =
@@ -225,20 +225,20 @@ pub(super) fn pending() -> Vec<Arc<Event>> {
 /// Pinned and managed memory of one kind that was released and is used again: freeing it waits for the whole
 /// device. By powers of two.
 #[derive(Default)]
-pub(super) struct Kept(Mutex<Blocks>);
+pub(super) struct BlockCache(Mutex<Blocks>);
 
 #[derive(Default)]
 struct Blocks {
-    by_size: HashMap<usize, Vec<Block>>,
+    by_size: HashMap<usize, Vec<FreeBlock>>,
     bytes: usize,
 }
 
-struct Block(NonNull<u8>);
+struct FreeBlock(NonNull<u8>);
 
 // SAFETY: nothing refers to memory that is kept.
-unsafe impl Send for Block {}
+unsafe impl Send for FreeBlock {}
 
-impl Kept {
+impl BlockCache {
     /// The size in which an allocation of so many bytes is kept, if it is.
     fn size(bytes: usize) -> Option<usize> {
         (bytes <= KEPT_MAX).then(|| bytes.next_power_of_two().max(KEPT_MIN))
@@ -257,7 +257,7 @@ impl Kept {
         let fits = blocks.bytes + size <= KEEPS;
         if fits {
             blocks.bytes += size;
-            blocks.by_size.entry(size).or_default().push(Block(memory));
+            blocks.by_size.entry(size).or_default().push(FreeBlock(memory));
         }
         fits
     }
@@ -268,7 +268,7 @@ fn cannot_allocate(bytes: usize, device: DLDevice) -> String {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum AllocationKind {
     Device,
     Pinned,
     Managed,
@@ -278,15 +278,15 @@ pub(super) enum Kind {
 pub(super) fn allocate(
     context: &Arc<Context>,
     pool: Option<&Arc<Pool>>,
-    kind: Kind,
+    kind: AllocationKind,
     bytes: usize,
     align: usize,
 ) -> Result<Allocation, DeviceError> {
     context.intact()?;
     let device = match kind {
-        Kind::Device => context.id,
-        Kind::Pinned => PINNED,
-        Kind::Managed => MANAGED,
+        AllocationKind::Device => context.id,
+        AllocationKind::Pinned => PINNED,
+        AllocationKind::Managed => MANAGED,
     };
     if !align.is_power_of_two() || align > ALIGN {
         let message = format!(
@@ -298,7 +298,7 @@ pub(super) fn allocate(
         let align = NonZeroUsize::new(align).expect("a power of two is not 0");
         return Ok(Allocation::empty(align, device));
     }
-    let from_pool = pool.filter(|_| matches!(kind, Kind::Device)).cloned();
+    let from_pool = pool.filter(|_| matches!(kind, AllocationKind::Device)).cloned();
     let memory = match &from_pool {
         Some(pool) => address(pool.allocate(context, bytes)?, device)?,
         None => with_room(context, pool, || take(context, kind, bytes, device))?,
@@ -332,9 +332,14 @@ pub(super) fn address(memory: CUdeviceptr, device: DLDevice) -> Result<NonNull<u
 }
 
 /// Memory that is no pool's.
-fn take(context: &Context, kind: Kind, bytes: usize, device: DLDevice) -> Result<NonNull<u8>, DeviceError> {
+fn take(
+    context: &Context,
+    kind: AllocationKind,
+    bytes: usize,
+    device: DLDevice,
+) -> Result<NonNull<u8>, DeviceError> {
     let api = context.api;
-    let kept = context.kept(kind).zip(Kept::size(bytes));
+    let kept = context.kept(kind).zip(BlockCache::size(bytes));
     if let Some(memory) = kept.and_then(|(kept, size)| kept.take(size)) {
         return Ok(memory);
     }
@@ -345,9 +350,9 @@ fn take(context: &Context, kind: Kind, bytes: usize, device: DLDevice) -> Result
     // SAFETY: each writes one address.
     let code = unsafe {
         match kind {
-            Kind::Device => (api.memory_allocate)(&raw mut memory, size),
-            Kind::Managed => (api.managed_allocate)(&raw mut memory, size, ATTACH_GLOBAL),
-            Kind::Pinned => (api.host_allocate)(&raw mut host, size, PORTABLE),
+            AllocationKind::Device => (api.memory_allocate)(&raw mut memory, size),
+            AllocationKind::Managed => (api.managed_allocate)(&raw mut memory, size, ATTACH_GLOBAL),
+            AllocationKind::Pinned => (api.host_allocate)(&raw mut host, size, PORTABLE),
         }
     };
     context.check(code, &cannot_allocate(bytes, device))?;
@@ -356,13 +361,19 @@ fn take(context: &Context, kind: Kind, bytes: usize, device: DLDevice) -> Result
 
 /// # Safety
 /// The memory is [`take`]n with the same arguments, and nothing uses it any more.
-unsafe fn release(context: &Context, pool: Option<&Pool>, kind: Kind, memory: NonNull<u8>, bytes: usize) {
+unsafe fn release(
+    context: &Context,
+    pool: Option<&Pool>,
+    kind: AllocationKind,
+    memory: NonNull<u8>,
+    bytes: usize,
+) {
     // In a forked child the memory is the parent's; what exits leaves it to the system.
     if is_driver_gone() {
         return;
     }
     let freed = context.intact().and_then(|()| {
-        if let Some((kept, size)) = context.kept(kind).zip(Kept::size(bytes))
+        if let Some((kept, size)) = context.kept(kind).zip(BlockCache::size(bytes))
             && kept.put(size, memory)
         {
             return Ok(());
@@ -372,9 +383,9 @@ unsafe fn release(context: &Context, pool: Option<&Pool>, kind: Kind, memory: No
         // SAFETY: by contract.
         let code = unsafe {
             match (kind, pool) {
-                (Kind::Device, Some(pool)) => pool.free(context, device),
-                (Kind::Device | Kind::Managed, _) => (context.api.memory_free)(device),
-                (Kind::Pinned, _) => (context.api.host_free)(memory.as_ptr().cast()),
+                (AllocationKind::Device, Some(pool)) => pool.free(context, device),
+                (AllocationKind::Device | AllocationKind::Managed, _) => (context.api.memory_free)(device),
+                (AllocationKind::Pinned, _) => (context.api.host_free)(memory.as_ptr().cast()),
             }
         };
         context.check(code, "cannot free memory")

@@ -12,7 +12,7 @@ use crate::{DLDevice, DeviceError, QueueId};
 
 use super::context::Context;
 use super::driver::{NOT_READY, is_of_capture};
-use super::events::Event;
+use super::events::PooledEvent;
 use super::health;
 use super::stream::{Stream, is_capturing};
 
@@ -161,7 +161,7 @@ impl Stream {
 
     /// Asks the driver whether what `mark` covers is done, or all that is enqueued here, which is what number
     /// `newest` covers.
-    fn is_over(&self, newest: u64, mark: Option<&(u64, Arc<Event>)>) -> Result<bool, DeviceError> {
+    fn is_over(&self, newest: u64, mark: Option<&(u64, Arc<PooledEvent>)>) -> Result<bool, DeviceError> {
         let (number, over) = match mark {
             Some((number, event)) => (*number, event.query()?),
             None => (newest, self.query()?),

@@ -15,7 +15,7 @@ use crate::{
 use super::capture;
 use super::context::Context;
 use super::depends::beyond;
-use super::events::{Captured, Event, EventFence};
+use super::events::{Captured, EventFence, PooledEvent};
 use super::foreign::{Foreign, capture_id};
 use super::memory;
 use super::stream::Stream;
@@ -25,12 +25,12 @@ use super::timing::TimedInterval;
 pub struct CudaQueue {
     context: Arc<Context>,
     id: QueueId,
-    kind: Kind,
+    kind: StreamOrigin,
     /// Measurements of what is enqueued until the next record.
     timings: Mutex<Vec<Arc<TimedInterval>>>,
 }
 
-enum Kind {
+enum StreamOrigin {
     Own(Arc<Stream>),
     /// With what it has been made to wait for. Others enqueue there as well, so work has no numbers there, and records alone do.
     Foreign(Foreign, Mutex<Waits>),
@@ -45,7 +45,7 @@ struct Waits {
 /// The targets of a queue's wait on the device.
 enum Behind {
     /// An event, whether it is ours, and its context.
-    Event(CUevent, Option<Arc<Event>>, Arc<Context>),
+    Event(CUevent, Option<Arc<PooledEvent>>, Arc<Context>),
     Captured(CUevent, Option<u64>),
     Done,
     /// Only the host can wait for it.
@@ -55,17 +55,17 @@ enum Behind {
 impl CudaQueue {
     pub(super) fn own(context: &Arc<Context>) -> Result<Arc<Self>, DeviceError> {
         let stream = Stream::new(context)?;
-        Ok(Arc::new(Self::new(context, stream.queue(), Kind::Own(stream))))
+        Ok(Arc::new(Self::new(context, stream.queue(), StreamOrigin::Own(stream))))
     }
 
     pub(super) fn foreign(context: &Arc<Context>, foreign: Foreign) -> Arc<Self> {
         let id = QueueId::next();
         // What this import was made to wait for stays ordered before whatever is enqueued there later.
         let waits = Waits { clock: QueueClock::new(id, false), depends: FenceSet::default() };
-        Arc::new(Self::new(context, id, Kind::Foreign(foreign, Mutex::new(waits))))
+        Arc::new(Self::new(context, id, StreamOrigin::Foreign(foreign, Mutex::new(waits))))
     }
 
-    fn new(context: &Arc<Context>, id: QueueId, kind: Kind) -> Self {
+    fn new(context: &Arc<Context>, id: QueueId, kind: StreamOrigin) -> Self {
         Self { context: Arc::clone(context), id, kind, timings: Mutex::default() }
     }
 
@@ -76,7 +76,7 @@ impl CudaQueue {
 
     /// True if others enqueue on it too.
     pub fn is_foreign(&self) -> bool {
-        matches!(self.kind, Kind::Foreign(..))
+        matches!(self.kind, StreamOrigin::Foreign(..))
     }
 
     /// Enqueues setting `bytes` bytes at `at` to `value`.
@@ -128,13 +128,13 @@ impl CudaQueue {
     /// Makes what is enqueued here next come after the allocations that the device may not have got to.
     pub(super) fn await_memory(&self) -> Result<(), DeviceError> {
         memory::pending().iter().try_for_each(|event| match &self.kind {
-            Kind::Own(stream) => {
+            StreamOrigin::Own(stream) => {
                 if !stream.await_memory(event)? {
                     memory::await_on_host(event);
                 }
                 Ok(())
             }
-            Kind::Foreign(foreign, _) => {
+            StreamOrigin::Foreign(foreign, _) => {
                 foreign.here()?;
                 // SAFETY: ours, and live.
                 unsafe { foreign.wait(&self.context, event.raw(), Some(event)) }.map(drop)
@@ -145,8 +145,8 @@ impl CudaQueue {
     /// The stream, for a call by this thread.
     fn here(&self) -> Result<CUstream, DeviceError> {
         match &self.kind {
-            Kind::Own(stream) => stream.for_command(),
-            Kind::Foreign(foreign, _) => {
+            StreamOrigin::Own(stream) => stream.for_command(),
+            StreamOrigin::Foreign(foreign, _) => {
                 foreign.here()?;
                 Ok(foreign.raw())
             }
@@ -182,22 +182,22 @@ impl CudaQueue {
 
     pub(super) fn stream(&self) -> Option<&Arc<Stream>> {
         match &self.kind {
-            Kind::Own(stream) => Some(stream),
-            Kind::Foreign(..) => None,
+            StreamOrigin::Own(stream) => Some(stream),
+            StreamOrigin::Foreign(..) => None,
         }
     }
 
     fn intact(&self) -> Result<(), DeviceError> {
         match &self.kind {
-            Kind::Own(stream) => stream.intact(),
-            Kind::Foreign(..) => self.context.intact(),
+            StreamOrigin::Own(stream) => stream.intact(),
+            StreamOrigin::Foreign(..) => self.context.intact(),
         }
     }
 
     fn covers(&self, fence: &Fence) -> bool {
         match &self.kind {
-            Kind::Own(stream) => stream.state().clock.covers(fence),
-            Kind::Foreign(_, waits) => waits.lock().clock.covers(fence),
+            StreamOrigin::Own(stream) => stream.state().clock.covers(fence),
+            StreamOrigin::Foreign(_, waits) => waits.lock().clock.covers(fence),
         }
     }
 
@@ -212,14 +212,14 @@ impl CudaQueue {
             (_, Behind::Unknown) => return Ok(None),
             // SAFETY: the event lives as long as the fence that holds it, or by the contract of
             // `fence_of_event`.
-            (Kind::Own(stream), Behind::Event(event, ..)) => unsafe {
+            (StreamOrigin::Own(stream), Behind::Event(event, ..)) => unsafe {
                 stream.wait(fence, event)?;
             },
-            (Kind::Own(stream), Behind::Captured(event, number)) => {
+            (StreamOrigin::Own(stream), Behind::Captured(event, number)) => {
                 // SAFETY: as above.
                 unsafe { stream.wait_within(event, number) }?;
             }
-            (Kind::Foreign(foreign, waits), Behind::Event(event, ours, _)) => {
+            (StreamOrigin::Foreign(foreign, waits), Behind::Event(event, ours, _)) => {
                 foreign.here()?;
                 // SAFETY: as above.
                 if unsafe { foreign.wait(&self.context, event, ours.as_ref()) }? {
@@ -229,7 +229,7 @@ impl CudaQueue {
                     waits.depends.merge(&depends);
                 }
             }
-            (Kind::Foreign(foreign, _), Behind::Captured(event, number)) => {
+            (StreamOrigin::Foreign(foreign, _), Behind::Captured(event, number)) => {
                 // SAFETY: as above.
                 unsafe { foreign.wait_within(&self.context, event, number) }?;
             }
@@ -268,7 +268,7 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
 
 /// An event for `fence` that foreign code may wait for; `None` if the fence is done. Fails with the fence, and for one
 /// that has no event to hand out.
-pub(super) fn event_of(fence: &Fence, device: DLDevice) -> Result<Option<Arc<Event>>, DeviceError> {
+pub(super) fn event_of(fence: &Fence, device: DLDevice) -> Result<Option<Arc<PooledEvent>>, DeviceError> {
     if fence.observed_done() {
         return Ok(None);
     }
@@ -321,7 +321,7 @@ impl Queue for CudaQueue {
         self.intact()?;
         self.end_measuring();
         let (stream, event) = match &self.kind {
-            Kind::Own(stream) => {
+            StreamOrigin::Own(stream) => {
                 let mut state = stream.state();
                 if !state.capture {
                     let sequence = stream.next(&mut state);
@@ -332,9 +332,9 @@ impl Queue for CudaQueue {
                 }
                 drop(state);
                 // SAFETY: a live stream of the context.
-                (stream.raw(), unsafe { Event::record(&self.context, stream.raw()) }?)
+                (stream.raw(), unsafe { PooledEvent::record(&self.context, stream.raw()) }?)
             }
-            Kind::Foreign(foreign, waits) => {
+            StreamOrigin::Foreign(foreign, waits) => {
                 if !foreign.is_capturing(&self.context)? {
                     let (seen, depends) = {
                         let waits = waits.lock();
@@ -343,7 +343,7 @@ impl Queue for CudaQueue {
                     return foreign.record(&self.context, seen, depends);
                 }
                 // SAFETY: as above.
-                (foreign.raw(), unsafe { Event::record(&self.context, foreign.raw()) }?)
+                (foreign.raw(), unsafe { PooledEvent::record(&self.context, foreign.raw()) }?)
             }
         };
         Ok(Fence::event(Arc::new(Captured::new(event, capture_id(&self.context, stream)?))).of_this_crate())
@@ -360,29 +360,29 @@ impl Queue for CudaQueue {
     /// The `CUstream`. The caller may enqueue there until the next [`Queue::record`].
     fn native(&self) -> usize {
         match &self.kind {
-            Kind::Own(stream) => stream.touch().expose_provenance(),
-            Kind::Foreign(foreign, _) => foreign.raw().expose_provenance(),
+            StreamOrigin::Own(stream) => stream.touch().expose_provenance(),
+            StreamOrigin::Foreign(foreign, _) => foreign.raw().expose_provenance(),
         }
     }
 
     fn handle(&self) -> usize {
         match &self.kind {
-            Kind::Own(stream) => stream.raw().expose_provenance(),
-            Kind::Foreign(foreign, _) => foreign.raw().expose_provenance(),
+            StreamOrigin::Own(stream) => stream.raw().expose_provenance(),
+            StreamOrigin::Foreign(foreign, _) => foreign.raw().expose_provenance(),
         }
     }
 
     fn handle_outlives_call(&self) -> bool {
         match &self.kind {
-            Kind::Own(_) => true,
-            Kind::Foreign(foreign, _) => foreign.handle_outlives_call(),
+            StreamOrigin::Own(_) => true,
+            StreamOrigin::Foreign(foreign, _) => foreign.handle_outlives_call(),
         }
     }
 
     fn is_capturing(&self) -> Result<bool, DeviceError> {
         match &self.kind {
-            Kind::Own(stream) => stream.is_capturing(),
-            Kind::Foreign(foreign, _) => foreign.is_capturing(&self.context),
+            StreamOrigin::Own(stream) => stream.is_capturing(),
+            StreamOrigin::Foreign(foreign, _) => foreign.is_capturing(&self.context),
         }
     }
 

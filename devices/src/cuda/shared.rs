@@ -69,7 +69,7 @@ calls! {
     range_access(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
 }
 
-pub(super) struct Shared {
+pub(super) struct SharedAllocator {
     context: Arc<Context>,
     /// The pool, whose kept memory may be in the way.
     pool: Option<Arc<Pool>>,
@@ -80,7 +80,7 @@ pub(super) struct Shared {
     reached_by: Mutex<Vec<c_int>>,
 }
 
-impl Shared {
+impl SharedAllocator {
     /// `None` where the driver lacks a function.
     pub(super) fn new(context: &Arc<Context>, pool: Option<&Arc<Pool>>, uuid: [u8; 16]) -> Option<Self> {
         let calls = Calls::of(context.api)?;
@@ -115,7 +115,7 @@ impl Shared {
         // SAFETY: reads the properties, and writes one handle.
         let code = unsafe { (self.calls.block_create)(&raw mut block, bytes, &raw const properties, 0) };
         self.context.check(code, &what)?;
-        let block = Block { calls: self.calls, handle: block };
+        let block = PhysicalMemory { calls: self.calls, handle: block };
         // SAFETY: writes one descriptor, which is ours.
         let code =
             unsafe { (self.calls.block_export)((&raw mut number).cast(), block.handle, DESCRIPTOR, 0) };
@@ -134,7 +134,7 @@ impl Shared {
     }
 
     /// Gives a block addresses, which nothing may use yet.
-    fn map(&self, block: &Block, bytes: usize) -> Result<Allocation, DeviceError> {
+    fn map(&self, block: &PhysicalMemory, bytes: usize) -> Result<Allocation, DeviceError> {
         let (context, calls) = (Arc::clone(&self.context), self.calls);
         let mut start: CUdeviceptr = 0;
         // SAFETY: writes one address.
@@ -184,7 +184,7 @@ impl Shared {
     }
 }
 
-impl SharedMemory for Shared {
+impl SharedMemory for SharedAllocator {
     fn identity(&self) -> Identity {
         self.identity
     }
@@ -229,7 +229,7 @@ impl SharedMemory for Shared {
         // SAFETY: writes one handle. The driver says what is no descriptor of such memory.
         let code = unsafe { (self.calls.block_import)(&raw mut block, number, DESCRIPTOR) };
         driver::check(self.context.api, code, "it is none").map_err(refused)?;
-        let block = Block { calls: self.calls, handle: block };
+        let block = PhysicalMemory { calls: self.calls, handle: block };
         let memory = self.map(&block, bytes).map_err(refused)?;
         let own = self.context.id.device_id;
         self.allow(&memory, own, READ).or_else(|_| self.allow(&memory, own, READ_WRITE)).map_err(refused)?;
@@ -238,12 +238,12 @@ impl SharedMemory for Shared {
 }
 
 /// A handle of memory of the driver's. What is mapped stays without it.
-struct Block {
+struct PhysicalMemory {
     calls: Calls,
     handle: u64,
 }
 
-impl Drop for Block {
+impl Drop for PhysicalMemory {
     fn drop(&mut self) {
         // SAFETY: made or imported once, and released once.
         let _ = unsafe { (self.calls.block_release)(self.handle) };

@@ -34,7 +34,7 @@ use crate::{DeviceError, Fence, FenceSet, QueueClock, QueueId};
 use super::context::Context;
 use super::depends::{beyond, context_of, is_of};
 use super::driver::Handle;
-use super::events::Event;
+use super::events::PooledEvent;
 use super::exit::{self, is_driver_gone};
 use super::foreign::{capture_id, not_the_same_capture};
 use super::memory;
@@ -198,7 +198,7 @@ pub(super) struct QueueState {
     pub(super) clock: QueueClock,
     pub(super) sequence: u64,
     /// Numbers with an event that covers them, ascending.
-    pub(super) marks: VecDeque<(u64, Arc<Event>)>,
+    pub(super) marks: VecDeque<(u64, Arc<PooledEvent>)>,
     /// True if an own capture records what is enqueued now.
     pub(super) capture: bool,
     /// True if the handle was given out: foreign code may be capturing.
@@ -206,7 +206,7 @@ pub(super) struct QueueState {
     /// The newest number when the stream was last made to wait.
     pub(super) waited_at: u64,
     /// Events behind allocations that a foreign capture has kept the stream from waiting for.
-    missed: Vec<Arc<Event>>,
+    missed: Vec<Arc<PooledEvent>>,
 }
 
 impl QueueState {
@@ -222,7 +222,7 @@ impl QueueState {
         }
     }
 
-    pub(super) fn covering(&self, sequence: u64) -> Option<Arc<Event>> {
+    pub(super) fn covering(&self, sequence: u64) -> Option<Arc<PooledEvent>> {
         let at = self.marks.partition_point(|(number, _)| *number < sequence);
         self.marks.get(at).map(|(_, event)| Arc::clone(event))
     }
@@ -230,7 +230,7 @@ impl QueueState {
 
 impl Stream {
     /// An event that covers number `sequence`; `None` when that is done.
-    pub(super) fn event_for(&self, sequence: u64) -> Result<Option<Arc<Event>>, DeviceError> {
+    pub(super) fn event_for(&self, sequence: u64) -> Result<Option<Arc<PooledEvent>>, DeviceError> {
         if self.completed() >= sequence {
             return Ok(None);
         }
@@ -281,7 +281,7 @@ impl Stream {
     /// of this crate, each launch waits, and this stream does once the capture is over. No mark is needed before
     /// it, since nothing here comes before an allocation. Returns false where another library captures: the stream waits later, and
     /// the graph never.
-    pub(super) fn await_memory(&self, event: &Arc<Event>) -> Result<bool, DeviceError> {
+    pub(super) fn await_memory(&self, event: &Arc<PooledEvent>) -> Result<bool, DeviceError> {
         let mut state = self.state();
         if state.capture {
             return Ok(true);
@@ -323,10 +323,10 @@ impl Stream {
     }
 
     /// Records an event of everything enqueued so far: it covers the newest number.
-    pub(super) fn mark(&self, state: &mut QueueState) -> Result<Arc<Event>, DeviceError> {
+    pub(super) fn mark(&self, state: &mut QueueState) -> Result<Arc<PooledEvent>, DeviceError> {
         self.not_capturing(state)?;
         // SAFETY: a live stream of the context.
-        let event = unsafe { Event::record(&self.context, self.raw()) }?;
+        let event = unsafe { PooledEvent::record(&self.context, self.raw()) }?;
         let number = state.sequence;
         if state.marks.len() % MARKS_LOOK == MARKS_LOOK - 1 {
             self.retire(state)?;
@@ -405,7 +405,7 @@ impl Stream {
     pub(super) fn join_capture(&self, origin: &Self) -> Result<(), DeviceError> {
         self.begin_capture(|raw| {
             // SAFETY: a live stream of the context.
-            let fork = unsafe { Event::record(&self.context, origin.raw()) }?;
+            let fork = unsafe { PooledEvent::record(&self.context, origin.raw()) }?;
             // SAFETY: the event is live, and a capture keeps what it waits for by itself.
             unsafe { wait(&self.context, raw, fork.raw(), 0) }
         })
@@ -414,7 +414,7 @@ impl Stream {
     /// Makes `origin`, whose capture this stream has joined, come after what was enqueued here.
     pub(super) fn rejoin(&self, origin: &Self) -> Result<(), DeviceError> {
         // SAFETY: a live stream of the context.
-        let join = unsafe { Event::record(&self.context, self.raw()) }?;
+        let join = unsafe { PooledEvent::record(&self.context, self.raw()) }?;
         // SAFETY: as in `join_capture`.
         unsafe { wait(&self.context, origin.raw(), join.raw(), 0) }
     }

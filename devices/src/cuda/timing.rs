@@ -14,7 +14,7 @@ use crate::{ClockBracket, DeviceError, DeviceSpan, Timing, host_now_ns};
 
 use super::context::Context;
 use super::driver::NOT_READY;
-use super::events::{Event, Purpose};
+use super::events::{PooledEvent, Purpose};
 use super::stream::Stream;
 
 /// A reference event is used this long. After 4 s a single-precision millisecond is exact to 0.25
@@ -30,7 +30,7 @@ pub(super) struct DeviceClock(Mutex<Option<Arc<ReferenceEvent>>>);
 
 /// The event that times are counted from.
 struct ReferenceEvent {
-    event: Arc<Event>,
+    event: Arc<PooledEvent>,
     set_ns: u64,
     /// Between the device's clock and the host's.
     clock: Mutex<ClockBracket>,
@@ -51,7 +51,7 @@ impl DeviceClock {
             None => Stream::new(context)?,
         };
         // SAFETY: a live stream of the context.
-        let event = unsafe { Event::record_for(context, stream.raw(), Purpose::Time) }?;
+        let event = unsafe { PooledEvent::record_for(context, stream.raw(), Purpose::Time) }?;
         // It was not recorded before the call: that is known before anything is measured.
         let mut clock = ClockBracket::default();
         clock.not_before(REFERENCE_AT_NS as u64, set_ns);
@@ -83,10 +83,10 @@ impl ReferenceEvent {
 pub(super) struct TimedInterval {
     context: Arc<Context>,
     reference: Arc<ReferenceEvent>,
-    begin: Arc<Event>,
+    begin: Arc<PooledEvent>,
     /// The time at which it was enqueued: it did not run before.
     called_ns: u64,
-    end: OnceLock<Arc<Event>>,
+    end: OnceLock<Arc<PooledEvent>>,
 }
 
 impl TimedInterval {
@@ -96,7 +96,7 @@ impl TimedInterval {
         let reference = context.clock.reference(context)?;
         let called_ns = host_now_ns();
         // SAFETY: by contract.
-        let begin = unsafe { Event::record_for(context, stream, Purpose::Time) }?;
+        let begin = unsafe { PooledEvent::record_for(context, stream, Purpose::Time) }?;
         let context = Arc::clone(context);
         Ok(Arc::new(Self { context, reference, begin, called_ns, end: OnceLock::new() }))
     }
@@ -105,7 +105,7 @@ impl TimedInterval {
     /// As for [`begin`](Self::begin), with the same stream.
     pub(super) unsafe fn end(&self, stream: CUstream) -> Result<(), DeviceError> {
         // SAFETY: by contract.
-        let end = unsafe { Event::record_for(&self.context, stream, Purpose::Time) }?;
+        let end = unsafe { PooledEvent::record_for(&self.context, stream, Purpose::Time) }?;
         self.end.get_or_init(|| end);
         Ok(())
     }

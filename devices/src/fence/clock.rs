@@ -132,22 +132,22 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum QueueStep {
         Record { queue: usize },
         Wait { queue: usize, record: usize },
     }
 
-    fn steps(queues: usize) -> impl Strategy<Value = Vec<Step>> {
+    fn steps(queues: usize) -> impl Strategy<Value = Vec<QueueStep>> {
         let step = prop_oneof![
-            (0..queues).prop_map(|queue| Step::Record { queue }),
-            (0..queues, 0..1_000_usize).prop_map(|(queue, record)| Step::Wait { queue, record }),
+            (0..queues).prop_map(|queue| QueueStep::Record { queue }),
+            (0..queues, 0..1_000_usize).prop_map(|(queue, record)| QueueStep::Wait { queue, record }),
         ];
         prop::collection::vec(step, 1..80)
     }
 
     /// Plays `steps`; at the end, everything that the clocks claim must be so. With `exact`, what is so must
     /// be claimed.
-    fn play(in_order: &[bool], steps: &[Step], exact: bool) {
+    fn play(in_order: &[bool], steps: &[QueueStep], exact: bool) {
         let mut queues: Vec<_> = in_order
             .iter()
             .map(|&in_order| {
@@ -166,7 +166,7 @@ mod tests {
         let mut history: Vec<Record> = Vec::new();
         for step in steps {
             match *step {
-                Step::Record { queue } => {
+                QueueStep::Record { queue } => {
                     let queue = &mut queues[queue];
                     queue.records += 1;
                     let fence = Fence::point(queue.timeline.clone(), queue.records, queue.clock.snapshot());
@@ -177,7 +177,7 @@ mod tests {
                     }
                     history.push(Record { fence, after });
                 }
-                Step::Wait { queue, record } if !history.is_empty() => {
+                QueueStep::Wait { queue, record } if !history.is_empty() => {
                     let number = record % history.len();
                     let record = &history[number];
                     let queue = &mut queues[queue];
@@ -189,7 +189,7 @@ mod tests {
                         set.extend(&record.after);
                     }
                 }
-                Step::Wait { .. } => {}
+                QueueStep::Wait { .. } => {}
             }
         }
         for queue in &queues {

@@ -78,7 +78,7 @@ mod models {
     use crate::DeviceErrorKind;
 
     /// A device that does two pieces of work and counts them in memory of the host.
-    struct Model {
+    struct ProgressModel {
         /// The value that the device writes, as into pinned memory.
         value: AtomicU64,
         completed: Completed,
@@ -88,9 +88,9 @@ mod models {
     }
 
     // SAFETY: loom checks the accesses to the cells.
-    unsafe impl Sync for Model {}
+    unsafe impl Sync for ProgressModel {}
 
-    impl Model {
+    impl ProgressModel {
         fn new() -> Arc<Self> {
             let work = [UnsafeCell::new(0), UnsafeCell::new(0)];
             Arc::new(Self {
@@ -130,7 +130,7 @@ mod models {
         }
     }
 
-    fn beside(model: &Arc<Model>, act: fn(&Model)) -> thread::JoinHandle<()> {
+    fn beside(model: &Arc<ProgressModel>, act: fn(&ProgressModel)) -> thread::JoinHandle<()> {
         let model = Arc::clone(model);
         thread::spawn(move || act(&model))
     }
@@ -138,8 +138,8 @@ mod models {
     #[test]
     fn who_sees_a_number_sees_the_work_of_all_up_to_it() {
         loom::model(|| {
-            let model = Model::new();
-            let threads = [beside(&model, Model::run), beside(&model, Model::poll)];
+            let model = ProgressModel::new();
+            let threads = [beside(&model, ProgressModel::run), beside(&model, ProgressModel::poll)];
             let seen = model.check();
             model.poll();
             assert!(model.check() >= seen, "it only goes up");
@@ -150,7 +150,7 @@ mod models {
     #[test]
     fn a_number_that_another_thread_learned_of_brings_its_work_with_it() {
         loom::model(|| {
-            let model = Model::new();
+            let model = ProgressModel::new();
             // Each piece is done by a thread of its own, as on a queue without a value.
             let second = beside(&model, |model| {
                 if model.completed.number() == 1 {
@@ -170,9 +170,9 @@ mod models {
     #[test]
     fn a_failure_is_there_with_what_came_before_it_and_freezes_the_number() {
         loom::model(|| {
-            let model = Model::new();
+            let model = ProgressModel::new();
             let threads =
-                [beside(&model, |model| model.completed.reach(1)), beside(&model, Model::break_down)];
+                [beside(&model, |model| model.completed.reach(1)), beside(&model, ProgressModel::break_down)];
             if let Some(error) = model.completed.failure() {
                 assert_eq!(error.kind(), DeviceErrorKind::Fault);
                 // SAFETY: loom checks this.

@@ -160,15 +160,15 @@ mod models {
     use crate::DeviceErrorKind;
 
     /// The work that the event stands for. Loom reports a read that the write does not happen before.
-    struct Model {
+    struct HostEventModel {
         event: HostEvent,
         content: UnsafeCell<u32>,
     }
 
     // SAFETY: loom checks the accesses to the content.
-    unsafe impl Sync for Model {}
+    unsafe impl Sync for HostEventModel {}
 
-    impl Model {
+    impl HostEventModel {
         fn read(&self) -> u32 {
             // SAFETY: loom checks this.
             self.content.with(|content| unsafe { *content })
@@ -177,7 +177,7 @@ mod models {
 
     /// Reads the content when the event settles.
     struct Reader {
-        model: Arc<Model>,
+        model: Arc<HostEventModel>,
         told: AtomicU8,
     }
 
@@ -190,9 +190,12 @@ mod models {
 
     /// Settles the event beside `meet` on another thread. The thread that settles begins: of a load of another thread before both a load
     /// and a store of its own, loom would not see that the store depends on it.
-    fn settled_beside(outcome: impl Fn() -> Outcome + Sync + Send + Copy + 'static, meet: fn(&Arc<Model>)) {
+    fn settled_beside(
+        outcome: impl Fn() -> Outcome + Sync + Send + Copy + 'static,
+        meet: fn(&Arc<HostEventModel>),
+    ) {
         loom::model(move || {
-            let model = Arc::new(Model { event: HostEvent::new(), content: UnsafeCell::new(0) });
+            let model = Arc::new(HostEventModel { event: HostEvent::new(), content: UnsafeCell::new(0) });
             let other = Arc::clone(&model);
             let meeting = thread::spawn(move || meet(&other));
             // SAFETY: loom checks this.

@@ -53,7 +53,7 @@ pub use self::{
 /// the same root error at every query.
 #[derive(Clone)]
 pub struct Fence {
-    source: Source,
+    source: FenceSource,
     /// The queue, asked once: fences are compared where nothing of a user's may be called.
     queue: Option<QueueId>,
     /// The number on the queue; for events, the number among the records of their queue, or 0.
@@ -67,16 +67,16 @@ pub struct Fence {
 }
 
 #[derive(Clone)]
-enum Source {
-    Point(Shared<dyn Timeline>),
-    Event(Shared<dyn Event>),
+enum FenceSource {
+    Point(ContainedArc<dyn Timeline>),
+    Event(ContainedArc<dyn Event>),
 }
 
 /// A share in something of a user's. A panic in its destructor is logged and goes no further: fences are
 /// dropped by threads that have something else to do.
-struct Shared<T: ?Sized>(Option<Arc<T>>);
+struct ContainedArc<T: ?Sized>(Option<Arc<T>>);
 
-impl<T: ?Sized> Deref for Shared<T> {
+impl<T: ?Sized> Deref for ContainedArc<T> {
     type Target = Arc<T>;
 
     #[inline]
@@ -85,13 +85,13 @@ impl<T: ?Sized> Deref for Shared<T> {
     }
 }
 
-impl<T: ?Sized> Clone for Shared<T> {
+impl<T: ?Sized> Clone for ContainedArc<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<T: ?Sized> Drop for Shared<T> {
+impl<T: ?Sized> Drop for ContainedArc<T> {
     fn drop(&mut self) {
         let share = self.0.take();
         log_panic("the destructor of what stands behind a fence", || drop(share));
@@ -139,7 +139,7 @@ impl Fence {
     /// recorded.
     pub fn point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
         let queue = Some(timeline.queue());
-        Self::new(Source::Point(Shared(Some(timeline))), queue, sequence, seen)
+        Self::new(FenceSource::Point(ContainedArc(Some(timeline))), queue, sequence, seen)
     }
 
     /// The same fence, whose source is of this crate: subscribers need no guard against a source that panics or notifies twice, and `peek`
@@ -158,10 +158,10 @@ impl Fence {
     /// [`Fence::point`].
     pub fn recorded_event(event: Arc<dyn Event>, sequence: u64, seen: Clock) -> Self {
         let queue = event.queue();
-        Self::new(Source::Event(Shared(Some(event))), queue, sequence, seen)
+        Self::new(FenceSource::Event(ContainedArc(Some(event))), queue, sequence, seen)
     }
 
-    fn new(source: Source, queue: Option<QueueId>, sequence: u64, seen: Clock) -> Self {
+    fn new(source: FenceSource, queue: Option<QueueId>, sequence: u64, seen: Clock) -> Self {
         let generation = Generation::current();
         Self { source, queue, sequence, seen, is_own: false, generation }
     }
@@ -174,8 +174,8 @@ impl Fence {
     /// The state of the fence. Queries the backend while the answer is not known yet. A backend that panics has failed.
     pub fn state(&self) -> FenceState {
         contained(|| match &self.source {
-            Source::Event(event) => event.state(),
-            Source::Point(timeline) => {
+            FenceSource::Event(event) => event.state(),
+            FenceSource::Point(timeline) => {
                 if timeline.completed() >= self.sequence {
                     return FenceState::Done;
                 }
@@ -206,8 +206,8 @@ impl Fence {
     /// True if the work is known to be finished, without a query of the backend: one load.
     pub fn observed_done(&self) -> bool {
         match &self.source {
-            Source::Point(timeline) => timeline.completed() >= self.sequence,
-            Source::Event(event) => event.observed_done(),
+            FenceSource::Point(timeline) => timeline.completed() >= self.sequence,
+            FenceSource::Event(event) => event.observed_done(),
         }
     }
 
@@ -215,8 +215,8 @@ impl Fence {
     /// effort to announce its progress for this.
     pub fn observed_state(&self) -> FenceState {
         contained(|| match &self.source {
-            Source::Event(event) => event.observed_state(),
-            Source::Point(timeline) => {
+            FenceSource::Event(event) => event.observed_state(),
+            FenceSource::Point(timeline) => {
                 // A failure freezes the counter, so a failure that was read before the counter is final.
                 let failure = timeline.failure();
                 match timeline.peek(self.sequence) {
@@ -233,8 +233,8 @@ impl Fence {
     #[inline]
     pub fn peek(&self) -> Option<bool> {
         match &self.source {
-            Source::Point(timeline) => timeline.peek(self.sequence),
-            Source::Event(event) => event.observed_done().then_some(true),
+            FenceSource::Point(timeline) => timeline.peek(self.sequence),
+            FenceSource::Event(event) => event.observed_done().then_some(true),
         }
     }
 
@@ -252,8 +252,8 @@ impl Fence {
     /// The device that does the work.
     pub fn device(&self) -> DLDevice {
         match &self.source {
-            Source::Point(timeline) => timeline.device(),
-            Source::Event(event) => event.device(),
+            FenceSource::Point(timeline) => timeline.device(),
+            FenceSource::Event(event) => event.device(),
         }
     }
 
@@ -265,16 +265,16 @@ impl Fence {
     /// The timeline, when this is a point on an in-order queue. For devices to recognise their own.
     pub fn as_point(&self) -> Option<(&Arc<dyn Timeline>, u64)> {
         match &self.source {
-            Source::Point(timeline) => Some((timeline, self.sequence)),
-            Source::Event(_) => None,
+            FenceSource::Point(timeline) => Some((timeline, self.sequence)),
+            FenceSource::Event(_) => None,
         }
     }
 
     /// The event, when this is a stand-alone fence. For devices to recognise their own.
     pub fn as_event(&self) -> Option<&Arc<dyn Event>> {
         match &self.source {
-            Source::Point(_) => None,
-            Source::Event(event) => Some(event),
+            FenceSource::Point(_) => None,
+            FenceSource::Event(event) => Some(event),
         }
     }
 
@@ -290,7 +290,7 @@ impl Fence {
     ///
     /// `false` means "not known", never "earlier".
     pub fn same_or_later_on_queue(&self, other: &Fence) -> bool {
-        if let (Source::Event(mine), Source::Event(theirs)) = (&self.source, &other.source)
+        if let (FenceSource::Event(mine), FenceSource::Event(theirs)) = (&self.source, &other.source)
             && Arc::ptr_eq(mine, theirs)
         {
             return true;
@@ -331,7 +331,7 @@ impl Fence {
     }
 
     fn waiter_left(&self) {
-        if let Source::Event(event) = &self.source {
+        if let FenceSource::Event(event) = &self.source {
             log_panic("what stands behind a fence", || event.waiter_left());
         }
     }
@@ -339,8 +339,8 @@ impl Fence {
     /// True if each query costs one load and the source notifies no subscriber.
     pub(crate) fn query_is_cheap(&self) -> bool {
         match &self.source {
-            Source::Point(timeline) => timeline.query_is_cheap(),
-            Source::Event(_) => false,
+            FenceSource::Point(timeline) => timeline.query_is_cheap(),
+            FenceSource::Event(_) => false,
         }
     }
 
@@ -351,8 +351,8 @@ impl Fence {
             false => Arc::new(Once::new(subscriber)),
         };
         let watched = contain_panic(|| match &self.source {
-            Source::Point(timeline) => timeline.watch(self.sequence, &once),
-            Source::Event(event) => event.watch(&once),
+            FenceSource::Point(timeline) => timeline.watch(self.sequence, &once),
+            FenceSource::Event(event) => event.watch(&once),
         });
         watched.unwrap_or_else(|panic| {
             deliver(once, Err(panicked(&panic)));
@@ -374,8 +374,8 @@ pub(crate) fn panicked(panic: &str) -> DeviceError {
 impl fmt::Debug for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
-            Source::Point(timeline) => write!(f, "Fence({} at {})", timeline.queue(), self.sequence),
-            Source::Event(event) => write!(f, "Fence({:?})", &**event),
+            FenceSource::Point(timeline) => write!(f, "Fence({} at {})", timeline.queue(), self.sequence),
+            FenceSource::Event(event) => write!(f, "Fence({:?})", &**event),
         }
     }
 }
@@ -388,7 +388,7 @@ impl fmt::Debug for Fence {
 #[derive(Debug)]
 pub struct Settled {
     fence: Fence,
-    slot: Option<Arc<Slot>>,
+    slot: Option<Arc<OutcomeSlot>>,
 }
 
 impl Future for Settled {
@@ -404,7 +404,7 @@ impl Future for Settled {
                 if let Some(outcome) = spin(&self.fence) {
                     return Poll::Ready(outcome);
                 }
-                let slot = Arc::new(Slot::default());
+                let slot = Arc::new(OutcomeSlot::default());
                 // The waker goes in before the fence can settle.
                 let _ = slot.poll(context);
                 Reactor::global().watch(&self.fence, slot.clone());
@@ -428,7 +428,7 @@ impl Drop for Settled {
 
 /// The slot in which the fence leaves its outcome for a [`Settled`] future.
 #[derive(Debug, Default)]
-struct Slot {
+struct OutcomeSlot {
     abandoned: AtomicBool,
     state: Mutex<SlotState>,
 }
@@ -439,7 +439,7 @@ struct SlotState {
     waker: Option<Waker>,
 }
 
-impl Slot {
+impl OutcomeSlot {
     fn poll(&self, context: &mut Context<'_>) -> Poll<Outcome> {
         {
             let state = self.state.lock();
@@ -473,7 +473,7 @@ impl Slot {
     }
 }
 
-impl Subscriber for Slot {
+impl Subscriber for OutcomeSlot {
     fn settled(self: Arc<Self>, outcome: Outcome) {
         let mut state = self.state.lock();
         state.outcome = Some(outcome);

@@ -90,17 +90,17 @@ mod models {
     use super::*;
 
     /// The work that two fences stand for. Loom reports a read that a write does not happen before.
-    struct Work([UnsafeCell<u32>; 2]);
+    struct GatheredWork([UnsafeCell<u32>; 2]);
 
     // SAFETY: loom checks the accesses.
-    unsafe impl Sync for Work {}
+    unsafe impl Sync for GatheredWork {}
     // SAFETY: as above.
-    unsafe impl Send for Work {}
+    unsafe impl Send for GatheredWork {}
 
     #[test]
     fn the_callback_runs_once_and_sees_the_work_of_every_fence() {
         loom::model(|| {
-            let work = Arc::new(Work([UnsafeCell::new(0), UnsafeCell::new(0)]));
+            let work = Arc::new(GatheredWork([UnsafeCell::new(0), UnsafeCell::new(0)]));
             let calls = Arc::new(AtomicUsize::new(0));
             let (seen, counted) = (Arc::clone(&work), Arc::clone(&calls));
             let callback = move |_: Outcome| {

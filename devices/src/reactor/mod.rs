@@ -49,12 +49,12 @@ pub(crate) use self::spin::spin;
 
 use self::gather::Gather;
 use self::poll_list::Armed;
-use self::thread::Shared;
+use self::thread::ReactorState;
 
 /// Watches pending fences and notifies their subscribers. One per process, started when first needed.
 #[derive(Debug)]
 pub struct Reactor {
-    shared: Arc<Shared>,
+    shared: Arc<ReactorState>,
 }
 
 impl Reactor {

@@ -34,7 +34,7 @@ const NAP_FRACTION: u32 = 8;
 
 /// The state that the arming threads and the reactor thread share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct ReactorState {
     /// Subscriptions in the inbox and in the poll list. See the module's protocol.
     armed: AtomicUsize,
     /// True if the thread naps, or is about to.
@@ -49,7 +49,7 @@ struct Inbox {
     thread: Option<thread::Thread>,
 }
 
-impl Shared {
+impl ReactorState {
     /// Hands a subscription to the thread, starting it if there is none.
     pub(super) fn arm(self: &Arc<Self>, armed: Armed) -> Result<(), (Armed, DeviceError)> {
         let parked = {
@@ -152,7 +152,7 @@ struct Observed {
     held: usize,
 }
 
-debug_as!(shared: Shared, "Shared({:?})", shared.armed);
+debug_as!(shared: ReactorState, "Shared({:?})", shared.armed);
 
 /// The pause between sweeps: spin, then yield, then nap.
 #[derive(Default)]
@@ -213,7 +213,7 @@ mod models {
     /// Runs `arming` beside the thread of the reactor, which is this one, until `count` subscriptions are delivered.
     fn observe(count: usize, arming: fn(&dyn Fn(&Arc<Driver>))) {
         loom::model(move || {
-            let shared = Arc::new(Shared::default());
+            let shared = Arc::new(ReactorState::default());
             shared.inbox.lock().thread = Some(thread::current());
             let waiter = Arc::new(Waiter(AtomicUsize::new(0)));
             let arming = thread::spawn({

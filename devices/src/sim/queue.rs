@@ -121,8 +121,8 @@ impl SimQueue {
                 schedule.check(on)?;
             }
             let target = match target {
-                Target::Point(sequence) => schedule.unfinished(on, sequence),
-                Target::Mark(command) => Some(command),
+                WaitTarget::Point(sequence) => schedule.unfinished(on, sequence),
+                WaitTarget::Mark(command) => Some(command),
             };
             schedule.wait(self.id, target, fence, effects);
             self.core.counters.waits.one();
@@ -131,24 +131,24 @@ impl SimQueue {
     }
 
     /// The command that a fence of this device stands for, and its queue; `None` for fences of other devices.
-    fn own_target(&self, fence: &Fence) -> Option<(QueueId, Target)> {
+    fn own_target(&self, fence: &Fence) -> Option<(QueueId, WaitTarget)> {
         let (on, target) = if let Some((timeline, sequence)) = fence.as_point() {
             let on = timeline.queue();
             let timeline: &dyn Any = &**timeline;
             let timeline = timeline.downcast_ref::<SimTimeline>()?;
             timeline.record_natively(sequence);
-            (on, Target::Point(sequence))
+            (on, WaitTarget::Point(sequence))
         } else {
             let event: &dyn Any = &**fence.as_event()?;
             let mark = event.downcast_ref::<SimMark>()?;
             mark.record_natively();
-            (mark.queue, Target::Mark(mark.command))
+            (mark.queue, WaitTarget::Mark(mark.command))
         };
         self.core.schedule().has_queue(on).then_some((on, target))
     }
 }
 
-enum Target {
+enum WaitTarget {
     Point(u64),
     Mark(CommandId),
 }

@@ -17,7 +17,7 @@ use super::api::{
 };
 use super::context::{Context, UsmKind};
 use super::errors::{on_asynchronous_error, refused};
-use super::event::{Event, Single};
+use super::event::{Single, SyclEvent};
 use super::exit::{self, Calls, RUNTIME};
 use super::handle::Handle;
 use super::push;
@@ -32,11 +32,11 @@ const TURNS: usize = 4;
 
 /// A SYCL device with the context that its queues and memory are of.
 pub struct SyclDevice {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     default_queue: Arc<SyclQueue>,
 }
 
-pub(super) struct Shared {
+pub(super) struct DeviceState {
     pub(super) id: DLDevice,
     pub(super) context: Arc<Context>,
     /// True if events announce themselves.
@@ -64,7 +64,7 @@ crate::counters::counters! {
     }
 }
 
-impl Shared {
+impl DeviceState {
     /// The functions, where the runtime works.
     pub(super) fn api(&self) -> Result<Calls, DeviceError> {
         self.context.api()
@@ -76,7 +76,7 @@ impl Shared {
     }
 }
 
-debug_as!(device: Shared, "SYCL device {}", device.id);
+debug_as!(device: DeviceState, "SYCL device {}", device.id);
 
 fn queue_of(context: &Context, device: &Handle, profiles: bool) -> Result<Handle, DeviceError> {
     let api = context.api()?;
@@ -109,7 +109,7 @@ impl SyclDevice {
         let allocator = unsafe { Handle::own((api.queue_copy)(default.raw()), api.queue_delete) };
         // SAFETY: a live device.
         let (backend, memory_bytes) = unsafe { ((api.device_backend)(raw), (api.device_memory)(raw)) };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DeviceState {
             id,
             name: describe(&api, &device),
             pushes: backend == BACKEND_OPENCL && push::available(),
@@ -215,7 +215,7 @@ impl SyclDevice {
     /// # Errors
     /// `Invalid` for an alignment or a kind that the device does not have; `OutOfMemory`.
     pub fn allocate_usm(&self, kind: UsmKind, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        let Shared { id, memory_bytes, .. } = *self.shared;
+        let DeviceState { id, memory_bytes, .. } = *self.shared;
         if !align.is_power_of_two() {
             return Err(DeviceError::invalid(format!("cannot allocate {bytes} bytes aligned to {align}")));
         }
@@ -355,7 +355,7 @@ impl Device for SyclDevice {
         // SAFETY: by contract a live event; the copy is ours.
         let copy = unsafe { Handle::own((api.event_copy)(event.as_ptr()), api.event_delete) };
         let copy = copy.ok_or_else(|| refused("a copy of the event"))?;
-        Ok(Fence::event(Arc::new(Single(Event::new(&self.shared, copy, true)))).of_this_crate())
+        Ok(Fence::event(Arc::new(Single(SyclEvent::new(&self.shared, copy, true)))).of_this_crate())
     }
 
     fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {

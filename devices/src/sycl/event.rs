@@ -7,7 +7,7 @@ use crate::fence::source::{self, Outcome, Subscriber, Watch};
 use crate::{DLDevice, FenceState};
 
 use super::api::{Object, STATUS_COMPLETE, STATUS_UNKNOWN};
-use super::device::Shared;
+use super::device::DeviceState;
 use super::errors;
 use super::exit::RUNTIME;
 use super::handle::Handle;
@@ -15,8 +15,8 @@ use super::progress::Progress;
 use super::push;
 
 /// One native event: what stands behind every fence here.
-pub(super) struct Event {
-    shared: Arc<Shared>,
+pub(super) struct SyclEvent {
+    shared: Arc<DeviceState>,
     handle: Handle,
     signal: HostEvent,
     /// Its queue and number there, once it is the event of a number on a queue. The queue's numbers hold it, not the
@@ -43,8 +43,8 @@ pub(super) enum Status {
     Settled,
 }
 
-impl Event {
-    pub(super) fn new(shared: &Arc<Shared>, handle: Handle, held_back: bool) -> Arc<Self> {
+impl SyclEvent {
+    pub(super) fn new(shared: &Arc<DeviceState>, handle: Handle, held_back: bool) -> Arc<Self> {
         Arc::new(Self {
             held_back,
             shared: Arc::clone(shared),
@@ -59,7 +59,7 @@ impl Event {
         self.handle.raw()
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<DeviceState> {
         &self.shared
     }
 
@@ -150,11 +150,11 @@ impl Event {
     }
 }
 
-debug_as!(event: Event, "SYCL event {:?}, {:?}", event.handle, event.signal);
+debug_as!(event: SyclEvent, "SYCL event {:?}, {:?}", event.handle, event.signal);
 
 /// A fence that is one event and no number: work of a foreign queue, or an event from outside.
 #[derive(Debug)]
-pub(super) struct Single(pub(super) Arc<Event>);
+pub(super) struct Single(pub(super) Arc<SyclEvent>);
 
 impl source::Event for Single {
     fn device(&self) -> DLDevice {

@@ -10,7 +10,7 @@ use std::ops::Deref;
 use estafette_sync::platform::exit;
 
 use crate::DeviceError;
-use crate::driver_exit::{Call, DriverExit, GRACE};
+use crate::driver_exit::{DriverCall, DriverExit, GRACE};
 
 use super::api::Api;
 
@@ -29,7 +29,7 @@ extern "C" fn at_exit() {
 }
 
 /// A call of the runtime. `None` where nothing of it works any more: the process exits, or is a forked child.
-pub(super) fn enter() -> Option<Call> {
+pub(super) fn enter() -> Option<DriverCall> {
     RUNTIME.enter()
 }
 
@@ -42,7 +42,7 @@ pub(super) fn check() -> Result<(), DeviceError> {
 #[must_use]
 pub(super) struct Calls {
     pub(super) table: &'static Api,
-    _call: Call,
+    _call: DriverCall,
 }
 
 impl Calls {

@@ -8,7 +8,7 @@ use crate::fence::completed::Completed;
 use crate::fence::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::{DLDevice, DeviceError, QueueId};
 
-use super::event::{Event, Status};
+use super::event::{Status, SyclEvent};
 use super::exit::RUNTIME;
 
 /// Numbers whose events are kept. Beyond, every second event is dropped: a subscriber for its number is
@@ -35,7 +35,7 @@ pub(super) struct Progress {
 
 #[derive(Debug, Default)]
 struct ProgressState {
-    marks: VecDeque<(u64, Arc<Event>)>,
+    marks: VecDeque<(u64, Arc<SyclEvent>)>,
     /// Length of `marks` at which they are looked through next.
     look_at: usize,
 }
@@ -47,7 +47,7 @@ impl Progress {
 
     /// Gives number `sequence` its event. True if it is time to [look](Self::tidy) what is done, under no
     /// lock.
-    pub(super) fn add(self: &Arc<Self>, sequence: u64, event: &Arc<Event>) -> bool {
+    pub(super) fn add(self: &Arc<Self>, sequence: u64, event: &Arc<SyclEvent>) -> bool {
         event.put(self, sequence);
         let mut dropped = Vec::new();
         let look = {
@@ -115,20 +115,20 @@ impl Progress {
     }
 
     /// The first event that covers `sequence`; `None` when that is done or can never be.
-    pub(super) fn event_of(&self, sequence: u64) -> Option<Arc<Event>> {
+    pub(super) fn event_of(&self, sequence: u64) -> Option<Arc<SyclEvent>> {
         let inner = self.inner.lock();
         let at = inner.marks.partition_point(|(number, _)| *number < sequence);
         inner.marks.get(at).map(|(_, event)| Arc::clone(event))
     }
 
-    fn after(&self, sequence: u64) -> Option<(u64, Arc<Event>)> {
+    fn after(&self, sequence: u64) -> Option<(u64, Arc<SyclEvent>)> {
         let inner = self.inner.lock();
         let at = inner.marks.partition_point(|(number, _)| *number <= sequence);
         inner.marks.get(at).cloned()
     }
 
     /// Settles `event`, that of number `sequence`, which has ended; false if it has failed.
-    fn settle(&self, sequence: u64, event: &Event, status: Status) -> bool {
+    fn settle(&self, sequence: u64, event: &SyclEvent, status: Status) -> bool {
         // An event that ended while it got its number may not have counted yet.
         event.end(status).outcome().is_some_and(|outcome| self.reach(sequence, outcome).is_ok())
     }
@@ -158,7 +158,7 @@ impl Timeline for Progress {
         if RUNTIME.is_driver_gone() {
             return self.completed();
         }
-        let mut complete: Option<(u64, Arc<Event>)> = None;
+        let mut complete: Option<(u64, Arc<SyclEvent>)> = None;
         loop {
             let sequence = complete.as_ref().map_or_else(|| self.completed(), |(sequence, _)| *sequence);
             let Some((sequence, event)) = self.after(sequence) else { break };

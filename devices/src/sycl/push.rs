@@ -20,7 +20,7 @@ use estafette_sync::sync::OnceLock;
 
 use super::api::Object;
 use super::errors;
-use super::event::Event;
+use super::event::SyclEvent;
 use super::exit;
 use super::handle::Handle;
 
@@ -117,7 +117,7 @@ pub(super) fn available() -> bool {
 }
 
 /// Asks the driver to settle `event`, which is of an OpenCL device. False if it cannot be asked.
-pub(super) fn arm(event: &Arc<Event>) -> bool {
+pub(super) fn arm(event: &Arc<SyclEvent>) -> bool {
     let (Some(functions), Some(_call)) = (Functions::get(), exit::enter()) else { return false };
     // SAFETY: a live event of an OpenCL device.
     let native = unsafe { (functions.native)(event.raw()) };
@@ -140,7 +140,7 @@ pub(super) fn arm(event: &Arc<Event>) -> bool {
 
 extern "C" fn on_settled(native: *mut c_void, status: c_int, data: *mut c_void) {
     // SAFETY: the reference that `arm` left, adopted once: the driver calls back once.
-    let event = unsafe { Arc::from_raw(data.cast_const().cast::<Event>()) };
+    let event = unsafe { Arc::from_raw(data.cast_const().cast::<SyclEvent>()) };
     event.settle(if status == COMPLETE { Ok(()) } else { Err(errors::failed(status.into())) });
     if let (Some(functions), Some(_call)) = (Functions::get(), exit::enter()) {
         // SAFETY: the reference that `getNative` gave.

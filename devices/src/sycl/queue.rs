@@ -8,8 +8,8 @@ use crate::fence::source::Timeline;
 use crate::queue::order_after;
 use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
-use super::device::Shared;
-use super::event::{Event, Single};
+use super::device::DeviceState;
+use super::event::{Single, SyclEvent};
 use super::exit;
 use super::handle::Handle;
 use super::progress::Progress;
@@ -18,7 +18,7 @@ use super::queue_state::{Native, QueueState};
 /// A queue of a [`SyclDevice`](super::SyclDevice), own or foreign. Enqueued work goes on when the queue is
 /// dropped.
 pub struct SyclQueue {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     id: QueueId,
     in_order: bool,
     /// The numbers of an own queue. A foreign queue has none: its owner enqueues too, so each fence stands
@@ -32,7 +32,7 @@ pub struct SyclQueue {
 impl SyclQueue {
     /// An own queue: foreign code enqueues only through [`Queue::native`].
     pub(super) fn own(
-        shared: &Arc<Shared>,
+        shared: &Arc<DeviceState>,
         handles: impl Iterator<Item = Handle>,
         in_order: bool,
     ) -> Arc<Self> {
@@ -40,12 +40,12 @@ impl SyclQueue {
         Self::with(shared, handles, in_order, id, Some(Progress::new(id, shared.id, in_order)))
     }
 
-    pub(super) fn foreign(shared: &Arc<Shared>, handle: Handle, in_order: bool) -> Arc<Self> {
+    pub(super) fn foreign(shared: &Arc<DeviceState>, handle: Handle, in_order: bool) -> Arc<Self> {
         Self::with(shared, [handle].into_iter(), in_order, QueueId::next(), None)
     }
 
     fn with(
-        shared: &Arc<Shared>,
+        shared: &Arc<DeviceState>,
         handles: impl Iterator<Item = Handle>,
         in_order: bool,
         id: QueueId,
@@ -115,7 +115,7 @@ impl SyclQueue {
         unsafe { self.state.lock().copy(from, to, bytes) }
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<DeviceState> {
         &self.shared
     }
 
@@ -144,7 +144,7 @@ impl SyclQueue {
 }
 
 /// The native event behind a fence; `None` for fences of others, and for what is done.
-pub(super) fn event_of(fence: &Fence) -> Option<Arc<Event>> {
+pub(super) fn event_of(fence: &Fence) -> Option<Arc<SyclEvent>> {
     if let Some((timeline, sequence)) = fence.as_point() {
         let timeline: &dyn Any = &**timeline;
         return timeline.downcast_ref::<Progress>()?.event_of(sequence);

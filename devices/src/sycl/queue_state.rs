@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 use crate::{DeviceError, QueueClock, QueueId, host_now_ns};
 
 use super::api::Object;
-use super::device::Shared;
+use super::device::DeviceState;
 use super::errors::refused;
-use super::event::Event;
+use super::event::SyclEvent;
 use super::handle::Handle;
 use super::push::Flusher;
 use super::timing::Commands;
@@ -23,7 +23,7 @@ const WAITS_MAX: usize = 16;
 type List = SmallVec<[Object; 8]>;
 
 pub(super) struct QueueState {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     /// One queue of the runtime; several in-order queues for an out-of-order own queue, whose commands take
     /// turns.
     handles: SmallVec<[Native; 1]>,
@@ -39,17 +39,17 @@ pub(super) struct QueueState {
     /// Events that later commands have to wait for and the runtime does not know yet. On an in-order queue the next
     /// command takes them along for all that follow; on an out-of-order queue every command carries them
     /// until they are done.
-    waits: Vec<Arc<Event>>,
+    waits: Vec<Arc<SyclEvent>>,
     /// Commands without a number. Of an in-order queue the last one is enough.
-    fresh: Vec<Arc<Event>>,
+    fresh: Vec<Arc<SyclEvent>>,
     /// True if one of them waits for `newest`, so that its end implies that one's.
     covers_newest: bool,
-    newest: Option<Arc<Event>>,
+    newest: Option<Arc<SyclEvent>>,
     /// True if the native handle was given out: foreign code may have enqueued commands unknown here.
     touched: bool,
     /// Of each of the runtime's queues the newest command that may be held back; what comes later there is
     /// held back with it.
-    held_back: SmallVec<[(usize, Arc<Event>); 1]>,
+    held_back: SmallVec<[(usize, Arc<SyclEvent>); 1]>,
 }
 
 pub(super) struct Native {
@@ -61,7 +61,7 @@ pub(super) struct Native {
 }
 
 impl Native {
-    pub(super) fn new(shared: &Shared, handle: Handle, foreign: bool) -> Self {
+    pub(super) fn new(shared: &DeviceState, handle: Handle, foreign: bool) -> Self {
         let flushes = shared.pushes && !foreign;
         Self { flusher: flushes.then(|| Flusher::of(&handle)).flatten(), foreign, handle }
     }
@@ -71,7 +71,7 @@ impl QueueState {
     /// # Panics
     /// Without a queue of the runtime.
     pub(super) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<DeviceState>,
         handles: SmallVec<[Native; 1]>,
         id: QueueId,
         in_order: bool,
@@ -96,7 +96,7 @@ impl QueueState {
         }
     }
 
-    pub(super) fn wait_for(&mut self, event: Arc<Event>) -> Result<(), DeviceError> {
+    pub(super) fn wait_for(&mut self, event: Arc<SyclEvent>) -> Result<(), DeviceError> {
         self.waits.retain(|known| !known.is_done());
         self.waits.push(event);
         if self.waits.len() > WAITS_MAX {
@@ -210,7 +210,7 @@ impl QueueState {
         if self.timings.is_empty() { 0 } else { host_now_ns() }
     }
 
-    fn timed(&self, event: &Arc<Event>, moment: bool, called_ns: u64) {
+    fn timed(&self, event: &Arc<SyclEvent>, moment: bool, called_ns: u64) {
         self.timings.iter().for_each(|timing| timing.add(event, moment, called_ns));
     }
 
@@ -220,7 +220,7 @@ impl QueueState {
     }
 
     /// The event of a command that the runtime has taken.
-    fn taken(&mut self, at: usize, event: Option<Handle>, what: &str) -> Result<Arc<Event>, DeviceError> {
+    fn taken(&mut self, at: usize, event: Option<Handle>, what: &str) -> Result<Arc<SyclEvent>, DeviceError> {
         let event = event.ok_or_else(|| refused(what))?;
         if let Some(flusher) = &self.handles[at].flusher {
             flusher.flush();
@@ -232,7 +232,7 @@ impl QueueState {
             || self.touched
             || !self.held_back.is_empty()
             || self.waits.iter().any(|wait| wait.is_held_back());
-        let event = Event::new(&self.shared, event, held_back);
+        let event = SyclEvent::new(&self.shared, event, held_back);
         if held_back && !foreign {
             self.held_back.retain(|(queue, _)| *queue != at);
             self.held_back.push((at, Arc::clone(&event)));
@@ -241,7 +241,7 @@ impl QueueState {
     }
 
     /// Notes a command that has no number yet.
-    fn enqueued(&mut self, event: Arc<Event>) {
+    fn enqueued(&mut self, event: Arc<SyclEvent>) {
         self.covers_newest |= match &self.newest {
             Some(newest) => newest.is_done() || self.waits.iter().any(|wait| Arc::ptr_eq(wait, newest)),
             None => true,
@@ -291,7 +291,7 @@ impl QueueState {
 
     /// An event of everything enqueued so far, and whether there was anything since the last one. The number
     /// goes up if so.
-    pub(super) fn record(&mut self) -> Result<Option<Arc<Event>>, DeviceError> {
+    pub(super) fn record(&mut self) -> Result<Option<Arc<SyclEvent>>, DeviceError> {
         if self.fresh.is_empty() {
             // A wait counts as something enqueued: what comes later is after it.
             self.flush_to(0)?;
@@ -318,7 +318,7 @@ impl QueueState {
 
     /// The event of everything enqueued on the runtime's queue, by whomever; of the first, where there are
     /// several.
-    pub(super) fn barrier(&mut self) -> Result<Arc<Event>, DeviceError> {
+    pub(super) fn barrier(&mut self) -> Result<Arc<SyclEvent>, DeviceError> {
         self.flush_to(0)?;
         self.shared.counters.barriers.one();
         let api = self.shared.api()?;
@@ -331,7 +331,7 @@ impl QueueState {
     }
 
     /// As [`barrier`](Self::barrier), where there are no numbers.
-    pub(super) fn record_all(&mut self) -> Result<Arc<Event>, DeviceError> {
+    pub(super) fn record_all(&mut self) -> Result<Arc<SyclEvent>, DeviceError> {
         let called_ns = self.clock_if_timed();
         let event = self.barrier()?;
         self.timed(&event, true, called_ns);
@@ -342,14 +342,14 @@ impl QueueState {
 
     /// One event of several on an out-of-order queue. It holds up what comes later on one of the runtime's
     /// queues; the others go on.
-    fn join(&mut self) -> Result<Arc<Event>, DeviceError> {
+    fn join(&mut self) -> Result<Arc<SyclEvent>, DeviceError> {
         let newest = self.newest.iter().filter(|newest| !newest.is_done());
         let list = self.fresh.iter().chain(newest).map(|event| event.raw()).collect::<List>();
         let at = self.next_handle();
         self.barrier_for(at, &list)
     }
 
-    fn barrier_for(&mut self, at: usize, list: &List) -> Result<Arc<Event>, DeviceError> {
+    fn barrier_for(&mut self, at: usize, list: &List) -> Result<Arc<SyclEvent>, DeviceError> {
         self.shared.counters.barriers.one();
         let api = self.shared.api()?;
         // SAFETY: live objects; the event is ours.
@@ -361,6 +361,6 @@ impl QueueState {
     }
 }
 
-fn list(events: &[Arc<Event>]) -> List {
+fn list(events: &[Arc<SyclEvent>]) -> List {
     events.iter().map(|event| event.raw()).collect()
 }

@@ -11,8 +11,8 @@ use estafette_sync::sync::Mutex;
 
 use crate::{DeviceSpan, Timing, host_now_ns};
 
-use super::device::Shared;
-use super::event::Event;
+use super::device::DeviceState;
+use super::event::SyclEvent;
 
 /// Commands that one measurement looks at. Of more than these the last one is kept up to date; between first
 /// and last nothing is missed on an in-order queue.
@@ -20,13 +20,13 @@ const COMMANDS_MAX: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Commands {
-    shared: Arc<Shared>,
-    list: Mutex<Vec<Command>>,
+    shared: Arc<DeviceState>,
+    list: Mutex<Vec<TimedCommand>>,
 }
 
 #[derive(Debug)]
-struct Command {
-    event: Arc<Event>,
+struct TimedCommand {
+    event: Arc<SyclEvent>,
     /// A barrier, which is no work: only its end counts.
     moment: bool,
     /// The time at which it was enqueued: it was not submitted before.
@@ -34,21 +34,21 @@ struct Command {
 }
 
 impl Commands {
-    pub(super) fn new(shared: &Arc<Shared>) -> Arc<Self> {
+    pub(super) fn new(shared: &Arc<DeviceState>) -> Arc<Self> {
         Arc::new(Self { shared: Arc::clone(shared), list: Mutex::default() })
     }
 
     /// A command that was enqueued since `called_ns`.
-    pub(super) fn add(&self, event: &Arc<Event>, moment: bool, called_ns: u64) {
+    pub(super) fn add(&self, event: &Arc<SyclEvent>, moment: bool, called_ns: u64) {
         let mut list = self.list.lock();
         list.truncate(COMMANDS_MAX - 1);
-        list.push(Command { event: Arc::clone(event), moment, called_ns });
+        list.push(TimedCommand { event: Arc::clone(event), moment, called_ns });
     }
 }
 
-impl Command {
+impl TimedCommand {
     /// The times between which it ran, by the device's clock; 0 says that the runtime does not know.
-    fn ran(&self, shared: &Shared) -> Option<(u64, u64)> {
+    fn ran(&self, shared: &DeviceState) -> Option<(u64, u64)> {
         let api = shared.api().ok()?;
         let event = self.event.raw();
         // SAFETY: a live event.
@@ -57,7 +57,7 @@ impl Command {
     }
 
     /// Notes the event's time by the device's clock, seen done at `now_ns`.
-    fn observe(&self, shared: &Shared, ended: u64, now_ns: u64) {
+    fn observe(&self, shared: &DeviceState, ended: u64, now_ns: u64) {
         let Ok(api) = shared.api() else { return };
         // SAFETY: a live event.
         let submitted = unsafe { (api.event_submitted_at)(self.event.raw()) };
