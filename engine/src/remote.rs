@@ -68,7 +68,7 @@ use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
 use self::blocking::noted;
-use self::export::{Export, Memory, Place, Shown};
+use self::export::{Export, ExportMemory, SegmentRange, Shown};
 #[cfg(feature = "nixl")]
 pub use self::network::{declare_dead, suggest_nixl};
 use self::note::{Description, Note};
@@ -175,7 +175,9 @@ impl Link {
     async fn lend_unnoted(&self, tensor: &Tensor) -> Result<(), Error> {
         let export = Export::for_writing(tensor, self.owner())?;
         let Some(Shown::Here(place)) = export.shown.get() else { unreachable!("it was found here") };
-        let Memory::Host(segment) = &place.segment else { unreachable!("host memory alone is for writing") };
+        let ExportMemory::Host(segment) = &place.segment else {
+            unreachable!("host memory alone is for writing")
+        };
         let number = self.link.when_room(|| self.link.show_for_writing(segment)).await?;
         let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
         let description = Description { number, first, layout, key, share: 0, is_writable: true };
@@ -363,7 +365,7 @@ async fn hand_over(
     link: &RawLink,
     prefix: &[u8],
     export: Arc<Export>,
-    place: &Place,
+    place: &SegmentRange,
     kept: usize,
 ) -> Result<(), Error> {
     let number = link.when_room(|| place.segment.show(link)).await?;

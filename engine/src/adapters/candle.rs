@@ -79,11 +79,11 @@ struct ReadLocked {
 
 /// The place of a memory's guard, for all imports of that memory. The lock is held while a guard is waited for, so that all of them get the
 /// same one.
-type Slot = Mutex<Weak<ReadLocked>>;
+type GuardSlot = Mutex<Weak<ReadLocked>>;
 
 per_process! {
     /// The guards that exist or are waited for, by the address of the memory's owner.
-    static SLOTS: Mutex<BTreeMap<usize, Arc<Slot>>> = Mutex::new(BTreeMap::new());
+    static SLOTS: Mutex<BTreeMap<usize, Arc<GuardSlot>>> = Mutex::new(BTreeMap::new());
 }
 
 impl ReadLocked {

@@ -101,7 +101,7 @@ pub fn export_fenced(tensor: &Tensor, options: &ExportOptions) -> Result<Fenced,
         options.access == Access::Read && tensor.inner.is_quiet() && tensor.inner.definition().is_ok();
     if at_once && let Some(lease) = LeaseState::try_read(tensor, || options.owner_text()) {
         let held = export_held(Arc::clone(&lease), options)?;
-        let state = State { lease: Some(Lease { inner: lease }), ..State::default() };
+        let state = FencedState { lease: Some(Lease { inner: lease }), ..FencedState::default() };
         let export = Arc::new(FencedExport { tensor: tensor.clone(), state: Mutex::new(state) });
         let exported = ExportedFenced::new(export.clone(), foreign_fence::done(held.device()), Some(&held));
         export.state.lock().held = Some(held);
@@ -146,11 +146,11 @@ pub fn export_fenced(tensor: &Tensor, options: &ExportOptions) -> Result<Fenced,
 /// An export until its deleter was called.
 struct FencedExport {
     tensor: Tensor,
-    state: Mutex<State>,
+    state: Mutex<FencedState>,
 }
 
 #[derive(Default)]
-struct State {
+struct FencedState {
     /// The struct, if it waits for its description. `None` from the deleter's call on.
     late: Option<ExportedFenced>,
     /// The description of a tensor that was defined at the call.

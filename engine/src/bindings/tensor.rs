@@ -15,7 +15,7 @@ use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
 use crate::wait::fence;
 use crate::wait::notify::{Notice, fence_of, notify_end};
-use crate::wait::ready::Ended;
+use crate::wait::ready::VersionEnd;
 
 pub use super::fenced::export_fenced;
 
@@ -122,7 +122,7 @@ pub fn on_end<C>(tensor: &Tensor, callback: C) -> Notice
 where
     C: FnOnce(Result<(), Error>) + Send + 'static,
 {
-    let ended = Ended::new(&tensor.inner, false);
+    let ended = VersionEnd::new(&tensor.inner, false);
     let query = ended.handle();
     let noted = query.clone().filter(|query| query.payload().noted);
     notify_end(ended, query.as_ref(), move |outcome| {

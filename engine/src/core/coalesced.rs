@@ -55,8 +55,8 @@ pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
     let is_free = COALESCED.try_with(|coalesced| coalesced.borrow().is_none()).unwrap_or(false);
     let outermost = is_free && core.generation.is_current();
     /// Stops coalescing, also when `submit` panics.
-    struct End(bool);
-    impl Drop for End {
+    struct StopCoalescing(bool);
+    impl Drop for StopCoalescing {
         fn drop(&mut self) {
             if self.0 {
                 wake_held_back();
@@ -83,7 +83,7 @@ pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
             awaits::inspect_by(look);
         }
     }
-    let _end = End(outermost);
+    let _end = StopCoalescing(outermost);
     submit()
 }
 

@@ -163,7 +163,7 @@ impl std::fmt::Debug for OpTag {
 
 /// The kind of an operation, by its use of variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OpKind {
     /// Runs a body.
     Work,
     /// Runs a body that only workers may run: waiting threads do not help with such a body.
@@ -179,7 +179,7 @@ pub(crate) enum Kind {
     Lease,
 }
 
-impl Kind {
+impl OpKind {
     pub(crate) fn has_body(self) -> bool {
         matches!(self, Self::Work | Self::WorkerOnly | Self::NeedsLock)
     }
@@ -220,7 +220,7 @@ pub(crate) struct OpState {
     /// True if tracing was on when the operation was described: then every event of the operation is traced.
     pub(crate) noted: bool,
     pub(crate) priority: i32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: OpKind,
     /// True if the operation has a permit and counts as in flight.
     counted: AtomicBool,
     phase: AtomicU8,
@@ -265,7 +265,7 @@ impl OpState {
     }
 
     /// An operation without a body yet, and without a permit.
-    pub(crate) fn new(core: CoreRef, name: Name, kind: Kind) -> Self {
+    pub(crate) fn new(core: CoreRef, name: Name, kind: OpKind) -> Self {
         let mut state = MaybeUninit::uninit();
         // SAFETY: `init` writes every field.
         unsafe {
@@ -280,7 +280,7 @@ impl OpState {
     /// # Safety
     /// `place` may be written; nothing there is dropped.
     #[inline(always)]
-    pub(crate) unsafe fn init(place: *mut Self, core: &CoreRef, name: Name, kind: Kind) {
+    pub(crate) unsafe fn init(place: *mut Self, core: &CoreRef, name: Name, kind: OpKind) {
         // SAFETY: the place is the caller's.
         unsafe {
             (&raw mut (*place).core).write(core.clone());
@@ -556,7 +556,7 @@ unsafe impl Sync for OpState {}
 
 /// Begins to describe an operation of any kind.
 #[inline(always)]
-pub(crate) fn pending_op<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpPending<'a> {
+pub(crate) fn pending_op<'a>(core: &CoreRef, name: Name, kind: OpKind) -> OpPending<'a> {
     // SAFETY: `init` writes every field.
     unsafe { crate::core::engine_core::graph().begin_op(|place| OpState::init(place, core, name, kind)) }
 }

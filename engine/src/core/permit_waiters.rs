@@ -151,12 +151,12 @@ mod models {
     }
 
     #[derive(Default)]
-    struct Model {
+    struct PermitModel {
         waiters: PermitWaiters,
         free: AtomicUsize,
     }
 
-    impl Model {
+    impl PermitModel {
         fn free(&self) -> usize {
             self.free.load(Ordering::Relaxed)
         }
@@ -197,7 +197,7 @@ mod models {
     #[test]
     fn a_waiter_sees_the_release_or_is_woken() {
         check(|| {
-            let model = Arc::new(Model::default());
+            let model = Arc::new(PermitModel::default());
             let releases = thread::spawn({
                 let model = Arc::clone(&model);
                 move || model.release()
@@ -211,7 +211,7 @@ mod models {
     #[test]
     fn two_waiters_get_the_two_permits_of_two_releases() {
         check(|| {
-            let model = Arc::new(Model::default());
+            let model = Arc::new(PermitModel::default());
             let other = thread::spawn({
                 let model = Arc::clone(&model);
                 move || model.acquire()
@@ -233,7 +233,7 @@ mod models {
     #[test]
     fn a_waiter_that_is_dropped_passes_on_what_it_was_woken_for() {
         check(|| {
-            let model = Arc::new(Model::default());
+            let model = Arc::new(PermitModel::default());
             let mut dropped = WakerKey::default();
             let _woken = model.wait(&mut dropped);
             let releases = thread::spawn({

@@ -14,7 +14,7 @@ use crate::core::context;
 use crate::core::engine_core::{Core, CoreOptions};
 use crate::core::error::Error;
 use crate::core::runtime::Runtime;
-use crate::engine::{Engine, Handle};
+use crate::engine::{Engine, EngineHandle};
 use crate::exchange::callback;
 use crate::exchange::foreign_fence::WAIT_WITHOUT_ENGINE;
 use crate::trace;
@@ -220,8 +220,12 @@ impl EngineBuilder {
             let _ = WAIT_WITHOUT_ENGINE.set(fence::wait_without_engine);
             stand_in::register(&core)
         });
-        let handle =
-            Arc::new(Handle { core, ends_nothing: false, _registered: registered, watch: OnceLock::new() });
+        let handle = Arc::new(EngineHandle {
+            core,
+            ends_nothing: false,
+            _registered: registered,
+            watch: OnceLock::new(),
+        });
         if let Some((limit, report)) = self.watch {
             let watched = Arc::downgrade(&handle);
             let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, report)

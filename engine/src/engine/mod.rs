@@ -61,7 +61,7 @@ pub use crate::tensor::memory::Memory;
 /// engine also names such failures ([`ShutdownReport::unretrieved`]).
 #[derive(Clone)]
 pub struct Engine {
-    handle: Arc<Handle>,
+    handle: Arc<EngineHandle>,
 }
 
 /// For the bodies of operations, which must not keep an engine: a thread that drops the last handle as it ends an operation would end the
@@ -69,7 +69,7 @@ pub struct Engine {
 #[cfg(feature = "operators")]
 pub(crate) struct WeakEngine {
     core: CoreRef,
-    handle: Weak<Handle>,
+    handle: Weak<EngineHandle>,
 }
 
 #[cfg(feature = "operators")]
@@ -80,7 +80,7 @@ impl WeakEngine {
 
     /// A handle. If the program has none any more, it is one whose drop ends nothing.
     pub(crate) fn to_engine(&self) -> Engine {
-        let inner = || Handle {
+        let inner = || EngineHandle {
             core: self.core.clone(),
             _registered: None,
             watch: OnceLock::new(),
@@ -90,7 +90,7 @@ impl WeakEngine {
     }
 }
 
-struct Handle {
+struct EngineHandle {
     core: CoreRef,
     /// Its drop ends nothing: the program's last handle is gone, and this one is for a body that runs on.
     ends_nothing: bool,
@@ -100,7 +100,7 @@ struct Handle {
     watch: OnceLock<StallWatch>,
 }
 
-impl Drop for Handle {
+impl Drop for EngineHandle {
     fn drop(&mut self) {
         if self.core.generation.is_inherited() {
             // A forked child: the pool's threads do not exist here, and its locks may be held for ever.

@@ -8,7 +8,7 @@ use crate::core::clock;
 use crate::core::engine_core::graph;
 use crate::core::error::Error;
 use crate::core::lease_info;
-use crate::core::operation::{Kind, Op, OpHandle};
+use crate::core::operation::{Op, OpHandle, OpKind};
 use crate::core::unretrieved::Unretrieved;
 use crate::engine::Engine;
 use crate::trace;
@@ -141,7 +141,7 @@ impl Engine {
             list.push(op.label.name.as_str().to_string());
         }
         for op in waiting {
-            if held.contains(&op.id()) && op.payload().kind != Kind::Lease {
+            if held.contains(&op.id()) && op.payload().kind != OpKind::Lease {
                 Op::new(op).cancel();
             }
         }

@@ -380,24 +380,24 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum MapEdit {
         Insert(usize, usize),
         Remove(prop::sample::Index),
         Ask(usize, usize),
         Resolve(usize, usize),
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<MapEdit>> {
         // Small addresses make overlaps common; the sizes span eleven classes, and some touch the end of
         // the space.
         let start = || prop_oneof![9 => 0_usize..2000, 1 => usize::MAX - 2000..usize::MAX];
         let len =
             || prop_oneof![1 => Just(0_usize), 6 => 1_usize..20, 3 => 1_usize..1200, 1 => Just(usize::MAX)];
         let step = prop_oneof![
-            4 => (start(), len()).prop_map(|(start, len)| Step::Insert(start, len)),
-            2 => any::<prop::sample::Index>().prop_map(Step::Remove),
-            4 => (start(), len()).prop_map(|(start, len)| Step::Ask(start, len)),
-            2 => (start(), len()).prop_map(|(start, len)| Step::Resolve(start, len)),
+            4 => (start(), len()).prop_map(|(start, len)| MapEdit::Insert(start, len)),
+            2 => any::<prop::sample::Index>().prop_map(MapEdit::Remove),
+            4 => (start(), len()).prop_map(|(start, len)| MapEdit::Ask(start, len)),
+            2 => (start(), len()).prop_map(|(start, len)| MapEdit::Resolve(start, len)),
         ];
         prop::collection::vec(step, 1..200)
     }
@@ -421,22 +421,22 @@ mod tests {
             for (value, step) in steps.into_iter().enumerate() {
                 let of = |start: usize, len: usize| start..start.saturating_add(len);
                 match step {
-                    Step::Insert(start, len) => {
+                    MapEdit::Insert(start, len) => {
                         let key = ranges.insert(AddressSpace::Unified, of(start, len), value);
                         if !of(start, len).is_empty() {
                             oracle.push((of(start, len), key, value));
                         }
                     }
-                    Step::Remove(index) if !oracle.is_empty() => {
+                    MapEdit::Remove(index) if !oracle.is_empty() => {
                         let (_, key, value) = oracle.swap_remove(index.index(oracle.len()));
                         prop_assert_eq!(ranges.remove(key), Some(value));
                     }
-                    Step::Remove(_) => prop_assert!(ranges.is_empty()),
-                    Step::Ask(start, len) => {
+                    MapEdit::Remove(_) => prop_assert!(ranges.is_empty()),
+                    MapEdit::Ask(start, len) => {
                         let found = ranges.overlapping(AddressSpace::Unified, of(start, len));
                         prop_assert_eq!(found.to_vec(), expected(&oracle, &of(start, len)));
                     }
-                    Step::Resolve(start, len) => {
+                    MapEdit::Resolve(start, len) => {
                         let range = of(start, len);
                         let (key, seen) = ranges.resolve(AddressSpace::Unified, range.clone(), |seen| {
                             let own = |known: &(Range<usize>, IntervalKey, usize)| known.0 == range && known.2 == seen[0];

@@ -72,7 +72,7 @@ use self::queue::{Phase, Queue, Ready, Receipt};
 use self::releasing::Others;
 pub(crate) use self::releasing::{Releasing, is_releasing, releasing};
 pub use self::slow::{Release, ReleaseStatus, ReleasedMemory};
-use self::thread::{Shared, warn_without};
+use self::thread::{ReaperState, warn_without};
 
 use super::callback;
 use super::storage::Storage;
@@ -118,7 +118,7 @@ pub fn flush_deleters(timeout: Duration) -> bool {
 
 /// Gives memory back when it is safe to. See the module for the rules.
 pub struct Reaper {
-    shared: Arc<Shared>,
+    shared: Arc<ReaperState>,
 }
 
 /// Counts of the storages handed to the reaper, at one moment.
@@ -137,7 +137,7 @@ pub struct ReaperStats {
 
 impl Reaper {
     fn new() -> Self {
-        Self { shared: Arc::new(Shared::default()) }
+        Self { shared: Arc::new(ReaperState::default()) }
     }
 
     /// Adopts `storage`, to be dropped once when all of `fence_set` has settled.
@@ -347,11 +347,11 @@ struct FencedStorage {
     storage: ManuallyDrop<Storage>,
     receipt: Receipt,
     what: ReleasedMemory,
-    shared: Arc<Shared>,
+    shared: Arc<ReaperState>,
 }
 
 impl FencedStorage {
-    fn new(shared: &Arc<Shared>, storage: Storage, what: ReleasedMemory) -> Self {
+    fn new(shared: &Arc<ReaperState>, storage: Storage, what: ReleasedMemory) -> Self {
         let what = what.at(storage.data());
         let mut queue = shared.lock();
         let receipt = shared.enter(&mut queue);

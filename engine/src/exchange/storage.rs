@@ -23,10 +23,10 @@ use crate::core::var_state::has;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub(crate) struct Storage {
-    owner: Owner,
+    owner: StorageOwner,
 }
 
-enum Owner {
+enum StorageOwner {
     Foreign(ManagedTensor),
     /// Memory of another process, and how that process is asked to show it to a third one. Its deleter is this crate's, and says to that
     /// process that the use is over.
@@ -59,20 +59,20 @@ unsafe impl Sync for Storage {}
 impl Storage {
     /// Memory of another library, released by its deleter.
     pub(crate) fn foreign(tensor: ManagedTensor) -> Self {
-        Self::new(Owner::Foreign(tensor))
+        Self::new(StorageOwner::Foreign(tensor))
     }
 
     /// Memory that another process has shown to this one, and is waiting for: released at once, on whatever thread.
     #[cfg(feature = "links")]
     pub(crate) fn elsewhere(tensor: ManagedTensor, loan: Option<Loan>) -> Self {
-        Self::new(Owner::Elsewhere(Box::new((tensor, loan))))
+        Self::new(StorageOwner::Elsewhere(Box::new((tensor, loan))))
     }
 
     /// The loan, for memory of another process.
     #[cfg(feature = "links")]
     pub(crate) fn loan(&self) -> Option<&Loan> {
         match &self.owner {
-            Owner::Elsewhere(elsewhere) => elsewhere.1.as_ref(),
+            StorageOwner::Elsewhere(elsewhere) => elsewhere.1.as_ref(),
             _ => None,
         }
     }
@@ -80,14 +80,14 @@ impl Storage {
     /// A segment of its own, which other processes can be lent for writing.
     #[cfg(feature = "links")]
     pub(crate) fn segment(segment: Arc<Segment>) -> Self {
-        Self::new(Owner::Segment(segment))
+        Self::new(StorageOwner::Segment(segment))
     }
 
     /// That segment.
     #[cfg(feature = "links")]
     pub(crate) fn as_segment(&self) -> Option<&Arc<Segment>> {
         match &self.owner {
-            Owner::Segment(segment) => Some(segment),
+            StorageOwner::Segment(segment) => Some(segment),
             _ => None,
         }
     }
@@ -97,66 +97,66 @@ impl Storage {
         if ready.is_empty() {
             Self::foreign(tensor)
         } else {
-            Self::new(Owner::Fenced(Box::new((tensor, ready))))
+            Self::new(StorageOwner::Fenced(Box::new((tensor, ready))))
         }
     }
 
     /// True if `fence` is the producer's, which knows what its failure says of the memory.
     pub(super) fn is_of_producer(&self, fence: &Fence) -> bool {
-        matches!(&self.owner, Owner::Fenced(fenced) if has(&fenced.1, fence))
+        matches!(&self.owner, StorageOwner::Fenced(fenced) if has(&fenced.1, fence))
     }
 
     /// Memory of another library, of an allocator that works in the order of the stream `release_stream`.
     pub(crate) fn stream_ordered(tensor: ManagedTensor, release_stream: ReleaseStream) -> Self {
-        Self::new(Owner::StreamOrdered(Box::new((tensor, release_stream))))
+        Self::new(StorageOwner::StreamOrdered(Box::new((tensor, release_stream))))
     }
 
     /// Memory allocated from a device.
     pub(crate) fn device(allocation: Allocation) -> Self {
-        Self::new(Owner::Device(allocation))
+        Self::new(StorageOwner::Device(allocation))
     }
 
     /// The elements of a vector, used in place.
     pub(crate) fn vec<T: Element>(elements: Vec<T>) -> Self {
-        Self::new(Owner::Vec(RawVec::new(elements)))
+        Self::new(StorageOwner::Vec(RawVec::new(elements)))
     }
 
     /// Memory at `data` that `owner` keeps valid, for example an `Arc` of an array from another crate.
     pub(crate) fn owned(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
-        Self::new(Owner::Any { data, is_inline: false, _owner: owner })
+        Self::new(StorageOwner::Any { data, is_inline: false, _owner: owner })
     }
 
     /// Host memory of another library at `data`, without a struct. Dropping `owner` gives the memory back, and is as a deleter
     /// [known to be quick](ManagedTensor::with_inline_deleter).
     pub(crate) fn host(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
-        Self::new(Owner::Any { data, is_inline: true, _owner: owner })
+        Self::new(StorageOwner::Any { data, is_inline: true, _owner: owner })
     }
 
     /// The first element's address, or the handle of the memory on devices without addresses. May be NULL
     /// or dangling when there are no bytes.
     pub(crate) fn data(&self) -> *mut u8 {
         match &self.owner {
-            Owner::Foreign(tensor) => tensor.data(),
+            StorageOwner::Foreign(tensor) => tensor.data(),
             #[cfg(feature = "links")]
-            Owner::Elsewhere(elsewhere) => elsewhere.0.data(),
+            StorageOwner::Elsewhere(elsewhere) => elsewhere.0.data(),
             #[cfg(feature = "links")]
-            Owner::Segment(segment) => segment.start().as_ptr(),
-            Owner::Fenced(fenced) => fenced.0.data(),
-            Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
-            Owner::Device(allocation) => allocation.ptr().as_ptr(),
-            Owner::Vec(vec) => vec.data.as_ptr(),
-            Owner::Any { data, .. } => *data,
+            StorageOwner::Segment(segment) => segment.start().as_ptr(),
+            StorageOwner::Fenced(fenced) => fenced.0.data(),
+            StorageOwner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
+            StorageOwner::Device(allocation) => allocation.ptr().as_ptr(),
+            StorageOwner::Vec(vec) => vec.data.as_ptr(),
+            StorageOwner::Any { data, .. } => *data,
         }
     }
 
     /// The foreign tensor, where that is what it is.
     pub(crate) fn as_foreign(&self) -> Option<&ManagedTensor> {
         match &self.owner {
-            Owner::Foreign(tensor) => Some(tensor),
+            StorageOwner::Foreign(tensor) => Some(tensor),
             #[cfg(feature = "links")]
-            Owner::Elsewhere(elsewhere) => Some(&elsewhere.0),
-            Owner::Fenced(fenced) => Some(&fenced.0),
-            Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.0),
+            StorageOwner::Elsewhere(elsewhere) => Some(&elsewhere.0),
+            StorageOwner::Fenced(fenced) => Some(&fenced.0),
+            StorageOwner::StreamOrdered(stream_ordered) => Some(&stream_ordered.0),
             _ => None,
         }
     }
@@ -164,7 +164,7 @@ impl Storage {
     /// The stream in whose order the allocator reuses it.
     pub(super) fn release_stream(&self) -> Option<&ReleaseStream> {
         match &self.owner {
-            Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.1),
+            StorageOwner::StreamOrdered(stream_ordered) => Some(&stream_ordered.1),
             _ => None,
         }
     }
@@ -174,28 +174,31 @@ impl Storage {
     /// be freed anywhere.
     pub(crate) fn runs_foreign_code(&self) -> bool {
         match &self.owner {
-            Owner::Foreign(_) | Owner::Fenced(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
-            Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
-            Owner::Vec(_) => false,
+            StorageOwner::Foreign(_)
+            | StorageOwner::Fenced(_)
+            | StorageOwner::StreamOrdered(_)
+            | StorageOwner::Any { .. } => true,
+            StorageOwner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
+            StorageOwner::Vec(_) => false,
             #[cfg(feature = "links")]
-            Owner::Elsewhere(_) | Owner::Segment(_) => false,
+            StorageOwner::Elsewhere(_) | StorageOwner::Segment(_) => false,
         }
     }
 
     /// True if the code that we do not know is known after all to be quick, and to need no lock but the Python one.
     pub(crate) fn has_inline_deleter(&self) -> bool {
         match &self.owner {
-            Owner::Any { is_inline, .. } => *is_inline,
+            StorageOwner::Any { is_inline, .. } => *is_inline,
             _ => self.as_foreign().is_some_and(ManagedTensor::has_inline_deleter),
         }
     }
 
     /// True if it is memory of another library.
     pub(super) fn is_foreign(&self) -> bool {
-        matches!(self.owner, Owner::Any { is_inline: true, .. }) || self.as_foreign().is_some()
+        matches!(self.owner, StorageOwner::Any { is_inline: true, .. }) || self.as_foreign().is_some()
     }
 
-    fn new(owner: Owner) -> Self {
+    fn new(owner: StorageOwner) -> Self {
         Self { owner }
     }
 }
@@ -203,19 +206,21 @@ impl Storage {
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.owner {
-            Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
-            Owner::Fenced(fenced) => f.debug_tuple("Fenced").field(&fenced.0).field(&fenced.1).finish(),
+            StorageOwner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
+            StorageOwner::Fenced(fenced) => {
+                f.debug_tuple("Fenced").field(&fenced.0).field(&fenced.1).finish()
+            }
             #[cfg(feature = "links")]
-            Owner::Elsewhere(elsewhere) => f.debug_tuple("Elsewhere").field(&elsewhere.0).finish(),
+            StorageOwner::Elsewhere(elsewhere) => f.debug_tuple("Elsewhere").field(&elsewhere.0).finish(),
             #[cfg(feature = "links")]
-            Owner::Segment(segment) => f.debug_tuple("Segment").field(segment).finish(),
-            Owner::StreamOrdered(stream_ordered) => {
+            StorageOwner::Segment(segment) => f.debug_tuple("Segment").field(segment).finish(),
+            StorageOwner::StreamOrdered(stream_ordered) => {
                 f.debug_tuple("StreamOrdered").field(&stream_ordered.0).field(&stream_ordered.1).finish()
             }
-            Owner::Device(allocation) => f.debug_tuple("Device").field(allocation).finish(),
-            Owner::Vec(vec) => write!(f, "Vec({:p})", vec.data),
-            Owner::Any { data, is_inline: true, .. } => write!(f, "Host({data:p})"),
-            Owner::Any { data, .. } => write!(f, "Owned({data:p})"),
+            StorageOwner::Device(allocation) => f.debug_tuple("Device").field(allocation).finish(),
+            StorageOwner::Vec(vec) => write!(f, "Vec({:p})", vec.data),
+            StorageOwner::Any { data, is_inline: true, .. } => write!(f, "Host({data:p})"),
+            StorageOwner::Any { data, .. } => write!(f, "Owned({data:p})"),
         }
     }
 }

@@ -127,8 +127,8 @@ impl Tensor {
         &self,
         export: OpBuilder<'_, [Self; 1]>,
         device: Arc<dyn Device>,
-    ) -> Result<(Op, Arc<Slot>), Error> {
-        let slot = Arc::new(Slot::default());
+    ) -> Result<(Op, Arc<ArraySlot>), Error> {
+        let slot = Arc::new(ArraySlot::default());
         let (queue, tensor, place) = (device.default_queue(), self.clone(), Arc::clone(&slot));
         let op = export.run_external(move |completion| {
             let outcome = hand_over(&completion, &tensor, device.as_ref(), queue.as_ref());
@@ -145,9 +145,9 @@ impl Tensor {
 }
 
 /// The slot in which the operation leaves the array for the caller.
-type Slot = Mutex<Option<Result<Handed, Error>>>;
+type ArraySlot = Mutex<Option<Result<Handed, Error>>>;
 
-fn take(slot: &Slot) -> Result<Handed, Error> {
+fn take(slot: &ArraySlot) -> Result<Handed, Error> {
     slot.lock().take().unwrap_or_else(|| Err(Error::invalid("the export ended without an array")))
 }
 

@@ -24,7 +24,7 @@ use crate::trace::hooks;
 #[derive(Debug)]
 pub(crate) struct LeaseOp {
     pub(super) details: LeaseDetails,
-    stage: Mutex<Stage>,
+    stage: Mutex<LeaseStage>,
     /// True if the consumer orders its work after earlier work. The lease is then held with that work
     /// pending.
     consumer_orders: bool,
@@ -36,7 +36,7 @@ pub(crate) struct LeaseOp {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum LeaseStage {
     /// Not granted, or granted and about to be held.
     Waiting,
     /// Granted, while fences of earlier uses are pending.
@@ -52,7 +52,7 @@ impl LeaseOp {
     pub(super) fn new(details: LeaseDetails) -> Self {
         Self {
             details,
-            stage: Mutex::new(Stage::Waiting),
+            stage: Mutex::new(LeaseStage::Waiting),
             consumer_orders: false,
             pending: Mutex::new(None),
             is_held: AtomicBool::new(false),
@@ -88,18 +88,18 @@ impl LeaseOp {
     /// The id of the operation, once it is held.
     pub(super) fn id(&self) -> Option<OpId> {
         match &*self.stage.lock() {
-            Stage::Held(granted) => Some(granted.id()),
-            Stage::Waiting | Stage::Settling(_) | Stage::Abandoned => None,
+            LeaseStage::Held(granted) => Some(granted.id()),
+            LeaseStage::Waiting | LeaseStage::Settling(_) | LeaseStage::Abandoned => None,
         }
     }
 
     /// Holds a granted operation. Returns it if the lease was given up meanwhile.
     pub(super) fn hold(&self, granted: OpGranted) -> Result<(), OpGranted> {
         let mut stage = self.stage.lock();
-        if !matches!(*stage, Stage::Waiting) {
+        if !matches!(*stage, LeaseStage::Waiting) {
             return Err(granted);
         }
-        *stage = Stage::Held(granted);
+        *stage = LeaseStage::Held(granted);
         self.is_held.store(true, Ordering::Release);
         Ok(())
     }
@@ -107,23 +107,23 @@ impl LeaseOp {
     /// Gives up the lease. Returns the operation if it was held; the caller completes it.
     pub(super) fn abandon(&self) -> Option<OpGranted> {
         match self.replace_by_abandoned() {
-            Stage::Held(granted) => Some(granted),
-            Stage::Waiting | Stage::Settling(_) | Stage::Abandoned => None,
+            LeaseStage::Held(granted) => Some(granted),
+            LeaseStage::Waiting | LeaseStage::Settling(_) | LeaseStage::Abandoned => None,
         }
     }
 
-    fn replace_by_abandoned(&self) -> Stage {
-        std::mem::replace(&mut *self.stage.lock(), Stage::Abandoned)
+    fn replace_by_abandoned(&self) -> LeaseStage {
+        std::mem::replace(&mut *self.stage.lock(), LeaseStage::Abandoned)
     }
 
     /// Keeps a granted operation while fences of earlier uses are pending. Returns it if the lease was given
     /// up.
     fn begin_settling(&self, granted: OpGranted) -> Result<(), OpGranted> {
         let mut stage = self.stage.lock();
-        if !matches!(*stage, Stage::Waiting) {
+        if !matches!(*stage, LeaseStage::Waiting) {
             return Err(granted);
         }
-        *stage = Stage::Settling(granted);
+        *stage = LeaseStage::Settling(granted);
         Ok(())
     }
 
@@ -131,12 +131,12 @@ impl LeaseOp {
     /// up.
     fn end_settling(&self) -> Option<OpGranted> {
         let mut stage = self.stage.lock();
-        if !matches!(*stage, Stage::Settling(_)) {
+        if !matches!(*stage, LeaseStage::Settling(_)) {
             return None;
         }
-        match std::mem::replace(&mut *stage, Stage::Waiting) {
-            Stage::Settling(granted) => Some(granted),
-            Stage::Waiting | Stage::Held(_) | Stage::Abandoned => None,
+        match std::mem::replace(&mut *stage, LeaseStage::Waiting) {
+            LeaseStage::Settling(granted) => Some(granted),
+            LeaseStage::Waiting | LeaseStage::Held(_) | LeaseStage::Abandoned => None,
         }
     }
 
@@ -159,9 +159,9 @@ pub(super) fn give_up(handle: &OpHandle, op: Arc<LeaseOp>) {
     }
     handle.payload().cancel();
     match op.replace_by_abandoned() {
-        Stage::Held(granted) => end(granted, &[]),
-        Stage::Settling(granted) => end_unused(granted),
-        Stage::Waiting | Stage::Abandoned => {}
+        LeaseStage::Held(granted) => end(granted, &[]),
+        LeaseStage::Settling(granted) => end_unused(granted),
+        LeaseStage::Waiting | LeaseStage::Abandoned => {}
     }
 }
 

@@ -23,7 +23,7 @@ use crate::core::clock;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::lease_info::{LeaseDetails, LeaseOwner};
-use crate::core::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
+use crate::core::operation::{self, Name, OpGranted, OpHandle, OpKind, Role};
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
 use crate::wait::awaits::{Awaited, Pending};
@@ -49,7 +49,7 @@ impl Tensor {
             wanted: smallvec![(self.clone(), access)],
             owner: owner.into(),
             consumer: Some(Consumer::Host),
-            step: Step::Described,
+            step: RequestStage::Described,
             finish: only,
         }
     }
@@ -68,7 +68,7 @@ impl LeaseRequest<Vec<Lease>> {
             wanted: wanted.into(),
             owner,
             consumer: Some(Consumer::Host),
-            step: Step::Described,
+            step: RequestStage::Described,
             finish: SmallVec::into_vec,
         }
     }
@@ -92,11 +92,11 @@ pub struct LeaseRequest<L = Lease> {
     owner: LeaseOwner,
     /// `None` if the engine itself uses the memory, and where consumers are named later.
     consumer: Option<Consumer>,
-    step: Step,
+    step: RequestStage,
     finish: fn(Leases) -> L,
 }
 
-enum Step {
+enum RequestStage {
     /// Nothing is submitted.
     Described,
     /// The operation is submitted.
@@ -231,8 +231,8 @@ impl<L> LeaseRequest<L> {
     /// operation would wait for them.
     fn take_submitted(&mut self) -> Result<Submitted, Error> {
         self.core().generation.check()?;
-        match std::mem::replace(&mut self.step, Step::Described) {
-            Step::Submitted(mut submitted) => {
+        match std::mem::replace(&mut self.step, RequestStage::Described) {
+            RequestStage::Submitted(mut submitted) => {
                 submitted.pending.over();
                 return Ok(submitted);
             }
@@ -273,15 +273,15 @@ impl<L> LeaseRequest<L> {
     pub(crate) fn submitted(mut self) -> Result<(Self, u64), Error> {
         let submitted = self.submit()?;
         let number = submitted.handle.id().get();
-        self.step = Step::Submitted(submitted);
+        self.step = RequestStage::Submitted(submitted);
         Ok((self, number))
     }
 
-    fn begin(&self) -> Result<Step, Error> {
-        let Some(tensor) = self.alias() else { return Ok(Step::Submitted(self.submit()?)) };
+    fn begin(&self) -> Result<RequestStage, Error> {
+        let Some(tensor) = self.alias() else { return Ok(RequestStage::Submitted(self.submit()?)) };
         let (tensor, leases) = (tensor.clone(), self.alias_of(tensor));
         let consumer = self.consumer.clone();
-        Ok(Step::Rest(Box::pin(async move {
+        Ok(RequestStage::Rest(Box::pin(async move {
             if !tensor.is_defined() {
                 tensor.ready().await?;
             }
@@ -297,7 +297,7 @@ impl<L> LeaseRequest<L> {
         if left.is_empty() {
             return Ok(Some(leases));
         }
-        self.step = Step::Rest(Box::pin(settle_on_host(leases, self.consumer.clone(), left)));
+        self.step = RequestStage::Rest(Box::pin(settle_on_host(leases, self.consumer.clone(), left)));
         Ok(None)
     }
 
@@ -308,20 +308,20 @@ impl<L> LeaseRequest<L> {
         self.core().generation.check()?;
         loop {
             match &mut self.step {
-                Step::Described => self.step = self.begin()?,
-                Step::Submitted(submitted) => {
+                RequestStage::Described => self.step = self.begin()?,
+                RequestStage::Submitted(submitted) => {
                     let what = if self.engine.is_some() { "a scoped lease" } else { "a lease" };
                     let outcome = ready!(submitted.poll(cx, what));
-                    let step = std::mem::replace(&mut self.step, Step::Finished);
+                    let step = std::mem::replace(&mut self.step, RequestStage::Finished);
                     outcome?;
-                    if let Step::Submitted(submitted) = step
+                    if let RequestStage::Submitted(submitted) = step
                         && let Some(leases) = self.granted(submitted)?
                     {
                         return Poll::Ready(Ok(leases));
                     }
                 }
-                Step::Rest(rest) => return rest.as_mut().poll(cx),
-                Step::Finished => panic!("a lease request was polled after it had ended"),
+                RequestStage::Rest(rest) => return rest.as_mut().poll(cx),
+                RequestStage::Finished => panic!("a lease request was polled after it had ended"),
             }
         }
     }
@@ -414,7 +414,7 @@ pub(super) fn submit(
     wanted: &[(Tensor, Access)],
     op: &Arc<LeaseOp>,
 ) -> (OpHandle, Option<OpGranted>) {
-    let mut pending_op = operation::pending_op(core, Name::Static("lease"), Kind::Lease);
+    let mut pending_op = operation::pending_op(core, Name::Static("lease"), OpKind::Lease);
     pending_op.payload_mut().set_role(Role::Lease(Arc::clone(op)));
     for (tensor, access) in wanted {
         tensor.inner.vars.iter().for_each(|var| pending_op.access(var, mode_of(*access)));

@@ -22,7 +22,7 @@ use crate::core::context;
 use crate::core::engine_core::graph;
 use crate::core::error::OperationError;
 use crate::core::lease_info::{LeaseDetails, LeaseInfo, LeaseOwner};
-use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Phase, Role};
+use crate::core::operation::{self, Name, OpGranted, OpKind, OpState, OpTag, OpVar, Phase, Role};
 use crate::core::var_state::{Replaced, VarState};
 use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
@@ -57,11 +57,11 @@ pub(super) enum LeaseOrder {
     /// Not at all.
     Alias(LeaseDetails),
     /// By another lease, which is requested and not granted yet.
-    Pending(Pending),
+    Pending(PendingLease),
 }
 
 /// Facts about a lease that was handed out before it is granted.
-pub(super) struct Pending {
+pub(super) struct PendingLease {
     details: LeaseDetails,
     /// Done when the lease is granted.
     ready: Fence,
@@ -106,7 +106,7 @@ impl LeaseState {
     /// are derived from it, and wait for `ready` too.
     pub(crate) fn pending(tensor: &Tensor, access: Access, owner: LeaseOwner, ready: Fence) -> Arc<Self> {
         let details = LeaseDetails::new(access, owner);
-        let order = LeaseOrder::Pending(Pending { details, ready, granted: OnceLock::new() });
+        let order = LeaseOrder::Pending(PendingLease { details, ready, granted: OnceLock::new() });
         Arc::new(Self::new(tensor.clone(), order))
     }
 
@@ -167,7 +167,7 @@ impl LeaseState {
         match &self.order {
             LeaseOrder::Operation { op, .. } => &op.details,
             LeaseOrder::Pin(pin) => &pin.details,
-            LeaseOrder::Alias(details) | LeaseOrder::Pending(Pending { details, .. }) => details,
+            LeaseOrder::Alias(details) | LeaseOrder::Pending(PendingLease { details, .. }) => details,
         }
     }
 
@@ -185,7 +185,9 @@ impl LeaseState {
         match &self.order {
             LeaseOrder::Operation { op, .. } => op.info(),
             LeaseOrder::Pin(pin) => pin.details.info(true),
-            LeaseOrder::Alias(details) | LeaseOrder::Pending(Pending { details, .. }) => details.info(false),
+            LeaseOrder::Alias(details) | LeaseOrder::Pending(PendingLease { details, .. }) => {
+                details.info(false)
+            }
         }
     }
 
@@ -312,7 +314,7 @@ impl LeaseState {
             // Work that was pending when the operation began may still be pending when this lease ends.
             self.ends_after(EndsAfter::Queue(Arc::clone(queue), None));
         }
-        let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
+        let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), OpKind::Lease);
         state.set_role(Role::Lease(Arc::clone(op)));
         state.begin_unsubmitted();
         let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::{self, Kind, Name, OpPending, OpState};
+use crate::core::operation::{self, Name, OpKind, OpPending, OpState};
 use crate::exchange::{DType, Layout};
 use crate::lease::check_writable;
 use crate::operation::disjoint::check_disjoint;
@@ -35,7 +35,7 @@ pub struct Description<T, R = Nothing, W = Nothing, U = ()> {
     pub(crate) writes: W,
     pub(crate) updates: U,
     /// Options that few descriptions have, behind one pointer.
-    pub(crate) options: Option<Box<Options>>,
+    pub(crate) options: Option<Box<RareOptions>>,
 }
 
 /// An operation being described. Made by [`Engine::op`](crate::Engine::op).
@@ -95,13 +95,13 @@ impl<'e> Target<'e> for Submission<'e> {
     }
 
     fn set_worker_only(&mut self, needs_lock: bool) {
-        self.pending_op.payload_mut().kind = if needs_lock { Kind::NeedsLock } else { Kind::WorkerOnly };
+        self.pending_op.payload_mut().kind = if needs_lock { OpKind::NeedsLock } else { OpKind::WorkerOnly };
     }
 }
 
 /// Options that few descriptions have.
 #[derive(Debug, Default)]
-pub(crate) struct Options {
+pub(crate) struct RareOptions {
     pub(crate) queue: Option<Arc<dyn Queue>>,
     pub(crate) alias_of: VarSet,
     pub(crate) declared: Option<(DType, SmallVec<[i64; 4]>)>,
@@ -111,7 +111,7 @@ pub(crate) struct Options {
 impl<'e> OpBuilder<'e> {
     #[inline(always)]
     pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
-        let pending_op = operation::pending_op(core, name, Kind::Work);
+        let pending_op = operation::pending_op(core, name, OpKind::Work);
         Self::describe(Submission { pending_op })
     }
 }
@@ -190,7 +190,7 @@ impl<T, R, W, U> Description<T, R, W, U> {
         self
     }
 
-    fn options(&mut self) -> &mut Options {
+    fn options(&mut self) -> &mut RareOptions {
         self.options.get_or_insert_default()
     }
 

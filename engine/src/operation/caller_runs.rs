@@ -6,7 +6,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::core::context;
 use crate::core::engine_core::Core;
-use crate::core::operation::{Kind, OpGranted, ReadyOp};
+use crate::core::operation::{OpGranted, OpKind, ReadyOp};
 use crate::operation::run;
 
 /// Ready operations that a thread without workers leaves for a later wait. With more ready operations, the
@@ -53,7 +53,7 @@ impl Core {
     ) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
         // A thread without workers must run everything.
-        let mine = |op: &OpGranted| self.has_no_workers() || op.payload().kind == Kind::Work;
+        let mine = |op: &OpGranted| self.has_no_workers() || op.payload().kind == OpKind::Work;
         let mut job = take(&self.pool, &mine);
         let found = job.is_some();
         if found {
@@ -83,7 +83,7 @@ impl Core {
     pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
         self.has_no_workers()
             && op.payload().priority == 0
-            && ((self.is_caller_running() && op.payload().kind != Kind::NeedsLock)
+            && ((self.is_caller_running() && op.payload().kind != OpKind::NeedsLock)
                 || self.pool.backlog() >= BACKLOG)
             && context::current().is_none()
             && context::may_help()

@@ -41,7 +41,7 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use crate::core::error::OperationError;
 use crate::core::one_shot::ReadySignal;
-use crate::core::operation::{Kind, OpHandle, OpState, Phase};
+use crate::core::operation::{OpHandle, OpKind, OpState, Phase};
 
 /// No verdict. Other values are the id of the cancelled source, or the current number of sound verdicts.
 pub(crate) const UNKNOWN: u64 = 0;
@@ -156,7 +156,7 @@ pub(crate) fn cancelled_leaves(op: &OpHandle) {
 /// came through the operation become invalid.
 pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> bool {
     let state = op.payload();
-    if state.kind == Kind::ReadinessQuery || !is_any() {
+    if state.kind == OpKind::ReadinessQuery || !is_any() {
         return withdraw();
     }
     let mut walk = Walk::default();
@@ -173,7 +173,7 @@ pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> boo
 /// True if an operation that uses a variable in this mode fails by a failed version.
 fn inherits_failure(state: &OpState, mode: AccessMode) -> bool {
     // A merge moves the failures of the members to the group.
-    mode.reads() || state.kind == Kind::Merge
+    mode.reads() || state.kind == OpKind::Merge
 }
 
 impl Verdicts {

@@ -177,12 +177,12 @@ impl Completion {
     }
 
     /// Ends an operation that produces nothing, with the failure of a node that has a name of its own.
-    pub(crate) fn conclude(self, result: Ended) {
+    pub(crate) fn conclude(self, result: OpResult) {
         self.conclude_after(&[], result);
     }
 
     /// As [`conclude`](Self::conclude), with the device work that `fences` mark.
-    pub(crate) fn conclude_after(self, fences: &[Fence], result: Ended) {
+    pub(crate) fn conclude_after(self, fences: &[Fence], result: OpResult) {
         self.into_scope().end_with(fences, |running, _none, _held, _fence| {
             running.note_settled();
             (Ends::new(), result)
@@ -443,9 +443,9 @@ pub(crate) type Given = SmallVec<[Produced; 1]>;
 /// Returns true for a tensor that the operation may read.
 type MayRead<'a> = &'a dyn Fn(&Tensor) -> bool;
 /// The end of an operation.
-pub(crate) type Ended = Result<(), OperationError>;
+pub(crate) type OpResult = Result<(), OperationError>;
 /// The end of an operation, and the fences of copies, if results were copied.
-type Defined = (Ends, Ended);
+type Defined = (Ends, OpResult);
 type Ends = SmallVec<[Fence; 1]>;
 
 /// Turns the outcome of a body into the result of the operation, and defines the produced tensors. `held` says

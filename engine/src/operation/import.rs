@@ -14,7 +14,7 @@ use crate::core::engine_core::Core;
 use crate::core::error::Error;
 #[cfg(feature = "links")]
 use crate::core::error::device_error;
-use crate::core::operation::{Kind, Name, OpHandle, OpVar};
+use crate::core::operation::{Name, OpHandle, OpKind, OpVar};
 #[cfg(feature = "links")]
 use crate::exchange::loan::Loan;
 use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage};
@@ -102,9 +102,9 @@ fn fences(ready: Option<&Fence>) -> FenceSet {
 /// A result that an operation's body gives to the tensor it was promised for.
 ///
 /// Made by `From` from a [`Tensor`] or a [`ManagedTensor`], and with features of the crate by `TryFrom` from arrays of other crates.
-pub struct Produced(Source);
+pub struct Produced(ProducedSource);
 
-enum Source {
+enum ProducedSource {
     Tensor(Tensor),
     Managed {
         managed: ManagedTensor,
@@ -118,48 +118,48 @@ enum Source {
 impl std::fmt::Debug for Produced {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match &self.0 {
-            Source::Tensor(_) => "Produced(tensor)",
-            Source::Managed { .. } => "Produced(managed tensor)",
-            Source::Memory(_) => "Produced(memory)",
+            ProducedSource::Tensor(_) => "Produced(tensor)",
+            ProducedSource::Managed { .. } => "Produced(managed tensor)",
+            ProducedSource::Memory(_) => "Produced(memory)",
             #[cfg(feature = "links")]
-            Source::Elsewhere(..) => "Produced(tensor of another process)",
+            ProducedSource::Elsewhere(..) => "Produced(tensor of another process)",
         })
     }
 }
 
 impl From<Tensor> for Produced {
     fn from(tensor: Tensor) -> Self {
-        Self(Source::Tensor(tensor))
+        Self(ProducedSource::Tensor(tensor))
     }
 }
 
 impl From<ManagedTensor> for Produced {
     fn from(tensor: ManagedTensor) -> Self {
-        Self(Source::Managed { managed: tensor, read_only: false })
+        Self(ProducedSource::Managed { managed: tensor, read_only: false })
     }
 }
 
 impl From<OwnedMemory> for Produced {
     fn from(memory: OwnedMemory) -> Self {
-        Self(Source::Memory(memory))
+        Self(ProducedSource::Memory(memory))
     }
 }
 
 impl Produced {
     /// A tensor from outside that must not be written, even if its struct cannot say so.
     pub(crate) fn immutable(managed: ManagedTensor) -> Self {
-        Self(Source::Managed { managed, read_only: true })
+        Self(ProducedSource::Managed { managed, read_only: true })
     }
 
     /// A tensor in memory of another process.
     #[cfg(feature = "links")]
     pub(crate) fn elsewhere(managed: ManagedTensor, loan: Option<Loan>) -> Self {
-        Self(Source::Elsewhere(managed, loan))
+        Self(ProducedSource::Elsewhere(managed, loan))
     }
 
     /// Memory of an operation's own, described by `layout`.
     pub(crate) fn ready(layout: Layout, storage: Storage) -> Self {
-        Self(Source::Memory(OwnedMemory { layout, storage, read_only: false }))
+        Self(ProducedSource::Memory(OwnedMemory { layout, storage, read_only: false }))
     }
 
     /// The elements of a vector, in row-major order.
@@ -392,19 +392,19 @@ pub(crate) fn define(
 ) -> Result<Option<Fence>, Error> {
     let core = &target.core;
     #[cfg(feature = "links")]
-    let is_elsewhere = matches!(produced.0, Source::Elsewhere(..));
+    let is_elsewhere = matches!(produced.0, ProducedSource::Elsewhere(..));
     // Keeps writers of the memory out while it is copied.
     let mut readers = Readers::new();
     let memory = match produced.0 {
-        Source::Managed { managed, read_only } => {
+        ProducedSource::Managed { managed, read_only } => {
             let (layout, flags) = (describe(core, &managed), managed.flags());
             let (data, storage) = (managed.data(), kept(Storage::foreign(managed), ready));
             ResultMemory { layout: layout?, data, storage, read_only: read_only || flags.read_only }
         }
         #[cfg(feature = "links")]
-        Source::Elsewhere(managed, loan) => ResultMemory::of(elsewhere(core, managed, loan)?, ready),
-        Source::Memory(memory) => ResultMemory::of(memory.into(), ready),
-        Source::Tensor(tensor) => {
+        ProducedSource::Elsewhere(managed, loan) => ResultMemory::of(elsewhere(core, managed, loan)?, ready),
+        ProducedSource::Memory(memory) => ResultMemory::of(memory.into(), ready),
+        ProducedSource::Tensor(tensor) => {
             let held = held(&tensor);
             let (memory, reader) = adopt(core, tensor, held, ready)?;
             readers.extend(reader);
@@ -489,8 +489,8 @@ fn copied_after(
 /// Releases a result that no tensor was promised for, once `ready` is done.
 pub(crate) fn discard(produced: Produced, ready: Option<&Fence>) {
     match produced.0 {
-        Source::Managed { managed, .. } => drop(kept(Storage::foreign(managed), ready)),
-        Source::Memory(memory) => drop(kept(memory.storage, ready)),
+        ProducedSource::Managed { managed, .. } => drop(kept(Storage::foreign(managed), ready)),
+        ProducedSource::Memory(memory) => drop(kept(memory.storage, ready)),
         _ => {}
     }
 }
@@ -565,7 +565,7 @@ fn unheld_user(var: &OpVar, by: OpId) -> Option<OpHandle> {
     }
     let queued = var.queued();
     let own = [Some(by), context::current()];
-    let keeps = |op: &OpHandle| own.contains(&Some(op.id())) || op.payload().kind == Kind::Lease;
+    let keeps = |op: &OpHandle| own.contains(&Some(op.id())) || op.payload().kind == OpKind::Lease;
     if queued.iter().filter(|op| op.is_granted()).any(keeps) {
         return None;
     }

@@ -106,23 +106,23 @@ impl IntoOperands for Tensors {
 /// Evidence that the operation with these operands was granted and has not ended. Only the engine makes a
 /// `Grant`. Internal to [`Operands`].
 #[doc(hidden)]
-pub struct Grant<'a>(Place<'a>);
+pub struct Grant<'a>(OperandPlace<'a>);
 
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum OperandPlace<'a> {
     Host,
     Queue(Option<&'a EarlierNodes<'a>>),
 }
 
 impl<'a> Grant<'a> {
     /// The grant of a body on the host, of an operation or a node, until the body returns.
-    pub(crate) const OF_BODY: Self = Self(Place::Host);
+    pub(crate) const OF_BODY: Self = Self(OperandPlace::Host);
     /// The grant of the body of an operation on a queue.
-    pub(crate) const ON_QUEUE: Self = Self(Place::Queue(None));
+    pub(crate) const ON_QUEUE: Self = Self(OperandPlace::Queue(None));
 
     /// The grant of the body of a node on a queue.
     pub(crate) fn of_node(earlier: &'a EarlierNodes<'a>) -> Self {
-        Self(Place::Queue(Some(earlier)))
+        Self(OperandPlace::Queue(Some(earlier)))
     }
 }
 
@@ -153,8 +153,10 @@ mod sealed {
 #[inline]
 fn view<'a>(tensor: &'a Tensor, grant: &'a Grant<'_>) -> View<'a> {
     match grant.0 {
-        Place::Host => View::new(tensor.inner.granted_definition()),
-        Place::Queue(earlier_nodes) => View::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes }),
+        OperandPlace::Host => View::new(tensor.inner.granted_definition()),
+        OperandPlace::Queue(earlier_nodes) => {
+            View::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes })
+        }
     }
 }
 
@@ -162,8 +164,10 @@ fn view<'a>(tensor: &'a Tensor, grant: &'a Grant<'_>) -> View<'a> {
 #[inline]
 fn view_mut<'a>(tensor: &'a Tensor, grant: &'a Grant<'_>) -> ViewMut<'a> {
     match grant.0 {
-        Place::Host => ViewMut::new(tensor.inner.granted_definition()),
-        Place::Queue(earlier_nodes) => ViewMut::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes }),
+        OperandPlace::Host => ViewMut::new(tensor.inner.granted_definition()),
+        OperandPlace::Queue(earlier_nodes) => {
+            ViewMut::on_queue(OnQueue { tensor: &tensor.inner, earlier_nodes })
+        }
     }
 }
 

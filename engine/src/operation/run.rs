@@ -25,7 +25,7 @@ use crate::core::context::{self, Current};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, FailureKind, OperationError};
 use crate::core::inputs::Earlier;
-use crate::core::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, ReadyOp, contain_panic};
+use crate::core::operation::{self, OpGranted, OpHandle, OpKind, OpState, OpTag, ReadyOp, contain_panic};
 use crate::core::var_state::{
     Ending, FAILED, Queried, READ_FENCES, Replaced, VarState, WRITE_FENCES, thin_out,
 };
@@ -40,14 +40,14 @@ pub(crate) type ReadyList = SmallVec<[OpGranted; 32]>;
 impl cpu::Job for ReadyOp {
     fn run(self, _pool: &Pool<Self>) {
         if self.needs_lock() {
-            execute_while(self.0, |next| next.payload().kind == Kind::NeedsLock);
+            execute_while(self.0, |next| next.payload().kind == OpKind::NeedsLock);
         } else {
             execute(self.0);
         }
     }
 
     fn needs_lock(&self) -> bool {
-        self.0.payload().kind == Kind::NeedsLock
+        self.0.payload().kind == OpKind::NeedsLock
     }
 
     fn waits_for_lock(&self) {
@@ -105,23 +105,25 @@ pub(crate) fn execute_one(granted: OpGranted) {
 #[inline]
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
-        Kind::Work | Kind::WorkerOnly | Kind::NeedsLock if granted.payload().core.runs_at_once(&granted) => {
+        OpKind::Work | OpKind::WorkerOnly | OpKind::NeedsLock
+            if granted.payload().core.runs_at_once(&granted) =>
+        {
             run_at_once(granted)
         }
-        Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => {
+        OpKind::Work | OpKind::WorkerOnly | OpKind::NeedsLock => {
             if granted.payload().noted {
                 hooks::ready_at_once(granted.id());
             }
             push_noted(granted);
         }
-        Kind::ReadinessQuery | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
+        OpKind::ReadinessQuery | OpKind::Lease | OpKind::Merge => dispatch(ReadyList::from_iter([granted])),
     }
 }
 
 /// Runs an operation on the thread that submitted it.
 #[inline]
 fn run_at_once(granted: OpGranted) {
-    if granted.payload().kind == Kind::NeedsLock {
+    if granted.payload().kind == OpKind::NeedsLock {
         let core = granted.payload().core.clone();
         push(granted);
         // The submission raises what a body has raised, since only the language with the lock submits such operations.
@@ -189,19 +191,19 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
         // Queries and leases may grant more operations while they are handled, so the list may grow behind
         // `at`.
         match ready[at].payload().kind {
-            Kind::ReadinessQuery => {
+            OpKind::ReadinessQuery => {
                 let granted = ready.remove(at);
                 crate::operation::query::query_granted(granted, ready);
             }
-            Kind::Lease => {
+            OpKind::Lease => {
                 let granted = ready.remove(at);
                 crate::lease::lease_granted(granted, ready);
             }
-            Kind::Merge => {
+            OpKind::Merge => {
                 let granted = ready.remove(at);
                 crate::tensor::alias_map::merge_granted(granted, ready);
             }
-            Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => at += 1,
+            OpKind::Work | OpKind::WorkerOnly | OpKind::NeedsLock => at += 1,
         }
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);

@@ -95,18 +95,18 @@ pub struct OperatorOptions {
 }
 
 /// The context of a library's functions.
-struct Context {
+struct OperatorContext {
     pointer: *mut c_void,
     drop: OperatorDrop,
     generation: Generation,
 }
 
 // SAFETY: the contract of registration lets any thread call the function with its context, and drop it.
-unsafe impl Send for Context {}
+unsafe impl Send for OperatorContext {}
 // SAFETY: as above, several at once.
-unsafe impl Sync for Context {}
+unsafe impl Sync for OperatorContext {}
 
-impl Drop for Context {
+impl Drop for OperatorContext {
     fn drop(&mut self) {
         // In a forked child it is the parent's.
         if let Some(drop) = self.drop
@@ -123,7 +123,7 @@ struct Foreign {
     function: OperatorFunction,
     infer: OperatorFunction,
     // Dropped before the library, whose code does that.
-    context: Context,
+    context: OperatorContext,
     library: Option<Library>,
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn foreign(
     }
     let signature = signature(name, options)?;
     // From here on nothing fails, so the context is ours.
-    let context = Context { pointer, drop, generation: Generation::current() };
+    let context = OperatorContext { pointer, drop, generation: Generation::current() };
     let foreign = Foreign { function, infer: options.infer, context, library };
     Ok(Operator::new(name.into(), signature, origin.to_string(), Run(foreign)))
 }

@@ -27,12 +27,12 @@ pub fn operators() -> &'static Operators {
     OPERATORS.get_or_init(|| Operators { known: Mutex::default(), generation: Generation::current() })
 }
 
-type Known = BTreeMap<Arc<str>, Arc<Operator>>;
+type OperatorMap = BTreeMap<Arc<str>, Arc<Operator>>;
 
 /// See [`operators`].
 #[derive(Debug)]
 pub struct Operators {
-    known: Mutex<Known>,
+    known: Mutex<OperatorMap>,
     generation: Generation,
 }
 
@@ -116,7 +116,7 @@ impl Operators {
         Ok(self.known()?.values().cloned().collect())
     }
 
-    pub(super) fn known(&self) -> Result<MutexGuard<'_, Known>, Forked> {
+    pub(super) fn known(&self) -> Result<MutexGuard<'_, OperatorMap>, Forked> {
         self.generation.check()?;
         Ok(self.known.lock())
     }

@@ -14,11 +14,11 @@ use estafette_sync::sync::Mutex;
 
 use super::issue::call_on_device;
 use super::node::{Handoff, NodeBody, NodeRun};
-use super::plan::{Node, Plan, numbers};
+use super::plan::{Plan, PlanNode, numbers};
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::OpTag;
-use crate::operation::completion::{Completion, Ended, Prepared, Promised, Scope};
+use crate::operation::completion::{Completion, OpResult, Prepared, Promised, Scope};
 use crate::tensor::handle::TensorInner;
 use crate::tensor::variable::Variable;
 
@@ -40,8 +40,8 @@ pub(super) struct GraphPlan {
 impl GraphPlan {
     /// # Errors
     /// [`Error::Invalid`] that names the first node that no graph can have.
-    pub(super) fn of(nodes: &[Node]) -> Result<Self, Error> {
-        let cannot = |node: Option<(usize, &Node)>, why: String| {
+    pub(super) fn of(nodes: &[PlanNode]) -> Result<Self, Error> {
+        let cannot = |node: Option<(usize, &PlanNode)>, why: String| {
             let node = node
                 .map(|(at, node)| format!(": node {at} `{}` {why}", shown(node.name.as_str())))
                 .unwrap_or(why);
@@ -159,7 +159,7 @@ impl Capture<'_> {
         Ok(())
     }
 
-    fn call(&self, node: u32, tag: &OpTag, queue: &Arc<dyn Queue>) -> Ended {
+    fn call(&self, node: u32, tag: &OpTag, queue: &Arc<dyn Queue>) -> OpResult {
         match &self.plan.bodies[node as usize] {
             NodeBody::Host(_) => unreachable!("a node on the host was refused"),
             NodeBody::Device(body) => {

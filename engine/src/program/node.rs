@@ -11,7 +11,7 @@ use crate::core::error::{BodyResult, FailureKind};
 use crate::core::operation::OpTag;
 use crate::lease::consumer::EndsAfter;
 use crate::operation::active::Views;
-use crate::operation::completion::{Completion, Ended, Scope};
+use crate::operation::completion::{Completion, OpResult, Scope};
 use crate::operation::operands::{Declared, Grant};
 
 /// A body that enqueues on the queue it gets.
@@ -85,7 +85,7 @@ impl NodeRun {
     }
 
     /// Reports the end.
-    pub(crate) fn finish(mut self, fence: Option<Fence>, result: Ended) {
+    pub(crate) fn finish(mut self, fence: Option<Fence>, result: OpResult) {
         if let Some(handoff) = self.handoff.take() {
             handoff.report(fence, result);
         }
@@ -107,7 +107,7 @@ impl Drop for NodeRun {
 pub(super) struct Handoff(Mutex<HandoffState>);
 
 /// The end of a node: the fence of the work that it left, and its outcome.
-pub(super) type NodeEnd = (Option<Fence>, Ended);
+pub(super) type NodeEnd = (Option<Fence>, OpResult);
 
 #[derive(Default)]
 enum HandoffState {
@@ -129,7 +129,7 @@ impl Handoff {
         before
     }
 
-    fn report(&self, fence: Option<Fence>, result: Ended) {
+    fn report(&self, fence: Option<Fence>, result: OpResult) {
         let mut end = Some((fence, result));
         let before = self.swap(|stage| *stage = end.take().map_or(HandoffState::Over, HandoffState::Ended));
         // Called under no lock.

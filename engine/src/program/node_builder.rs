@@ -5,7 +5,7 @@ use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
 use super::node::{External, NodeBody};
-use super::plan::Node;
+use super::plan::PlanNode;
 use super::program_builder::ProgramBuilder;
 use crate::core::error::{BodyResult, Error};
 use crate::core::operation::Name;
@@ -74,7 +74,7 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
         program.note_accesses(writes.tensors(), AccessMode::Write);
         program.note_accesses(updates.tensors(), AccessMode::Update);
         let (body, queue) = (body(reads, writes, updates), options.and_then(|options| options.queue));
-        program.record(&vars, Node { name, body, queue }, worker_only);
+        program.record(&vars, PlanNode { name, body, queue }, worker_only);
     }
 
     /// Records the node with a body that starts work elsewhere and reports its end through the

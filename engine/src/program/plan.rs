@@ -105,7 +105,7 @@ pub(super) fn numbers(len: usize) -> std::ops::Range<u32> {
 }
 
 /// A node as it was recorded.
-pub(super) struct Node {
+pub(super) struct PlanNode {
     pub(super) name: Name,
     pub(super) body: NodeBody,
     pub(super) queue: Option<Arc<dyn Queue>>,
@@ -114,7 +114,7 @@ pub(super) struct Node {
 impl Plan {
     pub(super) fn new(
         name: Name,
-        nodes: Vec<Node>,
+        nodes: Vec<PlanNode>,
         order: ProgramOrder,
         footprint: Footprint,
         graph: Option<GraphPlan>,
@@ -126,7 +126,7 @@ impl Plan {
         let mut queues = Vec::with_capacity(nodes.len());
         let (names, bodies): (Vec<_>, Vec<_>) = nodes
             .into_iter()
-            .map(|Node { name, body, queue }| {
+            .map(|PlanNode { name, body, queue }| {
                 queues.push(queue);
                 (name, body)
             })

@@ -10,7 +10,7 @@ use super::footprint::Uses;
 use super::graph::GraphPlan;
 use super::handle::Program;
 use super::node_builder::NodeBuilder;
-use super::plan::{Node, Plan, VarUses};
+use super::plan::{Plan, PlanNode, VarUses};
 use crate::core::error::Error;
 use crate::core::operation::{Name, OpVar};
 use crate::engine::Engine;
@@ -31,7 +31,7 @@ const ACCESSES_MAX: usize = 1 << 30;
 pub struct ProgramBuilder {
     pub(crate) engine: Engine,
     name: Name,
-    nodes: Vec<Node>,
+    nodes: Vec<PlanNode>,
     uses: Uses,
     /// The variables of all nodes, one after the other. Dependences are computed at the end, since memory
     /// imported until then may merge several variables into one.
@@ -141,7 +141,7 @@ impl ProgramBuilder {
     }
 
     /// Records the next node, whose accesses to tensors were noted.
-    pub(super) fn record(&mut self, vars: &[(Variable, AccessMode)], node: Node, worker_only: bool) {
+    pub(super) fn record(&mut self, vars: &[(Variable, AccessMode)], node: PlanNode, worker_only: bool) {
         for (variable, mode) in vars {
             self.uses.variable(variable, *mode);
             self.accesses.push((variable.var.clone(), *mode));

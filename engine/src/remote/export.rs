@@ -51,18 +51,18 @@ pub(super) struct Export {
 }
 
 pub(super) enum Shown {
-    Here(Place),
+    Here(SegmentRange),
     /// The handle keeps the use by this process.
     RemoteMemory(RemoteOrigin, Tensor),
 }
 
 /// A segment of this process.
-pub(super) enum Memory {
+pub(super) enum ExportMemory {
     Host(Arc<Segment>),
     Device(Arc<SharedSegment>),
 }
 
-impl Memory {
+impl ExportMemory {
     /// As [`Link::show`].
     pub(super) fn show(&self, link: &Link) -> Result<u32, LinkError> {
         match self {
@@ -73,8 +73,8 @@ impl Memory {
 }
 
 /// Shared memory of this process.
-pub(super) struct Place {
-    pub(super) segment: Memory,
+pub(super) struct SegmentRange {
+    pub(super) segment: ExportMemory,
     /// The offset of the first element in the segment.
     pub(super) first: usize,
     pub(super) layout: Layout,
@@ -128,7 +128,7 @@ impl Export {
 
     /// The shown memory, as a tensor of this process: the leased one, or its copy. `None` before it is ready.
     #[cfg(feature = "nixl")]
-    pub(super) fn tensor(&self, place: &Place) -> Option<Tensor> {
+    pub(super) fn tensor(&self, place: &SegmentRange) -> Option<Tensor> {
         match &place.copied {
             Some((storage, core)) => {
                 let data = storage.data();
@@ -197,7 +197,7 @@ impl Export {
             self.shown.get_or_init(|| shown);
         }
         match self.shown.get() {
-            Some(Shown::Here(Place { copied: Some((target, core)), .. })) => {
+            Some(Shown::Here(SegmentRange { copied: Some((target, core)), .. })) => {
                 let copying = copy::for_processes(core.clone(), lease.tensor().clone(), Arc::clone(target));
                 by_an_operation(core.clone(), "copy for another process", copying).await?;
                 drop(lease);
@@ -290,31 +290,41 @@ fn stage(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result
 const NOT_SHARED: &str = "the memory of the tensor is not memory that this process can show to others, and a copy was refused: make the \
                           tensor in an engine with shared memory, and have operations write to it";
 
-fn find(layout: &Layout, data: *mut u8, copied: Option<Copied>) -> Option<Place> {
+fn find(layout: &Layout, data: *mut u8, copied: Option<Copied>) -> Option<SegmentRange> {
     let range = layout.byte_range(data);
     let (segment, offset) = Arena.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
     let first = offset + (data.addr() - range.start);
-    Some(Place { segment: Memory::Host(segment), first, layout: layout.clone(), copied })
+    Some(SegmentRange { segment: ExportMemory::Host(segment), first, layout: layout.clone(), copied })
 }
 
 /// Memory of a device that other processes can be shown.
-fn find_on_device(tensor: &Tensor, layout: &Layout, data: *mut u8, copied: Option<Copied>) -> Option<Place> {
+fn find_on_device(
+    tensor: &Tensor,
+    layout: &Layout,
+    data: *mut u8,
+    copied: Option<Copied>,
+) -> Option<SegmentRange> {
     let device = tensor.inner.core.device(layout.device())?;
     let range = layout.byte_range(data);
     let (segment, offset) =
         device.shared_memory()?.find(std::ptr::without_provenance::<u8>(range.start), range.len())?;
     let first = offset + (data.addr() - range.start);
-    Some(Place { segment: Memory::Device(segment), first, layout: layout.clone(), copied })
+    Some(SegmentRange { segment: ExportMemory::Device(segment), first, layout: layout.clone(), copied })
 }
 
 /// The reason why a tensor is not lent for writing.
 const NOT_WRITABLE: &str = "no other process can write the memory of the tensor: make the tensor with memory that is shared for writing";
 
 /// Memory that other processes can be lent for writing.
-fn find_in_segment(definition: &Definition) -> Option<Place> {
+fn find_in_segment(definition: &Definition) -> Option<SegmentRange> {
     let segment = Arc::clone(definition.storage.as_segment()?);
     let first = definition.data.addr() - segment.start().as_ptr().addr();
-    Some(Place { segment: Memory::Host(segment), first, layout: definition.layout.clone(), copied: None })
+    Some(SegmentRange {
+        segment: ExportMemory::Host(segment),
+        first,
+        layout: definition.layout.clone(),
+        copied: None,
+    })
 }
 
 /// Does `work` as an operation of its own; an engine that has shut down takes none.

@@ -10,7 +10,7 @@ use estafette_links::LinkError;
 use estafette_links::network::{self, Fetched, Offer, Reach, Reply, Secret};
 use estafette_report::model::{ClockOffset, Elsewhere};
 
-use super::export::{Memory, Place};
+use super::export::{ExportMemory, SegmentRange};
 use super::ticket::{UntilHeld, VOID, named};
 use super::{Description, Export, Shown, inside};
 use crate::core::error::{Error, device_error};
@@ -73,7 +73,9 @@ fn offer_when_ready(export: Arc<Export>, reply: Reply) {
 /// Memory of a third process, and of a device, must be copied first.
 fn offer(export: Arc<Export>) -> Result<Offer, Tensor> {
     let (segment, place) = match export.shown.get().expect("known when it is ready") {
-        Shown::Here(place @ Place { segment: Memory::Host(segment), .. }) => (Arc::clone(segment), place),
+        Shown::Here(place @ SegmentRange { segment: ExportMemory::Host(segment), .. }) => {
+            (Arc::clone(segment), place)
+        }
         Shown::Here(place) => return Err(export.tensor(place).expect("granted before it is ready")),
         Shown::RemoteMemory(_, tensor) => return Err(tensor.clone()),
     };

@@ -59,7 +59,7 @@ per_process! {
     static DOOR: Mutex<Option<Address>> = Mutex::new(None);
     static EXPORTS: Mutex<BTreeMap<Secret, Ticketed>> = Mutex::new(BTreeMap::new());
     /// Processes whose tickets were used here, by the addresses of their doors.
-    static OWNERS: Mutex<BTreeMap<Vec<u8>, Arc<Owner>>> = Mutex::new(BTreeMap::new());
+    static OWNERS: Mutex<BTreeMap<Vec<u8>, Arc<TicketOwner>>> = Mutex::new(BTreeMap::new());
 }
 
 /// The export that a ticket names.
@@ -232,7 +232,7 @@ pub(crate) fn redeem(
 }
 
 /// The named version, as it came over the link to its owner.
-struct Given {
+struct NamedVersion {
     link: Arc<RawLink>,
     received: Received,
     description: Description,
@@ -240,7 +240,7 @@ struct Given {
     address: Address,
 }
 
-impl Given {
+impl NamedVersion {
     /// Produces the tensor. Opening memory of a device may take the driver milliseconds, in which the thread of links, which may be the
     /// calling one, would see to no other link: a worker does that.
     fn produce(self, completion: Completion, site: Option<CallSite>) {
@@ -282,17 +282,24 @@ impl Given {
 
 /// Requests the tensor of a ticket from the process that owns its memory. That is not the process that made the ticket where the tensor came from
 /// elsewhere. Returns `until_held` too if no process that may keep the version was found.
-async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Error>, UntilHeld) {
+async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<NamedVersion, Error>, UntilHeld) {
     let process = ticket.process;
-    let (passed, received) =
-        match Owner::request(&ticket.address, process, Request::Redeem(ticket.secret), until_held).await {
-            (Ok(Answer::Tensor(tensor)), _) => return (Ok(tensor), None),
-            (Ok(Answer::Ticket(passed, received)), _) => (passed, received),
-            (Err(error), until_held) => return (Err(error), until_held),
-        };
+    let (passed, received) = match TicketOwner::request(
+        &ticket.address,
+        process,
+        TicketRequest::Redeem(ticket.secret),
+        until_held,
+    )
+    .await
+    {
+        (Ok(Answer::Tensor(tensor)), _) => return (Ok(tensor), None),
+        (Ok(Answer::Ticket(passed, received)), _) => (passed, received),
+        (Err(error), until_held) => return (Err(error), until_held),
+    };
     // The process between keeps its own use until the owner keeps the version for this process.
-    let request = Request::Redeem(passed.secret);
-    let answer = Owner::request(&passed.address, passed.process, request, Some(Box::new(received))).await.0;
+    let request = TicketRequest::Redeem(passed.secret);
+    let answer =
+        TicketOwner::request(&passed.address, passed.process, request, Some(Box::new(received))).await.0;
     let tensor = match answer {
         Ok(Answer::Tensor(tensor)) => Ok(tensor),
         Ok(Answer::Ticket(..)) => {
@@ -300,7 +307,10 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<Given, Erro
         }
         // The owner has seen the death of that process, or the process has released the tensor. A second request tells the two apart.
         Err(Error::Invalid(why)) if why.contains(VOID) => {
-            match Owner::request(&ticket.address, process, Request::Redeem(ticket.secret), None).await.0 {
+            match TicketOwner::request(&ticket.address, process, TicketRequest::Redeem(ticket.secret), None)
+                .await
+                .0
+            {
                 Ok(Answer::Tensor(tensor)) => Ok(tensor),
                 Ok(Answer::Ticket(..)) | Err(Error::Invalid(_)) => Err(Error::invalid(format!(
                     "process {process}, which passed the tensor on, has released it"
@@ -358,7 +368,7 @@ pub(super) const VOID: &str =
 async fn answer(link: RawLink) {
     let link = Arc::new(link);
     while let Ok(received) = link.receive().await {
-        let Some((number, request)) = Request::from_bytes(received.note()) else { break };
+        let Some((number, request)) = TicketRequest::from_bytes(received.note()) else { break };
         drop(received);
         let answer = answer_to(Arc::clone(&link), number.to_le_bytes(), request);
         // Each answer that waits has the link.
@@ -371,13 +381,13 @@ async fn answer(link: RawLink) {
     link.close();
 }
 
-async fn answer_to(link: Arc<RawLink>, number: [u8; 8], request: Request) {
+async fn answer_to(link: Arc<RawLink>, number: [u8; 8], request: TicketRequest) {
     let sent = match request {
-        Request::Redeem(secret) => match named(&secret) {
+        TicketRequest::Redeem(secret) => match named(&secret) {
             Some(export) => give(&link, number, export).await,
             None => Err(Error::invalid(VOID)),
         },
-        Request::PassOn(share) => match Share::find(share, link.process()) {
+        TicketRequest::PassOn(share) => match Share::find(share, link.process()) {
             Some(export) => pass_on(&link, number, export).await,
             None => Err(Error::invalid("no tensor of this process is in use under this number")),
         },
@@ -420,17 +430,18 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
     match export.shown.get().expect("known when it is ready") {
         Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place, KEPT).await,
         Shown::RemoteMemory(RemoteOrigin { address, process, share, peer }, tensor) => {
-            let answer = match Owner::request(address, *process, Request::PassOn(*share), None).await.0 {
-                // That process has ended. What was ready is passed on as a copy: on the host, where its end is known by this answer alone.
-                Err(Error::Device(error))
-                    if matches!(error.kind(), DeviceErrorKind::PeerDied | DeviceErrorKind::Cancelled) =>
-                {
-                    let on_host = (!peer.has_ended()).then_some(true);
-                    let copy = Export::new(tensor, export.owner.clone(), on_host, true)?;
-                    return Box::pin(give_later(link, number, copy)).await;
-                }
-                answer => answer?,
-            };
+            let answer =
+                match TicketOwner::request(address, *process, TicketRequest::PassOn(*share), None).await.0 {
+                    // That process has ended. What was ready is passed on as a copy: on the host, where its end is known by this answer alone.
+                    Err(Error::Device(error))
+                        if matches!(error.kind(), DeviceErrorKind::PeerDied | DeviceErrorKind::Cancelled) =>
+                    {
+                        let on_host = (!peer.has_ended()).then_some(true);
+                        let copy = Export::new(tensor, export.owner.clone(), on_host, true)?;
+                        return Box::pin(give_later(link, number, copy)).await;
+                    }
+                    answer => answer?,
+                };
             let Answer::Ticket(ticket, received) = answer else {
                 return Err(Error::invalid(format!("process {process} gave what it was not asked for")));
             };
@@ -445,14 +456,14 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
 // Who has a ticket.
 
 /// A request to a process.
-enum Request {
+enum TicketRequest {
     /// For what a ticket names.
     Redeem(Secret),
     /// For a ticket that another process can use, for what this one has in use under this number.
     PassOn(u64),
 }
 
-impl Request {
+impl TicketRequest {
     fn to_bytes(&self, number: u64) -> Vec<u8> {
         let what: &[u8] = match self {
             Self::Redeem(secret) => secret,
@@ -475,7 +486,7 @@ impl Request {
 
 /// The answer.
 enum Answer {
-    Tensor(Given),
+    Tensor(NamedVersion),
     /// A ticket of the owner of the memory, which is valid until what was received is dropped.
     Ticket(Ticket, Received),
 }
@@ -491,7 +502,7 @@ struct PendingRequest {
 }
 
 /// A process whose tickets are used here. Links to it are made once, and end with it.
-struct Owner {
+struct TicketOwner {
     state: Mutex<OwnerState>,
 }
 
@@ -503,9 +514,14 @@ struct OwnerState {
     requests: BTreeMap<u64, PendingRequest>,
 }
 
-impl Owner {
+impl TicketOwner {
     /// Sends `request` to the process with the door at `address`, and returns the answer.
-    async fn request(address: &Address, process: u32, request: Request, until_held: UntilHeld) -> Delivered {
+    async fn request(
+        address: &Address,
+        process: u32,
+        request: TicketRequest,
+        until_held: UntilHeld,
+    ) -> Delivered {
         let (deliver, answer) = oneshot::channel();
         Self::begin(address, process, |number| PendingRequest {
             request: request.to_bytes(number),
@@ -629,7 +645,7 @@ impl Owner {
                 }
                 Some(Note::Tensor(description)) => {
                     let (link, address) = (Arc::clone(&link), address.clone());
-                    Ok(Answer::Tensor(Given { link, received, description, address }))
+                    Ok(Answer::Tensor(NamedVersion { link, received, description, address }))
                 }
                 Some(Note::Ticket(ticket)) => Ok(Answer::Ticket(ticket, received)),
                 Some(Note::Door(_)) | None => Err(match received.fence().state() {

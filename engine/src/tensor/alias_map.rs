@@ -19,7 +19,7 @@ use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::graph;
 use crate::core::lease_info::{Access, LeaseOwner};
-use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
+use crate::core::operation::{Name, OpGranted, OpKind, OpState, OpVar};
 use crate::core::var_state::{Ending, Replaced, VarState, has, thin_out};
 use crate::exchange::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 use crate::lease::LeaseState;
@@ -417,7 +417,7 @@ pub(crate) fn place_apart(space: AddressSpace, range: Range<usize>, own: OpVar) 
 
 /// From now on `members` are ordered as one variable. Returns the operation that merges their states, if it is granted.
 fn collapse(core: &CoreRef, group: &OpVar, members: &[OpVar]) -> Option<OpGranted> {
-    let state = OpState::new(core.clone(), Name::Static("collapse"), Kind::Merge);
+    let state = OpState::new(core.clone(), Name::Static("collapse"), OpKind::Merge);
     let members: SmallVec<[&OpVar; 32]> = members.iter().collect();
     graph().collapse(state, &members, group)
 }

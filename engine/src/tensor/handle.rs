@@ -11,7 +11,7 @@ use crate::core::core_ref::CoreRef;
 #[cfg(feature = "links")]
 use crate::core::error::device_error;
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::{Kind, Name, OpTag, OpVar, Phase};
+use crate::core::operation::{Name, OpKind, OpTag, OpVar, Phase};
 use crate::core::program_lock::without_program_lock;
 use crate::core::var_state::VarState;
 use crate::core::var_state::{BROKEN_FENCES, FAILED, Queried, READ_FENCES, Replaced, WRITE_FENCES};
@@ -268,7 +268,7 @@ impl Tensor {
 #[cold]
 fn unfinished_write(var: &OpVar) -> Error {
     let queued = var.queued();
-    let first = queued.iter().find(|op| op.payload().kind != Kind::ReadinessQuery);
+    let first = queued.iter().find(|op| op.payload().kind != OpKind::ReadinessQuery);
     // A wait for a cancelled operation returns before the operation has left the queue.
     let advice = match first.map(|op| op.payload().phase()) {
         Some(Phase::Cancelled) => {

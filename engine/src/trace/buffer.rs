@@ -22,12 +22,12 @@ pub(super) const BUFFER_BYTES: usize = WORDS * size_of::<u64>();
 pub(super) struct TraceBuffer {
     /// The time at which its first event was noted.
     pub(super) began: u64,
-    memory: Memory,
+    memory: BufferMemory,
     len: AtomicUsize,
 }
 
 #[derive(Debug)]
-enum Memory {
+enum BufferMemory {
     /// Zeros that the system hands out as they are touched.
     Fresh(Box<[AtomicU64]>),
     /// Part of memory that was touched before.
@@ -39,19 +39,19 @@ impl TraceBuffer {
         let words = Box::<[AtomicU64]>::new_zeroed_slice(WORDS);
         // SAFETY: zero is a value of every integer.
         let words = unsafe { words.assume_init() };
-        Self { began: 0, memory: Memory::Fresh(words), len: AtomicUsize::new(0) }
+        Self { began: 0, memory: BufferMemory::Fresh(words), len: AtomicUsize::new(0) }
     }
 
     /// The buffer with this number in a slab, which has no other user.
     pub(super) fn in_slab(slab: Arc<Slab>, number: usize) -> Self {
-        Self { began: 0, memory: Memory::InSlab(slab, number), len: AtomicUsize::new(0) }
+        Self { began: 0, memory: BufferMemory::InSlab(slab, number), len: AtomicUsize::new(0) }
     }
 
     #[inline(always)]
     fn words(&self) -> &[AtomicU64] {
         match &self.memory {
-            Memory::Fresh(words) => words,
-            Memory::InSlab(slab, number) => slab.buffer(*number),
+            BufferMemory::Fresh(words) => words,
+            BufferMemory::InSlab(slab, number) => slab.buffer(*number),
         }
     }
 
@@ -96,15 +96,15 @@ mod models {
 
     /// The buffers of a thread, and what it does before each event. Loom reports a read that a write does not happen before, as it
     /// would with the words.
-    struct Model {
+    struct BufferModel {
         buffers: Chain<TraceBuffer>,
         noted: [UnsafeCell<u64>; 2],
     }
 
     // SAFETY: loom checks the accesses to what is noted.
-    unsafe impl Sync for Model {}
+    unsafe impl Sync for BufferModel {}
 
-    impl Model {
+    impl BufferModel {
         fn note(&self, buffer: &TraceBuffer, at: usize, event: usize) -> usize {
             // SAFETY: loom checks this.
             self.noted[event].with_mut(|noted| unsafe { *noted = 7 });
@@ -116,7 +116,7 @@ mod models {
     fn a_reader_sees_whole_events_while_the_thread_writes() {
         loom::model(|| {
             let noted = [UnsafeCell::new(0), UnsafeCell::new(0)];
-            let model = Arc::new(Model { buffers: Chain::default(), noted });
+            let model = Arc::new(BufferModel { buffers: Chain::default(), noted });
             let buffer = model.buffers.append(None, TraceBuffer::fresh());
             let writer = {
                 let model = Arc::clone(&model);

@@ -105,7 +105,7 @@ impl EventKind {
 
 /// An event, read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Event<'a> {
+pub(super) struct DecodedEvent<'a> {
     /// `None` for what this version does not write.
     pub(super) kind: Option<EventKind>,
     pub(super) ticks: u64,
@@ -113,7 +113,7 @@ pub(super) struct Event<'a> {
     pub(super) words: &'a [u64],
 }
 
-impl<'a> Event<'a> {
+impl<'a> DecodedEvent<'a> {
     /// The first event of `words`, and what comes after it.
     pub(super) fn first_of(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
         let (&head, &id) = (words.first()?, words.get(1)?);

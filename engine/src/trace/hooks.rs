@@ -28,7 +28,7 @@ use crate::core::error::FailureKind;
 #[cfg(feature = "links")]
 use crate::core::lease_info::CallSite;
 use crate::core::lease_info::LeaseOwner;
-use crate::core::operation::{Kind, Name, OpGranted, OpPending, OpState};
+use crate::core::operation::{Name, OpGranted, OpKind, OpPending, OpState};
 use crate::core::var_state::Ending;
 use crate::tensor::handle::{Tensor, TensorInner};
 
@@ -38,12 +38,12 @@ const WAITS: u64 = 1 << 62;
 /// The target of a wait for all operations in flight.
 const ANY: u64 = 0;
 
-pub(super) fn use_of(kind: Kind) -> UseKind {
+pub(super) fn use_of(kind: OpKind) -> UseKind {
     match kind {
-        Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => UseKind::Body,
-        Kind::ReadinessQuery => UseKind::Wait,
-        Kind::Lease => UseKind::Lease,
-        Kind::Merge => UseKind::Copy,
+        OpKind::Work | OpKind::WorkerOnly | OpKind::NeedsLock => UseKind::Body,
+        OpKind::ReadinessQuery => UseKind::Wait,
+        OpKind::Lease => UseKind::Lease,
+        OpKind::Merge => UseKind::Copy,
     }
 }
 
@@ -264,7 +264,7 @@ pub(crate) fn body_begins(granted: &OpGranted, at_once: bool) -> (Option<Entered
 
 fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
     let id = granted.id().get();
-    if granted.payload().kind == Kind::Lease {
+    if granted.payload().kind == OpKind::Lease {
         events::held(id);
     }
     let queue = granted.payload().queue().map_or(0, |queue| {
@@ -278,7 +278,7 @@ fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
     writer::with(|writer| {
         let at = at(writer);
         writer.is_of(&granted.payload().core);
-        if queue == 0 && granted.payload().kind != Kind::Lease {
+        if queue == 0 && granted.payload().kind != OpKind::Lease {
             writer.begins(at, id);
         } else {
             writer.write(EventKind::Began, at, id, [queue]);

@@ -14,7 +14,7 @@ type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The source of time, and its beginning.
 pub(super) struct Ticks {
-    source: Source,
+    source: ClockSource,
     first: u64,
     began: Instant,
     /// The same moment on the host's clock, which is the clock of devices' times.
@@ -23,13 +23,13 @@ pub(super) struct Ticks {
     pub(super) began_unix_ns: u64,
 }
 
-enum Source {
+enum ClockSource {
     Counter,
     Monotonic,
     Given(Clock),
 }
 
-impl Source {
+impl ClockSource {
     #[inline]
     fn read(&self, began: Instant) -> u64 {
         match self {
@@ -43,9 +43,9 @@ impl Source {
 impl Ticks {
     pub(super) fn start(given: Option<Clock>) -> Self {
         let source = match given {
-            Some(clock) => Source::Given(clock),
-            None if ticks::are_steady() => Source::Counter,
-            None => Source::Monotonic,
+            Some(clock) => ClockSource::Given(clock),
+            None if ticks::are_steady() => ClockSource::Counter,
+            None => ClockSource::Monotonic,
         };
         let mut ticks = Self { source, first: 0, began: Instant::now(), began_ns: 0, began_unix_ns: 0 };
         (ticks.began, ticks.began_ns, ticks.began_unix_ns, ticks.first) = closest(|| {
@@ -67,18 +67,22 @@ impl Ticks {
 
     /// The time at which it began, on the clock that processes of this machine share; `None` if time is another clock's.
     pub(super) fn started_ns(&self) -> Option<u64> {
-        (!matches!(self.source, Source::Given(_))).then_some(self.began_ns)
+        (!matches!(self.source, ClockSource::Given(_))).then_some(self.began_ns)
     }
 
     /// Nanoseconds from the start to `at_ns` of the host's clock, or of the one that was given, which then is the device's too.
     pub(super) fn since_start(&self, at_ns: u64) -> u64 {
-        at_ns.saturating_sub(if matches!(self.source, Source::Given(_)) { self.first } else { self.began_ns })
+        at_ns.saturating_sub(if matches!(self.source, ClockSource::Given(_)) {
+            self.first
+        } else {
+            self.began_ns
+        })
     }
 
     /// The scale of the ticks, seen from now on.
     pub(super) fn scale(&self) -> Scale {
         let per_tick = match self.source {
-            Source::Counter => {
+            ClockSource::Counter => {
                 let (ticks, elapsed) = closest(|| {
                     let before = self.began.elapsed();
                     let ticks = self.now();
@@ -87,7 +91,7 @@ impl Ticks {
                 });
                 if ticks > 0 { elapsed.as_nanos() as f64 / ticks as f64 } else { 1.0 }
             }
-            Source::Monotonic | Source::Given(_) => 1.0,
+            ClockSource::Monotonic | ClockSource::Given(_) => 1.0,
         };
         Scale { per_tick, first: 0, last: self.now() }
     }

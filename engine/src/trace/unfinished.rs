@@ -114,7 +114,7 @@ pub(super) struct Unfinished {
     path: PathBuf,
     /// Until it is dropped, no other recorder of the process has the same target.
     _claim: Claim,
-    shared: Arc<Shared>,
+    shared: Arc<WriterState>,
     /// `None` once it has ended.
     thread: Option<JoinHandle<()>>,
     /// In a forked child the file is the parent's, and the thread does not exist.
@@ -122,7 +122,7 @@ pub(super) struct Unfinished {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WriterState {
     closed: AtomicBool,
     /// The reason why nothing more is written, if so.
     failed: Mutex<Option<io::Error>>,
@@ -138,7 +138,7 @@ impl Unfinished {
         let claim = Claim::of(target)?;
         signal.map_or(Ok(()), signals::count)?;
         let (mut file, path) = create(target)?;
-        let shared = Arc::new(Shared { closed: AtomicBool::new(false), failed: Mutex::new(None) });
+        let shared = Arc::new(WriterState { closed: AtomicBool::new(false), failed: Mutex::new(None) });
         let mut unfinished = Self {
             path,
             _claim: claim,
@@ -304,7 +304,7 @@ struct Writing {
 }
 
 impl Writing {
-    fn run(mut self, shared: &Shared) {
+    fn run(mut self, shared: &WriterState) {
         let mut continues = true;
         loop {
             let last = shared.closed.load(Ordering::Acquire);

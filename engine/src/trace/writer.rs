@@ -184,7 +184,7 @@ pub(super) struct ThreadLog {
     pub(super) is_cut: AtomicBool,
     pub(super) texts: Chain<Arc<str>>,
     pub(super) lost: AtomicU64,
-    pub(super) running: Body,
+    pub(super) running: RunningBody,
     /// The time at which the thread noted something for the last time, once it notes no more; else [`NEVER`].
     over: AtomicU64,
 }
@@ -196,12 +196,12 @@ const NEVER: u64 = u64::MAX;
 ///
 /// Only the thread itself writes it. A reader at the end may see the value change: then an event notes the body, too.
 #[derive(Debug, Default)]
-pub(super) struct Body {
+pub(super) struct RunningBody {
     id: AtomicU64,
     ticks: AtomicU64,
 }
 
-impl Body {
+impl RunningBody {
     /// The operation and when it began.
     #[inline(always)]
     pub(super) fn get(&self) -> Option<(u64, u64)> {
@@ -241,7 +241,7 @@ impl ThreadLog {
             is_cut: AtomicBool::new(false),
             texts: Chain::default(),
             lost: AtomicU64::new(0),
-            running: Body::default(),
+            running: RunningBody::default(),
             over: AtomicU64::new(NEVER),
         }
     }
@@ -563,7 +563,7 @@ mod models {
     #[test]
     fn a_body_that_a_reader_meets_has_its_beginning() {
         loom::model(|| {
-            let body = Arc::new(Body::default());
+            let body = Arc::new(RunningBody::default());
             let running = {
                 let body = Arc::clone(&body);
                 thread::spawn(move || {

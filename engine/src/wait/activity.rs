@@ -121,11 +121,11 @@ const LOOK_MIN: Duration = Duration::from_millis(5);
 /// Inspects now and then what is stalled. Dropping the watch ends its thread, which owns nothing of the
 /// engine.
 pub(crate) struct StallWatch {
-    ended: Arc<Ended>,
+    ended: Arc<StopFlag>,
 }
 
 #[derive(Default)]
-struct Ended {
+struct StopFlag {
     flag: Mutex<bool>,
     changed: Condvar,
 }
@@ -138,7 +138,7 @@ impl StallWatch {
         limit: Duration,
         on_stall: OnStall,
     ) -> std::io::Result<Self> {
-        let ended = Arc::new(Ended::default());
+        let ended = Arc::new(StopFlag::default());
         let watch = Self { ended: Arc::clone(&ended) };
         let pause = (limit / LOOKS).max(LOOK_MIN);
         stack::thread("estafette-watchdog").spawn(move || {
@@ -156,7 +156,7 @@ impl StallWatch {
 #[derive(Default)]
 struct Reported {
     /// Operations that were reported, or counted behind one that was, and are stalled still.
-    operations: HashMap<u64, Known>,
+    operations: HashMap<u64, CountedStall>,
     releases: HashSet<u64>,
     /// Since when operations are known to be granted.
     granted: HashMap<u64, Instant>,
@@ -172,7 +172,7 @@ enum Reason {
 }
 
 /// A stalled operation that a report has counted.
-struct Known {
+struct CountedStall {
     reported: Reason,
     /// The reason at the last inspection, and since when.
     present: Reason,
@@ -234,7 +234,7 @@ fn notify(diagnosis: &Diagnosis, limit: Duration, now: Instant, reported: &mut R
             report(Stall::Operation { first, behind: all.len() - 1 }, on_stall);
         }
         if is_due || is_reported {
-            let known = || Known { reported: reason.clone(), present: reason.clone(), since: now };
+            let known = || CountedStall { reported: reason.clone(), present: reason.clone(), since: now };
             reported.operations.extend(all.iter().map(|id| (*id, known())));
         }
     }
@@ -263,7 +263,7 @@ fn report_new(stalled: Vec<(u64, Stall<'_>)>, reported: &mut HashSet<u64>, on_st
     }
 }
 
-impl Ended {
+impl StopFlag {
     /// True if `pause` went by without the end.
     fn sleep(&self, pause: Duration) -> bool {
         let flag = self.flag.lock();

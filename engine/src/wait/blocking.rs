@@ -31,7 +31,7 @@ use crate::core::engine_core::{Core, graph};
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::LeaseInfo;
 use crate::core::one_shot::{Delivered, OneShot};
-use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
+use crate::core::operation::{Name, OpGranted, OpHandle, OpKind, OpState, Phase};
 use crate::core::wait_for::{self, On};
 use crate::exchange::{callback, foreign_fence, reaper};
 use crate::lease::LeaseState;
@@ -68,7 +68,7 @@ pub(crate) struct OpSummary {
     pub(crate) core: u64,
     pub(crate) home: CoreRef,
     pub(crate) name: Name,
-    pub(crate) kind: Kind,
+    pub(crate) kind: OpKind,
     pub(crate) phase: Phase,
     pub(crate) counted: bool,
     pub(crate) since: Coarse,
@@ -116,7 +116,7 @@ fn summarize_pin(lease: &LeaseState) -> OpSummary {
         core: core.id,
         home: core.clone(),
         name: Name::Static("lease"),
-        kind: Kind::Lease,
+        kind: OpKind::Lease,
         phase: Phase::Begun,
         counted: false,
         since: lease.since(),
@@ -351,7 +351,7 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     let Some(current) = context::current() else { return Ok(()) };
     if needed_by(waiting).contains(&current) {
         let what = match waiting.payload().kind {
-            Kind::ReadinessQuery => "a tensor".into(),
+            OpKind::ReadinessQuery => "a tensor".into(),
             _ => waiting.payload().in_words().to_string(),
         };
         return Err(Error::WouldDeadlock(format!("{what} waits for the operation that waits for it")));
@@ -481,8 +481,8 @@ impl Needed {
         let take = || {
             let job = core.pool.take_matching(|job| {
                 let kind = job.0.payload().kind;
-                let has_slot = kind == Kind::NeedsLock && slot.is_some();
-                let helpable = alone || last_resort || has_slot || kind == Kind::Work;
+                let has_slot = kind == OpKind::NeedsLock && slot.is_some();
+                let helpable = alone || last_resort || has_slot || kind == OpKind::Work;
                 let needed = if self.too_many { alone } else { self.names(&job.0) };
                 helpable && needed
             })?;

@@ -23,7 +23,7 @@ use crate::core::engine_core::Core;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::{self, LeaseInfo};
 use crate::core::notifier::Notifier;
-use crate::core::operation::{Kind, Phase};
+use crate::core::operation::{OpKind, Phase};
 use crate::core::wait_for::{self, On};
 use crate::wait::blocking::{self, OpSummary, release_unwanted, release_unwanted_within};
 use crate::wait::inspect;
@@ -194,7 +194,7 @@ fn take_snapshot() -> Snapshot<OpSummary> {
 
 /// The lease, if this operation is a held lease.
 fn held_lease(seen: &OpSummary) -> Option<LeaseInfo> {
-    seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
+    seen.lease.clone().filter(|lease| seen.kind == OpKind::Lease && lease.held)
 }
 
 /// See [`Checks::check_room`]. Returns whether the engine stands still.
@@ -393,12 +393,12 @@ mod models {
     use super::*;
 
     #[derive(Default)]
-    struct Model {
+    struct DetectorModel {
         detector: Detector,
         notifier: Notifier,
     }
 
-    impl Model {
+    impl DetectorModel {
         fn checks(&self) -> Checks<'_> {
             let mut checks = Checks::new(&self.detector, &self.notifier, Duration::from_secs(1));
             checks.has_slept = true;
@@ -409,7 +409,7 @@ mod models {
     #[test]
     fn the_checks_are_handed_over_to_a_thread_that_falls_asleep() {
         loom::model(|| {
-            let model = Arc::new(Model::default());
+            let model = Arc::new(DetectorModel::default());
             let mut checks = model.checks();
             assert!(checks.next().is_some(), "the first one has the checks");
             let other = {

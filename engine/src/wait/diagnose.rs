@@ -8,14 +8,14 @@ use estafette_report::shown::shown;
 
 use crate::core::engine_core::Core;
 use crate::core::lease_info::{CLAUSES_MAX, LeaseInfo, alike, and_more, more_like_it};
-use crate::core::operation::{Kind, Op, OpHandle, OpState, Phase};
+use crate::core::operation::{Op, OpHandle, OpKind, OpState, Phase};
 use crate::core::wait_for;
 use crate::exchange::{Release, reaper};
 use crate::operation::parked;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{OpSummary, summarize, take_snapshot_of};
 use crate::wait::inspect::Inspection;
-use crate::wait::ready::Ended;
+use crate::wait::ready::VersionEnd;
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
@@ -123,7 +123,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
 /// an inspection of what is near does not show it.
 pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {
     // Leaves a failure unretrieved that has come meanwhile.
-    let ended = Ended::new(&tensor.inner, false);
+    let ended = VersionEnd::new(&tensor.inner, false);
     holding_up(&ended.handle()?)
 }
 
@@ -135,7 +135,7 @@ pub fn op_waits_for(op: &Op) -> Option<String> {
 /// The oldest operation or lease near `op` that waits for no other one.
 fn holding_up(op: &OpHandle) -> Option<String> {
     let inspection = Inspection::of(op, wait_for::NEAR);
-    let is_over = |op: &OpState| op.kind == Kind::ReadinessQuery || op.phase() == Phase::Done;
+    let is_over = |op: &OpState| op.kind == OpKind::ReadinessQuery || op.phase() == Phase::Done;
     let left = inspection.granted().filter(|step| !matches!(step.what, StepKind::Op(op) if is_over(op)));
     let first = left.min_by_key(|step| step.id)?;
     let state = match first.what {
@@ -162,7 +162,7 @@ fn status(id: OpId, seen: &OpSummary, granted: bool) -> Status {
     match (seen.phase, &seen.lease) {
         (Phase::Cancelled, _) => Status::Cancelled,
         (_, _) if !granted => Status::Waiting,
-        (Phase::Begun, Some(lease)) if seen.kind == Kind::Lease => Status::Held(lease.to_string()),
+        (Phase::Begun, Some(lease)) if seen.kind == OpKind::Lease => Status::Held(lease.to_string()),
         (Phase::Begun | Phase::Done, _) => Status::Running,
         (Phase::Queued, _) => parked::fences_of(id).map_or(Status::Granted, Status::Fenced),
     }

@@ -15,7 +15,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::core::engine_core::graph;
 use crate::core::lease_info::LeaseInfo;
-use crate::core::operation::{Kind, OpHandle, OpState, Phase};
+use crate::core::operation::{OpHandle, OpKind, OpState, Phase};
 use crate::core::var_state::VarState;
 use crate::core::wait_for::{self, On};
 
@@ -222,11 +222,11 @@ fn lease_of(step: &Step<'_, OpState, LeaseInfo>) -> Option<LeaseInfo> {
 
 /// The lease, when this operation is one that is held.
 pub(crate) fn held_lease(state: &OpState) -> Option<LeaseInfo> {
-    let label = state.lease().filter(|label| state.kind == Kind::Lease && label.is_held())?;
+    let label = state.lease().filter(|label| state.kind == OpKind::Lease && label.is_held())?;
     Some(label.info())
 }
 
 /// True if the operation can move by itself, once it is granted.
 pub(crate) fn moves(state: &OpState) -> bool {
-    state.kind != Kind::Lease || state.lease().is_none_or(|label| !label.is_held())
+    state.kind != OpKind::Lease || state.lease().is_none_or(|label| !label.is_held())
 }

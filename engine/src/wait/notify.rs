@@ -28,7 +28,7 @@ use crate::trace::hooks::{self, WaitNoted};
 use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
 use crate::wait::fence;
-use crate::wait::ready::{Ended, Ready};
+use crate::wait::ready::{Ready, VersionEnd};
 
 /// A self-polling future: each wake-up polls it on the waking thread. Its output goes to a callback. Needs no
 /// executor.
@@ -165,7 +165,7 @@ impl Tensor {
     pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
         match self.inner.inspect() {
             // It is known to be cancelled before the operations in front of it have ended.
-            None if cancellation::is_any() => Ended::new(&self.inner, false).outcome(),
+            None if cancellation::is_any() => VersionEnd::new(&self.inner, false).outcome(),
             outcome => outcome,
         }
     }
@@ -237,7 +237,7 @@ fn call_back(callback: impl FnOnce() + 'static) {
     });
 }
 
-type End = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
+type EndFuture = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
 
 /// Blocks until one of the operations has ended or one of the tensors is finished. Returns the places of those that have, counted
 /// through `ops` and then `tensors`. Failures stay unretrieved. An operation that leaves device work has ended when that was issued.
@@ -269,7 +269,7 @@ async fn work_done(op: Op) -> Result<(), Error> {
 fn wait_for_one(
     ops: &[Op],
     is_over: impl Fn(&Op) -> bool,
-    end_of: impl Fn(Op) -> End,
+    end_of: impl Fn(Op) -> EndFuture,
     tensors: &[Tensor],
     timeout: Option<Duration>,
 ) -> Result<Vec<usize>, Error> {
@@ -280,7 +280,7 @@ fn wait_for_one(
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);
-    let mut ends: Vec<End> = Vec::new();
+    let mut ends: Vec<EndFuture> = Vec::new();
     let mut waiting: Vec<(&CoreRef, OpHandle)> = Vec::new();
     // In a trace each of them is a wait, which is over when this one is, whichever ends it. Dropped before the queries.
     let mut noted: Vec<QueryNoted> = Vec::new();
@@ -291,7 +291,7 @@ fn wait_for_one(
     }
     for tensor in tensors {
         tensor.inner.core.generation.check()?;
-        let ended = Ended::new(&tensor.inner, true);
+        let ended = VersionEnd::new(&tensor.inner, true);
         if let Some(query) = ended.handle() {
             noted.extend(QueryNoted::of(&query));
             waiting.push((&tensor.inner.core, query));

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use crate::core::error::Error;
 use crate::core::one_shot::{OneShot, ReadySignal};
-use crate::core::operation::{self, EndKeys, Kind, Name, OpHandle, Role};
+use crate::core::operation::{self, EndKeys, Name, OpHandle, OpKind, Role};
 use crate::core::wakers::WakerKey;
 use crate::operation::cancellation;
 use crate::operation::run;
@@ -59,7 +59,7 @@ fn poll_closely_or_query(tensor: &TensorInner, blocks: bool) -> Polled {
 
 fn submit_query(tensor: &TensorInner, blocks: bool) -> ReadinessQuery {
     let one_shot = Arc::new(OneShot::new());
-    let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::ReadinessQuery);
+    let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), OpKind::ReadinessQuery);
     pending_op.payload_mut().set_role(Role::ReadinessQuery(Arc::clone(&one_shot), blocks));
     tensor.vars.iter().for_each(|var| pending_op.access(var, AccessMode::Read));
     if pending_op.payload().noted {
@@ -80,12 +80,12 @@ fn submit_query(tensor: &TensorInner, blocks: bool) -> ReadinessQuery {
 
 /// The end of the version that is current when the future is made. A failure stays unretrieved, and leases alone
 /// never end the future.
-pub(crate) enum Ended {
+pub(crate) enum VersionEnd {
     Known(Result<(), Error>),
     Probing(ReadinessQuery),
 }
 
-impl Ended {
+impl VersionEnd {
     /// `blocks` says that the caller is a thread that will block for it.
     pub(crate) fn new(tensor: &TensorInner, blocks: bool) -> Self {
         if tensor.is_quiet() {
@@ -114,7 +114,7 @@ impl Ended {
     }
 }
 
-impl Future for Ended {
+impl Future for VersionEnd {
     type Output = Result<(), Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -229,7 +229,7 @@ impl Writable {
                 });
             });
             for handle in var.queued() {
-                if handle.payload().kind != Kind::ReadinessQuery && (is_one || seen.insert(handle.id())) {
+                if handle.payload().kind != OpKind::ReadinessQuery && (is_one || seen.insert(handle.id())) {
                     uses.push(handle);
                 }
             }

@@ -21,11 +21,11 @@ pub(crate) struct Runtime {
     queue: Mutex<Option<Sender<Arc<Task>>>>,
 }
 
-type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
+type BodyFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Task {
     /// None when it has ended.
-    body: Mutex<Option<Body>>,
+    body: Mutex<Option<BodyFuture>>,
     queue: Sender<Arc<Task>>,
 }
 
@@ -47,7 +47,7 @@ impl Runtime {
         task: impl Future<Output = ()> + Send + 'static,
         stack_size: usize,
     ) -> Result<(), Error> {
-        let body = Mutex::new(Some(Box::pin(task) as Body));
+        let body = Mutex::new(Some(Box::pin(task) as BodyFuture));
         let queue = {
             let mut queue = self.queue.lock();
             match &*queue {

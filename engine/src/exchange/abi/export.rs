@@ -52,10 +52,10 @@ where
 {
     let (tensor, dims) = (describe_raw(layout, data), (layout.shape(), layout.strides()));
     ManagedTensor::new(match abi {
-        Abi::Legacy => Raw::Legacy(Exported::allocate(dims, owner, |ctx, dims| DLManagedTensor {
+        Abi::Legacy => Raw::Legacy(ExportedStruct::allocate(dims, owner, |ctx, dims| DLManagedTensor {
             dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
             manager_ctx: ctx,
-            deleter: Some(Exported::<DLManagedTensor, F>::delete),
+            deleter: Some(ExportedStruct::<DLManagedTensor, F>::delete),
         })),
         Abi::Versioned => versioned(tensor, dims, flags, layout.is_padded(), owner),
     })
@@ -73,10 +73,10 @@ fn versioned<F: FnOnce() + Send + 'static>(
     bits.set(DlpackFlags::READ_ONLY, flags.read_only);
     bits.set(DlpackFlags::IS_COPIED, flags.is_copied);
     bits.set(DlpackFlags::IS_SUBBYTE_TYPE_PADDED, is_padded);
-    Raw::Versioned(Exported::allocate(dims, owner, |ctx, dims| DLManagedTensorVersioned {
+    Raw::Versioned(ExportedStruct::allocate(dims, owner, |ctx, dims| DLManagedTensorVersioned {
         version: DLPackVersion { major: VERSION.0, minor: VERSION.1 },
         manager_ctx: ctx,
-        deleter: Some(Exported::<DLManagedTensorVersioned, F>::delete),
+        deleter: Some(ExportedStruct::<DLManagedTensorVersioned, F>::delete),
         flags: bits,
         dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
     }))
@@ -85,14 +85,14 @@ fn versioned<F: FnOnce() + Send + 'static>(
 /// One exported tensor: the struct that the consumer sees first, our own fields behind it, then shape and
 /// strides.
 #[repr(C)]
-struct Exported<M, F> {
+struct ExportedStruct<M, F> {
     /// First, so that a pointer to it is a pointer to the whole.
     managed: M,
     owner: ProcessBound<F>,
     ndim: usize,
 }
 
-impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
+impl<M, F: FnOnce() + Send + 'static> ExportedStruct<M, F> {
     /// The layout of the allocation and where in it shape and strides (one array) begin.
     fn place(ndim: usize) -> (alloc::Layout, usize) {
         let dims = alloc::Layout::array::<i64>(2 * ndim).expect("ndim is small");

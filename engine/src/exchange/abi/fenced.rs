@@ -105,14 +105,14 @@ pub(crate) trait FencedOwner: Send + Sync + 'static {
 
 /// A struct for a consumer, until that calls the deleter.
 #[derive(Clone, Copy)]
-pub(crate) struct ExportedFenced(NonNull<Block>);
+pub(crate) struct ExportedFenced(NonNull<FencedBlock>);
 
 // SAFETY: the pointer is only passed on, and followed under the lock of the owner that also stands between it and the deleter.
 unsafe impl Send for ExportedFenced {}
 
 /// The struct comes first, so that a pointer to it is one to the whole.
 #[repr(C)]
-struct Block {
+struct FencedBlock {
     raw: RawFenced,
     owner: Arc<dyn FencedOwner>,
     generation: Generation,
@@ -148,7 +148,7 @@ impl ExportedFenced {
             ready,
             add_done: Some(add_done),
         };
-        let block = Box::into_raw(Box::new(Block { raw, owner, generation: Generation::current() }));
+        let block = Box::into_raw(Box::new(FencedBlock { raw, owner, generation: Generation::current() }));
         // SAFETY: just made. PaddlePaddle 3.3 calls the deleter only of structs whose `manager_ctx` is not NULL.
         let this = unsafe {
             (*block).raw.managed.manager_ctx = block.cast();
@@ -185,7 +185,7 @@ unsafe extern "C" fn add_done(raw: *mut RawFenced, done: *const RawFence) -> i32
     let Some(done) = NonNull::new(done.cast_mut()) else { return INVALID };
     // SAFETY: the consumer calls this with the struct before it calls the deleter, and vouches for the fence.
     unsafe {
-        let block = &*raw.cast::<Block>();
+        let block = &*raw.cast::<FencedBlock>();
         if !block.generation.is_current() {
             return FAILED;
         }
@@ -195,7 +195,7 @@ unsafe extern "C" fn add_done(raw: *mut RawFenced, done: *const RawFence) -> i32
 
 unsafe extern "C" fn delete(managed: *mut DLManagedTensorVersioned) {
     estafette_sync::valgrind::before();
-    let block = managed.cast::<Block>();
+    let block = managed.cast::<FencedBlock>();
     // SAFETY: the consumer calls this once, with the struct, which is the first field of a block from a box.
     unsafe {
         if !(*block).generation.is_current() {

@@ -57,7 +57,7 @@ fn export_with(
     after: Vec<OpId>,
 ) -> RawFence {
     let place = fence.device();
-    let exported = Arc::new(Exported {
+    let exported = Arc::new(ExportedFence {
         fence,
         device,
         engine,
@@ -118,7 +118,7 @@ pub(crate) fn waits_for(raw: &RawFence, op: OpId) -> bool {
     own_struct(raw).is_some_and(|own| own.after.contains(&op))
 }
 
-fn own_struct(raw: &RawFence) -> Option<&Exported> {
+fn own_struct(raw: &RawFence) -> Option<&ExportedFence> {
     let ours: unsafe extern "C" fn(*mut c_void) -> i32 = query;
     // Another copy of the library has other functions, and its fences are foreign.
     let same = raw.query.is_some_and(|its| std::ptr::fn_addr_eq(its, ours));
@@ -126,7 +126,7 @@ fn own_struct(raw: &RawFence) -> Option<&Exported> {
     same.then(|| unsafe { exported(raw.context) })
 }
 
-struct Exported {
+struct ExportedFence {
     fence: Fence,
     device: Option<Arc<dyn Device>>,
     engine: Option<(ProcessBound<CoreRef>, Wait)>,
@@ -134,23 +134,23 @@ struct Exported {
     after: Vec<OpId>,
     /// The text of its failure, made when first asked for.
     text: OnceLock<CString>,
-    native: OnceLock<Option<Kept>>,
+    native: OnceLock<Option<RetainedEvent>>,
     subscriptions: Mutex<Subscriptions>,
     last: AtomicU64,
     generation: Generation,
 }
 
 /// A native event that is kept until the fence is released.
-struct Kept(NativeEvent);
+struct RetainedEvent(NativeEvent);
 
 // SAFETY: only its pointer is handed out; the owner of the whole struct drops it.
-unsafe impl Sync for Kept {}
+unsafe impl Sync for RetainedEvent {}
 
 /// # Safety
 /// `context` is that of a struct made by [`export`], which the caller holds a count of for as long as it uses this.
-unsafe fn exported<'a>(context: *mut c_void) -> &'a Exported {
+unsafe fn exported<'a>(context: *mut c_void) -> &'a ExportedFence {
     // SAFETY: as above.
-    unsafe { &*context.cast::<Exported>() }
+    unsafe { &*context.cast::<ExportedFence>() }
 }
 
 /// Runs `f` where a panic has nowhere to go.
@@ -180,7 +180,7 @@ unsafe extern "C" fn query(context: *mut c_void) -> i32 {
 
 unsafe extern "C" fn wait(context: *mut c_void, timeout_ns: u64) -> i32 {
     // SAFETY: called with the context that stands beside it.
-    let Exported { fence, engine, .. } = unsafe { exported(context) };
+    let ExportedFence { fence, engine, .. } = unsafe { exported(context) };
     let timeout = (timeout_ns != u64::MAX).then(|| Duration::from_nanos(timeout_ns));
     guarded(FAILED, || {
         if callback::is_running() && timeout_ns > 0 && fence.state().is_pending() {
@@ -241,26 +241,26 @@ struct Subscriptions {
 
 /// A foreign callback, which is called once or taken back.
 struct Subscription {
-    call: Mutex<Option<Call>>,
+    call: Mutex<Option<SettleCallback>>,
 }
 
-struct Call {
+struct SettleCallback {
     callback: unsafe extern "C" fn(*mut c_void, i32, *const c_char),
     argument: *mut c_void,
 }
 
 // SAFETY: the callback may be called by any thread, which is part of its contract; the argument is only handed to it.
-unsafe impl Send for Call {}
+unsafe impl Send for SettleCallback {}
 
 impl Subscription {
-    fn take(&self) -> Option<Call> {
+    fn take(&self) -> Option<SettleCallback> {
         self.call.lock().take()
     }
 }
 
 impl Subscriber for Subscription {
     fn settled(self: Arc<Self>, outcome: Outcome) {
-        let Some(Call { callback, argument }) = self.take() else { return };
+        let Some(SettleCallback { callback, argument }) = self.take() else { return };
         let (status, text) = match outcome {
             Ok(()) => (OK, None),
             Err(error) => (status_of(&error), Some(text_of(&error.to_string()))),
@@ -295,7 +295,7 @@ unsafe extern "C" fn subscribe(
     }
     guarded(FAILED, || {
         let number = exported.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let call = Mutex::new(Some(Call { callback, argument }));
+        let call = Mutex::new(Some(SettleCallback { callback, argument }));
         let subscription = Arc::new(Subscription { call });
         if !token.is_null() {
             // SAFETY: NULL or a place for the token. Written first, as the callback may run before this returns.
@@ -343,17 +343,18 @@ unsafe extern "C" fn native(context: *mut c_void, device: DLDevice) -> *mut c_vo
     let fits = wanted.is_some() && wanted == exported.fence.device().device_type.event_type();
     let Some(maker) = exported.device.as_ref().filter(|_| fits) else { return std::ptr::null_mut() };
     guarded(std::ptr::null_mut(), || {
-        let made = exported.native.get_or_init(|| maker.event_of_fence(&exported.fence).ok().map(Kept));
+        let made =
+            exported.native.get_or_init(|| maker.event_of_fence(&exported.fence).ok().map(RetainedEvent));
         made.as_ref().map_or(std::ptr::null_mut(), |kept| kept.0.pointer().as_ptr())
     })
 }
 
 unsafe extern "C" fn retain(context: *mut c_void) {
     // SAFETY: the context is an `Arc` that was turned into a pointer, and the caller holds a count of it.
-    unsafe { Arc::increment_strong_count(context.cast::<Exported>()) };
+    unsafe { Arc::increment_strong_count(context.cast::<ExportedFence>()) };
 }
 
 unsafe extern "C" fn release(context: *mut c_void) {
     // SAFETY: as above; the caller gives its count up.
-    guarded((), || unsafe { Arc::decrement_strong_count(context.cast::<Exported>()) });
+    guarded((), || unsafe { Arc::decrement_strong_count(context.cast::<ExportedFence>()) });
 }

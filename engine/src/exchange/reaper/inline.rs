@@ -10,11 +10,11 @@ use estafette_sync::thread_local;
 use crate::core::context::{Restore, replace};
 
 thread_local! {
-    static PLACE: Cell<Place> = const { Cell::new(Place::Elsewhere) };
+    static PLACE: Cell<DeleterPlace> = const { Cell::new(DeleterPlace::Elsewhere) };
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum DeleterPlace {
     /// No value was set.
     Elsewhere,
     /// A good place.
@@ -25,20 +25,20 @@ enum Place {
 
 /// Runs `f`, which drops tensors where inline deleters may run: no lock is held but Python's.
 pub fn with_inline_deleters<R>(f: impl FnOnce() -> R) -> R {
-    let place = if is_good_place() { PLACE.get() } else { Place::Good };
+    let place = if is_good_place() { PLACE.get() } else { DeleterPlace::Good };
     let _back = replace(&PLACE, place);
     f()
 }
 
 /// True if the calling thread is in [`with_inline_deleters`].
 pub(super) fn is_good_place() -> bool {
-    PLACE.get() != Place::Elsewhere
+    PLACE.get() != DeleterPlace::Elsewhere
 }
 
 /// Permission to run one deleter right here.
 pub(super) fn enter_deleter() -> Option<InDeleter> {
-    (PLACE.get() == Place::Good).then(|| InDeleter(replace(&PLACE, Place::InDeleter)))
+    (PLACE.get() == DeleterPlace::Good).then(|| InDeleter(replace(&PLACE, DeleterPlace::InDeleter)))
 }
 
 /// See [`enter_deleter`].
-pub(super) struct InDeleter(#[allow(dead_code, reason = "dropped")] Restore<Place>);
+pub(super) struct InDeleter(#[allow(dead_code, reason = "dropped")] Restore<DeleterPlace>);

@@ -1,5 +1,5 @@
 //! Storages that are ready, and the books about those that are not: one state, all of it under the lock of
-//! [`Shared`](super::thread::Shared).
+//! [`ReaperState`](super::thread::ReaperState).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;

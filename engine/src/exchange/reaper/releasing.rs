@@ -31,13 +31,13 @@ thread_local! {
 }
 
 thread_local! {
-    static OWNER: Owner = Owner::take();
+    static OWNER: MarkOwner = MarkOwner::take();
 }
 
 /// Gives the thread's mark back when the thread ends.
-struct Owner(&'static Mark);
+struct MarkOwner(&'static Mark);
 
-impl Owner {
+impl MarkOwner {
     fn take() -> Self {
         let mut marks = MARKS.lock();
         let free = marks.iter().copied().find(|mark| !mark.taken.load(Ordering::Acquire));
@@ -51,7 +51,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for MarkOwner {
     fn drop(&mut self) {
         let _ = OWN.try_with(|own| own.set(None));
         self.0.taken.store(false, Ordering::Release);

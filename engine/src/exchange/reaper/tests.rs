@@ -384,7 +384,7 @@ fn stop_before_any_work_needs_no_thread() {
 #[test]
 fn stop_gives_up_on_a_deleter_that_hangs_and_leaks_the_rest() {
     // No other thread goes on with the rest.
-    let mut shared = Shared::default();
+    let mut shared = ReaperState::default();
     shared.slow = Duration::MAX;
     let reaper = Reaper { shared: Arc::new(shared) };
     let (first, first_entered, first_leave) = gated();

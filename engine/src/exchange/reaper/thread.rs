@@ -16,7 +16,7 @@ use estafette_sync::{daemon, stack, thread, thread_local, valgrind};
 use super::super::abi::ManagedTensor;
 use super::queue::{Follower, LeaderState, Phase, Queue, Ready, Receipt};
 use super::slow::{ReleasedMemory, SLOW};
-use super::thread_state::{ActiveDeleter, DeleterThread, Overtaken, Run, Step};
+use super::thread_state::{ActiveDeleter, DeleterThread, NextDeleter, Overtaken, Run};
 use super::{BACKLOG, FenceSet, FencedStorage, NAP, Storage, THREADS_MAX};
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
     static DELETER: Cell<Option<(usize, u64)>> = const { Cell::new(None) };
 }
 
-pub(super) struct Shared {
+pub(super) struct ReaperState {
     pub(super) generation: Generation,
     /// After this time a deleter is slow.
     pub(super) slow: Duration,
@@ -47,7 +47,7 @@ pub(super) struct Shared {
     pub(super) leaked: AtomicU64,
 }
 
-impl Default for Shared {
+impl Default for ReaperState {
     fn default() -> Self {
         Self {
             generation: Generation::current(),
@@ -66,7 +66,7 @@ impl Default for Shared {
     }
 }
 
-impl Shared {
+impl ReaperState {
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
         // Nothing that can panic runs under the lock but allocation failure, which aborts.
         self.queue.lock()
@@ -304,12 +304,12 @@ impl Shared {
             let (step, reports) = thread.step();
             self.report(reports);
             match step {
-                Step::Over => return false,
-                Step::Overtaken => return true,
-                Step::Run(Ready { storage, .. }) if self.abandoned.load(Ordering::Relaxed) => {
+                NextDeleter::Over => return false,
+                NextDeleter::Overtaken => return true,
+                NextDeleter::Run(Ready { storage, .. }) if self.abandoned.load(Ordering::Relaxed) => {
                     self.leak(storage)
                 }
-                Step::Run(Ready { storage, receipt, .. }) => {
+                NextDeleter::Run(Ready { storage, receipt, .. }) => {
                     DELETER.set(Some((std::ptr::from_ref(self).addr(), receipt.epoch)));
                     self.release(storage);
                     DELETER.set(None);

@@ -43,7 +43,7 @@ pub(super) struct ActiveDeleter {
 }
 
 /// The next step of a thread.
-pub(super) enum Step {
+pub(super) enum NextDeleter {
     Run(Ready),
     /// The batch is empty.
     Over,
@@ -59,10 +59,10 @@ impl DeleterThread {
 
     /// Notes the end of the deleter under way, and takes the next storage. The second value is what the
     /// queue's counters have to include now.
-    pub(super) fn step(&self) -> (Step, [Option<Run>; 2]) {
+    pub(super) fn step(&self) -> (NextDeleter, [Option<Run>; 2]) {
         let mut books = self.lock();
         if books.overtaken {
-            return (Step::Overtaken, [None; 2]);
+            return (NextDeleter::Overtaken, [None; 2]);
         }
         let mut report = None;
         if let Some(ActiveDeleter { receipt, .. }) = books.active.take() {
@@ -76,11 +76,11 @@ impl DeleterThread {
             };
         }
         let Some(ready) = books.batch.pop_front() else {
-            return (Step::Over, [report, books.returned.take()]);
+            return (NextDeleter::Over, [report, books.returned.take()]);
         };
         let what = ready.what.at(ready.storage.data());
         books.active = Some(ActiveDeleter { receipt: ready.receipt, since: Coarse::now(), what });
-        (Step::Run(ready), [report, None])
+        (NextDeleter::Run(ready), [report, None])
     }
 
     /// Takes the leadership from the thread of this thread, if its deleter has run for `slow`.

@@ -12,14 +12,14 @@ use super::super::encoding::{length_of, whole_ticks};
 pub(in super::super) const BLOCKS_MAX: usize = u32::MAX as usize / WORDS;
 
 /// Memory with whole events.
-pub(super) enum Block {
+pub(super) enum EventBlock {
     /// A buffer, and how many of its words were published.
     Buffer(Arc<ChainLink<TraceBuffer>>, usize),
     /// At most as many words as a buffer has; and, where the upper bits of ticks matter, a moment near them.
     Own(Vec<u64>, Option<u64>),
 }
 
-impl Block {
+impl EventBlock {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Buffer(_, len) => *len,
@@ -63,7 +63,7 @@ impl Block {
 pub(super) type Words = SmallVec<[u64; 16]>;
 
 /// The places of the events of a block.
-pub(super) fn places(number: usize, block: &Block) -> impl Iterator<Item = u32> {
+pub(super) fn places(number: usize, block: &EventBlock) -> impl Iterator<Item = u32> {
     let mut at = 0;
     std::iter::from_fn(move || {
         let length = length_of(block.word(at));

@@ -9,7 +9,7 @@ use super::super::encoding::{EventKind, NONE, UseKind, access, head, pair};
 use super::super::hooks::{ACCESSES_MAX, use_of};
 use crate::core::engine_core::graph;
 use crate::core::lease_info::LeaseInfo;
-use crate::core::operation::{Kind, Name, OpState, Phase};
+use crate::core::operation::{Name, OpKind, OpState, Phase};
 use crate::core::var_state::VarState;
 
 /// The name of that thread.
@@ -34,7 +34,7 @@ pub(in super::super) fn is_any_running() -> bool {
 /// An operation, or a lease without one.
 struct Description {
     name: Name,
-    kind: Kind,
+    kind: OpKind,
     is_granted: bool,
     has_begun: bool,
     /// A thread waits for it, and blocks.
@@ -59,7 +59,7 @@ impl InFlight {
         };
         let pins = |state: &mut VarState, found: &mut Vec<(OpId, Option<Description>)>| {
             state.pins().each(|pin| {
-                let (name, kind, lease) = (Name::Static("lease"), Kind::Lease, Some(pin.lease().info()));
+                let (name, kind, lease) = (Name::Static("lease"), OpKind::Lease, Some(pin.lease().info()));
                 let description =
                     Description { name, kind, is_granted: true, has_begun: true, blocks: false, lease };
                 found.push((pin.number(), Some(description)));

@@ -27,10 +27,10 @@ use estafette_report::model::{
 use estafette_report::source::{Merging, Source};
 use estafette_sync::sync::atomic::Ordering;
 
-use self::blocks::{Block, Words, places};
+use self::blocks::{EventBlock, Words, places};
 use self::operation::ThreadTable;
 use super::buffer::WORDS;
-use super::encoding::{Event, EventKind, engine_of, halves, widened};
+use super::encoding::{DecodedEvent, EventKind, engine_of, halves, widened};
 use super::names;
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
@@ -60,7 +60,7 @@ pub(super) struct EventIndex<'a> {
     about: Trace,
     threads: Vec<ThreadTable>,
     /// The index of its thread, and its events.
-    blocks: Vec<(u32, Block)>,
+    blocks: Vec<(u32, EventBlock)>,
     libraries: HashMap<Text, LibraryId>,
     queues: HashMap<u64, TrackId>,
     /// Those of each engine.
@@ -128,12 +128,12 @@ impl EventIndex<'static> {
 
     fn log(&mut self, log: &ThreadLog) {
         let running = log.running.get();
-        let buffers: Vec<Block> = log
+        let buffers: Vec<EventBlock> = log
             .buffers
             .links()
             .map(|buffer| {
                 let published = buffer.value.published();
-                Block::Buffer(buffer, published)
+                EventBlock::Buffer(buffer, published)
             })
             .collect();
         // After the buffers: texts come before the events that refer to them.
@@ -190,10 +190,10 @@ impl<'a> EventIndex<'a> {
     /// Adds whole events of that thread, at most as many words as a buffer has.
     pub(super) fn words(&mut self, words: Vec<u64>) {
         let near = self.scale.is_cut().then(|| self.scale.parts().0);
-        self.add(Block::Own(words, near));
+        self.add(EventBlock::Own(words, near));
     }
 
-    fn add(&mut self, block: Block) {
+    fn add(&mut self, block: EventBlock) {
         if self.blocks.len() < BLOCKS_MAX && block.len() > 0 {
             let number = self.blocks.len();
             self.blocks.push((self.threads.len() as u32 - 1, block));
@@ -262,13 +262,13 @@ impl<'a> EventIndex<'a> {
     }
 
     /// Calls `f` with the event at a place and the table of the thread that noted the event.
-    fn with<R>(&self, place: u32, f: impl FnOnce(&ThreadTable, Event<'_>) -> R) -> R {
+    fn with<R>(&self, place: u32, f: impl FnOnce(&ThreadTable, DecodedEvent<'_>) -> R) -> R {
         let (thread, block) = &self.blocks[place as usize / WORDS];
         let mut words = Words::new();
         block.event(place as usize % WORDS, &mut words);
-        let nothing = Event { kind: None, ticks: 0, id: 0, words: &[] };
-        let event = Event::first_of(&words).map_or(nothing, |(event, _)| event);
-        f(&self.threads[*thread as usize], Event { ticks: block.ticks(event.ticks), ..event })
+        let nothing = DecodedEvent { kind: None, ticks: 0, id: 0, words: &[] };
+        let event = DecodedEvent::first_of(&words).map_or(nothing, |(event, _)| event);
+        f(&self.threads[*thread as usize], DecodedEvent { ticks: block.ticks(event.ticks), ..event })
     }
 
     /// The kind of the event at a place, and its operation or variable.

@@ -9,8 +9,8 @@ use estafette_report::model::{
 };
 
 use super::super::encoding::{
-    Event, EventKind, NO_ENGINE, NONE, OutcomeCode, UseKind, access_of, ended_of, halves, name_and_use_of,
-    widened,
+    DecodedEvent, EventKind, NO_ENGINE, NONE, OutcomeCode, UseKind, access_of, ended_of, halves,
+    name_and_use_of, widened,
 };
 use super::EventIndex;
 
@@ -76,8 +76,8 @@ impl AssembledOp {
     }
 
     /// Takes in one of its events.
-    pub(super) fn event(&mut self, events: &EventIndex<'_>, table: &ThreadTable, event: Event<'_>) {
-        let Event { kind: Some(kind), ticks, id, words: all } = event else { return };
+    pub(super) fn event(&mut self, events: &EventIndex<'_>, table: &ThreadTable, event: DecodedEvent<'_>) {
+        let DecodedEvent { kind: Some(kind), ticks, id, words: all } = event else { return };
         let words = [event.word(0), event.word(1)];
         let at = events.scale.nanos(ticks);
         let track = table.track;

@@ -8,7 +8,7 @@ use estafette_report::model::{Process, Text, TrackKind};
 
 use super::super::assemble::{EventIndex, Thread};
 use super::super::buffer::WORDS;
-use super::super::encoding::Event;
+use super::super::encoding::DecodedEvent;
 use super::super::ticks::Scale;
 use super::{MAGIC, Part, TRACK_KINDS};
 
@@ -37,7 +37,7 @@ impl ThreadSection<'_> {
     fn words(&mut self, words: &[u8]) {
         let words: Vec<u64> = words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let mut rest = &words[..];
-        while let Some((_, after)) = Event::first_of(rest) {
+        while let Some((_, after)) = DecodedEvent::first_of(rest) {
             let (event, _) = rest.split_at(rest.len() - after.len());
             match self.blocks.last_mut().filter(|block| block.len() + event.len() <= WORDS) {
                 Some(block) => block.extend_from_slice(event),

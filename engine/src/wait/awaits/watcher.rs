@@ -28,7 +28,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::lease_info::LeaseInfo;
 use crate::core::one_shot::wake;
-use crate::core::operation::{Kind, OpHandle, Phase, contain_panic};
+use crate::core::operation::{OpHandle, OpKind, Phase, contain_panic};
 use crate::core::wait_for::On;
 use crate::exchange::foreign_fence;
 use crate::tensor::handle::Tensor;
@@ -262,7 +262,7 @@ fn wanted_threads(inspection: &Inspection, due: &[Due], places: &[Places]) -> Ve
     if !due.iter().any(|due| due.is_blocked) {
         return Vec::new();
     }
-    let helped = inspection.reaches(|op| is_ready_work(op) && op.kind == Kind::Work);
+    let helped = inspection.reaches(|op| is_ready_work(op) && op.kind == OpKind::Work);
     let left = inspection.reaches(|op| is_ready_work(op) && op.core.has_no_free_thread());
     let is_wanted = |due: &Due, place: usize| left[place] || (due.helps && helped[place]);
     let threads = due

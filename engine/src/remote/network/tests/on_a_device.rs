@@ -97,7 +97,10 @@ fn a_copy_that_was_made_on_a_device_is_copied_to_the_host_for_another_machine() 
     let ready = |export: &Export| futures::executor::block_on(export.ready.settled()).expect("copied");
     let export = Export::new(&tensor, owner.clone(), None, false).expect("an export");
     ready(&export);
-    assert!(matches!(export.shown.get(), Some(Shown::Here(Place { segment: Memory::Device(_), .. }))));
+    assert!(matches!(
+        export.shown.get(),
+        Some(Shown::Here(SegmentRange { segment: ExportMemory::Device(_), .. }))
+    ));
     let copy = offer(export).expect_err("the host has not got it");
     let export = Export::new(&copy, owner, Some(true), false).expect("an export");
     ready(&export);
