@@ -193,12 +193,12 @@ mod models {
     }
 
     #[derive(Default)]
-    struct Model {
+    struct EventCountModel {
         events: EventCount<Vec<Arc<Task>>>,
         condition: AtomicBool,
     }
 
-    impl Model {
+    impl EventCountModel {
         fn holds(&self) -> bool {
             self.condition.load(Ordering::Relaxed)
         }
@@ -245,11 +245,15 @@ mod models {
     }
 
     /// Runs `others` on a thread each, and `last` on this one. In the end nothing is registered.
-    fn check<const N: usize>(preemptions: Option<usize>, others: [fn(&Model); N], last: fn(&Model)) {
+    fn check<const N: usize>(
+        preemptions: Option<usize>,
+        others: [fn(&EventCountModel); N],
+        last: fn(&EventCountModel),
+    ) {
         let mut builder = Builder::new();
         builder.preemption_bound = preemptions;
         builder.check(move || {
-            let model = Arc::new(Model::default());
+            let model = Arc::new(EventCountModel::default());
             let threads = others.map(|other| {
                 let model = model.clone();
                 thread::spawn(move || other(&model))
@@ -262,52 +266,52 @@ mod models {
 
     #[test]
     fn a_thread_that_starts_to_wait_sees_the_change_or_is_notified() {
-        check(None, [Model::wait], Model::make_true);
+        check(None, [EventCountModel::wait], EventCountModel::make_true);
     }
 
     #[test]
     fn a_future_that_starts_to_wait_sees_the_change_or_is_woken() {
-        check(None, [Model::wait_as_future], Model::make_true);
+        check(None, [EventCountModel::wait_as_future], EventCountModel::make_true);
     }
 
     /// A future that leaves its waker after its only look sleeps for ever.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn a_future_that_does_not_look_again_is_lost() {
-        let careless = |model: &Model| {
+        let careless = |model: &EventCountModel| {
             if !model.holds() {
                 let task = Arc::default();
                 model.register(&task);
                 task.sleep();
             }
         };
-        check(None, [careless], Model::make_true);
+        check(None, [careless], EventCountModel::make_true);
     }
 
     /// The first notification changes nothing, so whatever it takes is registered again.
     #[test]
     fn notifications_that_change_nothing_lose_nothing() {
-        let twice = |model: &Model| {
+        let twice = |model: &EventCountModel| {
             model.notify();
             model.make_true();
         };
-        check(Some(3), [Model::wait_as_future], twice);
-        check(Some(3), [Model::wait], twice);
+        check(Some(3), [EventCountModel::wait_as_future], twice);
+        check(Some(3), [EventCountModel::wait], twice);
     }
 
     #[test]
     fn a_thread_and_a_future_are_both_notified() {
-        check(Some(2), [Model::wait, Model::wait_as_future], Model::make_true);
+        check(Some(2), [EventCountModel::wait, EventCountModel::wait_as_future], EventCountModel::make_true);
     }
 
     #[test]
     fn a_future_that_is_dropped_while_it_is_woken_is_counted_once() {
-        let dropped = |model: &Model| {
+        let dropped = |model: &EventCountModel| {
             let task = Arc::default();
             model.register(&task);
             model.forget(&task);
         };
-        check(None, [dropped], Model::notify);
+        check(None, [dropped], EventCountModel::notify);
     }
 
     /// One fence serves for several event counts.
@@ -315,7 +319,7 @@ mod models {
     fn the_notification_of_another_event_count_orders_the_look_for_waiters() {
         loom::model(|| {
             let other = EventCount::<Vec<Arc<Task>>>::default();
-            let model = Arc::new(Model::default());
+            let model = Arc::new(EventCountModel::default());
             let waiter = thread::spawn({
                 let model = model.clone();
                 move || model.wait()

@@ -54,14 +54,14 @@ pub fn has_spare_cores() -> bool {
 /// See the module. One thread at a time sleeps in it.
 #[derive(Debug, Default)]
 pub struct Sleeper {
-    state: Mutex<State>,
+    state: Mutex<SleeperState>,
     changed: Condvar,
     /// Of a thread that serves.
     word: AtomicU32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum SleeperState {
     #[default]
     Awake,
     Asleep,
@@ -72,15 +72,15 @@ enum State {
 impl Sleeper {
     /// Ends the sleep of the thread, or else its next one.
     pub fn wake(&self) {
-        let before = std::mem::replace(&mut *self.state.lock(), State::Woken);
+        let before = std::mem::replace(&mut *self.state.lock(), SleeperState::Woken);
         match before {
-            State::Asleep => self.changed.notify_one(),
-            State::Serves => {
+            SleeperState::Asleep => self.changed.notify_one(),
+            SleeperState::Serves => {
                 if self.word.swap(WOKEN, Ordering::AcqRel) == MAY_SLEEP {
                     HOST.get().expect("it is served").wake(&self.word);
                 }
             }
-            State::Awake | State::Woken => {}
+            SleeperState::Awake | SleeperState::Woken => {}
         }
     }
 
@@ -88,24 +88,24 @@ impl Sleeper {
     pub fn sleep(&self, deadline: Option<Instant>) -> bool {
         let is_over = || deadline.is_some_and(|deadline| deadline <= Instant::now());
         let mut state = self.state.lock();
-        if *state != State::Woken
+        if *state != SleeperState::Woken
             && let Some(host) = HOST.get()
         {
-            *state = State::Serves;
+            *state = SleeperState::Serves;
             self.word.store(IS_AWAKE, Ordering::Relaxed);
             drop(state);
             let served = host.serve(&self.word, deadline);
             state = self.state.lock();
             if served.is_some() {
-                return std::mem::take(&mut *state) == State::Woken || !is_over();
+                return std::mem::take(&mut *state) == SleeperState::Woken || !is_over();
             }
         }
-        while *state != State::Woken {
+        while *state != SleeperState::Woken {
             if is_over() {
-                *state = State::Awake;
+                *state = SleeperState::Awake;
                 return false;
             }
-            *state = State::Asleep;
+            *state = SleeperState::Asleep;
             state = match deadline {
                 None => self.changed.wait(state),
                 Some(deadline) => {
@@ -114,7 +114,7 @@ impl Sleeper {
                 }
             };
         }
-        *state = State::Awake;
+        *state = SleeperState::Awake;
         true
     }
 }

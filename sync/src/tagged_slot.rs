@@ -235,17 +235,17 @@ mod models {
         }
     }
 
-    struct Model {
+    struct SlotModel {
         slot: TaggedSlot<Value>,
         ended: Arc<AtomicUsize>,
     }
 
     // SAFETY: loom checks the accesses to the values.
-    unsafe impl Sync for Model {}
+    unsafe impl Sync for SlotModel {}
     // SAFETY: as above.
-    unsafe impl Send for Model {}
+    unsafe impl Send for SlotModel {}
 
-    impl Model {
+    impl SlotModel {
         /// With a value of the first tag.
         fn new() -> Arc<Self> {
             let model = Arc::new(Self { slot: TaggedSlot::new(0), ended: Arc::default() });
@@ -311,9 +311,9 @@ mod models {
     }
 
     /// Runs both at once, and checks that the value has ended once; returns what they said.
-    fn both(first: fn(&Model) -> bool, second: fn(&Model) -> bool, judge: fn(bool, bool)) {
+    fn both(first: fn(&SlotModel) -> bool, second: fn(&SlotModel) -> bool, judge: fn(bool, bool)) {
         loom::model(move || {
-            let model = Model::new();
+            let model = SlotModel::new();
             let other = Arc::clone(&model);
             let other = thread::spawn(move || second(&other));
             let said = first(&model);
@@ -325,38 +325,38 @@ mod models {
 
     #[test]
     fn a_call_meets_the_release() {
-        both(Model::release, |model| model.call(FIRST) || true, |released, _| assert!(released));
+        both(SlotModel::release, |model| model.call(FIRST) || true, |released, _| assert!(released));
     }
 
     #[test]
     fn a_call_meets_the_taking() {
-        both(Model::take, |model| model.call(FIRST) || true, |taken, _| assert!(taken));
+        both(SlotModel::take, |model| model.call(FIRST) || true, |taken, _| assert!(taken));
     }
 
     #[test]
     fn one_reference_is_released_once() {
-        both(Model::release, Model::release, |first, second| assert!(first != second));
+        both(SlotModel::release, SlotModel::release, |first, second| assert!(first != second));
     }
 
     #[test]
     fn one_reference_is_released_or_taken() {
-        both(Model::release, Model::take, |released, taken| assert!(released != taken));
+        both(SlotModel::release, SlotModel::take, |released, taken| assert!(released != taken));
     }
 
     #[test]
     fn two_take_it_and_one_gets_it() {
-        both(Model::take, Model::take, |first, second| assert!(first != second));
+        both(SlotModel::take, SlotModel::take, |first, second| assert!(first != second));
     }
 
     #[test]
     fn each_of_two_references_is_released() {
-        let retained = |model: &Model| {
+        let retained = |model: &SlotModel| {
             model.retain();
             model.release() && model.release()
         };
         both(retained, |model| model.call(FIRST) || true, |released, _| assert!(released));
         loom::model(|| {
-            let model = Model::new();
+            let model = SlotModel::new();
             model.retain();
             let other = Arc::clone(&model);
             let other = thread::spawn(move || assert!(other.call(FIRST) && other.release()));
@@ -369,7 +369,7 @@ mod models {
     #[test]
     fn a_call_with_an_old_handle_never_meets_the_next_value() {
         loom::model(|| {
-            let model = Model::new();
+            let model = SlotModel::new();
             let other = Arc::clone(&model);
             let other = thread::spawn(move || (other.call(FIRST), other.call(SECOND)));
             if model.slot.release(FIRST).was_last {

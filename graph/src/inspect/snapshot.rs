@@ -135,11 +135,11 @@ pub struct Explained<'a, D> {
     snapshot: &'a Snapshot<D>,
     /// The position of each access in its queue, so that a walk along a long chain does not search a queue at
     /// every step. Filled queue by queue, on demand.
-    queues: HashMap<VarId, HashMap<OpId, Place>>,
+    queues: HashMap<VarId, HashMap<OpId, QueuePosition>>,
 }
 
 /// A position, and that of the last write ahead of it.
-type Place = (usize, Option<usize>);
+type QueuePosition = (usize, Option<usize>);
 
 impl<'a, D> Explained<'a, D> {
     /// As [`Snapshot::dependencies`].

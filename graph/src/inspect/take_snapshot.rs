@@ -24,7 +24,7 @@ use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::var::VarNode;
 
-type Node<V, T> = NonNull<VarNode<V, T>>;
+type VarNodePtr<V, T> = NonNull<VarNode<V, T>>;
 
 impl<V, T> Graph<V, T> {
     /// A consistent picture of everything that is queued.
@@ -59,7 +59,7 @@ impl<V, T> Graph<V, T> {
     }
 
     fn collect<D>(&self, describe_pins: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
-        let mut set: Vec<Node<V, T>> = Vec::new();
+        let mut set: Vec<VarNodePtr<V, T>> = Vec::new();
         let scan = self.state.registry().scan();
         // SAFETY: the scan keeps the nodes.
         scan.each(|node| set.extend(unsafe { VarNode::is_busy(node) }.then_some(node)));
@@ -91,8 +91,8 @@ struct Found<V, T> {
 }
 
 struct LockedVars<'a, V, T> {
-    set: &'a mut Vec<Node<V, T>>,
-    members: Set<Node<V, T>>,
+    set: &'a mut Vec<VarNodePtr<V, T>>,
+    members: Set<VarNodePtr<V, T>>,
     /// Left after the locks were released.
     section: CriticalSection,
 }
@@ -101,7 +101,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
     /// # Safety
     /// The memory of the nodes, and of the variables of operations in their queues, is kept until the locks
     /// are released.
-    unsafe fn new(set: &'a mut Vec<Node<V, T>>, graph: &GraphState<V, T>) -> Self {
+    unsafe fn new(set: &'a mut Vec<VarNodePtr<V, T>>, graph: &GraphState<V, T>) -> Self {
         // SAFETY: forwarded to the caller.
         set.sort_unstable_by_key(|node| unsafe { VarNode::lock_rank(*node) });
         set.dedup();
@@ -121,7 +121,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
     /// explains a wait. A waiting operation can only become granted through a variable outside of the set. If
     /// that happens now, and the operation has already completed its access to a variable, that variable's
     /// queue does not contain it.
-    fn grow(&mut self) -> Vec<Node<V, T>> {
+    fn grow(&mut self) -> Vec<VarNodePtr<V, T>> {
         let (mut seen, mut missing) = (Set::default(), Vec::new());
         let mut at = 0;
         while let Some(node) = self.set.get(at).copied() {
@@ -199,7 +199,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
         }
     }
 
-    fn each(&self, mut f: impl FnMut(Node<V, T>, BlockPtr<V, T>, AccessMode, bool)) {
+    fn each(&self, mut f: impl FnMut(VarNodePtr<V, T>, BlockPtr<V, T>, AccessMode, bool)) {
         for node in &*self.set {
             // SAFETY: the lock is held, and accesses in the queue are in flight.
             unsafe {

@@ -44,7 +44,7 @@ fn magazine<'a>() -> &'a Magazine {
 
 /// The blocks and numbers of a thread. Without type parameters, since a thread-local cannot be generic.
 struct Magazine {
-    source: Cell<Option<Source>>,
+    source: Cell<Option<BlockSource>>,
     /// Free blocks, linked. The tail is meaningful only while there is a head.
     head: Cell<Option<NonNull<()>>>,
     tail: Cell<Option<NonNull<()>>>,
@@ -57,7 +57,7 @@ struct Magazine {
 }
 
 /// Whose blocks these are, and how they are released.
-type Source = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
+type BlockSource = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
 
 impl Magazine {
     fn flush(&self) {

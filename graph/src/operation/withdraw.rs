@@ -29,7 +29,7 @@ impl<V, T> OpRef<V, T> {
     /// If the operation is a [collapse](crate::Graph::collapse) that waits.
     #[must_use = "an operation that was not withdrawn is granted, or will be"]
     pub fn withdraw(&self, ready: impl FnMut(Granted<V, T>)) -> bool {
-        self.withdraw_what(What::All, ready)
+        self.withdraw_what(WithdrawScope::All, ready)
     }
 
     /// As [`withdraw`](Self::withdraw), if the operation only reads. An operation that also writes leaves the
@@ -39,10 +39,10 @@ impl<V, T> OpRef<V, T> {
     /// # Panics
     /// As [`withdraw`](Self::withdraw).
     pub fn withdraw_reads(&self, ready: impl FnMut(Granted<V, T>)) -> bool {
-        self.withdraw_what(What::Reads, ready)
+        self.withdraw_what(WithdrawScope::Reads, ready)
     }
 
-    fn withdraw_what(&self, what: What, ready: impl FnMut(Granted<V, T>)) -> bool {
+    fn withdraw_what(&self, what: WithdrawScope, ready: impl FnMut(Granted<V, T>)) -> bool {
         // SAFETY: our reference keeps the operation.
         let generation = unsafe { self.as_block().graph() }.generation;
         // True for withdrawn and completed operations, too. In a forked child, locks may be held for ever.
@@ -57,7 +57,7 @@ impl<V, T> OpRef<V, T> {
         withdrawn
     }
 
-    fn leave_queues(&self, what: What, ended: &mut Completed<V, T>) -> bool {
+    fn leave_queues(&self, what: WithdrawScope, ended: &mut Completed<V, T>) -> bool {
         // SAFETY: our reference keeps the operation.
         let graph = unsafe { self.as_block().graph() };
         let live = graph.registry().lock();
@@ -81,7 +81,7 @@ impl<V, T> OpRef<V, T> {
             if self.as_block().is_granted() {
                 unlock_all(accesses);
                 false
-            } else if what == What::All || accesses.clone().all(|access| reads(access)) {
+            } else if what == WithdrawScope::All || accesses.clone().all(|access| reads(access)) {
                 self.as_block().set_over();
                 ended.own = Some(self.block);
                 accesses.for_each(|access| leave_queue(&section, access, ended));
@@ -124,7 +124,7 @@ impl<V, T> OpRef<V, T> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum WithdrawScope {
     All,
     Reads,
 }

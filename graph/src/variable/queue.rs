@@ -18,10 +18,10 @@ use crate::operation::access::{AccessMode, AccessNode, AccessPtr, LinkPtr, Links
 pub(crate) struct Queue<V, T> {
     /// Before the first access and behind the last.
     ends: UnsafeCell<Links<V, T>>,
-    state: UnsafeCell<State<V, T>>,
+    state: UnsafeCell<AccessQueueState<V, T>>,
 }
 
-struct State<V, T> {
+struct AccessQueueState<V, T> {
     /// The first access that is not granted; everything behind it is not granted either. The queue's own link
     /// if there is none.
     waiting: LinkPtr<V, T>,
@@ -36,7 +36,7 @@ impl<V, T> Queue<V, T> {
     pub(crate) fn new() -> Self {
         Self {
             ends: UnsafeCell::new(Links::UNLINKED),
-            state: UnsafeCell::new(State { waiting: LinkPtr::dangling(), writes: 0, pins: 0 }),
+            state: UnsafeCell::new(AccessQueueState { waiting: LinkPtr::dangling(), writes: 0, pins: 0 }),
         }
     }
 
@@ -68,7 +68,7 @@ impl<V, T> Queue<V, T> {
     /// # Safety
     /// The caller holds the variable's lock, and `f` does not come back here.
     #[inline(always)]
-    unsafe fn state<R>(&self, f: impl FnOnce(&mut State<V, T>) -> R) -> R {
+    unsafe fn state<R>(&self, f: impl FnOnce(&mut AccessQueueState<V, T>) -> R) -> R {
         // SAFETY: forwarded to the caller.
         self.state.with_mut(|state| f(unsafe { &mut *state }))
     }
