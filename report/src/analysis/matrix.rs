@@ -27,19 +27,19 @@ const OTHERS: &str = "others";
 const LIBRARIES_MAX: usize = 30;
 
 /// The place that waited, and the place that it waited for.
-fn cell(trace: &Trace, root: &Root) -> (Place, Place) {
+fn cell(trace: &Trace, root: &Root) -> (Party, Party) {
     let blocker = match root.blocker {
         Blocker::Operation(id) => of_blocker(trace, id),
         Blocker::Lease(id) => of_library(id, trace.lease(id).and_then(|lease| lease.library)),
         // The program itself had the Python lock.
-        Blocker::LockOwner(_) => Place::Host(process_of(root.waiter)),
+        Blocker::LockOwner(_) => Party::Host(process_of(root.waiter)),
         Blocker::None
         | Blocker::Pool
         | Blocker::Queue(_)
         | Blocker::Observer
         | Blocker::Interpreter
         | Blocker::EventLoop
-        | Blocker::Thread(_) => Place::Engine,
+        | Blocker::Thread(_) => Party::Engine,
     };
     (of_operation(trace, root.waiter), blocker)
 }
@@ -48,8 +48,8 @@ impl Matrix {
     /// For each cell, the longest of these intervals, as an index.
     pub(crate) fn longest(&self, trace: &Trace, roots: &[Root]) -> Vec<Vec<Option<usize>>> {
         let at = |name: &str| self.libraries.iter().position(|library| library == name);
-        let mut places: HashMap<Place, Option<usize>> = HashMap::new();
-        let mut place = |place: Place| {
+        let mut places: HashMap<Party, Option<usize>> = HashMap::new();
+        let mut place = |place: Party| {
             *places.entry(place).or_insert_with(|| at(&place.name(trace)).or_else(|| at(OTHERS)))
         };
         let mut longest = vec![vec![None; self.libraries.len()]; self.libraries.len()];
@@ -67,7 +67,7 @@ impl Matrix {
 
 /// Sums of the roots of stalls.
 #[derive(Default)]
-pub(crate) struct Sums(HashMap<(Place, Place), Nanos>);
+pub(crate) struct Sums(HashMap<(Party, Party), Nanos>);
 
 impl Sums {
     pub(crate) fn add(&mut self, trace: &Trace, root: &Root) {
@@ -119,14 +119,14 @@ fn most(cells: BTreeMap<(String, String), Nanos>) -> BTreeMap<(String, String), 
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Place {
+enum Party {
     Library(LibraryId),
     /// Of a process.
     Host(usize),
     Engine,
 }
 
-impl Place {
+impl Party {
     fn name(self, trace: &Trace) -> String {
         match self {
             Self::Library(library) => trace.library(Some(library)).unwrap_or(HOST).to_owned(),
@@ -137,18 +137,18 @@ impl Place {
     }
 }
 
-fn of_operation(trace: &Trace, id: OperationId) -> Place {
+fn of_operation(trace: &Trace, id: OperationId) -> Party {
     of_library(id, trace.operation(id).and_then(|operation| operation.library))
 }
 
 /// A copy is waited for because of the library whose memory it copies.
-fn of_blocker(trace: &Trace, id: OperationId) -> Place {
+fn of_blocker(trace: &Trace, id: OperationId) -> Party {
     let copied = trace.operation(id).filter(|operation| operation.kind == OperationKind::Copy);
     let memory = copied.and_then(|copy| trace.variable(copy.accesses.first()?.variable));
     memory.map_or_else(|| of_operation(trace, id), |memory| of_library(id, memory.library))
 }
 
 /// A library, or what belongs to none in the process of `id`.
-fn of_library(id: u64, library: Option<LibraryId>) -> Place {
-    library.map_or_else(|| Place::Host(process_of(id)), Place::Library)
+fn of_library(id: u64, library: Option<LibraryId>) -> Party {
+    library.map_or_else(|| Party::Host(process_of(id)), Party::Library)
 }

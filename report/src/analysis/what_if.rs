@@ -49,13 +49,13 @@ pub(crate) struct TaskGraph<'a> {
 struct Task {
     /// The time that it takes of itself.
     takes: Nanos,
-    place: Place,
+    place: Resource,
     /// The task that its thread came back from before it, or began, and the time after which it was submitted; else since the start.
     after: (Option<usize>, Nanos),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Place {
+enum Resource {
     Worker,
     Queue(TrackId),
     /// The work of a library that was observed, one after the other.
@@ -65,7 +65,7 @@ enum Place {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum ReplayEvent {
     Submitted,
     Ready,
 }
@@ -86,7 +86,7 @@ impl<'a> TaskGraph<'a> {
                 last = last.max(Some((resumed, at)));
             }
             // A thread of an executor does what it does from the beginning of a function on.
-            if let (true, Place::Worker, Some(track), Some(began)) =
+            if let (true, Resource::Worker, Some(track), Some(began)) =
                 (is_observed, observed_place(trace, operation), operation.track, operation.began)
             {
                 predecessors.entry(track).or_default().push((began, at));
@@ -98,14 +98,14 @@ impl<'a> TaskGraph<'a> {
             let place = match (operation.kind, queue_of(trace, operation)) {
                 _ if is_observed => observed_place(trace, operation),
                 // A library copies what is imported on the thread that imports it.
-                (OperationKind::Copy, None) if ran_at_once(operation) => Place::Program,
-                (OperationKind::Operation | OperationKind::Copy, Some(queue)) => Place::Queue(queue),
-                (OperationKind::Operation | OperationKind::Copy, None) => Place::Worker,
-                _ => Place::Program,
+                (OperationKind::Copy, None) if ran_at_once(operation) => Resource::Program,
+                (OperationKind::Operation | OperationKind::Copy, Some(queue)) => Resource::Queue(queue),
+                (OperationKind::Operation | OperationKind::Copy, None) => Resource::Worker,
+                _ => Resource::Program,
             };
             // What a thread of the program does itself is over when the thread has come so far.
             let runs = matches!(operation.kind, OperationKind::Operation | OperationKind::Copy);
-            let own = place == Place::Program && runs;
+            let own = place == Resource::Program && runs;
             let (time, takes) = match operation.done {
                 Some(done) if own => (done, 0),
                 _ => (operation.submitted, own_time(trace, operation.id)),
@@ -118,7 +118,7 @@ impl<'a> TaskGraph<'a> {
                     let last = predecessors.partition_point(|(then, _)| *then <= time);
                     predecessors[..last].iter().rev().take(SAME_MOMENT_MAX).find(|(_, wait)| earlier(*wait))
                 });
-            if let (Place::Worker, Some(track)) = (place, operation.track) {
+            if let (Resource::Worker, Some(track)) = (place, operation.track) {
                 tracks.insert(track);
             }
             let after = before.map_or((None, time), |(then, before)| (Some(*before), time - then));
@@ -175,13 +175,13 @@ pub(crate) fn is_observed(trace: &Trace) -> bool {
     trace.tracks.iter().all(|track| program(track.kind)) && trace.operations.iter().filter(works).all(at_once)
 }
 
-fn observed_place(trace: &Trace, operation: &Operation) -> Place {
+fn observed_place(trace: &Trace, operation: &Operation) -> Resource {
     let memory = || trace.variable(operation.accesses.first()?.variable)?.library;
     match operation.kind {
-        OperationKind::Copy | OperationKind::Export => Place::Library(memory()),
-        OperationKind::Operation if operation.library.is_some() => Place::Library(operation.library),
-        OperationKind::Operation if !is_own_time(operation) => Place::Worker,
-        _ => Place::Program,
+        OperationKind::Copy | OperationKind::Export => Resource::Library(memory()),
+        OperationKind::Operation if operation.library.is_some() => Resource::Library(operation.library),
+        OperationKind::Operation if !is_own_time(operation) => Resource::Worker,
+        _ => Resource::Program,
     }
 }
 
@@ -200,9 +200,9 @@ struct Simulation<'a> {
     ready: Vec<Nanos>,
     /// The tasks of a thread after each task.
     next: Vec<Vec<usize>>,
-    events: BinaryHeap<Reverse<(Nanos, Event, usize)>>,
+    events: BinaryHeap<Reverse<(Nanos, ReplayEvent, usize)>>,
     workers: BinaryHeap<Reverse<Nanos>>,
-    queues: HashMap<Place, Nanos>,
+    queues: HashMap<Resource, Nanos>,
     finished: usize,
     end: Nanos,
 }
@@ -218,7 +218,7 @@ impl<'a> Simulation<'a> {
         for (at, task) in graph.tasks.iter().enumerate() {
             match task.after {
                 (Some(wait), _) => next[wait].push(at),
-                (None, time) => events.push(Reverse((time, Event::Submitted, at))),
+                (None, time) => events.push(Reverse((time, ReplayEvent::Submitted, at))),
             }
         }
         let workers = std::iter::repeat_n(Reverse(0), graph.workers).collect();
@@ -240,13 +240,13 @@ impl<'a> Simulation<'a> {
     fn run(mut self) -> Option<Nanos> {
         while let Some(Reverse((time, event, at))) = self.events.pop() {
             match event {
-                Event::Submitted => {
+                ReplayEvent::Submitted => {
                     if self.resumes(at) {
                         self.resume(at, time);
                     }
                     self.met(at, time);
                 }
-                Event::Ready => self.start(at, time),
+                ReplayEvent::Ready => self.start(at, time),
             }
         }
         (self.finished == self.graph.tasks.len()).then_some(self.end)
@@ -263,7 +263,7 @@ impl<'a> Simulation<'a> {
         }
         for next in std::mem::take(&mut self.next[at]) {
             let after = self.graph.tasks[next].after.1;
-            self.events.push(Reverse((time.saturating_add(after), Event::Submitted, next)));
+            self.events.push(Reverse((time.saturating_add(after), ReplayEvent::Submitted, next)));
         }
     }
 
@@ -272,15 +272,15 @@ impl<'a> Simulation<'a> {
         self.ready[at] = self.ready[at].max(time);
         self.missing[at] -= 1;
         if self.missing[at] == 0 {
-            self.events.push(Reverse((self.ready[at], Event::Ready, at)));
+            self.events.push(Reverse((self.ready[at], ReplayEvent::Ready, at)));
         }
     }
 
     fn start(&mut self, at: usize, time: Nanos) {
         let task = &self.graph.tasks[at];
         let begin = match task.place {
-            Place::Program => time,
-            Place::Worker => time.max(self.workers.pop().map_or(0, |Reverse(free)| free)),
+            Resource::Program => time,
+            Resource::Worker => time.max(self.workers.pop().map_or(0, |Reverse(free)| free)),
             place => time.max(self.queues.get(&place).copied().unwrap_or(0)),
         };
         let operation = &self.graph.trace.operations[at];
@@ -291,8 +291,8 @@ impl<'a> Simulation<'a> {
         }
         match task.place {
             // A lease may well last longer than all that is waited for.
-            Place::Program => self.end = self.end.max(begin),
-            Place::Worker => {
+            Resource::Program => self.end = self.end.max(begin),
+            Resource::Worker => {
                 self.workers.push(Reverse(end));
                 self.end = self.end.max(end);
             }

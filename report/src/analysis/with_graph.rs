@@ -68,7 +68,7 @@ impl GraphChange {
     }
 }
 
-struct Call {
+struct ObservedCall {
     is_copy: bool,
     producer: String,
     consumer: String,
@@ -78,7 +78,7 @@ struct Call {
     time: Nanos,
 }
 
-impl Call {
+impl ObservedCall {
     fn add_to(&self, change: &mut Change) {
         if self.is_copy {
             change.shared.extend(&self.copies);
@@ -107,7 +107,7 @@ pub(crate) fn with_graph(trace: &Trace, steps: &[Step], keep: &dyn Fn(&str) -> b
     if !is_observed(trace) {
         return WithGraph::default();
     }
-    let mut calls: Vec<(String, Call)> = calls(trace).into_iter().collect();
+    let mut calls: Vec<(String, ObservedCall)> = calls(trace).into_iter().collect();
     calls.retain(|(name, call)| keep(&call.change(name).sentence()));
     calls.sort_by(|(a, one), (b, other)| other.time.cmp(&one.time).then_with(|| a.cmp(b)));
     calls.truncate(TRIED);
@@ -128,9 +128,9 @@ pub(crate) fn with_graph(trace: &Trace, steps: &[Step], keep: &dyn Fn(&str) -> b
     WithGraph { changes, saves_ns: saves(&all) }
 }
 
-fn calls(trace: &Trace) -> BTreeMap<String, Call> {
+fn calls(trace: &Trace) -> BTreeMap<String, ObservedCall> {
     let library = |operation: &Operation| trace.library(operation.library).unwrap_or(HOST).to_owned();
-    let mut calls: BTreeMap<String, Call> = BTreeMap::new();
+    let mut calls: BTreeMap<String, ObservedCall> = BTreeMap::new();
     for wait in trace.operations.iter().filter(|operation| operation.kind == OperationKind::Wait) {
         let (Some(resumed), Some(work)) = (wait.resumed, wait.waits_for.and_then(|id| trace.operation(id)))
         else {
@@ -145,7 +145,7 @@ fn calls(trace: &Trace) -> BTreeMap<String, Call> {
         // So observe mode calls a copy that waited for no work. What goes to the program itself has to be copied.
         let is_copy =
             work.kind == OperationKind::Copy && consumer != HOST && work.name.starts_with("copy from ");
-        let call = calls.entry(sentences::name(trace, wait.id)).or_insert_with(|| Call {
+        let call = calls.entry(sentences::name(trace, wait.id)).or_insert_with(|| ObservedCall {
             is_copy,
             producer,
             consumer,

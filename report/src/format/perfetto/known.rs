@@ -56,7 +56,7 @@ impl Numbered {
 
 /// The strings that a block of a file has introduced so far.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct KnownStrings {
     categories: Numbered,
     events: Numbered,
     names: Numbered,
@@ -82,7 +82,7 @@ impl From<Spent> for Refused {
     }
 }
 
-impl Known {
+impl KnownStrings {
     /// Takes in the interned data of a packet.
     pub fn learn(&mut self, data: &[u8], texts: &mut Texts, budget: &mut Budget) -> Result<(), Refused> {
         for field in Fields::of(data) {
@@ -172,7 +172,7 @@ const ARRAY: u32 = 12;
 /// Facts about one thing.
 #[derive(Debug)]
 pub struct Read<'a> {
-    known: &'a Known,
+    known: &'a KnownStrings,
     facts: Vec<(&'a str, FactValue<'a>)>,
 }
 

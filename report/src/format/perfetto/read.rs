@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::blocks::{self, Inflated};
 use super::category;
 use super::damage::Damage;
-use super::known::{Known, Read, Refused, Texts};
+use super::known::{KnownStrings, Read, Refused, Texts};
 use super::messages::{COMPRESSED_PACKETS, SEQ_INCREMENTAL_STATE_CLEARED, TYPE_COUNTER, UNIT_SIZE_BYTES};
 use super::packets::{Piece, Pieces};
 use super::tracks;
@@ -64,7 +64,7 @@ struct Reader {
 /// The packets of one writer.
 #[derive(Default)]
 struct Sequence {
-    known: Known,
+    known: KnownStrings,
     head: Option<Head>,
     /// Another trace begins that cannot be distinguished from this one: nothing more is read.
     is_over: bool,
@@ -87,7 +87,7 @@ struct Series {
 
 /// The fields of an event that are used here.
 #[derive(Default)]
-struct Event<'a> {
+struct PacketEvent<'a> {
     message: &'a [u8],
     kind: i32,
     category: Option<u64>,
@@ -96,7 +96,7 @@ struct Event<'a> {
     value: Option<i64>,
 }
 
-impl<'a> Event<'a> {
+impl<'a> PacketEvent<'a> {
     fn of(message: &'a [u8]) -> Result<Self, Garbled> {
         let mut event = Self { message, ..Self::default() };
         for field in Fields::of(message) {
@@ -209,7 +209,7 @@ impl Reader {
             return Ok(());
         }
         if cleared {
-            (sequence.known, sequence.began) = (Known::default(), time);
+            (sequence.known, sequence.began) = (KnownStrings::default(), time);
         }
         if let Some(data) = interned {
             sequence.known.learn(data, texts, budget)?;
@@ -218,7 +218,7 @@ impl Reader {
             sequence.track(descriptor, texts, budget)?;
         }
         let Some(message) = event else { return Ok(()) };
-        match sequence.event(time.saturating_sub(sequence.began), &Event::of(message)?, budget) {
+        match sequence.event(time.saturating_sub(sequence.began), &PacketEvent::of(message)?, budget) {
             Ok(()) => {}
             Err((_, Unreadable::Spent)) => return Err(Refused::Spent),
             Err((what, Unreadable::Because(why))) => count(unreadable, what, || why),
@@ -308,7 +308,7 @@ impl Sequence {
     fn event(
         &mut self,
         time: u64,
-        event: &Event<'_>,
+        event: &PacketEvent<'_>,
         budget: &mut Budget,
     ) -> Result<(), (&'static str, Unreadable)> {
         if event.kind == TYPE_COUNTER {
@@ -319,12 +319,12 @@ impl Sequence {
             return Err(("event", "the name of its category is lost".into()));
         };
         let what = match category.as_str() {
-            category::HEAD => What::Head,
-            category::TENSORS => What::Tensors,
-            category::OPERATION => What::Operation,
-            category::LEASE => What::Lease,
-            category::STALL => What::Stall,
-            category::EDGES => What::Edges,
+            category::HEAD => EventSubject::Head,
+            category::TENSORS => EventSubject::Tensors,
+            category::OPERATION => EventSubject::Operation,
+            category::LEASE => EventSubject::Lease,
+            category::STALL => EventSubject::Stall,
+            category::EDGES => EventSubject::Edges,
             // Another writer's event.
             _ => return Ok(()),
         };
@@ -343,7 +343,7 @@ impl Sequence {
         })
     }
 
-    fn sample(&mut self, time: u64, event: &Event<'_>, budget: &mut Budget) -> Result<(), Unreadable> {
+    fn sample(&mut self, time: u64, event: &PacketEvent<'_>, budget: &mut Budget) -> Result<(), Unreadable> {
         let series = event.track.and_then(|track| self.counters.get_mut(&track));
         let (Some(series), Some(value)) = (series, event.value) else {
             return Err("its counter is lost".into());
@@ -364,7 +364,7 @@ impl Sequence {
 
     fn read_event(
         &mut self,
-        what: What,
+        what: EventSubject,
         time: u64,
         name: Option<&Text>,
         facts: &Read<'_>,
@@ -372,7 +372,7 @@ impl Sequence {
     ) -> Result<(), Unreadable> {
         let mut owner = None;
         match what {
-            What::Head => {
+            EventSubject::Head => {
                 let head = facts::head_from(facts)?;
                 plausible([Some(head.duration)])?;
                 if let Some(known) = &mut self.head {
@@ -395,7 +395,7 @@ impl Sequence {
                 self.trace.operations.reserve_exact(room);
                 self.head = Some(head);
             }
-            What::Tensors => {
+            EventSubject::Tensors => {
                 for facts in facts.find_things("tensors") {
                     let variable = facts::variable_from(&facts?)?;
                     plausible([variable.bytes])?;
@@ -403,7 +403,7 @@ impl Sequence {
                     self.trace.variables.push(variable);
                 }
             }
-            What::Operation => {
+            EventSubject::Operation => {
                 let name = name.ok_or("has a name that is lost")?;
                 let it = facts::operation_from(name, facts)?;
                 plausible([Some(it.submitted), it.granted, it.ready, it.awake, it.began, it.issued])?;
@@ -415,14 +415,14 @@ impl Sequence {
                 budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]) + disorder + elsewhere)?;
                 self.trace.operations.push(it);
             }
-            What::Lease => {
+            EventSubject::Lease => {
                 let lease = facts::lease_from(facts)?;
                 plausible([Some(lease.opened), lease.closed])?;
                 owner = Some(lease.id);
                 budget.take(size_of::<Lease>())?;
                 self.trace.leases.push(lease);
             }
-            What::Stall => {
+            EventSubject::Stall => {
                 let stall = facts::stall_from(time, facts)?;
                 plausible([Some(stall.to)])?;
                 if stall.to <= stall.from {
@@ -431,7 +431,7 @@ impl Sequence {
                 budget.take(size_of::<Stall>())?;
                 self.trace.stalls.push(stall);
             }
-            What::Edges => {}
+            EventSubject::Edges => {}
         }
         for facts in facts.find_things("after") {
             budget.take(size_of::<Edge>())?;
@@ -498,7 +498,7 @@ fn compressed(packet: &[u8]) -> Option<&[u8]> {
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum EventSubject {
     Head,
     Tensors,
     Operation,
@@ -507,7 +507,7 @@ enum What {
     Edges,
 }
 
-impl What {
+impl EventSubject {
     fn word(self) -> &'static str {
         match self {
             Self::Head => "head",

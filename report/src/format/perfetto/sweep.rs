@@ -45,7 +45,7 @@ struct Next {
 
 /// The subject of a thing's event.
 #[derive(Debug, Clone, Copy)]
-pub enum What {
+pub enum Subject {
     Operation,
     Lease,
     /// Index into the thing's stalls.
@@ -56,13 +56,13 @@ pub enum What {
 
 /// Something that begins, or a moment.
 #[derive(Debug, Clone, Copy)]
-pub struct Step {
+pub struct TimedEvent {
     time: Nanos,
     turn: Turn,
     to: Option<Nanos>,
     freed: Option<Nanos>,
     group: u32,
-    pub what: What,
+    pub what: Subject,
 }
 
 /// A thing with all facts about it.
@@ -71,24 +71,24 @@ pub struct Thing<'a> {
     pub operation: Option<Cow<'a, Operation>>,
     pub lease: Option<Cow<'a, Lease>>,
     pub stalls: Cow<'a, [Stall]>,
-    steps: Vec<Step>,
+    steps: Vec<TimedEvent>,
 }
 
 impl Thing<'_> {
     /// True if this event carries the thing's dependences: that of the operation, if there is one.
-    pub fn has_dependences(&self, what: What) -> bool {
+    pub fn has_dependences(&self, what: Subject) -> bool {
         match what {
-            What::Operation => true,
-            What::Lease => self.operation.is_none(),
-            What::Stall(_) | What::Change(..) => false,
+            Subject::Operation => true,
+            Subject::Lease => self.operation.is_none(),
+            Subject::Stall(_) | Subject::Change(..) => false,
         }
     }
 }
 
 /// An event.
-pub enum Event<'a> {
-    Begin(Rc<Thing<'a>>, What, u32),
-    Moment(Rc<Thing<'a>>, What, u32),
+pub enum SweepEvent<'a> {
+    Begin(Rc<Thing<'a>>, Subject, u32),
+    Moment(Rc<Thing<'a>>, Subject, u32),
     /// The thing that an operation waited for was over; the wait is on a track.
     Freed(Rc<Thing<'a>>, u32),
     End(u32),
@@ -158,7 +158,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
     pub fn run(
         &mut self,
         tracks: &mut Tracks,
-        event: &mut impl FnMut(&Self, Nanos, Event<'a>, Option<TrackDescriptor>) -> io::Result<()>,
+        event: &mut impl FnMut(&Self, Nanos, SweepEvent<'a>, Option<TrackDescriptor>) -> io::Result<()>,
     ) -> io::Result<()> {
         loop {
             self.take_in(tracks);
@@ -167,11 +167,11 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
             match next.turn {
                 Turn::Freed => {
                     let thing = self.thing(next.thing as usize, tracks);
-                    event(self, self.now, Event::Freed(thing, next.track), None)?;
+                    event(self, self.now, SweepEvent::Freed(thing, next.track), None)?;
                 }
                 Turn::End => {
                     tracks.end(next.track);
-                    event(self, self.now, Event::End(next.track), None)?;
+                    event(self, self.now, SweepEvent::End(next.track), None)?;
                 }
                 Turn::AtOnce | Turn::Begin => self.step(next, tracks, event)?,
             }
@@ -195,7 +195,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
 
     /// Puts a thing where its step has its turn.
     fn put(&mut self, thing: &Thing<'_>, step: usize) {
-        if let Some(&Step { time, turn, .. }) = thing.steps.get(step) {
+        if let Some(&TimedEvent { time, turn, .. }) = thing.steps.get(step) {
             let next = Next { time, turn, thing: thing.number as u32, step: step as u32, track: 0 };
             self.next.push(Reverse(next));
         }
@@ -205,29 +205,31 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         &mut self,
         next: Next,
         tracks: &mut Tracks,
-        event: &mut impl FnMut(&Self, Nanos, Event<'a>, Option<TrackDescriptor>) -> io::Result<()>,
+        event: &mut impl FnMut(&Self, Nanos, SweepEvent<'a>, Option<TrackDescriptor>) -> io::Result<()>,
     ) -> io::Result<()> {
         let thing = self.thing(next.thing as usize, tracks);
         let step = thing.steps[next.step as usize];
         self.put(&thing, next.step as usize + 1);
         let group = step.group as usize;
         match (step.what, step.to) {
-            (What::Change(counter, amount), _) => {
+            (Subject::Change(counter, amount), _) => {
                 let (value, changed) = &mut self.counted[counter];
                 (*value, *changed) = (value.saturating_add(amount), true);
             }
-            (what, None) => event(self, self.now, Event::Moment(thing, what, tracks.first(group)), None)?,
+            (what, None) => {
+                event(self, self.now, SweepEvent::Moment(thing, what, tracks.first(group)), None)?
+            }
             (what, Some(to)) => {
                 let (track, new) = tracks.begin(group);
-                event(self, self.now, Event::Begin(Rc::clone(&thing), what, track), new)?;
+                event(self, self.now, SweepEvent::Begin(Rc::clone(&thing), what, track), new)?;
                 let inside = Next { turn: Turn::Freed, track, ..next };
                 let end = Next { time: to, turn: Turn::End, track, ..next };
                 if step.turn == Turn::AtOnce {
                     if step.freed.is_some() {
-                        event(self, self.now, Event::Freed(thing, track), None)?;
+                        event(self, self.now, SweepEvent::Freed(thing, track), None)?;
                     }
                     tracks.end(track);
-                    event(self, self.now, Event::End(track), None)?;
+                    event(self, self.now, SweepEvent::End(track), None)?;
                 } else {
                     self.next.extend(step.freed.map(|time| Reverse(Next { time, ..inside })));
                     self.next.push(Reverse(end));
@@ -241,7 +243,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
     fn until(
         &mut self,
         time: Nanos,
-        event: &mut impl FnMut(&Self, Nanos, Event<'a>, Option<TrackDescriptor>) -> io::Result<()>,
+        event: &mut impl FnMut(&Self, Nanos, SweepEvent<'a>, Option<TrackDescriptor>) -> io::Result<()>,
     ) -> io::Result<()> {
         while let Some(&Reverse((at, counter, index))) = self.samples.peek()
             && at < time
@@ -249,12 +251,12 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
             self.samples.pop();
             let samples = &self.ties.counters().unwrap_or_default()[counter].samples;
             self.samples.extend(samples.get(index + 1).map(|(at, _)| Reverse((*at, counter, index + 1))));
-            event(self, at, Event::Sample(counter, samples[index].1), None)?;
+            event(self, at, SweepEvent::Sample(counter, samples[index].1), None)?;
         }
         if time > self.now {
             for counter in 0..self.counted.len() {
                 if std::mem::take(&mut self.counted[counter].1) {
-                    event(self, self.now, Event::Sample(counter, self.counted[counter].0), None)?;
+                    event(self, self.now, SweepEvent::Sample(counter, self.counted[counter].0), None)?;
                 }
             }
             if time < Nanos::MAX {
@@ -288,7 +290,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
                     Row::Track(track) => track,
                     Row::Library(library) => tracks.library(library, OfLibrary::Operations),
                 };
-                thing.steps.push(slice(&placed, group, What::Operation));
+                thing.steps.push(slice(&placed, group, Subject::Operation));
                 thing.operation = Some(operation);
             }
             Some(Orphan::Lease(lease)) => thing.lease = Some(Cow::Borrowed(&about.leases[lease])),
@@ -296,14 +298,14 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         }
         if let Some(lease) = &thing.lease {
             let group = tracks.library(place::known(about, lease.library), OfLibrary::Leases);
-            thing.steps.push(slice(&place::lease(about, lease), group, What::Lease));
+            thing.steps.push(slice(&place::lease(about, lease), group, Subject::Lease));
         }
         let library = thing.operation.as_ref().and_then(|operation| operation.library);
         let group = tracks.library(place::known(about, library), OfLibrary::Waits);
         for (index, stall) in thing.stalls.iter().enumerate() {
             let placed =
                 Placed { row: Row::Library(None), from: stall.from, to: Some(stall.to), freed: None };
-            thing.steps.push(slice(&placed, group, What::Stall(index)));
+            thing.steps.push(slice(&placed, group, Subject::Stall(index)));
         }
         if self.ties.counters().is_none() {
             let bytes = thing
@@ -311,8 +313,15 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
                 .as_ref()
                 .and_then(|lease| self.source.variable(self.source.variable_position(lease.variable)?).bytes);
             changes(thing.operation.as_deref(), thing.lease.as_deref(), bytes, |counter, time, amount| {
-                let what = What::Change(counter, amount);
-                thing.steps.push(Step { time, turn: Turn::Begin, to: None, freed: None, group: 0, what });
+                let what = Subject::Change(counter, amount);
+                thing.steps.push(TimedEvent {
+                    time,
+                    turn: Turn::Begin,
+                    to: None,
+                    freed: None,
+                    group: 0,
+                    what,
+                });
             });
         }
         thing.steps.sort_by_key(|step| (step.time, step.turn));
@@ -372,7 +381,7 @@ fn turn(placed: &Placed) -> Turn {
     if placed.to.is_some_and(|to| to <= placed.from) { Turn::AtOnce } else { Turn::Begin }
 }
 
-fn slice(placed: &Placed, group: usize, what: What) -> Step {
+fn slice(placed: &Placed, group: usize, what: Subject) -> TimedEvent {
     let to = placed.to.map(|to| to.max(placed.from));
-    Step { time: placed.from, turn: turn(placed), to, freed: placed.freed, group: group as u32, what }
+    TimedEvent { time: placed.from, turn: turn(placed), to, freed: placed.freed, group: group as u32, what }
 }

@@ -97,7 +97,7 @@ impl<S: Source> Ties for Attribution<'_, S> {
 }
 
 /// The ties that a trace has.
-pub struct Given<'a> {
+pub struct TraceTies<'a> {
     trace: &'a Trace,
     /// In the order of their waiters.
     stalls: Cow<'a, [Stall]>,
@@ -109,7 +109,7 @@ pub struct Given<'a> {
     orphans: Vec<Orphan>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> TraceTies<'a> {
     pub fn of(trace: &'a Trace) -> Self {
         let mut stalls = Cow::Borrowed(&trace.stalls[..]);
         let waiter = |stall: &Stall| (stall.waiter, stall.from);
@@ -152,7 +152,7 @@ impl<'a> Given<'a> {
     }
 }
 
-impl Ties for Given<'_> {
+impl Ties for TraceTies<'_> {
     fn things(&self) -> usize {
         self.trace.operations.len() + self.orphans.len()
     }

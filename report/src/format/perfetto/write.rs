@@ -11,8 +11,8 @@ use super::messages::{
     TYPE_SLICE_BEGIN, TYPE_SLICE_END, TracePacket, TrackDescriptor, TrackEvent,
 };
 use super::strings::Interner;
-use super::sweep::{Event, Sweep, Thing, What};
-use super::ties::{Given, Ties};
+use super::sweep::{Subject, Sweep, SweepEvent, Thing};
+use super::ties::{Ties, TraceTies};
 use super::tracks::{ROOT, Tracks};
 use crate::analysis::attribution::{Attribution, COUNTERS};
 use crate::format::facts::{self, Fact, Facts, Totals};
@@ -60,7 +60,7 @@ const TENSORS_PER_EVENT: usize = 256;
 ///
 /// Those of `out`.
 pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
-    write_packets(trace, &Given::of(trace), out)
+    write_packets(trace, &TraceTies::of(trace), out)
 }
 
 /// Attributes a trace and writes it as a Perfetto trace, operation by operation. The file is the one of [`write()`] after
@@ -212,19 +212,19 @@ impl<W: Write> Packets<W> {
         ties: &T,
         sweep: &Sweep<'a, S, T>,
         time: Nanos,
-        event: Event<'a>,
+        event: SweepEvent<'a>,
         counters: u32,
     ) {
         let (track, body) = match event {
-            Event::End(track) => {
+            SweepEvent::End(track) => {
                 (track, TrackEvent { r#type: Some(TYPE_SLICE_END), ..TrackEvent::default() })
             }
-            Event::Sample(counter, value) => {
+            SweepEvent::Sample(counter, value) => {
                 self.totals.samples += 1;
                 let (r#type, counter_value) = (Some(TYPE_COUNTER), Some(value));
                 (counters + counter as u32, TrackEvent { r#type, counter_value, ..TrackEvent::default() })
             }
-            Event::Freed(thing, track) => {
+            SweepEvent::Freed(thing, track) => {
                 let name = thing.operation.as_ref().map_or("", |operation| operation.name.as_str());
                 let name = format!("{name} may resume").into();
                 let content = EventBody { category: category::FREED, name, facts: Facts::default() };
@@ -234,8 +234,8 @@ impl<W: Write> Packets<W> {
                 }
                 (track, body)
             }
-            Event::Begin(ref thing, what, track) | Event::Moment(ref thing, what, track) => {
-                let slice = matches!(event, Event::Begin(..));
+            SweepEvent::Begin(ref thing, what, track) | SweepEvent::Moment(ref thing, what, track) => {
+                let slice = matches!(event, SweepEvent::Begin(..));
                 let content = self.body_of(source, ties, thing, what);
                 let mut body = self.encode(content, if slice { TYPE_SLICE_BEGIN } else { TYPE_INSTANT });
                 if thing.has_dependences(what) {
@@ -280,7 +280,7 @@ impl<W: Write> Packets<W> {
         source: &impl Source,
         ties: &impl Ties,
         thing: &Thing<'_>,
-        what: What,
+        what: Subject,
     ) -> EventBody {
         let operation = thing.operation.as_deref();
         let mut after = |facts: Facts, id| {
@@ -292,12 +292,12 @@ impl<W: Write> Packets<W> {
             facts.list("after", edges.iter().map(|edge| Fact::Facts(facts::edge(edge))))
         };
         match (what, operation, thing.lease.as_deref()) {
-            (What::Operation, Some(operation), _) => {
+            (Subject::Operation, Some(operation), _) => {
                 let facts = after(facts::operation(operation), operation.id);
                 self.totals.operations += 1;
                 EventBody { category: category::OPERATION, name: operation.name.clone(), facts }
             }
-            (What::Lease, _, Some(lease)) => {
+            (Subject::Lease, _, Some(lease)) => {
                 let facts = after(facts::lease(lease), lease.id);
                 self.totals.leases += 1;
                 let tensor = source.variable_position(lease.variable).map(|at| source.variable(at));
@@ -308,7 +308,7 @@ impl<W: Write> Packets<W> {
                     facts,
                 }
             }
-            (What::Stall(stall), ..) => {
+            (Subject::Stall(stall), ..) => {
                 let stall = &thing.stalls[stall];
                 self.totals.stalls += 1;
                 let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(source, stall.blocker));
