@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// all peers, the death of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
-    state: Mutex<State>,
+    state: Mutex<LivenessState>,
     started: Condvar,
     /// Changes when the list of what is watched does.
     changes: AtomicU32,
@@ -32,7 +32,7 @@ pub(crate) struct Liveness {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LivenessState {
     held: Option<RobustList>,
     watched: Vec<Arc<Shared>>,
     error: Option<io::Error>,

@@ -17,11 +17,11 @@ pub(crate) enum Wakeup {
 /// The state that says if this process wants a wake-up.
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
-    state: Mutex<State>,
+    state: Mutex<NotifyState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct NotifyState {
     /// The number of times that it has begun to listen.
     count: u64,
     /// The kind of wake-up that it wants.
