@@ -171,7 +171,7 @@ impl Memory {
             strides[index - 1] = shape[index].max(1) * strides[index];
         }
         let (memory, shape, deleted) = (self.clone(), shape.to_vec(), deleted.clone());
-        let context = Box::into_raw(Box::new(Context { _memory: memory, shape, strides, deleted }));
+        let context = Box::into_raw(Box::new(ManagerContext { _memory: memory, shape, strides, deleted }));
         // SAFETY: just made; the struct's pointers point into it until the deleter frees it.
         let inside = unsafe { &mut *context };
         let tensor = DLTensor {
@@ -211,7 +211,7 @@ fn versioned(tensor: DLTensor, manager_ctx: *mut c_void, edit: impl FnOnce(&mut 
 }
 
 /// Target of `manager_ctx`.
-struct Context {
+struct ManagerContext {
     _memory: Memory,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -236,7 +236,7 @@ unsafe extern "C" fn delete_legacy(managed: *mut Legacy) {
 /// The context of a tensor that has just been freed.
 unsafe fn delete(context: *mut c_void) {
     // SAFETY: as above.
-    let context = unsafe { Box::from_raw(context.cast::<Context>()) };
+    let context = unsafe { Box::from_raw(context.cast::<ManagerContext>()) };
     let deleted = context.deleted.clone();
     drop(context);
     deleted.one_more();

@@ -21,7 +21,7 @@ use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use crate::dice::{Dice, mix};
 use crate::nothing_left::assert_nothing_left;
-use crate::oracle::program::{Body, Fate, OpIndex, Pending, Plan, Shape};
+use crate::oracle::program::{BodyKind, Fate, ImportWait, OpIndex, Plan, Shape};
 use crate::oracle::replay::{Counts, replay};
 use crate::oracle::world::{World, draw_plans};
 use crate::watchdog;
@@ -40,7 +40,7 @@ const TRIES_MAX: usize = 300;
 
 /// Result of an execution. Equal if everything in it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
+pub struct Execution {
     pub trace: Trace,
     /// The values that the bodies have read, as one number.
     pub digest: u64,
@@ -121,22 +121,22 @@ pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
     for (_, plan) in &mut plans {
         plan.spins = 0;
         plan.wait = dice.once_in(6);
-        let plain = plan.updates.is_empty() && plan.fate == Fate::Well && plan.body != Body::Fenced;
+        let plain = plan.updates.is_empty() && plan.fate == Fate::Well && plan.body != BodyKind::Fenced;
         if plain && shape.device.is_some() && dice.once_in(3) {
-            plan.body = Body::Device;
+            plan.body = BodyKind::Device;
         } else if plain && replays && !shape.faults && dice.once_in(3) {
-            plan.body = Body::Replay { device: shape.device.is_some() && dice.once_in(2) };
+            plan.body = BodyKind::Replay { device: shape.device.is_some() && dice.once_in(2) };
         }
         plan.alias = aliases && dice.once_in(2);
         if plan.alias && dice.once_in(2) {
-            let kinds = [Pending::Promise, Pending::Promise, Pending::Polled, Pending::Silent];
+            let kinds = [ImportWait::Promise, ImportWait::Promise, ImportWait::Polled, ImportWait::Silent];
             // A fence that breaks its word is queried by a thread, which must be there.
             let kinds = if shape.refused.is_some() { &kinds[..3] } else { &kinds };
             plan.pending = Some(dice.pick(kinds));
         }
         plan.late = lates && dice.once_in(4);
         // Nothing shows when its turn would have come, so its place is known only if one thread submits.
-        let cancellable = !matches!(plan.body, Body::Fenced | Body::Device);
+        let cancellable = !matches!(plan.body, BodyKind::Fenced | BodyKind::Device);
         plan.cancel = shape.faults && shape.submitters == 1 && cancellable && dice.once_in(8);
     }
     (shape, plans)
@@ -150,7 +150,7 @@ pub fn simulate(
     seed: u64,
     kept: Option<&[OpIndex]>,
     check: impl Fn(&World) + Send + Sync + 'static,
-) -> Result<Outcome, Failure> {
+) -> Result<Execution, Failure> {
     silence_planned_panics();
     let (shape, plans) = program(seed);
     let kept = kept.map_or_else(|| (0..plans.len()).collect(), <[OpIndex]>::to_vec);
@@ -193,7 +193,7 @@ pub fn simulate(
     }
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (digest, counts) = seen.expect("an execution that ended well has seen something");
-    Ok(Outcome { trace: trace.get(), digest, counts, took: clock::elapsed() })
+    Ok(Execution { trace: trace.get(), digest, counts, took: clock::elapsed() })
 }
 
 /// Runs `body` under so many schedules, in which nothing moves the clock.

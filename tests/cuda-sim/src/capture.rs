@@ -3,9 +3,9 @@
 use std::thread::ThreadId;
 
 use crate::codes::*;
-use crate::command::{Request, Touch, Work};
+use crate::command::{StreamRequest, Touch, Work};
 use crate::kind::Kind;
-use crate::state::{Graph, State};
+use crate::state::{DriverState, Graph};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
@@ -26,7 +26,7 @@ impl Mode {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Node {
+pub(crate) struct GraphNode {
     pub(crate) kind: Kind,
     pub(crate) work: Work,
     pub(crate) touches: Vec<Touch>,
@@ -55,7 +55,7 @@ thread_local! {
     pub(crate) static THREAD_MODE: std::cell::Cell<Mode> = const { std::cell::Cell::new(Mode::Global) };
 }
 
-impl State {
+impl DriverState {
     pub(crate) fn invalidate(&mut self, capture: u64) {
         if let Some(capture) = self.captures.get_mut(&capture) {
             capture.invalid = true;
@@ -102,12 +102,12 @@ impl State {
         &mut self,
         capture: u64,
         stream: usize,
-        request: Request,
+        request: StreamRequest,
         external: Option<External>,
     ) {
         let after = std::mem::take(&mut self.streams[stream].tail);
         let nodes = &mut self.captures.get_mut(&capture).expect("a stream is captured to it").graph.nodes;
-        nodes.push(Node {
+        nodes.push(GraphNode {
             kind: request.kind,
             work: request.work,
             touches: request.touches,

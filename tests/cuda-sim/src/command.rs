@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::codes::{Code, ILLEGAL_ADDRESS, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED};
 use crate::kernels::Launch;
 use crate::kind::Kind;
-use crate::state::{IN_HOST_FUNCTION, Recorded, State};
+use crate::state::{DriverState, IN_HOST_FUNCTION, Recorded};
 use crate::stream::Stream;
 use crate::vector_clock::VectorClock;
 
@@ -108,7 +108,7 @@ pub(crate) struct Command {
 }
 
 /// A caller's request to a stream.
-pub(crate) struct Request {
+pub(crate) struct StreamRequest {
     pub(crate) kind: Kind,
     pub(crate) work: Work,
     pub(crate) touches: Vec<Touch>,
@@ -117,16 +117,20 @@ pub(crate) struct Request {
     pub(crate) clock: VectorClock,
 }
 
-impl Request {
+impl StreamRequest {
     pub(crate) fn new(kind: Kind, work: Work, touches: Vec<Touch>) -> Self {
         Self { kind, work, touches, after: Vec::new(), clock: VectorClock::default() }
     }
 }
 
-impl State {
+impl DriverState {
     /// Puts a command at the end of a stream, or a node into the graph that the stream is captured to (then
     /// `None`).
-    pub(crate) fn enqueue(&mut self, stream: usize, request: Request) -> Result<Option<CommandId>, Code> {
+    pub(crate) fn enqueue(
+        &mut self,
+        stream: usize,
+        request: StreamRequest,
+    ) -> Result<Option<CommandId>, Code> {
         self.refuse_implicit_capture(stream)?;
         if let Some(capture) = self.streams[stream].capture {
             if self.captures[&capture].invalid {

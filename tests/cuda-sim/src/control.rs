@@ -6,10 +6,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::clockwork;
 use crate::kind::Kind;
-use crate::state::{Session, State};
+use crate::state::{DriverState, Session};
 
 /// The stream with that handle, destroyed or not.
-fn place(state: &State, stream: u64) -> Option<usize> {
+fn place(state: &DriverState, stream: u64) -> Option<usize> {
     state.streams.iter().position(|other| other.handle == stream)
 }
 

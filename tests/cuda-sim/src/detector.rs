@@ -11,7 +11,7 @@
 
 use crate::command::Touch;
 use crate::kind::Kind;
-use crate::state::State;
+use crate::state::DriverState;
 use crate::vector_clock::VectorClock;
 
 /// A use of memory by a command of a stream.
@@ -23,7 +23,7 @@ pub(crate) struct Access {
     kind: Kind,
 }
 
-impl State {
+impl DriverState {
     /// Looks at what a command of `stream`, its `count`th, will touch.
     pub(crate) fn detect(
         &mut self,

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::command::Touch;
 use crate::detector::Access;
-use crate::state::State;
+use crate::state::DriverState;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryKind {
     Device,
     Managed,
     Pinned,
@@ -21,7 +21,7 @@ pub(crate) enum Place {
 pub(crate) struct Allocation {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
-    pub(crate) place: Place,
+    pub(crate) place: MemoryKind,
     pub(crate) context: usize,
     pub(crate) number: u64,
     pub(crate) flags: u32,
@@ -60,7 +60,7 @@ const CONCURRENT_MANAGED_ACCESS: i32 = 89;
 const QUARANTINE: u64 = 64 << 20;
 
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryMap {
     by_base: BTreeMap<u64, Allocation>,
     quarantine: VecDeque<(u64, u64)>,
     kept: u64,
@@ -77,7 +77,7 @@ fn layout(bytes: u64) -> Layout {
     Layout::from_size_align(bytes.max(1) as usize, ALIGNMENT).expect("a size that the capacity allows")
 }
 
-impl Memory {
+impl MemoryMap {
     /// The allocation around an address, also one that was released lately.
     pub(crate) fn around(&mut self, address: u64) -> Option<&mut Allocation> {
         let (_, found) = self.by_base.range_mut(..=address).next_back()?;
@@ -93,7 +93,7 @@ impl Memory {
         &mut self,
         base: u64,
         bytes: u64,
-        place: Place,
+        place: MemoryKind,
         context: usize,
         flags: u32,
         pool: u64,
@@ -130,7 +130,7 @@ impl Memory {
     pub(crate) fn release(&mut self, base: u64) {
         let Some(allocation) = self.by_base.get_mut(&base) else { return };
         allocation.live = false;
-        if allocation.place == Place::Registered {
+        if allocation.place == MemoryKind::Registered {
             self.by_base.remove(&base);
             return;
         }
@@ -141,19 +141,19 @@ impl Memory {
             let Some((oldest, bytes)) = self.quarantine.pop_front() else { break };
             self.kept -= bytes;
             self.by_base.remove(&oldest);
-            // SAFETY: made by `State::allocate` with this layout, and nothing refers to it any more.
+            // SAFETY: made by `DriverState::allocate` with this layout, and nothing refers to it any more.
             unsafe { std::alloc::dealloc(oldest as *mut u8, layout(bytes)) };
         }
     }
 }
 
-impl State {
+impl DriverState {
     /// Makes memory, if the script and the device's capacity have some.
     pub(crate) fn allocate(
         &mut self,
         context: usize,
         bytes: u64,
-        place: Place,
+        place: MemoryKind,
         flags: u32,
         pool: u64,
     ) -> Result<u64, Code> {
@@ -162,7 +162,7 @@ impl State {
         }
         self.may_allocate()?;
         let device = self.contexts[context].device;
-        if place != Place::Pinned {
+        if place != MemoryKind::Pinned {
             let kept = self.kept_beside(device, pool);
             let used = self.memory.used.entry(device).or_default();
             if bytes > self.script.capacity.saturating_sub(*used + kept) {
@@ -220,7 +220,7 @@ impl State {
     /// Makes the bytes of a released allocation available to others.
     pub(crate) fn release_capacity(&mut self, base: u64) {
         if let Some(allocation) = self.memory.live(base)
-            && !matches!(allocation.place, Place::Pinned | Place::Registered)
+            && !matches!(allocation.place, MemoryKind::Pinned | MemoryKind::Registered)
         {
             let device = self.contexts[allocation.context].device;
             let (bytes, pool) = (allocation.bytes, allocation.pool);
@@ -246,7 +246,7 @@ impl State {
         let (context, place) = (allocation.context, allocation.place);
         let concurrent = self.attribute(self.contexts[context].device, CONCURRENT_MANAGED_ACCESS) != 0;
         let is_idle = !self.commands.values().any(|command| self.streams[command.stream].context == context);
-        if place == Place::Managed && !concurrent && !is_idle {
+        if place == MemoryKind::Managed && !concurrent && !is_idle {
             self.violation(format!("the host uses managed memory at {address:#x} while the device works"));
         }
     }
@@ -268,7 +268,7 @@ impl State {
             None => self.contexts[context].peers.contains(&its),
         };
         let reachable =
-            allocation.place != Place::Device || own == its || (shared && self.script.peer_access);
+            allocation.place != MemoryKind::Device || own == its || (shared && self.script.peer_access);
         touch.end() <= allocation.base + allocation.bytes && reachable
     }
 

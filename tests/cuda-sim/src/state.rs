@@ -7,10 +7,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::api::virtual_memory::VirtualMemory;
-use crate::capture::{Capture, Node};
+use crate::capture::{Capture, GraphNode};
 use crate::codes::{Code, INVALID_CONTEXT, INVALID_HANDLE, NOT_INITIALIZED, NOT_PERMITTED};
-use crate::command::{Command, CommandId, Request};
-use crate::memory::{Memory, Pool};
+use crate::command::{Command, CommandId, StreamRequest};
+use crate::memory::{MemoryMap, Pool};
 use crate::script::Script;
 use crate::stream::Stream;
 use crate::vector_clock::VectorClock;
@@ -50,11 +50,11 @@ pub(crate) struct Event {
 /// A recorded graph: its nodes in an order that respects their dependences.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Graph {
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<GraphNode>,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct DriverState {
     pub(crate) initialized: bool,
     pub(crate) contexts: Vec<Context>,
     /// The primary context that each green context is a part of, by the handle of the green one.
@@ -74,7 +74,7 @@ pub(crate) struct State {
     pub(crate) commands: HashMap<CommandId, Command>,
     pub(crate) last_command: CommandId,
     pub(crate) last_handle: u64,
-    pub(crate) memory: Memory,
+    pub(crate) memory: MemoryMap,
     pub(crate) virtual_memory: VirtualMemory,
     /// Commands that the host knows to be over. One clock for all threads: their own synchronization is not
     /// visible.
@@ -95,7 +95,7 @@ pub(crate) struct State {
 const EXIT_STATUS: i32 = 86;
 
 struct Driver {
-    state: Mutex<State>,
+    state: Mutex<DriverState>,
     changed: Condvar,
 }
 
@@ -110,7 +110,7 @@ thread_local! {
 
 fn driver() -> &'static Driver {
     DRIVER.get_or_init(|| Driver {
-        state: Mutex::new(State {
+        state: Mutex::new(DriverState {
             initialized: false,
             contexts: Vec::new(),
             green_contexts: HashMap::new(),
@@ -124,7 +124,7 @@ fn driver() -> &'static Driver {
             commands: HashMap::new(),
             last_command: 0,
             last_handle: 0,
-            memory: Memory::default(),
+            memory: MemoryMap::default(),
             virtual_memory: VirtualMemory::default(),
             host: VectorClock::default(),
             captures: HashMap::new(),
@@ -143,7 +143,7 @@ fn driver() -> &'static Driver {
 }
 
 /// The locked state; its holder may wait for a change.
-pub(crate) struct Session(Option<MutexGuard<'static, State>>);
+pub(crate) struct Session(Option<MutexGuard<'static, DriverState>>);
 
 impl Session {
     pub(crate) fn open() -> Self {
@@ -186,7 +186,7 @@ impl Session {
     }
 
     /// Waits until `over` says so. On the virtual clock waiting is what makes time pass.
-    pub(crate) fn wait_until(&mut self, over: impl Fn(&State) -> bool) {
+    pub(crate) fn wait_until(&mut self, over: impl Fn(&DriverState) -> bool) {
         // Others may have to do what this call has just asked for.
         self.changed();
         while !over(self) {
@@ -204,15 +204,15 @@ impl Session {
 }
 
 impl Deref for Session {
-    type Target = State;
+    type Target = DriverState;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &DriverState {
         self.0.as_ref().expect("taken only while asleep or unlocked")
     }
 }
 
 impl DerefMut for Session {
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut DriverState {
         self.0.as_mut().expect("taken only while asleep or unlocked")
     }
 }
@@ -298,15 +298,19 @@ impl Session {
         Some(context)
     }
 
-    /// As [`State::enqueue`], once the stream has room.
-    pub(crate) fn enqueue(&mut self, stream: usize, request: Request) -> Result<Option<CommandId>, Code> {
+    /// As [`DriverState::enqueue`], once the stream has room.
+    pub(crate) fn enqueue(
+        &mut self,
+        stream: usize,
+        request: StreamRequest,
+    ) -> Result<Option<CommandId>, Code> {
         if let Some(depth) = self.script.depth
             && self.streams[stream].capture.is_none()
         {
             self.wait_until(|state| state.streams[stream].queue.len() < depth);
             self.sound(self.streams[stream].context)?;
         }
-        State::enqueue(self, stream, request)
+        DriverState::enqueue(self, stream, request)
     }
 
     /// Waits for all work of the calling thread's context, if the script says that such calls do.
@@ -319,7 +323,7 @@ impl Session {
     }
 }
 
-impl State {
+impl DriverState {
     /// A call after the driver's shutdown began, which is undefined. The process ends with a status that a
     /// test sees, since no test can ask any more.
     fn refuse_after_shutdown(&mut self, name: &str) -> Code {

@@ -6,7 +6,7 @@ use std::thread::ThreadId;
 
 use crate::codes::{Code, INVALID_HANDLE};
 use crate::command::CommandId;
-use crate::state::State;
+use crate::state::DriverState;
 use crate::vector_clock::VectorClock;
 
 /// Handles that stand for a stream of the current context.
@@ -56,7 +56,7 @@ impl Stream {
     }
 }
 
-impl State {
+impl DriverState {
     /// Makes a stream, and a thread that works on it.
     pub(crate) fn add_stream(&mut self, context: usize, origin: Origin, flags: u32) -> usize {
         let handle = match origin {

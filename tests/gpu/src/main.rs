@@ -142,10 +142,10 @@ const STEPS: &[Step] = &[
 fn main() -> ExitCode {
     let options = Options::parse();
     match run(&options) {
-        Ok(Ended::Passed) => ExitCode::SUCCESS,
-        Ok(Ended::NoDevice) if options.probe => ExitCode::from(NO_DEVICE),
-        Ok(Ended::NoDevice) => ExitCode::SUCCESS,
-        Ok(Ended::Failed) => ExitCode::FAILURE,
+        Ok(StepEnd::Passed) => ExitCode::SUCCESS,
+        Ok(StepEnd::NoDevice) if options.probe => ExitCode::from(NO_DEVICE),
+        Ok(StepEnd::NoDevice) => ExitCode::SUCCESS,
+        Ok(StepEnd::Failed) => ExitCode::FAILURE,
         Err(failure) => {
             eprintln!("error: {failure}");
             ExitCode::FAILURE
@@ -156,13 +156,13 @@ fn main() -> ExitCode {
 /// Status of `--probe` if there is no device.
 const NO_DEVICE: u8 = 3;
 
-enum Ended {
+enum StepEnd {
     Passed,
     Failed,
     NoDevice,
 }
 
-fn run(options: &Options) -> Result<Ended, Failure> {
+fn run(options: &Options) -> Result<StepEnd, Failure> {
     if options.child.is_none() && options.steps.is_empty() && !options.probe {
         return supervise::run(options);
     }
@@ -173,13 +173,13 @@ fn run(options: &Options) -> Result<Ended, Failure> {
         Ok(setup) => setup,
         Err(why) => {
             println!("skipped: no device ({why})");
-            return Ok(Ended::NoDevice);
+            return Ok(StepEnd::NoDevice);
         }
     };
     match options.child.as_deref() {
         None => {}
-        Some(faults::CHILD) => return faults::child(&setup).map(|()| Ended::Passed),
-        Some(exits::CHILD) => return exits::child(&setup).map(|()| Ended::Passed),
+        Some(faults::CHILD) => return faults::child(&setup).map(|()| StepEnd::Passed),
+        Some(exits::CHILD) => return exits::child(&setup).map(|()| StepEnd::Passed),
         Some(other) => return Err(Failure::wrong(format!("no child is called {other}"))),
     }
     let mut record = Record::new(setup.simulated);
@@ -188,7 +188,7 @@ fn run(options: &Options) -> Result<Ended, Failure> {
     }
     if options.probe {
         record.describe(&setup);
-        return Ok(Ended::Passed);
+        return Ok(StepEnd::Passed);
     }
     setup.driver.warm_up()?;
     for step in STEPS.iter().filter(|step| options.steps.iter().any(|name| name == step.name)) {
@@ -197,7 +197,7 @@ fn run(options: &Options) -> Result<Ended, Failure> {
         }
         setup.forget();
     }
-    Ok(if record.all_passed() { Ended::Passed } else { Ended::Failed })
+    Ok(if record.all_passed() { StepEnd::Passed } else { StepEnd::Failed })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::setup::Setup;
 
-enum Outcome {
+enum CheckOutcome {
     Passed(String),
     Skipped(String),
     Failed(String),
@@ -30,7 +30,7 @@ pub struct Figure {
 pub struct Record {
     simulated: bool,
     heading: Vec<(String, String)>,
-    checks: Vec<(String, Outcome)>,
+    checks: Vec<(String, CheckOutcome)>,
     figures: Vec<Figure>,
     /// A file that reports every event to another process, one line of JSON each.
     events: Option<File>,
@@ -115,18 +115,18 @@ impl Record {
     }
 
     pub fn passed(&mut self, name: &str, remark: &str) {
-        self.add(name, Outcome::Passed(remark.to_owned()));
+        self.add(name, CheckOutcome::Passed(remark.to_owned()));
     }
 
     pub fn skipped(&mut self, name: &str, reason: &str) {
-        self.add(name, Outcome::Skipped(reason.to_owned()));
+        self.add(name, CheckOutcome::Skipped(reason.to_owned()));
     }
 
     pub fn failed(&mut self, name: &str, why: &str) {
-        self.add(name, Outcome::Failed(why.to_owned()));
+        self.add(name, CheckOutcome::Failed(why.to_owned()));
     }
 
-    fn add(&mut self, name: &str, outcome: Outcome) {
+    fn add(&mut self, name: &str, outcome: CheckOutcome) {
         let (word, remark) = outcome.words();
         let behind = if remark.is_empty() { String::new() } else { format!(": {remark}") };
         self.say(|| format!("{word:<8} {name}{behind}"));
@@ -150,11 +150,11 @@ impl Record {
 
     /// Skips and missed targets are no failures.
     pub fn all_passed(&self) -> bool {
-        !self.checks.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
+        !self.checks.iter().any(|(_, outcome)| matches!(outcome, CheckOutcome::Failed(_)))
     }
 
     pub fn failures(&self) -> usize {
-        self.checks.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Failed(_))).count()
+        self.checks.iter().filter(|(_, outcome)| matches!(outcome, CheckOutcome::Failed(_))).count()
     }
 
     /// All that came out, once more in one place.
@@ -214,7 +214,7 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
-impl Outcome {
+impl CheckOutcome {
     fn words(&self) -> (&'static str, &str) {
         match self {
             Self::Passed(remark) => ("passed", remark),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::record::Record;
-use crate::{Ended, NO_DEVICE, Options, STEPS, machine};
+use crate::{NO_DEVICE, Options, STEPS, StepEnd, machine};
 
 /// Limit for looking for a device: the driver's start, and loading kernels.
 const PROBE: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ const DEATH: Duration = Duration::from_secs(5);
 /// With less left a step is not begun.
 const LEAST: Duration = Duration::from_secs(5);
 
-pub fn run(options: &Options) -> Result<Ended, Failure> {
+pub fn run(options: &Options) -> Result<StepEnd, Failure> {
     let begin = Instant::now();
     let mut record = Record::new(options.simulator);
     let events = std::env::temp_dir().join(format!("estafette-gpu-suite-{}.jsonl", std::process::id()));
@@ -32,10 +32,10 @@ fn supervise(
     record: &mut Record,
     events: &Path,
     begin: Instant,
-) -> Result<Ended, Failure> {
+) -> Result<StepEnd, Failure> {
     match one(options, "--probe", PROBE, events, record)? {
         How::Ended(status) if status.success() => {}
-        How::Ended(status) if status.code() == Some(i32::from(NO_DEVICE)) => return Ok(Ended::NoDevice),
+        How::Ended(status) if status.code() == Some(i32::from(NO_DEVICE)) => return Ok(StepEnd::NoDevice),
         how => record.failed("device", &format!("looking for a device {}", how.words())),
     }
     if !options.simulator {
@@ -63,7 +63,7 @@ fn supervise(
     record.note("suite took", &format!("{:.0} s", begin.elapsed().as_secs_f64()));
     record.print_table();
     write(options, record)?;
-    Ok(if record.all_passed() { Ended::Passed } else { Ended::Failed })
+    Ok(if record.all_passed() { StepEnd::Passed } else { StepEnd::Failed })
 }
 
 fn write(options: &Options, record: &Record) -> Result<(), Failure> {

@@ -7,14 +7,14 @@
 use std::sync::OnceLock;
 
 use tests::counting::Counting;
-use tests::fuzz::{TARGETS, Target};
+use tests::fuzz::{FuzzTarget, TARGETS};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-static CHOSEN: OnceLock<&Target> = OnceLock::new();
+static CHOSEN: OnceLock<&FuzzTarget> = OnceLock::new();
 
-fn choose() -> &'static Target {
+fn choose() -> &'static FuzzTarget {
     let name = std::env::var("ESTAFETTE_FUZZ_TARGET").unwrap_or_default();
     TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| {
         let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();

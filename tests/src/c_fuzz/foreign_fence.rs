@@ -16,7 +16,7 @@ pub struct ForeignFence {
     state: AtomicI32,
     /// The reference count; the program holds one.
     holders: AtomicI64,
-    subscriptions: Mutex<Vec<Call>>,
+    subscriptions: Mutex<Vec<SettleCallback>>,
     manner: Manner,
     queries: AtomicI64,
     shared: Arc<Shared>,
@@ -37,13 +37,13 @@ enum Manner {
     Silent,
 }
 
-struct Call {
+struct SettleCallback {
     callback: unsafe extern "C" fn(*mut c_void, i32, *const c_char),
     argument: *mut c_void,
 }
 
 // SAFETY: the library takes these calls from any thread.
-unsafe impl Send for Call {}
+unsafe impl Send for SettleCallback {}
 
 fn of<'a>(context: *mut c_void) -> &'a ForeignFence {
     // SAFETY: the library holds the fence that it asks.
@@ -150,7 +150,7 @@ unsafe extern "C" fn subscribe(
         // SAFETY: the library takes a call from any thread, during `subscribe` too.
         unsafe { callback(argument, state, std::ptr::null()) };
     }
-    calls.push(Call { callback, argument });
+    calls.push(SettleCallback { callback, argument });
     // SAFETY: a place for the token, says the contract.
     unsafe { token.write(calls.len() as u64) };
     0

@@ -16,7 +16,7 @@ use super::managed::Managed;
 use super::shared::{Open, Shared};
 
 #[derive(Clone, Copy, Debug)]
-pub enum End {
+pub enum FunctionEnd {
     /// At once, well.
     Well,
     /// At once, badly.
@@ -31,8 +31,8 @@ pub enum End {
     With,
 }
 
-pub struct Body {
-    pub end: End,
+pub struct FunctionBody {
+    pub end: FunctionEnd,
     pub shared: Arc<Shared>,
     /// Exported and released inside the body.
     pub operand: *mut estafette_tensor,
@@ -40,16 +40,21 @@ pub struct Body {
 }
 
 // SAFETY: the tensor may be used by any thread.
-unsafe impl Send for Body {}
+unsafe impl Send for FunctionBody {}
 
-impl Body {
+impl FunctionBody {
     /// A context for the library. It holds a count of `operand`, which may be NULL.
-    pub fn new(end: End, shared: &Arc<Shared>, operand: *mut estafette_tensor) -> *mut Body {
-        Box::into_raw(Box::new(Body { end, shared: shared.clone(), operand, called: AtomicBool::new(false) }))
+    pub fn new(end: FunctionEnd, shared: &Arc<Shared>, operand: *mut estafette_tensor) -> *mut FunctionBody {
+        Box::into_raw(Box::new(FunctionBody {
+            end,
+            shared: shared.clone(),
+            operand,
+            called: AtomicBool::new(false),
+        }))
     }
 
     /// Takes back a context that was not accepted.
-    pub fn keep(body: *mut Body) {
+    pub fn keep(body: *mut FunctionBody) {
         // SAFETY: made by `new`, and not given away.
         let body = unsafe { Box::from_raw(body) };
         assert!(!body.called.load(SeqCst), "a function was called in spite of an error");
@@ -87,7 +92,7 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
     // SAFETY: the library calls this with its context, before the context is dropped; the parts that are used
     // after the report of the end are copied first.
     let (end, shared, operand) = unsafe {
-        let body = &*context.cast::<Body>();
+        let body = &*context.cast::<FunctionBody>();
         assert!(!body.called.swap(true, SeqCst), "a function was called twice");
         (body.end, body.shared.clone(), body.operand)
     };
@@ -105,22 +110,22 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
         unsafe { estafette_op_complete(op, status, text) }
     };
     match end {
-        End::Well => accepts(complete(0, ptr::null()), "complete"),
-        End::Badly => {
+        FunctionEnd::Well => accepts(complete(0, ptr::null()), "complete"),
+        FunctionEnd::Badly => {
             Shared::count(&shared.failures);
             accepts(complete(-2, c"as planned".as_ptr()), "fail");
         }
-        End::Cancelled => {
+        FunctionEnd::Cancelled => {
             Shared::count(&shared.failures);
             accepts(complete(-4, ptr::null()), "cancel from inside");
         }
-        End::Twice => {
+        FunctionEnd::Twice => {
             refuses(complete(5, ptr::null()), "no such status");
             refuses(complete(1, ptr::null()), "pending is no end");
             accepts(complete(0, ptr::null()), "complete");
             refuses(complete(0, ptr::null()), "complete twice");
         }
-        End::Elsewhere => {
+        FunctionEnd::Elsewhere => {
             let op = Open(op);
             std::thread::spawn(move || {
                 let Open(op) = { op };
@@ -129,8 +134,8 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
                 accepts(status, "complete elsewhere");
             });
         }
-        End::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
-        End::With => {
+        FunctionEnd::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
+        FunctionEnd::With => {
             let managed = Managed::new(&shared, 4, false);
             Shared::count(&shared.imported);
             // SAFETY: a valid tensor, taken on success.
@@ -180,14 +185,14 @@ pub unsafe fn delete_legacy(view: *mut DLManagedTensor) {
 
 pub unsafe extern "C" fn skipped(context: *mut c_void, status: estafette_status, message: *const c_char) {
     // SAFETY: the library calls this with its context, in place of `call`.
-    let body = unsafe { &*context.cast::<Body>() };
+    let body = unsafe { &*context.cast::<FunctionBody>() };
     assert!(!body.called.swap(true, SeqCst), "a function was called, and then skipped");
     assert!((status as i32) < 0 && !message.is_null(), "skipped without a reason");
 }
 
 pub unsafe extern "C" fn drop_body(context: *mut c_void) {
-    // SAFETY: made by `Body::new`, and given away once.
-    let body = unsafe { Box::from_raw(context.cast::<Body>()) };
+    // SAFETY: made by `FunctionBody::new`, and given away once.
+    let body = unsafe { Box::from_raw(context.cast::<FunctionBody>()) };
     accepts(estafette_tensor_release(body.operand), "release an operand");
     body.shared.dropped.fetch_add(1, SeqCst);
 }

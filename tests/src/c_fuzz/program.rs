@@ -14,8 +14,8 @@ use estafette_c::*;
 use super::bytes::Bytes;
 use super::foreign_fence::ForeignFence;
 use super::function::{
-    Body, End, accepts, accepts_if, call, delete, delete_legacy, drop_body, expect, last_error, refuses,
-    skipped,
+    FunctionBody, FunctionEnd, accepts, accepts_if, call, delete, delete_legacy, drop_body, expect,
+    last_error, refuses, skipped,
 };
 use super::managed::Managed;
 use super::shared::{Open, Shared};

@@ -50,22 +50,22 @@ const PRIMITIVES: [(&str, usize); 11] = [
     ("g", 8),
 ];
 
-struct World {
+struct ArrowWorld {
     device: Arc<SimDevice>,
     engine: Engine,
 }
 
-fn world() -> &'static World {
-    static WORLD: OnceLock<World> = OnceLock::new();
+fn world() -> &'static ArrowWorld {
+    static WORLD: OnceLock<ArrowWorld> = OnceLock::new();
     WORLD.get_or_init(|| {
         let device = SimDevice::new(SimOptions::default()).expect("a simulated device");
         let engine = Engine::builder().workers(1).device(device.clone()).build().expect("an engine");
-        World { device, engine }
+        ArrowWorld { device, engine }
     })
 }
 
 /// A producer's data behind an array.
-struct Kept {
+struct ProducerData {
     words: [u64; WORDS],
     validity: [u8; BITS as usize / 8],
     buffers: [*const c_void; 2],
@@ -77,7 +77,7 @@ unsafe extern "C" fn release(array: *mut Array) {
     // SAFETY: `private_data` is the box that `make` leaked; a released array is not released again.
     unsafe {
         assert!((*array).release.take().is_some(), "an array is released twice");
-        let kept = Box::from_raw((*array).private_data.cast::<Kept>());
+        let kept = Box::from_raw((*array).private_data.cast::<ProducerData>());
         kept.released.fetch_add(1, SeqCst);
     }
 }
@@ -94,8 +94,8 @@ struct Made {
     is_right: bool,
 }
 
-fn make(world: &World, bytes: &mut Bytes<'_>, released: &Arc<AtomicUsize>) -> Made {
-    let kept = Box::leak(Box::new(Kept {
+fn make(world: &ArrowWorld, bytes: &mut Bytes<'_>, released: &Arc<AtomicUsize>) -> Made {
+    let kept = Box::leak(Box::new(ProducerData {
         words: std::array::from_fn(|at| at as u64),
         validity: [u8::MAX; BITS as usize / 8],
         buffers: [ptr::null(); 2],
@@ -195,7 +195,7 @@ fn make(world: &World, bytes: &mut Bytes<'_>, released: &Arc<AtomicUsize>) -> Ma
     Made { array, format, itemsize, is_wrong, is_right }
 }
 
-fn import(world: &World, mut made: Made) -> Option<Tensor> {
+fn import(world: &ArrowWorld, mut made: Made) -> Option<Tensor> {
     let (length, offset) = (made.array.array.length, made.array.array.offset);
     let had_release = made.array.array.release.is_some();
     let private = made.array.array.private_data;
@@ -214,7 +214,7 @@ fn import(world: &World, mut made: Made) -> Option<Tensor> {
         Err(_) => {
             assert!(!had_release, "an array that was not released is refused");
             // SAFETY: nothing has taken it, so it is still the producer's.
-            drop(unsafe { Box::from_raw(private.cast::<Kept>()) });
+            drop(unsafe { Box::from_raw(private.cast::<ProducerData>()) });
             return None;
         }
         // SAFETY: the array is truthful in all fields that are read, and its event belongs to the device.
@@ -235,7 +235,7 @@ fn import(world: &World, mut made: Made) -> Option<Tensor> {
         let first = offset as usize * made.itemsize;
         if length > 0 {
             // SAFETY: the array is not released while the tensor lives.
-            let within = unsafe { &raw const (*private.cast::<Kept>()).words };
+            let within = unsafe { &raw const (*private.cast::<ProducerData>()).words };
             assert_eq!(tensor.data_ptr().expect("it is ready"), within.cast::<u8>().wrapping_add(first));
         }
         if made.format.as_c_str() == c"C" {
@@ -249,7 +249,7 @@ fn import(world: &World, mut made: Made) -> Option<Tensor> {
 
 type Exported = (ArrowSchema, ArrowDeviceArray);
 
-fn export(world: &World, tensor: &Tensor) -> Option<Exported> {
+fn export(world: &ArrowWorld, tensor: &Tensor) -> Option<Exported> {
     let mut exported = tensor.export_arrow_wait(Some(SHORT));
     if matches!(exported, Err(Error::Timeout(_))) {
         // Ranges that lie may overlap memory on the device, whose work goes on only here.

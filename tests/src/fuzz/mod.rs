@@ -11,20 +11,20 @@ mod operators;
 mod traces;
 
 #[derive(Debug)]
-pub struct Target {
+pub struct FuzzTarget {
     pub name: &'static str,
     /// Runs one input.
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: &[Target] = &[
-    Target { name: "c-abi", run: |bytes| drop(crate::c_fuzz::run(bytes)) },
-    Target { name: "traces", run: traces::run },
-    Target { name: "arrow", run: arrow::run },
-    Target { name: "operators", run: operators::run },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "c-abi", run: |bytes| drop(crate::c_fuzz::run(bytes)) },
+    FuzzTarget { name: "traces", run: traces::run },
+    FuzzTarget { name: "arrow", run: arrow::run },
+    FuzzTarget { name: "operators", run: operators::run },
 ];
 
-impl Target {
+impl FuzzTarget {
     /// The kept inputs, by name.
     pub fn corpus(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz")).join(self.name);

@@ -206,7 +206,7 @@ struct Registered {
     dims: Vec<i64>,
 }
 
-struct World {
+struct OperatorWorld {
     shared: Arc<Shared>,
     engine: *mut estafette_engine,
     registered: Vec<Registered>,
@@ -230,7 +230,7 @@ fn engine() -> *mut estafette_engine {
     *ENGINE.get_or_init(create) as *mut estafette_engine
 }
 
-impl World {
+impl OperatorWorld {
     fn register(&mut self, bytes: &mut Bytes<'_>) {
         if self.registered.len() >= HELD_MAX {
             return;
@@ -368,7 +368,7 @@ impl World {
 
 pub(super) fn run(bytes: &[u8]) {
     let mut bytes = Bytes::new(bytes);
-    let mut world = World { shared: Arc::default(), engine: engine(), registered: Vec::new() };
+    let mut world = OperatorWorld { shared: Arc::default(), engine: engine(), registered: Vec::new() };
     for _ in 0..STEPS_MAX {
         if bytes.is_over() {
             break;

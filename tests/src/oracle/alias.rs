@@ -14,7 +14,7 @@ use estafette::{Engine, Error, ImportOptions, ManagedTensor, Tensor};
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 
-use super::program::{CellId, OpIndex, Pending};
+use super::program::{CellId, ImportWait, OpIndex};
 use super::world::World;
 use crate::foreign::{DLTensor, Versioned};
 
@@ -83,8 +83,8 @@ impl Settle {
     }
 }
 
-pub(super) fn fence(pending: Pending) -> (Settle, Fence) {
-    if pending == Pending::Promise {
+pub(super) fn fence(pending: ImportWait) -> (Settle, Fence) {
+    if pending == ImportWait::Promise {
         let (completer, fence) = host::promise("content of an import");
         return (Settle::Promise(completer), fence);
     }
@@ -98,7 +98,7 @@ pub(super) fn fence(pending: Pending) -> (Settle, Fence) {
         query: Some(query),
         wait: None,
         order_on: None,
-        subscribe: (pending == Pending::Silent).then_some(subscribe),
+        subscribe: (pending == ImportWait::Silent).then_some(subscribe),
         unsubscribe: None,
         error: None,
         native: None,
@@ -158,7 +158,7 @@ pub(super) fn import_place(
 ) -> Result<Tensor, Error> {
     let uses = Arc::clone(uses);
     uses.imported.fetch_add(1, Ordering::AcqRel);
-    let context = Box::into_raw(Box::new(Context { shape: [1], uses }));
+    let context = Box::into_raw(Box::new(AliasContext { shape: [1], uses }));
     let tensor = DLTensor {
         data: place.cast(),
         device_type: 1,
@@ -192,7 +192,7 @@ pub(super) fn import_place(
     }
 }
 
-struct Context {
+struct AliasContext {
     shape: [i64; 1],
     uses: Arc<Uses>,
 }
@@ -203,7 +203,7 @@ unsafe extern "C" fn delete(managed: *mut Versioned) {
     let context = unsafe {
         let context = (*managed).manager_ctx;
         drop(Box::from_raw(managed));
-        Box::from_raw(context.cast::<Context>())
+        Box::from_raw(context.cast::<AliasContext>())
     };
     context.uses.deleted.fetch_add(1, Ordering::AcqRel);
     if context.uses.begun.load(Ordering::Acquire) && !context.uses.over.load(Ordering::Acquire) {

@@ -51,7 +51,7 @@ fn enqueue(queue: &dyn Queue, ticket: Ticket) -> BodyResult {
     if let Some(device) = world.device.as_ref().filter(|_| world.shape.breaks && dice.once_in(4)) {
         device.fail_next(DeviceError::new(DeviceErrorKind::Fault, "the seed breaks this queue"));
     }
-    let work = Work::new(Arc::clone(&world), op);
+    let work = DeviceWork::new(Arc::clone(&world), op);
     let queue = SimQueue::from_queue(queue).expect("a simulated queue");
     let duration_ns = dice.pick(&[0, 100, 10_000, 1_000_000]);
     queue.launch("work", duration_ns, move || work.carry_out(&versions))?;
@@ -59,12 +59,12 @@ fn enqueue(queue: &dyn Queue, ticket: Ticket) -> BodyResult {
 }
 
 /// Work under way on a device. Dropped without having been carried out, it is over as well.
-struct Work {
+struct DeviceWork {
     world: Arc<World>,
     op: OpIndex,
 }
 
-impl Work {
+impl DeviceWork {
     fn new(world: Arc<World>, op: OpIndex) -> Self {
         world.begin_work();
         Self { world, op }
@@ -80,7 +80,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for DeviceWork {
     fn drop(&mut self) {
         self.world.end_work(self.op);
     }

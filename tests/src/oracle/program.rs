@@ -87,7 +87,7 @@ pub enum Fate {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Body {
+pub enum BodyKind {
     Sync,
     /// As `Sync`, but refused when the in-flight limit is reached, and then tried again.
     Refusing,
@@ -105,7 +105,7 @@ pub enum Body {
 
 /// Event that the content of an import waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pending {
+pub enum ImportWait {
     Promise,
     /// A foreign fence that has to be asked.
     Polled,
@@ -126,7 +126,7 @@ pub struct Plan {
     pub variables_written: Vec<CellId>,
     pub priority: i32,
     pub engine: usize,
-    pub body: Body,
+    pub body: BodyKind,
     pub fate: Fate,
     /// True if the submitter tries to cancel it. Nothing shows when the turn of a cancelled operation comes,
     /// so that its place is known only where one thread submits everything.
@@ -137,7 +137,7 @@ pub struct Plan {
     /// True if it uses its tensors by imports of its own.
     pub alias: bool,
     /// Event that the content of these imports waits for.
-    pub pending: Option<Pending>,
+    pub pending: Option<ImportWait>,
     /// True if it reads a tensor as well that another operation defines late.
     pub late: bool,
 }
@@ -157,12 +157,12 @@ impl Plan {
             priority: if dice.once_in(8) { dice.roll(6) as i32 - 2 } else { 0 },
             engine: dice.roll(shape.engines),
             body: dice.pick(&[
-                Body::Sync,
-                Body::Sync,
-                Body::Sync,
-                Body::Refusing,
-                Body::Future,
-                Body::External,
+                BodyKind::Sync,
+                BodyKind::Sync,
+                BodyKind::Sync,
+                BodyKind::Refusing,
+                BodyKind::Future,
+                BodyKind::External,
             ]),
             fate: Fate::Well,
             cancel: faulty(dice, 48) && shape.submitters == 1,
@@ -173,7 +173,7 @@ impl Plan {
             late: false,
         };
         if shape.fences && dice.once_in(3) {
-            plan.body = Body::Fenced;
+            plan.body = BodyKind::Fenced;
         } else if faulty(dice, 48) {
             plan.fate = dice.pick(&[Fate::Error, Fate::Error, Fate::Panic]);
         }

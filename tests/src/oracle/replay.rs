@@ -6,8 +6,8 @@ use estafette::FailureKind;
 use estafette::tensor::TensorState;
 use estafette_sync::thread;
 
-use super::program::{Body, Fate, OpIndex};
-use super::world::{Ended, World, digest, written};
+use super::program::{BodyKind, Fate, OpIndex};
+use super::world::{OpEnd, World, digest, written};
 
 /// Counts of the oracle, so that a test can see that the program did something.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Counts {
 
 /// The oracle's knowledge of a cell.
 #[derive(Debug, Clone)]
-struct Known {
+struct CellKnowledge {
     /// Not known where a device that may have broken was to write it: an operation that is skipped after that
     /// does not change it.
     value: Option<u64>,
@@ -41,7 +41,7 @@ struct Known {
 pub fn replay(world: &World) -> Counts {
     let ran = ran(world);
     let mut counts = Counts::default();
-    let cell = Known {
+    let cell = CellKnowledge {
         value: Some(0),
         version: world.first_version,
         poison: BTreeSet::new(),
@@ -54,7 +54,7 @@ pub fn replay(world: &World) -> Counts {
         let ended = world.ended[op].get().expect("all ended");
         let accesses = plan.accesses();
         let doubtful = world.shape.breaks
-            && (plan.body == Body::Device
+            && (plan.body == BodyKind::Device
                 || accesses.iter().any(|(cell, reads, _)| *reads && cells[*cell].doubtful));
         let carried_out = world.digests[op].get().is_some();
         let reads_lost = accesses.iter().any(|(cell, reads, _)| *reads && cells[*cell].lost);
@@ -86,7 +86,7 @@ pub fn replay(world: &World) -> Counts {
             poison_of_skipped(world, op, ended, &causes)
         } else {
             // The value that it reads is known, since no broken device may have failed it.
-            let known = |known: &Known| known.value.unwrap_or_default();
+            let known = |known: &CellKnowledge| known.value.unwrap_or_default();
             let seen = digest(plan, op, |cell| (known(&cells[cell]), cells[cell].version));
             assert_eq!(world.digests[op].get(), Some(&seen), "operation {op} {plan:?} saw something else");
             for (cell, reads, _) in accesses.iter().filter(|(_, _, writes)| *writes) {
@@ -183,7 +183,7 @@ fn sequence(world: &World) -> Vec<OpIndex> {
 fn poison_of_skipped(
     world: &World,
     op: OpIndex,
-    ended: &Ended,
+    ended: &OpEnd,
     causes: &BTreeSet<OpIndex>,
 ) -> BTreeSet<OpIndex> {
     let (root, kind) = root_cause(world, ended);
@@ -197,7 +197,7 @@ fn poison_of_skipped(
 }
 
 /// Failure that an operation leaves whose body ran.
-fn poison_of_run(world: &World, op: OpIndex, ended: &Ended) -> BTreeSet<OpIndex> {
+fn poison_of_run(world: &World, op: OpIndex, ended: &OpEnd) -> BTreeSet<OpIndex> {
     if world.plans[op].1.fate == Fate::Well {
         assert!(ended.outcomes.iter().all(Result::is_ok), "operation {op} ran well, but {ended:?}");
         return BTreeSet::new();
@@ -209,7 +209,7 @@ fn poison_of_run(world: &World, op: OpIndex, ended: &Ended) -> BTreeSet<OpIndex>
 }
 
 /// Operation to blame, according to both answers.
-fn root_cause(world: &World, ended: &Ended) -> (OpIndex, FailureKind) {
+fn root_cause(world: &World, ended: &OpEnd) -> (OpIndex, FailureKind) {
     let ids = world.ids.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let [first, second] = ended.outcomes.each_ref().map(|outcome| {
         let error = outcome.as_ref().expect_err("it has failed");
@@ -222,7 +222,7 @@ fn root_cause(world: &World, ended: &Ended) -> (OpIndex, FailureKind) {
 }
 
 /// Compares the final state of a cell.
-fn compare(world: &World, number: usize, known: &Known) {
+fn compare(world: &World, number: usize, known: &CellKnowledge) {
     let cell = &world.cells[number];
     let value = known.value.unwrap_or_else(|| cell.value());
     assert_eq!((cell.value(), cell.version()), (value, known.version), "cell {number}");

@@ -18,7 +18,7 @@ use estafette_sync::{thread, thread_local};
 use super::alias::{self, Settle, Uses};
 use super::bystander;
 use super::elsewhere::{self, Operands};
-use super::program::{Body, CellId, Fate, OpIndex, Plan, Shape};
+use super::program::{BodyKind, CellId, Fate, OpIndex, Plan, Shape};
 use crate::dice::{Dice, mix};
 use crate::gate::Gate;
 use crate::watchdog::Watchdog;
@@ -34,7 +34,7 @@ const SHOWN: usize = 30;
 
 /// End of one operation, as its submitter saw it.
 #[derive(Debug)]
-pub struct Ended {
+pub struct OpEnd {
     /// True if `cancel` said that it did cancel.
     pub cancelled: bool,
     /// Results of waiting for it, twice.
@@ -145,7 +145,7 @@ pub struct World {
     pub first_version: u64,
     /// Digests of what each body that ran has read.
     pub digests: Vec<OnceLock<u64>>,
-    pub ended: Vec<OnceLock<Ended>>,
+    pub ended: Vec<OnceLock<OpEnd>>,
     /// The engine's name of each operation.
     pub ids: Mutex<HashMap<u64, OpIndex>>,
     pub uses: Vec<Arc<Uses>>,
@@ -157,18 +157,18 @@ pub struct World {
     /// Work that is enqueued on the device and not over.
     under_way: AtomicUsize,
     #[expect(dead_code, reason = "kept for the cells, which point into it")]
-    memory: Box<[Place]>,
+    memory: Box<[CellMemory]>,
 }
 
 /// One number. Its place among the others is the same in each execution, as the engine keeps memory in the
 /// order of addresses.
 #[repr(align(64))]
-struct Place(UnsafeCell<u64>);
+struct CellMemory(UnsafeCell<u64>);
 
 // SAFETY: as for `Cell`, whose memory it is.
-unsafe impl Send for Place {}
+unsafe impl Send for CellMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Place {}
+unsafe impl Sync for CellMemory {}
 
 /// True if the bodies of a world share a lock. By the shape and not by the dice, so that a seed stands for the same program as before.
 fn has_lock(shape: &Shape) -> bool {
@@ -213,8 +213,8 @@ impl World {
         };
         let engines = (0..shape.engines).map(|_| engine()).collect::<Result<Vec<_>, _>>()?;
         let mut cells = Vec::new();
-        let memory = (0..shape.tensors + shape.variables).map(|_| Place(UnsafeCell::new(0)));
-        let memory: Box<[Place]> = memory.collect();
+        let memory = (0..shape.tensors + shape.variables).map(|_| CellMemory(UnsafeCell::new(0)));
+        let memory: Box<[CellMemory]> = memory.collect();
         for (number, place) in memory.iter().enumerate() {
             let data = place.0.get();
             let handle = if number < shape.tensors {
@@ -289,7 +289,7 @@ impl World {
                 engine.wait_all(None).expect("everything ends");
             }
             for (index, op, cancelled) in ops {
-                let ended = Ended { cancelled, outcomes: [op.wait(), op.wait()] };
+                let ended = OpEnd { cancelled, outcomes: [op.wait(), op.wait()] };
                 self.ended[index].set(ended).expect("each operation ends once");
             }
         });
@@ -515,7 +515,7 @@ fn finish_all(to_finish: &Receiver<Unfinished>) {
                 continue;
             }
         };
-        if world.plans[op].1.body == Body::Fenced {
+        if world.plans[op].1.body == BodyKind::Fenced {
             let (completer, fence) = host::promise("work of an operation");
             // While it has its accesses: one that is skipped after it does not wait for its work.
             world.sign(op, true);
@@ -623,32 +623,32 @@ impl Submitter<'_> {
                 let [$($tensor),*] = &updates[..] else { unreachable!("counted by the caller") };
                 let builder = || builder().updates([$($tensor),*]);
                 match plan.body {
-                    Body::Sync | Body::Refusing => {
+                    BodyKind::Sync | BodyKind::Refusing => {
                         let ticket = ticket();
                         builder().run(move |_, _, _| ticket.run())
                     }
-                    Body::Future => {
+                    BodyKind::Future => {
                         let ticket = ticket();
                         builder().run_future(move |reads, writes, updates| asynchronous(ticket, (reads, writes, updates)))
                     }
-                    Body::External | Body::Fenced => builder().run_external(external(ticket())),
-                    Body::Device | Body::Replay { .. } => unreachable!("planned without updates"),
+                    BodyKind::External | BodyKind::Fenced => builder().run_external(external(ticket())),
+                    BodyKind::Device | BodyKind::Replay { .. } => unreachable!("planned without updates"),
                 }
             }};
         }
         let submitted = match (updates.len(), plan.body) {
             // Without workers the operation may be skipped inside its submission, which looks like a refusal.
-            (0, Body::Refusing) if self.world.shape.workers == 0 && self.world.shape.faults => {
+            (0, BodyKind::Refusing) if self.world.shape.workers == 0 && self.world.shape.faults => {
                 let ticket = ticket();
                 builder().run(move |_, _| ticket.run())
             }
-            (0, Body::Sync) => {
+            (0, BodyKind::Sync) => {
                 let ticket = ticket();
                 let needs_lock = has_lock(&self.world.shape) && op.is_multiple_of(2);
                 let builder = if needs_lock { bindings::operation::needs_lock(builder()) } else { builder() };
                 builder.run(move |_, _| ticket.run())
             }
-            (0, Body::Refusing) => loop {
+            (0, BodyKind::Refusing) => loop {
                 let ticket = ticket();
                 REFUSABLE.set(Some(op));
                 let result = builder().without_waiting().run(move |_, _| ticket.run());
@@ -664,13 +664,13 @@ impl Submitter<'_> {
                     other => break other,
                 }
             },
-            (0, Body::Future) => {
+            (0, BodyKind::Future) => {
                 let ticket = ticket();
                 builder().run_future(move |reads, writes| asynchronous(ticket, (reads, writes)))
             }
-            (0, Body::External | Body::Fenced) => builder().run_external(external(ticket())),
-            (0, Body::Device) => elsewhere::on_device(self.world, op, builder(), ticket()),
-            (0, Body::Replay { device }) => {
+            (0, BodyKind::External | BodyKind::Fenced) => builder().run_external(external(ticket())),
+            (0, BodyKind::Device) => elsewhere::on_device(self.world, op, builder(), ticket()),
+            (0, BodyKind::Replay { device }) => {
                 let operands = Operands {
                     reads: &reads,
                     writes: &writes,

@@ -33,7 +33,7 @@ impl AccessMode {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     Work,
     Lease,
     /// A question whether a tensor is ready: a read that is over when it is granted.
@@ -43,7 +43,7 @@ pub enum Kind {
 
 /// Progress of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum RequestState {
     Waiting,
     /// Its body has begun, or the lease is held.
     Open,
@@ -65,8 +65,8 @@ pub enum Verdict {
 /// An operation, a lease, a question, or a collapse.
 #[derive(Debug)]
 pub struct Request {
-    pub kind: Kind,
-    pub state: State,
+    pub kind: RequestKind,
+    pub state: RequestState,
     /// Cancelled before it began.
     pub cancelled: bool,
     pub tensors: Vec<(TensorId, AccessMode)>,
@@ -215,7 +215,7 @@ impl Model {
     fn collapse(&mut self, members: &[VarId], group: VarId) {
         let accesses: BTreeMap<_, _> =
             members.iter().chain([&group]).map(|var| (self.root(*var), AccessMode::Write)).collect();
-        self.enter(Kind::Collapse, Vec::new(), accesses);
+        self.enter(RequestKind::Collapse, Vec::new(), accesses);
         for member in members {
             let root = self.root(*member);
             if root != group {
@@ -225,7 +225,7 @@ impl Model {
     }
 
     /// An operation or a lease joins the queues of everything it uses.
-    pub fn submit(&mut self, kind: Kind, tensors: Vec<(TensorId, AccessMode)>) -> RequestId {
+    pub fn submit(&mut self, kind: RequestKind, tensors: Vec<(TensorId, AccessMode)>) -> RequestId {
         let mut accesses: BTreeMap<VarId, AccessMode> = BTreeMap::new();
         for (tensor, mode) in &tensors {
             for var in self.roots(*tensor) {
@@ -240,7 +240,7 @@ impl Model {
 
     fn enter(
         &mut self,
-        kind: Kind,
+        kind: RequestKind,
         tensors: Vec<(TensorId, AccessMode)>,
         accesses: BTreeMap<VarId, AccessMode>,
     ) -> RequestId {
@@ -248,7 +248,13 @@ impl Model {
         for (var, mode) in &accesses {
             self.vars[*var].queue.push((id, *mode));
         }
-        self.requests.push(Request { kind, state: State::Waiting, cancelled: false, tensors, accesses });
+        self.requests.push(Request {
+            kind,
+            state: RequestState::Waiting,
+            cancelled: false,
+            tensors,
+            accesses,
+        });
         id
     }
 
@@ -278,7 +284,7 @@ impl Model {
             !var.writers.is_empty() || (mode.is_exclusive() && !var.readers.is_empty())
         };
         match request.kind {
-            Kind::Collapse | Kind::Question => Verdict::Begin,
+            RequestKind::Collapse | RequestKind::Question => Verdict::Begin,
             _ if request.cancelled && soonest => Verdict::Skip,
             // A cancelled operation need not inspect its inputs.
             _ if fails && !request.cancelled => Verdict::Skip,
@@ -308,10 +314,10 @@ impl Model {
     /// its turn comes. A collapse or a question behind such an operation may then be over too.
     fn may_be_gone(&self, request: RequestId, mode: AccessMode) -> Option<bool> {
         let Request { kind, cancelled, accesses, .. } = &self.requests[request];
-        if matches!(kind, Kind::Collapse | Kind::Question) {
+        if matches!(kind, RequestKind::Collapse | RequestKind::Question) {
             let mut found = accesses.iter().map(|(var, mode)| self.clear(*var, *mode, request, true));
             let fails = found.try_fold(false, |fails, failed| Some(fails | failed?))?;
-            return Some(fails && *kind == Kind::Collapse);
+            return Some(fails && *kind == RequestKind::Collapse);
         }
         let is_gone = *cancelled && (!mode.is_exclusive() || self.verdict(request, true) == Verdict::Skip);
         is_gone.then_some(mode.is_exclusive())
@@ -320,11 +326,11 @@ impl Model {
     /// The body begins, or the lease is held.
     pub fn begin(&mut self, request: RequestId) {
         self.pass(request);
-        self.requests[request].state = State::Open;
+        self.requests[request].state = RequestState::Open;
         match self.requests[request].kind {
-            Kind::Collapse => self.merge(request),
-            Kind::Question => self.give_up(request),
-            Kind::Work | Kind::Lease => {}
+            RequestKind::Collapse => self.merge(request),
+            RequestKind::Question => self.give_up(request),
+            RequestKind::Work | RequestKind::Lease => {}
         }
     }
 
@@ -338,9 +344,9 @@ impl Model {
             let in_the_way = |(_, mode): &&(_, AccessMode)| own_mode.is_exclusive() || mode.is_exclusive();
             over.extend(queue[..own].iter().filter(in_the_way).map(|(id, _)| *id));
         }
-        over.retain(|id| matches!(self.requests[*id].kind, Kind::Collapse | Kind::Question));
+        over.retain(|id| matches!(self.requests[*id].kind, RequestKind::Collapse | RequestKind::Question));
         for id in over {
-            if self.requests[id].state == State::Waiting {
+            if self.requests[id].state == RequestState::Waiting {
                 self.begin(id);
             }
         }
@@ -350,7 +356,7 @@ impl Model {
             let passed = var.queue[..own].to_vec();
             for (id, mode) in passed {
                 let was_in_the_way = own_mode.is_exclusive() || mode.is_exclusive();
-                if was_in_the_way && requests[id].cancelled && requests[id].state == State::Waiting {
+                if was_in_the_way && requests[id].cancelled && requests[id].state == RequestState::Waiting {
                     var.failed |= mode.is_exclusive();
                     var.queue.retain(|(other, _)| *other != id);
                 }
@@ -363,7 +369,7 @@ impl Model {
     pub fn skip(&mut self, request: RequestId) {
         self.pass(request);
         let changed = self.leave(request);
-        if self.requests[request].kind == Kind::Work {
+        if self.requests[request].kind == RequestKind::Work {
             changed.into_iter().for_each(|var| self.vars[var].failed = true);
         }
     }
@@ -376,7 +382,7 @@ impl Model {
     /// Takes a request out of its queues. Gives the variables that it had to itself and where it still stood.
     fn leave(&mut self, request: RequestId) -> Vec<VarId> {
         let Self { requests, vars, .. } = self;
-        requests[request].state = State::Over;
+        requests[request].state = RequestState::Over;
         let mut changed = Vec::new();
         for (id, mode) in &requests[request].accesses {
             let before = vars[*id].queue.len();
@@ -456,8 +462,8 @@ impl Model {
             }
             let tensors = vec![(*tensor, mode)];
             self.requests.push(Request {
-                kind: Kind::Lease,
-                state: State::Open,
+                kind: RequestKind::Lease,
+                state: RequestState::Open,
                 cancelled: false,
                 tensors,
                 accesses,
@@ -557,7 +563,7 @@ impl Model {
             }
             // A lease that a tensor was derived from ends after the last use of that.
             let users = self.requests.iter().enumerate().filter(|(_, request)| {
-                request.state != State::Over
+                request.state != RequestState::Over
                     && request.tensors.iter().any(|(used, _)| self.tensors[*used].derived_from == Some(id))
             });
             next.extend(users.map(|(user, _)| user));
@@ -578,7 +584,7 @@ impl Model {
 
     /// True if the memory may be freed: it has no user, and no fence of its uses is pending.
     pub fn may_be_deleted(&self, tensor: TensorId) -> bool {
-        let used = |request: &&Request| request.state != State::Over && !request.cancelled;
+        let used = |request: &&Request| request.state != RequestState::Over && !request.cancelled;
         self.is_free(tensor, used) && self.tensors[tensor].uses.is_empty()
     }
 
@@ -589,7 +595,7 @@ impl Model {
             let var = &self.vars[*var];
             !var.writers.is_empty() || !var.readers.is_empty()
         };
-        self.is_free(tensor, |request| request.state != State::Over)
+        self.is_free(tensor, |request| request.state != RequestState::Over)
             && self.tensors[tensor].uses.is_empty()
             && !self.roots(tensor).iter().chain(&self.tensors[tensor].vars).any(carries)
     }
@@ -611,13 +617,13 @@ impl Model {
         };
         let failed = vars.iter().any(has_failed);
         let accesses = vars.iter().map(|var| (*var, AccessMode::Read)).collect();
-        let request = self.enter(Kind::Question, Vec::new(), accesses);
+        let request = self.enter(RequestKind::Question, Vec::new(), accesses);
         Question { request, fences, vars, failed }
     }
 
     /// True if the question must have its answer: the writes that it came after are over, with all they left.
     pub fn must_know(&self, question: &Question) -> bool {
-        let is_granted = self.requests[question.request].state == State::Over
+        let is_granted = self.requests[question.request].state == RequestState::Over
             || self.must(question.request) == Verdict::Begin;
         // The state of a variable stays there until its collapse.
         let pending = |var: &VarId| {
@@ -630,11 +636,11 @@ impl Model {
     /// True if the question may have its answer: that all is `well`, or not. Of what was called off, and of
     /// what needs that, it is known beforehand.
     pub fn may_know(&self, question: &Question, well: bool) -> bool {
-        let called_off = |request: &Request| request.cancelled && request.state != State::Over;
+        let called_off = |request: &Request| request.cancelled && request.state != RequestState::Over;
         if !well && (question.failed || self.requests.iter().any(called_off)) {
             return true;
         }
-        let is_granted = self.requests[question.request].state == State::Over
+        let is_granted = self.requests[question.request].state == RequestState::Over
             || self.may(question.request) == Verdict::Begin;
         let pending = |fence: &FenceId| self.vars.iter().any(|var| var.writers.contains(fence));
         // A failure need not wait for the work that was left before it.

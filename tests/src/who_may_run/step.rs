@@ -7,7 +7,9 @@ use estafette::bindings::{self, Origin};
 use estafette::devices::FenceSet;
 use estafette::{Access, Error, ExportOptions, ImportOptions, Tensor};
 
-use super::model::{AccessMode, FenceId, Kind, Model, Request, RequestId, State, TensorId, Verdict};
+use super::model::{
+    AccessMode, FenceId, Model, Request, RequestId, RequestKind, RequestState, TensorId, Verdict,
+};
 use super::world::{Asked, Asking, BLOCK, Real, World};
 use crate::dice::Dice;
 use crate::foreign::Deleted;
@@ -93,14 +95,14 @@ impl Step {
         let model = &world.model;
         let alive: Vec<TensorId> = (0..model.tensors.len()).filter(|id| model.tensors[*id].handle).collect();
         let one = |dice: &mut Dice, of: &[usize]| (!of.is_empty()).then(|| dice.pick(of));
-        let requests = |kind: Kind, state: State| -> Vec<RequestId> {
+        let requests = |kind: RequestKind, state: RequestState| -> Vec<RequestId> {
             let all = model.requests.iter().enumerate();
             all.filter(|(_, request)| request.kind == kind && request.state == state)
                 .map(|(id, _)| id)
                 .collect()
         };
-        let is_full =
-            model.requests.iter().filter(|request| request.state != State::Over).count() > REQUESTS_MAX;
+        let is_full = model.requests.iter().filter(|request| request.state != RequestState::Over).count()
+            > REQUESTS_MAX;
         let engine = dice.roll(world.engines.len());
         let fence = dice.once_in(3);
         let step = match dice.roll(40) {
@@ -115,11 +117,11 @@ impl Step {
             }
             4..13 if !is_full => Self::Submit { engine, uses: uses(world, dice, &alive)? },
             13..18 => {
-                let request = one(dice, &requests(Kind::Work, State::Open))?;
+                let request = one(dice, &requests(RequestKind::Work, RequestState::Open))?;
                 Self::End { request, well: !dice.once_in(6), fence }
             }
             18 => {
-                let request = one(dice, &requests(Kind::Work, State::Open))?;
+                let request = one(dice, &requests(RequestKind::Work, RequestState::Open))?;
                 let its = &model.requests[request].tensors;
                 let tensor = its[dice.roll(its.len())].0;
                 model.tensors[tensor].handle.then_some(Self::View { request, tensor })?
@@ -137,9 +139,9 @@ impl Step {
                 let modes: Vec<_> = uses.iter().map(|(tensor, access)| (*tensor, mode(*access))).collect();
                 (!world.model.leads_back(&modes)).then_some(Self::Lease { uses })?
             }
-            26 => Self::GiveUp { request: one(dice, &requests(Kind::Lease, State::Waiting))? },
+            26 => Self::GiveUp { request: one(dice, &requests(RequestKind::Lease, RequestState::Waiting))? },
             27..30 => {
-                let request = one(dice, &requests(Kind::Lease, State::Open))?;
+                let request = one(dice, &requests(RequestKind::Lease, RequestState::Open))?;
                 match &world.requests[request] {
                     Real::Held(_) => Self::Return { request, fence },
                     Real::Exported(_) => Self::Return { request, fence: false },
@@ -147,7 +149,7 @@ impl Step {
                 }
             }
             30 => {
-                let request = one(dice, &requests(Kind::Lease, State::Open))?;
+                let request = one(dice, &requests(RequestKind::Lease, RequestState::Open))?;
                 may_derive(world, request).then_some(Self::Derive { request })?
             }
             31 if dice.once_in(2) => Self::Alias { tensor: one(dice, &alive)? },
@@ -158,8 +160,13 @@ impl Step {
             33 if !world.questions.is_empty() => Self::Forget { at: dice.roll(world.questions.len()) },
             34 => Self::Look { tensor: one(dice, &alive)? },
             35 => {
-                let state = dice.pick(&[State::Waiting, State::Waiting, State::Waiting, State::Open]);
-                Self::Cancel { request: one(dice, &requests(Kind::Work, state))? }
+                let state = dice.pick(&[
+                    RequestState::Waiting,
+                    RequestState::Waiting,
+                    RequestState::Waiting,
+                    RequestState::Open,
+                ]);
+                Self::Cancel { request: one(dice, &requests(RequestKind::Work, state))? }
             }
             36 => Self::UsedUntil { tensor: one(dice, &alive)? },
             37 | 38 => {
@@ -255,7 +262,7 @@ impl Step {
                 let Real::Op(op, _) = &world.requests[request] else { return };
                 let waits = |model: &Model| {
                     let Request { state, cancelled, .. } = &model.requests[request];
-                    *state == State::Waiting && !cancelled
+                    *state == RequestState::Waiting && !cancelled
                 };
                 let cancelled = op.cancel();
                 if !world.allows(|model| waits(model) == cancelled) {
@@ -285,7 +292,7 @@ impl Step {
                     .model
                     .requests
                     .iter()
-                    .any(|request| request.cancelled && request.state != State::Over)
+                    .any(|request| request.cancelled && request.state != RequestState::Over)
                 {
                     return;
                 }
@@ -367,7 +374,7 @@ fn submit(world: &mut World, engine: usize, uses: Vec<(TensorId, AccessMode)>) {
     };
     match (submitted, world.model.waits_for_itself(&uses)) {
         (Ok(op), false) => {
-            world.model.submit(Kind::Work, uses);
+            world.model.submit(RequestKind::Work, uses);
             world.submitted(Real::Op(op, None));
         }
         (Err(Error::Conflict(_)), true) => {}
@@ -411,7 +418,7 @@ fn lease_of(world: &World, dice: &mut Dice, alive: &[TensorId]) -> Option<(Tenso
 
 fn try_lease(world: &mut World, id: TensorId, access: Access, how: Try) {
     let tensor = world.tensor(id);
-    let request = world.model.submit(Kind::Lease, vec![(id, mode(access))]);
+    let request = world.model.submit(RequestKind::Lease, vec![(id, mode(access))]);
     world.keep_pace();
     let must = world.model.must(request);
     let tried = match how {
@@ -463,7 +470,7 @@ fn lease(world: &mut World, uses: &[(TensorId, Access)]) {
         Asking::new(async move { engine.lease_all(&wanted, "a step").await })
     };
     let modes = uses.iter().map(|(tensor, access)| (*tensor, mode(*access))).collect();
-    world.model.submit(Kind::Lease, modes);
+    world.model.submit(RequestKind::Lease, modes);
     world.submitted(Real::Asking(asking));
 }
 
@@ -475,8 +482,8 @@ fn may_derive(world: &World, request: RequestId) -> bool {
     let same_block = |id: TensorId| model.tensors[id].range.0 == tensor.range.0;
     let mut others = model.requests.iter().enumerate().filter(|(id, other)| {
         *id != request
-            && other.kind == Kind::Lease
-            && other.state == State::Open
+            && other.kind == RequestKind::Lease
+            && other.state == RequestState::Open
             && other.tensors.iter().any(|(id, _)| same_block(*id))
     });
     tensor.derived_from.is_none()

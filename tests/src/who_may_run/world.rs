@@ -13,7 +13,9 @@ use estafette::devices::{Fence, host};
 use estafette::wait::{Ready, Status};
 use estafette::{Completion, Engine, Error, Lease, ManagedTensor, Op, Tensor};
 
-use super::model::{AccessMode, FenceId, Kind, Model, Question, RequestId, State, TensorId, Verdict};
+use super::model::{
+    AccessMode, FenceId, Model, Question, RequestId, RequestKind, RequestState, TensorId, Verdict,
+};
 use crate::dice::Dice;
 use crate::foreign::{Deleted, Memory};
 use crate::nothing_left::assert_nothing_left;
@@ -256,7 +258,7 @@ impl World {
         let said: Vec<_> = self.engines.iter().map(|engine| engine.diagnose().to_string()).collect();
         let open = self.model.requests.iter().enumerate();
         let open: Vec<_> = open
-            .filter(|(_, request)| request.state != State::Over)
+            .filter(|(_, request)| request.state != RequestState::Over)
             .map(|(id, request)| format!("{id:4} {request:?}"))
             .collect();
         panic!(
@@ -390,7 +392,7 @@ impl World {
 
     fn waiting(&self) -> Vec<RequestId> {
         let requests = self.model.requests.iter().enumerate();
-        requests.filter(|(_, request)| request.state == State::Waiting).map(|(id, _)| id).collect()
+        requests.filter(|(_, request)| request.state == RequestState::Waiting).map(|(id, _)| id).collect()
     }
 
     fn follow(&mut self) -> bool {
@@ -398,7 +400,7 @@ impl World {
         for id in self.waiting() {
             let (must, may, seen) = (self.model.must(id), self.model.may(id), self.seen(id));
             let request = &self.model.requests[id];
-            if matches!(request.kind, Kind::Collapse | Kind::Question) || request.cancelled {
+            if matches!(request.kind, RequestKind::Collapse | RequestKind::Question) || request.cancelled {
                 // Only later steps show the effect.
                 match must {
                     Verdict::Begin => self.model.begin(id),
@@ -493,8 +495,9 @@ impl World {
         if probes > self.questions.len() {
             return Some(format!("{probes} questions are queued, {} were asked", self.questions.len()));
         }
-        let is_lease =
-            |request: &&super::model::Request| request.kind == Kind::Lease && request.state != State::Over;
+        let is_lease = |request: &&super::model::Request| {
+            request.kind == RequestKind::Lease && request.state != RequestState::Over
+        };
         let expected = self.model.requests.iter().filter(is_lease).count();
         if leases != expected {
             return Some(format!("{leases} leases are queued or held, {expected} were asked for or taken"));
@@ -523,7 +526,7 @@ impl World {
                 self.model.tensors[id].handle = false;
             }
             self.settle();
-            if self.model.requests.iter().all(|request| request.state == State::Over) {
+            if self.model.requests.iter().all(|request| request.state == RequestState::Over) {
                 break;
             }
         }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::put;
 use crate::codes::*;
-use crate::state::{Context, Session, State};
+use crate::state::{Context, DriverState, Session};
 
-impl State {
+impl DriverState {
     pub(super) fn device(&self, ordinal: c_int) -> Result<usize, Code> {
         usize::try_from(ordinal).ok().filter(|device| *device < self.script.devices).ok_or(INVALID_DEVICE)
     }

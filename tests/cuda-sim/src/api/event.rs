@@ -3,7 +3,7 @@
 use super::put;
 use crate::capture::External;
 use crate::codes::*;
-use crate::command::{Request, Work};
+use crate::command::{StreamRequest, Work};
 use crate::kind::Kind;
 use crate::state::{Event, Recorded, Session};
 
@@ -38,7 +38,7 @@ driver! {
         session.refuse_captured_context(context)?;
         // A stream of its own that orders no other stream, and waits for all others.
         let recorder = session.stream_for_records(context);
-        let mut request = Request::new(Kind::Record, Work::Record { event }, Vec::new());
+        let mut request = StreamRequest::new(Kind::Record, Work::Record { event }, Vec::new());
         for stream in members(session) {
             request.after.extend(session.streams[stream].queue.back());
             request.clock.merge(&session.streams[stream].clock.clone());
@@ -90,7 +90,7 @@ fn record(session: &mut Session, event: u64, stream: u64, flags: u32) -> Result<
             return Err(STREAM_CAPTURE_INVALIDATED);
         }
         if flags & 1 != 0 {
-            let request = Request::new(Kind::Record, Work::Nothing, Vec::new());
+            let request = StreamRequest::new(Kind::Record, Work::Nothing, Vec::new());
             session.add_node(capture, stream, request, Some(External::Record(event)));
         } else {
             let after = session.streams[stream].tail.clone();
@@ -98,7 +98,7 @@ fn record(session: &mut Session, event: u64, stream: u64, flags: u32) -> Result<
         }
         return Ok(());
     }
-    let request = Request::new(Kind::Record, Work::Record { event }, Vec::new());
+    let request = StreamRequest::new(Kind::Record, Work::Record { event }, Vec::new());
     let id = session.enqueue(stream, request)?.expect("the stream is not captured");
     let clock = session.streams[stream].clock.clone();
     let event = session.event(event)?;

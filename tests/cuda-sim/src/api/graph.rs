@@ -3,7 +3,7 @@
 use super::put;
 use crate::capture::External;
 use crate::codes::*;
-use crate::command::{Request, Work};
+use crate::command::{StreamRequest, Work};
 use crate::kind::Kind;
 use crate::state::{Recorded, Session};
 
@@ -31,7 +31,7 @@ driver! {
         let graph = session.executables.get(&executable).ok_or(INVALID_HANDLE)?.clone();
         let touches = graph.nodes.iter().flat_map(|node| node.touches.iter().copied()).collect();
         let nodes = graph.launched(|limit| session.script.draw(limit));
-        let mut request = Request::new(Kind::Graph, Work::Graph(nodes), touches);
+        let mut request = StreamRequest::new(Kind::Graph, Work::Graph(nodes), touches);
         for node in &graph.nodes {
             if let Some(External::Wait(event)) = node.external
                 && let Recorded::Command { id, clock } = session.event(event)?.recorded.clone()

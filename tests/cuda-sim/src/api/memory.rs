@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::put;
 use crate::codes::*;
-use crate::command::{Request, Touch, Work};
+use crate::command::{StreamRequest, Touch, Work};
 use crate::kind::Kind;
-use crate::memory::{Place, Pool};
+use crate::memory::{MemoryKind, Pool};
 use crate::state::Session;
 
 /// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`.
@@ -26,7 +26,7 @@ impl Session {
             Some(pool) => self.pool(pool).map(|_| pool)?,
             None => self.default_pool(self.contexts[context].device as c_int)?,
         };
-        let base = self.allocate(context, bytes as u64, Place::Device, 0, pool)?;
+        let base = self.allocate(context, bytes as u64, MemoryKind::Device, 0, pool)?;
         // It is there from this point of the stream on: to others that is as if it were written.
         let touches = vec![Touch::write(base, bytes as u64)];
         self.enqueue_for_memory(stream, Work::Nothing, touches)?;
@@ -36,7 +36,7 @@ impl Session {
     /// Takes its place in the order of a stream. Where nothing comes before it, the driver has it done when the
     /// call returns.
     fn enqueue_for_memory(&mut self, stream: usize, work: Work, touches: Vec<Touch>) -> Result<(), Code> {
-        let command = self.enqueue(stream, Request::new(Kind::Memory, work, touches))?;
+        let command = self.enqueue(stream, StreamRequest::new(Kind::Memory, work, touches))?;
         if let Some(command) = command.filter(|command| self.ready(stream) == Some(*command))
             && self.begin(command).is_some()
         {
@@ -46,7 +46,7 @@ impl Session {
     }
 
     /// Releases memory at once, after all that the context still has to do, as the driver does.
-    fn release_now(&mut self, address: u64, places: &[Place]) -> Result<(), Code> {
+    fn release_now(&mut self, address: u64, places: &[MemoryKind]) -> Result<(), Code> {
         let allocation = self.memory.live(address).ok_or(INVALID_VALUE)?;
         if allocation.base != address || !places.contains(&allocation.place) || allocation.access.is_some() {
             return Err(INVALID_VALUE);
@@ -77,7 +77,7 @@ driver! {
         let context = session.current()?;
         session.refuse_during_capture()?;
         session.wait_for_setup()?;
-        let base = session.allocate(context, bytes as u64, Place::Device, 0, 0)?;
+        let base = session.allocate(context, bytes as u64, MemoryKind::Device, 0, 0)?;
         put(address, base)
     }
 
@@ -87,13 +87,13 @@ driver! {
             return Ok(());
         }
         session.refuse_during_capture()?;
-        session.release_now(address, &[Place::Device, Place::Managed])
+        session.release_now(address, &[MemoryKind::Device, MemoryKind::Managed])
     }
 
     fn cuMemAllocManaged(address: *mut u64, bytes: usize, flags: c_uint) |session| {
         let context = session.current()?;
         session.refuse_during_capture()?;
-        let base = session.allocate(context, bytes as u64, Place::Managed, flags, 0)?;
+        let base = session.allocate(context, bytes as u64, MemoryKind::Managed, flags, 0)?;
         put(address, base)
     }
 
@@ -101,7 +101,7 @@ driver! {
         let context = session.current()?;
         session.refuse_during_capture()?;
         session.wait_for_setup()?;
-        let base = session.allocate(context, bytes as u64, Place::Pinned, flags, 0)?;
+        let base = session.allocate(context, bytes as u64, MemoryKind::Pinned, flags, 0)?;
         put(address, base as *mut c_void)
     }
 
@@ -109,20 +109,20 @@ driver! {
         let context = session.current()?;
         session.refuse_during_capture()?;
         session.wait_for_setup()?;
-        let base = session.allocate(context, bytes as u64, Place::Pinned, 0, 0)?;
+        let base = session.allocate(context, bytes as u64, MemoryKind::Pinned, 0, 0)?;
         put(address, base as *mut c_void)
     }
 
     fn cuMemFreeHost(address: *mut c_void) |session| {
         session.current()?;
         session.refuse_during_capture()?;
-        session.release_now(address as u64, &[Place::Pinned])
+        session.release_now(address as u64, &[MemoryKind::Pinned])
     }
 
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, flags: c_uint) |session| {
         let _ = flags;
         let place = session.memory.live(address as u64).ok_or(INVALID_VALUE)?.place;
-        if !matches!(place, Place::Pinned | Place::Registered) {
+        if !matches!(place, MemoryKind::Pinned | MemoryKind::Registered) {
             return Err(INVALID_VALUE);
         }
         put(device, address as u64)
@@ -138,14 +138,14 @@ driver! {
         if session.memory.live(address as u64).is_some() {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
-        session.memory.insert(address as u64, bytes as u64, Place::Registered, context, flags, 0);
+        session.memory.insert(address as u64, bytes as u64, MemoryKind::Registered, context, flags, 0);
         Ok(())
     }
 
     fn cuMemHostUnregister(address: *mut c_void) |session| {
         session.current()?;
         let place = session.memory.live(address as u64).ok_or(HOST_MEMORY_NOT_REGISTERED)?.place;
-        if place != Place::Registered {
+        if place != MemoryKind::Registered {
             return Err(HOST_MEMORY_NOT_REGISTERED);
         }
         session.memory.release(address as u64);
@@ -165,7 +165,7 @@ driver! {
     fn cuMemFreeAsync(address: u64, stream: u64) |session| {
         let stream = session.sound_stream(stream)?;
         let allocation = session.memory.live(address).ok_or(INVALID_VALUE)?;
-        let is_managed = matches!(allocation.place, Place::Device | Place::Managed);
+        let is_managed = matches!(allocation.place, MemoryKind::Device | MemoryKind::Managed);
         if allocation.base != address || !is_managed || allocation.access.is_some() {
             return Err(INVALID_VALUE);
         }
@@ -295,7 +295,7 @@ driver! {
         let _ = device;
         let stream = session.sound_stream(stream)?;
         session.check_known(address, bytes as u64)?;
-        session.enqueue(stream, Request::new(Kind::Memory, Work::Nothing, Vec::new()))?;
+        session.enqueue(stream, StreamRequest::new(Kind::Memory, Work::Nothing, Vec::new()))?;
         Ok(())
     }
 
@@ -303,7 +303,7 @@ driver! {
         let _ = flags;
         let stream = session.sound_stream(stream)?;
         session.check_known(address, bytes as u64)?;
-        session.enqueue(stream, Request::new(Kind::Memory, Work::Nothing, Vec::new()))?;
+        session.enqueue(stream, StreamRequest::new(Kind::Memory, Work::Nothing, Vec::new()))?;
         Ok(())
     }
 }
@@ -321,18 +321,18 @@ unsafe fn pointer_attribute(
 ) -> Result<(), Code> {
     let allocation = session.memory.live(address).ok_or(INVALID_VALUE)?;
     let context = &session.contexts[allocation.context];
-    let on_host = matches!(allocation.place, Place::Pinned | Place::Registered);
+    let on_host = matches!(allocation.place, MemoryKind::Pinned | MemoryKind::Registered);
     // SAFETY: promised by the caller.
     unsafe {
         match attribute {
             1 => put(out.cast::<u64>(), context.handle),
             2 => put(out.cast::<c_uint>(), if on_host { 1 } else { 2 }),
             3 => put(out.cast::<u64>(), address),
-            4 if allocation.place == Place::Device => Err(INVALID_VALUE),
+            4 if allocation.place == MemoryKind::Device => Err(INVALID_VALUE),
             4 => put(out.cast::<u64>(), address),
             6 => put(out.cast::<c_uint>(), 0),
             7 => put(out.cast::<u64>(), allocation.number),
-            8 => put(out.cast::<c_uint>(), c_uint::from(allocation.place == Place::Managed)),
+            8 => put(out.cast::<c_uint>(), c_uint::from(allocation.place == MemoryKind::Managed)),
             9 => put(out.cast::<c_int>(), context.device as c_int),
             11 => put(out.cast::<u64>(), allocation.base),
             12 => put(out.cast::<usize>(), allocation.bytes as usize),

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::put;
 use crate::codes::*;
-use crate::command::{Request, Work};
+use crate::command::{StreamRequest, Work};
 use crate::kernels::Kernel;
 use crate::kind::Kind;
 use crate::state::Session;
@@ -83,7 +83,7 @@ pub(super) unsafe fn launch(
     // SAFETY: promised by the caller.
     let launch = unsafe { kernel.with(arguments) };
     let touches = launch.touches();
-    session.enqueue(stream, Request::new(Kind::Kernel, Work::Kernel(launch), touches))?;
+    session.enqueue(stream, StreamRequest::new(Kind::Kernel, Work::Kernel(launch), touches))?;
     Ok(())
 }
 

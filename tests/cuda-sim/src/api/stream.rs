@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_void};
 use super::{put, put_if_wanted};
 use crate::capture::{External, Mode, THREAD_MODE};
 use crate::codes::*;
-use crate::command::{Comparison, Request, Touch, Work};
+use crate::command::{Comparison, StreamRequest, Touch, Work};
 use crate::kind::Kind;
-use crate::state::{Recorded, Session, State};
+use crate::state::{DriverState, Recorded, Session};
 use crate::stream::Origin;
 
 /// `CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1`, which the second generation of the calls has no other of here.
@@ -31,7 +31,7 @@ impl Session {
     }
 }
 
-impl State {
+impl DriverState {
     fn context_of_stream(&self, stream: usize) -> Result<u64, Code> {
         let context = &self.contexts[self.streams[stream].context];
         if context.holders == 0 { Err(CONTEXT_IS_DESTROYED) } else { Ok(context.handle) }
@@ -122,12 +122,12 @@ driver! {
                     session.invalidate(capture);
                     return Err(STREAM_CAPTURE_ISOLATION);
                 }
-                let request = Request::new(Kind::Wait, Work::Nothing, Vec::new());
+                let request = StreamRequest::new(Kind::Wait, Work::Nothing, Vec::new());
                 session.add_node(capture, stream, request, Some(External::Wait(event)));
             }
             Recorded::Never => {}
             Recorded::Command { id, clock } => {
-                let mut request = Request::new(Kind::Wait, Work::Nothing, Vec::new());
+                let mut request = StreamRequest::new(Kind::Wait, Work::Nothing, Vec::new());
                 if !session.is_over(id) {
                     request.after.push(id);
                 }
@@ -172,7 +172,7 @@ driver! {
         let stream = session.sound_stream(stream)?;
         let function = function.ok_or(INVALID_VALUE)?;
         let work = Work::HostFunction { function, data: data as usize };
-        session.enqueue(stream, Request::new(Kind::HostFunction, work, Vec::new()))?;
+        session.enqueue(stream, StreamRequest::new(Kind::HostFunction, work, Vec::new()))?;
         Ok(())
     }
 
@@ -262,7 +262,7 @@ fn write_value(session: &mut Session, stream: u64, address: u64, value: u64, wid
     }
     // Its word is a signal: others read it while it is written, on purpose.
     let work = Work::WriteValue { address, value, wide };
-    session.enqueue(stream, Request::new(Kind::WriteValue, work, Vec::new()))?;
+    session.enqueue(stream, StreamRequest::new(Kind::WriteValue, work, Vec::new()))?;
     Ok(())
 }
 
@@ -288,6 +288,6 @@ fn wait_value(
         _ => Comparison::Nor,
     };
     let work = Work::WaitValue { address, value, wide, until };
-    session.enqueue(stream, Request::new(Kind::WaitValue, work, Vec::<Touch>::new()))?;
+    session.enqueue(stream, StreamRequest::new(Kind::WaitValue, work, Vec::<Touch>::new()))?;
     Ok(())
 }

@@ -11,8 +11,8 @@ use std::ptr;
 use super::put;
 use crate::codes::*;
 use crate::command::Touch;
-use crate::memory::Place;
-use crate::state::{Session, State};
+use crate::memory::MemoryKind;
+use crate::state::{DriverState, Session};
 
 const GRANULARITY: u64 = 2 << 20;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_LOCATION_TYPE_DEVICE` are all 1.
@@ -25,7 +25,7 @@ const READ_WRITE: c_int = 3;
 
 /// Memory of a device. It is there for as long as it has a handle, a mapping, or a descriptor in any process.
 #[derive(Debug)]
-struct Block {
+struct PhysicalMemory {
     memory: OwnedFd,
     bytes: u64,
     device: usize,
@@ -45,11 +45,11 @@ struct Range {
 
 #[derive(Debug, Default)]
 pub(crate) struct VirtualMemory {
-    blocks: BTreeMap<u64, Block>,
+    blocks: BTreeMap<u64, PhysicalMemory>,
     ranges: BTreeMap<u64, Range>,
 }
 
-impl State {
+impl DriverState {
     /// True if the device of a context may do this with memory that is mapped; true of other memory.
     pub(crate) fn mapping_allows(&self, context: usize, touch: &Touch) -> bool {
         let Some(allocation) = self.memory.live(touch.address) else { return true };
@@ -59,7 +59,7 @@ impl State {
             && allowed >= if touch.write { READ_WRITE } else { READ }
     }
 
-    fn block(&mut self, handle: u64) -> Result<&mut Block, Code> {
+    fn block(&mut self, handle: u64) -> Result<&mut PhysicalMemory, Code> {
         self.virtual_memory.blocks.get_mut(&handle).filter(|block| block.handles > 0).ok_or(INVALID_VALUE)
     }
 
@@ -149,7 +149,7 @@ driver! {
             return Err(OUT_OF_MEMORY);
         }
         let memory = OwnedFd::from_raw_fd(memory);
-        let block = Block { memory, bytes, device, is_for_others, is_own: true, handles: 1, mappings: 0 };
+        let block = PhysicalMemory { memory, bytes, device, is_for_others, is_own: true, handles: 1, mappings: 0 };
         let number = session.handle();
         session.virtual_memory.blocks.insert(number, block);
         put(handle, number)
@@ -183,7 +183,7 @@ driver! {
             return Err(INVALID_VALUE);
         }
         let (memory, bytes) = (OwnedFd::from_raw_fd(memory), about.st_size as u64);
-        let block = Block { memory, bytes, device, is_for_others: true, is_own: false, handles: 1, mappings: 0 };
+        let block = PhysicalMemory { memory, bytes, device, is_for_others: true, is_own: false, handles: 1, mappings: 0 };
         let number = session.handle();
         session.virtual_memory.blocks.insert(number, block);
         put(handle, number)
@@ -236,7 +236,7 @@ driver! {
         let device = block.device;
         session.range(start, bytes)?.block = Some(handle);
         // The first contexts are the primary ones of the devices.
-        session.memory.insert(start, bytes, Place::Device, device, 0, 0);
+        session.memory.insert(start, bytes, MemoryKind::Device, device, 0, 0);
         if let Some(allocation) = session.memory.around(start) {
             allocation.access = Some(BTreeMap::new());
         }

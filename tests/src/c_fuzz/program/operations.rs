@@ -3,29 +3,37 @@
 use super::*;
 
 impl Program {
-    pub(super) fn body(&mut self, bytes: &mut Bytes<'_>, operand: *mut estafette_tensor) -> *mut Body {
+    pub(super) fn body(
+        &mut self,
+        bytes: &mut Bytes<'_>,
+        operand: *mut estafette_tensor,
+    ) -> *mut FunctionBody {
         let end = match bytes.below(8) {
-            0 => End::Badly,
-            1 => End::Cancelled,
-            2 => End::Twice,
-            3 => End::Elsewhere,
-            4 => End::Later,
-            _ => End::Well,
+            0 => FunctionEnd::Badly,
+            1 => FunctionEnd::Cancelled,
+            2 => FunctionEnd::Twice,
+            3 => FunctionEnd::Elsewhere,
+            4 => FunctionEnd::Later,
+            _ => FunctionEnd::Well,
         };
         self.body_that_ends(end, operand)
     }
 
-    pub(super) fn body_that_ends(&mut self, end: End, operand: *mut estafette_tensor) -> *mut Body {
+    pub(super) fn body_that_ends(
+        &mut self,
+        end: FunctionEnd,
+        operand: *mut estafette_tensor,
+    ) -> *mut FunctionBody {
         // The context holds a count of its operand.
         accepts(estafette_tensor_retain(operand), "retain an operand");
         Shared::count(&self.shared.contexts);
-        Body::new(end, &self.shared, operand)
+        FunctionBody::new(end, &self.shared, operand)
     }
 
     /// The context was not given away after all.
-    pub(super) fn kept(&self, body: *mut Body) {
+    pub(super) fn kept(&self, body: *mut FunctionBody) {
         self.shared.contexts.fetch_sub(1, SeqCst);
-        Body::keep(body);
+        FunctionBody::keep(body);
     }
 
     pub(super) fn in_flight(&self) -> u64 {
@@ -107,7 +115,7 @@ impl Program {
             return;
         }
         let read = pick(&self.tensors, bytes);
-        let end = if bytes.one_in(4) { End::Badly } else { End::With };
+        let end = if bytes.one_in(4) { FunctionEnd::Badly } else { FunctionEnd::With };
         let body = self.body_that_ends(end, ptr::null_mut());
         let (mut tensor, mut op) = (ptr::null_mut(), ptr::null_mut());
         let (reads, count) = (read.as_ref().map_or(ptr::null(), ptr::from_ref), usize::from(read.is_some()));

@@ -7,11 +7,11 @@ pub(super) const CALLS: usize = 6;
 
 pub(super) struct Recorded {
     handle: *mut estafette_program,
-    stage: Stage,
+    stage: ProgramStage,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ProgramStage {
     Recording,
     Finished,
     /// It could not be finished as it was asked to.
@@ -19,8 +19,8 @@ enum Stage {
 }
 
 /// The context of a node, which any number of replays use, several at once.
-struct Node {
-    end: End,
+struct NodeContext {
+    end: FunctionEnd,
     shared: Arc<Shared>,
 }
 
@@ -28,7 +28,7 @@ unsafe extern "C" fn call_node(context: *mut c_void, op: *mut estafette_op) {
     // SAFETY: the library calls this with its context, before the context is dropped; nothing uses the
     // context after the end is reported.
     let (end, shared) = unsafe {
-        let node = &*context.cast::<Node>();
+        let node = &*context.cast::<NodeContext>();
         (node.end, node.shared.clone())
     };
     let complete = |status: i32| {
@@ -37,8 +37,8 @@ unsafe extern "C" fn call_node(context: *mut c_void, op: *mut estafette_op) {
         accepts(got, "complete a node");
     };
     match end {
-        End::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
-        End::Badly => {
+        FunctionEnd::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
+        FunctionEnd::Badly => {
             Shared::count(&shared.failures);
             complete(-2);
         }
@@ -48,7 +48,7 @@ unsafe extern "C" fn call_node(context: *mut c_void, op: *mut estafette_op) {
 
 unsafe extern "C" fn drop_node(context: *mut c_void) {
     // SAFETY: made by `Box::into_raw`, and given away once.
-    let node = unsafe { Box::from_raw(context.cast::<Node>()) };
+    let node = unsafe { Box::from_raw(context.cast::<NodeContext>()) };
     node.shared.dropped.fetch_add(1, SeqCst);
 }
 
@@ -82,7 +82,7 @@ impl Program {
             accepts_if(is_text, got, "begin");
         }
         if is_text {
-            self.recorded_programs.push(Recorded { handle, stage: Stage::Recording });
+            self.recorded_programs.push(Recorded { handle, stage: ProgramStage::Recording });
         }
         Some(())
     }
@@ -90,10 +90,11 @@ impl Program {
     fn record_node(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
         let at = bytes.below(self.recorded_programs.len());
         let &Recorded { handle, stage } = self.recorded_programs.get(at)?;
-        let end = [End::Well, End::Well, End::Badly, End::Later][bytes.below(4)];
+        let end =
+            [FunctionEnd::Well, FunctionEnd::Well, FunctionEnd::Badly, FunctionEnd::Later][bytes.below(4)];
         let reads: Vec<_> = pick(&self.tensors, bytes).into_iter().take(bytes.below(2)).collect();
         let mut writes: Vec<_> = pick(&self.tensors, bytes).into_iter().take(bytes.below(2)).collect();
-        let mut wrong = stage != Stage::Recording;
+        let mut wrong = stage != ProgramStage::Recording;
         if bytes.one_in(10) {
             writes.push(ptr::null_mut());
             wrong = true;
@@ -102,7 +103,7 @@ impl Program {
         options.priority = i32::from(bytes.one_in(8));
         options.nonblocking = i32::from(bytes.one_in(8));
         wrong |= options.priority != 0 || options.nonblocking != 0;
-        let node = Box::into_raw(Box::new(Node { end, shared: self.shared.clone() }));
+        let node = Box::into_raw(Box::new(NodeContext { end, shared: self.shared.clone() }));
         Shared::count(&self.shared.contexts);
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {
@@ -134,11 +135,11 @@ impl Program {
         let graph = [0, 0, 0, 1, 2, -1][bytes.below(6)];
         let got = estafette_program_finish(recorded.handle, graph);
         allowed(got, &[ESTAFETTE_OK, ESTAFETTE_INVALID], "finish");
-        let legal = recorded.stage == Stage::Recording && matches!(graph, 0 | 1);
+        let legal = recorded.stage == ProgramStage::Recording && matches!(graph, 0 | 1);
         assert!(legal || got == ESTAFETTE_INVALID, "finished in a wrong way");
         assert!(!(legal && graph == 0) || got == ESTAFETTE_OK, "not finished: {}", last_error());
         if legal {
-            recorded.stage = if got == ESTAFETTE_OK { Stage::Finished } else { Stage::Broken };
+            recorded.stage = if got == ESTAFETTE_OK { ProgramStage::Finished } else { ProgramStage::Broken };
         }
         (got == ESTAFETTE_OK).then_some(())
     }
@@ -154,7 +155,7 @@ impl Program {
         // SAFETY: as the interface wants it.
         let got = unsafe { estafette_program_replay(handle, bytes.below(2) as i32, out) };
         let mut legal = vec![ESTAFETTE_OK];
-        if stage == Stage::Finished {
+        if stage == ProgramStage::Finished {
             legal.extend([
                 ESTAFETTE_CONFLICT,
                 ESTAFETTE_IN_FLIGHT_LIMIT,

@@ -34,7 +34,7 @@ enum Does {
     FailsWithResult,
 }
 
-struct Context {
+struct OperatorContext {
     does: Does,
     allocates: bool,
     shared: Arc<Shared>,
@@ -53,7 +53,7 @@ unsafe extern "C" fn operate(
     context: *mut c_void,
 ) -> *const c_char {
     // SAFETY: the library calls this with the context, before that is dropped.
-    let context = unsafe { &*context.cast::<Context>() };
+    let context = unsafe { &*context.cast::<OperatorContext>() };
     let fails = matches!(context.does, Does::Fails | Does::FailsWithResult);
     let makes = matches!(context.does, Does::Well | Does::FailsWithResult);
     if context.allocates && makes {
@@ -68,7 +68,7 @@ unsafe extern "C" fn operate(
 
 unsafe extern "C" fn drop_operator(context: *mut c_void) {
     // SAFETY: made by `Box::into_raw`, and given away once.
-    let context = unsafe { Box::from_raw(context.cast::<Context>()) };
+    let context = unsafe { Box::from_raw(context.cast::<OperatorContext>()) };
     context.shared.dropped.fetch_add(1, SeqCst);
 }
 
@@ -124,7 +124,8 @@ impl Program {
             |taken| taken.name.clone(),
         );
         let allocates = kind == OPERATOR_ALLOCATING;
-        let context = Box::into_raw(Box::new(Context { does, allocates, shared: self.shared.clone() }));
+        let context =
+            Box::into_raw(Box::new(OperatorContext { does, allocates, shared: self.shared.clone() }));
         Shared::count(&self.shared.contexts);
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {

@@ -13,13 +13,13 @@ use futures::executor::block_on;
 pub const VALUE: i64 = 7;
 
 /// The other process.
-pub struct Owner {
+pub struct OtherProcess {
     process: Child,
     pub address: Address,
     pub ticket: Ticket,
 }
 
-impl Owner {
+impl OtherProcess {
     /// Starts it.
     pub fn start() -> Self {
         let this = std::env::current_exe().expect("the path of this program");
@@ -37,7 +37,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for OtherProcess {
     fn drop(&mut self) {
         // It ends at the end of its input as well, where this process is aborted.
         let _ = self.process.kill();

@@ -25,7 +25,7 @@ use estafette_report::perfetto;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
 
-use crate::elsewhere::{Owner, VALUE};
+use crate::elsewhere::{OtherProcess, VALUE};
 use crate::interposed;
 
 /// Longer than anything here takes; what takes longer is lost.
@@ -129,7 +129,7 @@ fn twice<T, E: std::error::Error>(
 pub fn run(folder: &Path) -> ExitCode {
     let account = Account::default();
     let deleted = Deleted::default();
-    let owner = (!is_clock_failing()).then(Owner::start);
+    let owner = (!is_clock_failing()).then(OtherProcess::start);
     interposed::arm(true);
     let recorder = account.ok(
         "open a trace",
@@ -257,7 +257,7 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
 }
 
 /// Tensors of another process: what fails once works the second time.
-fn elsewhere(account: &Account, engine: &Engine, owner: &Owner) {
+fn elsewhere(account: &Account, engine: &Engine, owner: &OtherProcess) {
     let check = |x: Tensor| {
         x.wait_timeout(LONG)?;
         if x.to_vec::<i64>()? != [VALUE] {

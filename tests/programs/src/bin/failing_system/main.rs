@@ -93,7 +93,7 @@ const SWEEPS: &[Sweep] = &[
 ];
 
 /// End of a run.
-struct Ended {
+struct RunEnd {
     status: Option<ExitStatus>,
     output: String,
     errors: String,
@@ -191,7 +191,7 @@ fn following(at: usize, each: usize) -> usize {
     if at < each { at + 1 } else { at + (at / STRIDE).max(1) }
 }
 
-fn run(programs: &Programs, folder: &Path, sweep: &Sweep, at: usize) -> Ended {
+fn run(programs: &Programs, folder: &Path, sweep: &Sweep, at: usize) -> RunEnd {
     let mut command = programs.command(sweep.language, folder);
     command.env("FAILING_CALL", sweep.call).env("FAILING_AT", at.to_string());
     command.env("FAILING_ERRNO", sweep.error.to_string()).env("RUST_BACKTRACE", "0");
@@ -205,7 +205,7 @@ fn run(programs: &Programs, folder: &Path, sweep: &Sweep, at: usize) -> Ended {
     let mut text = (String::new(), String::new());
     child.stdout.take().expect("piped").read_to_string(&mut text.0).expect("text");
     child.stderr.take().expect("piped").read_to_string(&mut text.1).expect("text");
-    Ended { status, output: text.0, errors: text.1 }
+    RunEnd { status, output: text.0, errors: text.1 }
 }
 
 /// `None` for a program that hangs, which is killed.
@@ -223,7 +223,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
 }
 
 /// Returns whether a call failed, or the fault found.
-fn judge(sweep: &Sweep, at: usize, ended: &Ended) -> Result<bool, String> {
+fn judge(sweep: &Sweep, at: usize, ended: &RunEnd) -> Result<bool, String> {
     let wrong = |what: &str| {
         let (output, errors) = (ended.output.trim_end(), ended.errors.trim_end());
         Err(format!("call {at}: {what}: {:?}\n    {output}\n    {errors}", ended.status))
