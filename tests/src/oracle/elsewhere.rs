@@ -9,7 +9,8 @@ use estafette::operation::OpBuilder;
 use estafette::{BodyResult, Engine, Error, Op, Tensor, Variable};
 
 use super::program::{CellId, OpIndex};
-use super::world::{Ticket, World, digest};
+use super::submitter::Ticket;
+use super::world::{World, digest};
 use crate::dice::{Dice, mix};
 
 /// The operands of an operation: tensors to read and to write, variables to read and to write.

@@ -17,4 +17,5 @@ mod bystander;
 mod elsewhere;
 pub mod program;
 pub mod replay;
+mod submitter;
 pub mod world;
