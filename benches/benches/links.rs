@@ -326,7 +326,7 @@ fn without_links() {
     x.wait().expect("written");
     let threads = std::fs::read_dir("/proc/self/task").expect("a folder of the kernel's").flatten();
     let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
-    let of_links = names.filter(|name| ["estafette-links", "estafette-lives"].contains(&name.trim()));
+    let of_links = names.filter(|name| ["estafette-links", "estafette-alive"].contains(&name.trim()));
     figure("one engine, no link: threads of links", "", &[of_links.count() as f64]);
     figure("one engine, no link: descriptors", "", &[(descriptors() - before) as f64]);
 }

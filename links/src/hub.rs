@@ -62,7 +62,7 @@ per_process! {
 pub(crate) struct Hub {
     pub(crate) poll: Poll,
     waker: Waker,
-    lines: Liveness,
+    liveness: Liveness,
     sources: Mutex<Sources>,
     /// Links to dispatch.
     scheduled: Mutex<Vec<u64>>,
@@ -105,7 +105,7 @@ struct Greeting {
     /// The process at whose door this one is. A child of it may keep the door after its end.
     host: Option<Descriptor>,
     board: Arc<Memory>,
-    line: LivenessLock,
+    liveness_lock: LivenessLock,
     arrived: Arrived,
     side: Side,
     /// This process has lacked what it takes to read it.
@@ -125,7 +125,7 @@ impl Hub {
     /// That of the process, whose threads start now if they have not.
     pub(crate) fn get() -> Result<&'static Self, LinkError> {
         threads::started(&HUB, Self::new, |hub| {
-            hub.lines.start()?;
+            hub.liveness.start()?;
             set_host(&LinkHost);
             threads::start("estafette-links", move || essential("the link thread", || hub.run()))
         })
@@ -136,7 +136,7 @@ impl Hub {
         let new = Self {
             poll: Poll::new().map_err(system())?,
             waker: Waker::new().map_err(system())?,
-            lines: Liveness::default(),
+            liveness: Liveness::default(),
             sources: Mutex::default(),
             scheduled: Mutex::default(),
             paused: Mutex::default(),
@@ -179,7 +179,7 @@ impl Hub {
         populate(&board);
         step!("greet 2");
         let board = Arc::new(board);
-        let line = self.lines.hold(Arc::clone(&board));
+        let liveness_lock = self.liveness.hold(Arc::clone(&board));
         step!("greet 3");
         let end = own_process().map_err(system())?;
         socket.send(&GREETING, &[&descriptor, &end]).map_err(|error| match error.kind() {
@@ -195,7 +195,7 @@ impl Hub {
         self.poll.add(socket.descriptor(), token).map_err(system())?;
         host.iter().try_for_each(|host| self.poll.add(host, token | 1)).map_err(system())?;
         let is_short = AtomicBool::new(false);
-        let greeting = Greeting { socket, process, host, board, line, arrived, side, is_short };
+        let greeting = Greeting { socket, process, host, board, liveness_lock, arrived, side, is_short };
         sources.by_token.insert(token, Source::Greeting(Arc::new(greeting)));
         let oldest = if side == Side::Accepts { sources.oldest_beyond() } else { None };
         drop(sources);
@@ -288,7 +288,7 @@ impl Hub {
             Some(Source::Link(link)) => {
                 self.poll.remove(link.channel().socket.descriptor());
                 self.poll.remove(&link.channel().end);
-                self.lines.unwatch(link);
+                self.liveness.unwatch(link);
                 // A thread that serves the link keeps it open.
                 self.removed.fetch_add(1, Ordering::Release);
                 wake_all(&self.removed);
@@ -452,7 +452,7 @@ impl Hub {
         self.abandon(token);
         // Who connects may give up at this moment.
         let Some(greeting) = Arc::into_inner(greeting) else { return };
-        let Greeting { socket, process, board, line, arrived, side, .. } = greeting;
+        let Greeting { socket, process, board, liveness_lock, arrived, side, .. } = greeting;
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));
         let met = || {
             let received = received.ok_or(LinkError::PeerDied { process })?;
@@ -477,7 +477,7 @@ impl Hub {
         let met = met();
         step!("greet 5");
         let link = met.and_then(|(peer, channel)| {
-            let link = Arc::new(Shared::new((board, line), peer, channel, self, token));
+            let link = Arc::new(Shared::new((board, liveness_lock), peer, channel, self, token));
             self.sources.lock().by_token.insert(token, Source::Link(Arc::clone(&link)));
             let added = self.poll.add(link.channel().socket.descriptor(), token);
             let added = added.and_then(|()| self.poll.add(&link.channel().end, token | 1));
@@ -485,7 +485,7 @@ impl Hub {
                 self.remove(token);
                 return Err(LinkError::system("waiting for another process")(error));
             }
-            self.lines.watch(Arc::clone(&link));
+            self.liveness.watch(Arc::clone(&link));
             step!("greet 6");
             Ok(Link::new(link))
         });

@@ -64,8 +64,8 @@ pub(crate) struct Shared {
     /// The hub's token of it.
     token: u64,
     _line: LivenessLock,
-    /// The peer's line while its thread lives.
-    peer_line: u32,
+    /// The value of the peer's liveness lock while its thread lives.
+    peer_lock_value: u32,
     fate: AtomicU32,
     broken: OnceLock<&'static str>,
     listener: Listener,
@@ -143,7 +143,7 @@ impl Shared {
         hub: &'static Hub,
         token: u64,
     ) -> Self {
-        let peer_line = peer.half_word(LIVENESS).load(Ordering::Relaxed);
+        let peer_lock_value = peer.half_word(LIVENESS).load(Ordering::Relaxed);
         Self {
             own: OwnBoard::new(own.0),
             peer: PeerBoard(peer),
@@ -151,7 +151,7 @@ impl Shared {
             hub,
             token,
             _line: own.1,
-            peer_line,
+            peer_lock_value,
             fate: AtomicU32::new(0),
             broken: OnceLock::new(),
             listener: Listener::default(),
@@ -183,8 +183,8 @@ impl Shared {
     }
 
     /// The peer's liveness lock, and what it says while the peer lives.
-    pub(crate) fn line(&self) -> (&AtomicU32, u32) {
-        (self.peer.0.half_word(LIVENESS), self.peer_line)
+    pub(crate) fn peer_liveness(&self) -> (&AtomicU32, u32) {
+        (self.peer.0.half_word(LIVENESS), self.peer_lock_value)
     }
 
     // The fate of the peer.

@@ -44,7 +44,7 @@ impl Liveness {
         if self.state.lock().held.is_some() {
             return Ok(());
         }
-        threads::start("estafette-lives", move || essential("the thread of liveness locks", || self.run()))?;
+        threads::start("estafette-alive", move || essential("the thread of liveness locks", || self.run()))?;
         let mut state = self.state.lock();
         loop {
             if let Some(error) = state.error.take() {
@@ -61,7 +61,7 @@ impl Liveness {
         if let Some(held) = &self.state.lock().held {
             held.hold(&board, LIVENESS);
         }
-        LivenessLock { board, lines: self }
+        LivenessLock { board, liveness: self }
     }
 
     /// From now on the death of the peer is noted.
@@ -99,10 +99,10 @@ impl Liveness {
             let watched: Vec<_> = self.state.lock().watched.iter().take(WATCHED_MAX).cloned().collect();
             let mut words = vec![(&self.changes, changes)];
             for link in &watched {
-                let (line, held) = link.line();
-                match line.load(Ordering::Relaxed) {
+                let (lock, held) = link.peer_liveness();
+                match lock.load(Ordering::Relaxed) {
                     word if owner_died(word) => link.note_lost(),
-                    word if word == held => words.push((line, held)),
+                    word if word == held => words.push((lock, held)),
                     // Released in good order, or damaged: the link thread sees what becomes of the process.
                     _ => self.state.lock().watched.retain(|watched| !Arc::ptr_eq(watched, link)),
                 }
@@ -138,14 +138,14 @@ fn pause_after(error: &io::Error) -> Option<Duration> {
 #[derive(Debug)]
 pub(crate) struct LivenessLock {
     board: Arc<Memory>,
-    lines: &'static Liveness,
+    liveness: &'static Liveness,
 }
 
 impl Drop for LivenessLock {
     fn drop(&mut self) {
         // A child has neither the board nor the thread.
-        if self.lines.generation.is_current()
-            && let Some(held) = &self.lines.state.lock().held
+        if self.liveness.generation.is_current()
+            && let Some(held) = &self.liveness.state.lock().held
         {
             held.release(&self.board, LIVENESS);
         }

@@ -338,15 +338,15 @@ fn a_thread_that_serves_under_a_number_of_an_earlier_wake_up_is_missed() {
 fn settles_and_dies(read: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
     explore(move || {
         let [dying, user] = processes();
-        let [line, fate] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
-        let marked = Arc::clone(&line);
+        let [lock, fate] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
+        let marked = Arc::clone(&lock);
         let dying = thread::spawn(move || {
             dying.own.settle(slot(Kind::Ready, 1), &Ok(()), &dying.peer);
             marked.store(1, Ordering::Release);
         });
         let noted = Arc::clone(&fate);
         let watching = thread::spawn(move || {
-            if line.load(Ordering::Relaxed) != 0 {
+            if lock.load(Ordering::Relaxed) != 0 {
                 fence(Ordering::Acquire);
                 noted.fetch_or(1, Ordering::AcqRel);
             }

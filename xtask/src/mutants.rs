@@ -66,8 +66,8 @@ const MUTANTS: &[Mutant] = &[
         file: "liveness.rs",
         edits: &[
             [
-                "        threads::start(\"estafette-lives\"",
-                "        self.state.lock().held = RobustList::of_this_thread().ok();\n        threads::start(\"estafette-lives\"",
+                "        threads::start(\"estafette-alive\"",
+                "        self.state.lock().held = RobustList::of_this_thread().ok();\n        threads::start(\"estafette-alive\"",
             ],
             ["Ok(held) => state.held = Some(held)", "Ok(_) => {}"],
         ],

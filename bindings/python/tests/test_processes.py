@@ -874,7 +874,7 @@ def test_an_engine_without_a_link_has_no_thread_and_no_descriptor_more():
             eng.door().close()
             # A thread gives itself its name.
             deadline = time.monotonic() + 60
-            while not {"estafette-links", "estafette-lives"} <= names():
+            while not {"estafette-links", "estafette-alive"} <= names():
                 assert time.monotonic() < deadline, names()
         """
     )
