@@ -8,7 +8,7 @@ use std::time::Duration;
 use estafette_devices::{DeviceError, DeviceErrorKind, Reactor};
 use estafette_links::LinkError;
 use estafette_links::network::{self, Fetched, Offer, Reach, Reply, Secret};
-use estafette_report::model::{ClockOffset, Elsewhere};
+use estafette_report::model::{ClockOffset, ImportOrigin};
 
 use super::export::{ExportMemory, SegmentRange};
 use super::ticket::{UntilHeld, VOID, named};
@@ -108,9 +108,9 @@ pub(super) fn fetch(
     let reach = parse(reach).expect("checked with the ticket");
     network::fetch(&reach, process, secret, until_held, move |fetched| {
         let id = completion.scope().id();
-        let note_origin = |elsewhere| {
+        let note_origin = |origin| {
             if trace::is_open() {
-                hooks::is_elsewhere(id, &elsewhere, site.as_ref());
+                hooks::has_origin(id, &origin, site.as_ref());
             }
         };
         completion.produce(match fetched {
@@ -124,7 +124,7 @@ pub(super) fn fetch(
 }
 
 /// The tensor that was fetched. It is read-only, as it is on the owner's machine. `note_origin` gets what it is a copy of.
-fn described(fetched: Fetched, note_origin: impl FnOnce(Elsewhere)) -> Result<ManagedTensor, Error> {
+fn described(fetched: Fetched, note_origin: impl FnOnce(ImportOrigin)) -> Result<ManagedTensor, Error> {
     let Fetched { process, note, memory, bytes, clock } = fetched;
     let sent = |what: &str| Error::invalid(format!("process {process} on another machine sent {what}"));
     let Description { first, layout, key, .. } =
@@ -134,7 +134,7 @@ fn described(fetched: Fetched, note_origin: impl FnOnce(Elsewhere)) -> Result<Ma
         ahead_ns: offset.ahead_ns,
         uncertainty_ns: offset.uncertainty_ns,
     };
-    note_origin(Elsewhere { process, key, clock: clock.map(offset) });
+    note_origin(ImportOrigin { process, key, clock: clock.map(offset) });
     let data = inside(&layout, first, memory.ptr().as_ptr(), bytes)?
         .ok_or_else(|| sent("a tensor outside of its memory"))?;
     let flags = ExportFlags { read_only: true, is_copied: true };

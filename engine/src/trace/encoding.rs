@@ -57,7 +57,7 @@ pub(super) enum EventKind {
     LeasePinned,
     /// The result of an operation is another process's: that process's number, the line that took it, and its key. Of another machine: its
     /// clock, by how much that is ahead, and how exact that is.
-    Elsewhere,
+    ImportOrigin,
     /// The engine that this thread submits to and works for from here on; whether the thread is a worker of that engine; how many workers the
     /// engine has, and how many run at once. Belongs to no operation: the identity is 0.
     Engine,
@@ -90,7 +90,7 @@ impl EventKind {
         Self::SubmittedNarrow,
         Self::RanNarrow,
         Self::LeasePinned,
-        Self::Elsewhere,
+        Self::ImportOrigin,
         Self::Engine,
         Self::Blocks,
         Self::WaitedFor,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use estafette_devices::{Fence, Reactor, Timing};
 use estafette_graph::{AccessMode, OpId, VarId};
 #[cfg(feature = "links")]
-use estafette_report::model::{ClockOffset, Elsewhere};
+use estafette_report::model::{ClockOffset, ImportOrigin};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 use tracing::span::EnteredSpan;
@@ -442,16 +442,21 @@ pub(crate) fn unpinned(id: OpId, left: &[Fence]) {
 /// Notes that the operation `id` gives a value of another process: that process's number, the key of its lease there, and the clock of its
 /// machine if that is another one.
 #[cfg(feature = "links")]
-pub(crate) fn is_elsewhere(id: u64, elsewhere: &Elsewhere, site: Option<&CallSite>) {
+pub(crate) fn has_origin(id: u64, origin: &ImportOrigin, site: Option<&CallSite>) {
     writer::with(|writer| {
         let now = writer.now();
         let site = site.map_or(NONE, |site| writer.text(&site.to_trace()));
-        let (about, key) = (pair(elsewhere.process, site), elsewhere.key);
-        let Some(ClockOffset { clock, ahead_ns, uncertainty_ns }) = &elsewhere.clock else {
-            return writer.write(EventKind::Elsewhere, now, id, [about, key]);
+        let (about, key) = (pair(origin.process, site), origin.key);
+        let Some(ClockOffset { clock, ahead_ns, uncertainty_ns }) = &origin.clock else {
+            return writer.write(EventKind::ImportOrigin, now, id, [about, key]);
         };
         let clock = writer.text(clock).into();
-        writer.write(EventKind::Elsewhere, now, id, [about, key, clock, *ahead_ns as u64, *uncertainty_ns]);
+        writer.write(
+            EventKind::ImportOrigin,
+            now,
+            id,
+            [about, key, clock, *ahead_ns as u64, *uncertainty_ns],
+        );
     });
 }
 
@@ -474,7 +479,7 @@ pub(crate) fn received(
         writer.write(EventKind::Began, now, id.get(), [0]);
         writer.write(EventKind::Ended, now, id.get(), [ended(OutcomeCode::Well, true, NONE)]);
     });
-    is_elsewhere(id.get(), &Elsewhere { process, key, clock: None }, site);
+    has_origin(id.get(), &ImportOrigin { process, key, clock: None }, site);
     watch(id, std::slice::from_ref(ready), None);
     Some(id)
 }

@@ -210,7 +210,7 @@ fn around(one: Span, other: Span) -> Span {
 fn offsets(trace: &Trace) -> BTreeMap<&str, Span> {
     let mut known: Vec<(Nanos, &str, Span)> = Vec::new();
     for operation in &trace.operations {
-        if let Some(offset) = operation.elsewhere.as_ref().and_then(|elsewhere| elsewhere.clock.as_ref()) {
+        if let Some(offset) = operation.origin.as_ref().and_then(|origin| origin.clock.as_ref()) {
             let (ahead, off) = (i128::from(offset.ahead_ns), i128::from(offset.uncertainty_ns));
             let at = operation.done.unwrap_or(operation.submitted);
             known.push((at, &offset.clock, (ahead - off, ahead + off)));
@@ -342,8 +342,7 @@ fn add(all: &mut Trace, mut trace: Trace) -> String {
 
 /// Has waits for imports wait for the leases of their owners, and leases name the lines of the imports.
 fn hand_over(trace: &mut Trace, programs: &[String], starts: &[(usize, Nanos)]) {
-    let imports =
-        trace.operations.iter().filter_map(|import| Some((import.id, import.elsewhere.as_ref()?.key)));
+    let imports = trace.operations.iter().filter_map(|import| Some((import.id, import.origin.as_ref()?.key)));
     let imports: Vec<(OperationId, u64)> = imports.collect();
     let wanted: HashSet<u64> = imports.iter().map(|(_, key)| *key).collect();
     let exports = trace.operations.iter().filter(|operation| operation.kind == OperationKind::Export);
@@ -436,21 +435,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::{ClockOffset, Elsewhere, Operation};
+    use crate::model::{ClockOffset, ImportOrigin, Operation};
 
     /// A trace of a process on a machine, with what has come from others: when, whose clock, and from where to where that may be ahead.
     fn trace(key: u64, clock: &str, started_ns: Nanos, came: &[(Nanos, &str, [i64; 2])]) -> Trace {
         let import = |(id, (done, clock, [from, to])): (u64, &(Nanos, &str, [i64; 2]))| {
             let (ahead_ns, uncertainty_ns) = ((from + to) / 2, (to - from) as u64 / 2 + 1);
             let clock = Some(ClockOffset { clock: (*clock).into(), ahead_ns, uncertainty_ns });
-            let elsewhere = Some(Box::new(Elsewhere { process: 1, key: 0, clock }));
-            Operation {
-                id,
-                kind: OperationKind::Import,
-                done: Some(*done),
-                elsewhere,
-                ..Operation::default()
-            }
+            let origin = Some(Box::new(ImportOrigin { process: 1, key: 0, clock }));
+            Operation { id, kind: OperationKind::Import, done: Some(*done), origin, ..Operation::default() }
         };
         Trace {
             processes: vec![Process { number: key as u32, key, started_ns, clock: clock.into() }],

@@ -5,7 +5,7 @@ use crate::analysis::attribution::{has_several_pools, is_link_wait};
 use crate::analysis::roots::Root;
 use crate::model::shown::shown;
 use crate::model::{
-    Blocker, Cause, Elsewhere, IN_FLIGHT_LIMIT, Nanos, OperationId, OperationKind, Site, TrackKind,
+    Blocker, Cause, IN_FLIGHT_LIMIT, ImportOrigin, Nanos, OperationId, OperationKind, Site, TrackKind,
 };
 
 /// A duration for people: three digits and a unit.
@@ -89,7 +89,7 @@ pub fn place(site: &Site) -> String {
 /// The reason why an operation waited, as the end of a sentence that begins with "because".
 pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
     match (cause, blocker) {
-        (Cause::Computing, Blocker::Operation(id)) if let Some(from) = elsewhere(trace, id) => {
+        (Cause::Computing, Blocker::Operation(id)) if let Some(from) = origin(trace, id) => {
             match (from.process, &from.clock) {
                 (process, None) => {
                     format!("its input was still being computed in another process (process {process})")
@@ -142,8 +142,8 @@ pub fn because(trace: &Trace, cause: Cause, blocker: Blocker) -> String {
 }
 
 /// The origin of an import.
-fn elsewhere(trace: &Trace, id: OperationId) -> Option<&Elsewhere> {
-    trace.operation(id)?.elsewhere.as_deref()
+fn origin(trace: &Trace, id: OperationId) -> Option<&ImportOrigin> {
+    trace.operation(id)?.origin.as_deref()
 }
 
 /// The workers of the engine, and the fewest of them that it ran at once; `None` of several engines.

@@ -59,7 +59,7 @@ fn walked(trace: &Trace) -> Walker<'_> {
         let end = end(last, trace.end_of(last.id));
         walker.at = trace.duration.max(end);
         walker.step(end, What::Program);
-        walker.go(last);
+        walker.follow(last);
     } else {
         walker.step(0, What::Program);
     }
@@ -148,7 +148,7 @@ impl<'a> Walker<'a> {
         self.at = from;
     }
 
-    fn go(&mut self, from: &'a Operation) {
+    fn follow(&mut self, from: &'a Operation) {
         let mut current = from;
         // Each turn goes back in time or to an operation that was submitted earlier; the bound is for traces that lie.
         let mut turns = 2 * (self.trace.operations.len() + self.trace.stalls.len()) + 16;

@@ -190,7 +190,7 @@ pub struct Operation {
     /// Of a hand-over of device memory whose order was not seen to. Rare, and so apart.
     pub disorder: Option<Box<Disorder>>,
     /// Of an import: the process that has the memory, and orders its uses.
-    pub elsewhere: Option<Box<Elsewhere>>,
+    pub origin: Option<Box<ImportOrigin>>,
     /// The [engine](Workers::engine) that it was submitted to; 0 if that is not known. Only attribution needs it: no file has it.
     #[doc(hidden)]
     pub engine: u64,
@@ -214,7 +214,7 @@ impl Operation {
 
 /// A value of another process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Elsewhere {
+pub struct ImportOrigin {
     /// Its number, as the process sees it that has the value from there.
     pub process: u32,
     /// [`Process::key`], plus the number of the lease there under which the value was shown.

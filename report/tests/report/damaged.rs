@@ -161,7 +161,7 @@ fn damage(file: &mut Vec<u8>, dice: &mut Dice) {
 }
 
 /// All that is ever made of a trace.
-fn look_at(bytes: &[u8], whole: &Trace) {
+fn inspect(bytes: &[u8], whole: &Trace) {
     let left = perfetto::read(bytes);
     let there = left.operations.len() + left.stalls.len() + left.edges.len();
     let bound = 4 * (whole.operations.len() + whole.stalls.len() + whole.edges.len());
@@ -176,7 +176,7 @@ fn look_at(bytes: &[u8], whole: &Trace) {
     perfetto::write(&left, std::io::sink()).expect("a sink takes everything");
 }
 
-fn look_at_damaged(seed: u64, whole: &Trace, file: &[u8], plain: &[u8]) {
+fn inspect_damaged(seed: u64, whole: &Trace, file: &[u8], plain: &[u8]) {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     // The file as it is; without compression, where damage goes unseen; and damage that has a right checksum.
     let mut bytes = if dice.below(3) == 0 { file.to_vec() } else { plain.to_vec() };
@@ -188,7 +188,7 @@ fn look_at_damaged(seed: u64, whole: &Trace, file: &[u8], plain: &[u8]) {
     if dice.below(3) == 0 {
         bytes = compressed(&bytes);
     }
-    look_at(&bytes, whole);
+    inspect(&bytes, whole);
 }
 
 #[test]
@@ -199,11 +199,11 @@ fn a_damaged_file_gives_a_partial_report_and_never_more() {
     assert_eq!(perfetto::read(&plain), whole, "a file need not be compressed");
     let few = std::env::var_os("ESTAFETTE_FEW_EXAMPLES").is_some();
     let rounds = if few { ROUNDS_OF_FEW } else { ROUNDS };
-    (0..rounds).for_each(|seed| look_at_damaged(seed, &whole, &file, &plain));
+    (0..rounds).for_each(|seed| inspect_damaged(seed, &whole, &file, &plain));
     let seconds = std::env::var("ESTAFETTE_FUZZ_SECONDS").ok().and_then(|it| it.parse().ok()).unwrap_or(0);
     let end = Instant::now() + Duration::from_secs(seconds);
     let more = (rounds..).take_while(|_| Instant::now() < end);
-    let more = more.inspect(|&seed| look_at_damaged(seed, &whole, &file, &plain));
+    let more = more.inspect(|&seed| inspect_damaged(seed, &whole, &file, &plain));
     if let Some(last) = more.last() {
         println!("{last} damaged files");
     }

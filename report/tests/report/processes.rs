@@ -211,7 +211,7 @@ fn handed_over() -> [Trace; 2] {
         closed: Some(300),
     });
     let mut import = operation(1, "tensor of process 1", Import, [0, 0, 60], (1, AccessMode::Write));
-    import.elsewhere = Some(Box::new(Elsewhere { process: 1, key: owner.processes[0].key + 2, clock: None }));
+    import.origin = Some(Box::new(ImportOrigin { process: 1, key: owner.processes[0].key + 2, clock: None }));
     import.site = Some(Site { file: "/home/worker.py".into(), line: 38, function: "work".into() });
     let used = operation(2, "use", Operation, [10, 60, 150], (1, AccessMode::Read));
     let mut consumer = program(2, 5_050, vec![import, used]);
@@ -256,7 +256,7 @@ fn handed_over_to_another_machine() -> [Trace; 2] {
     owner.processes[0].started_ns += BEHIND;
     consumer.processes[0].clock = "another boot".into();
     let clock = ClockOffset { clock: "this boot".into(), ahead_ns: BEHIND as i64, uncertainty_ns: 2_000 };
-    consumer.operations[0].elsewhere.as_mut().unwrap().clock = Some(clock);
+    consumer.operations[0].origin.as_mut().unwrap().clock = Some(clock);
     [owner, consumer]
 }
 
@@ -323,7 +323,7 @@ fn a_key_that_many_claim_costs_no_more_than_there_are() {
     assert!(both.edges.len() < 20 * 20_000, "{} edges", both.edges.len());
     // A process claims a lease of its own.
     let [mut owner, _] = handed_over();
-    owner.operations[0].elsewhere = import.elsewhere;
+    owner.operations[0].origin = import.origin;
     let other = program(2, 5_000, Vec::new());
     assert_eq!(merge(vec![owner.clone(), other]).unwrap().stalls, owner.stalls);
 }

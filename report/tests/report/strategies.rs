@@ -92,9 +92,10 @@ fn track() -> BoxedStrategy<Option<TrackId>> {
 fn operation() -> BoxedStrategy<Operation> {
     let first = (text(), operation_kind(), library(), site(), track(), track(), outcome());
     let times = (time(), prop::array::uniform8(maybe_time()));
-    let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64), disorder(), elsewhere());
+    let uses =
+        (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64), disorder(), import_origin());
     (first, times, uses)
-        .prop_map(|(first, times, (accesses, waits_for, disorder, elsewhere))| {
+        .prop_map(|(first, times, (accesses, waits_for, disorder, origin))| {
             let (name, kind, library, site, submitter, track, outcome) = first;
             let (submitted, [granted, ready, awake, began, issued, done, observed, resumed]) = times;
             Operation {
@@ -119,7 +120,7 @@ fn operation() -> BoxedStrategy<Operation> {
                 accesses,
                 waits_for,
                 disorder: disorder.map(Box::new),
-                elsewhere: elsewhere.map(Box::new),
+                origin: origin.map(Box::new),
                 engine: 0,
             }
         })
@@ -133,7 +134,7 @@ fn disorder() -> BoxedStrategy<Option<Disorder>> {
 }
 
 /// Keys that leases of one of the processes may have.
-fn elsewhere() -> BoxedStrategy<Option<Elsewhere>> {
+fn import_origin() -> BoxedStrategy<Option<ImportOrigin>> {
     let clock =
         (prop::sample::select(vec!["this boot", "another boot"]), -(1_i64 << 46)..1 << 46, 0..1_u64 << 40);
     let clock = clock.prop_map(|(clock, ahead_ns, uncertainty_ns)| ClockOffset {
@@ -142,7 +143,7 @@ fn elsewhere() -> BoxedStrategy<Option<Elsewhere>> {
         uncertainty_ns,
     });
     let some = (any::<u32>(), 100..124_u64, prop::option::of(clock));
-    prop::option::weighted(0.2, some.prop_map(|(process, key, clock)| Elsewhere { process, key, clock }))
+    prop::option::weighted(0.2, some.prop_map(|(process, key, clock)| ImportOrigin { process, key, clock }))
         .boxed()
 }
 

@@ -68,7 +68,7 @@ fn operation() -> BoxedStrategy<Operation> {
                 outcome: Outcome::Ok,
                 waits_for: if accesses.is_empty() { about.3 } else { None },
                 disorder: None,
-                elsewhere: None,
+                origin: None,
                 engine: 0,
                 accesses,
             }

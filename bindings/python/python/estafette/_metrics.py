@@ -32,7 +32,7 @@ class _Counter(NamedTuple):
 _OF_PROCESS = (
     _Counter("imported", "estafette.tensors.imported", "{tensor}", "Tensors that came from other libraries"),
     _Counter("exported", "estafette.tensors.exported", "{tensor}", "Tensors that were handed to other libraries"),
-    _Counter("deleters", "estafette.tensors.given_back", "{tensor}", "Tensors that were returned to their libraries"),
+    _Counter("deleters", "estafette.tensors.returned", "{tensor}", "Tensors that were returned to their libraries"),
     _Counter("released", "estafette.tensors.released", "{tensor}", "Tensors whose memory was released"),
     _Counter("leaked", "estafette.tensors.leaked", "{tensor}", "Tensors whose memory is kept for ever"),
     _Counter("unordered", "estafette.exchanges.unordered", "{exchange}", "Exchanges that could not be ordered"),

@@ -10,16 +10,16 @@ fn a_trace_keeps_what_is_known_of_the_clock_of_another_machine() {
     let recorder = trace::Recorder::open(trace::TraceOptions::default()).expect("a recorder");
     let engine = Engine::builder().workers(1).build().expect("an engine");
     let clock = ClockOffset { clock: "another boot".into(), ahead_ns: -7, uncertainty_ns: 3 };
-    let elsewhere = Elsewhere { process: 5, key: 11, clock: Some(clock) };
-    let noted = elsewhere.clone();
+    let origin = ImportOrigin { process: 5, key: 11, clock: Some(clock) };
+    let noted = origin.clone();
     let fetched = engine.op("a copy").receive(move |completion| {
-        hooks::is_elsewhere(completion.scope().id(), &noted, None);
+        hooks::has_origin(completion.scope().id(), &noted, None);
         completion.produce(Err(Box::new(Error::invalid("nothing"))));
     });
     assert!(fetched.expect("a promise").wait().is_err());
     let trace = recorder.finish();
     let copies: Vec<_> = trace.operations.iter().filter(|it| *it.name == *"a copy").collect();
-    assert!(copies.len() == 1 && copies[0].elsewhere.as_deref() == Some(&elsewhere), "{copies:?}");
+    assert!(copies.len() == 1 && copies[0].origin.as_deref() == Some(&origin), "{copies:?}");
 }
 
 #[test]

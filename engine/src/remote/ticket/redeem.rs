@@ -94,8 +94,8 @@ impl NamedVersion {
         match adopt(&self.link, self.received, self.description, Some(&self.address)) {
             Ok(RemoteMemory { managed, loan, ready, key, process }) => {
                 if trace::is_open() {
-                    let elsewhere = model::Elsewhere { process, key, clock: None };
-                    hooks::is_elsewhere(completion.scope().id(), &elsewhere, site.as_ref());
+                    let origin = model::ImportOrigin { process, key, clock: None };
+                    hooks::has_origin(completion.scope().id(), &origin, site.as_ref());
                 }
                 completion.produce_after(&ready, Ok(Produced::elsewhere(managed, loan)));
             }
@@ -292,7 +292,7 @@ impl TicketOwner {
             }
         }
         let error = match link {
-            Ok(link) => self.take_answers(Arc::new(link), address).await.into(),
+            Ok(link) => self.receive_answers(Arc::new(link), address).await.into(),
             // The door of a process that lives stays open. How it ended is not known where there was no link.
             Err(LinkError::System { error, .. }) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                 let text = format!("process {process} died or ended before the tensor was taken from it");
@@ -319,7 +319,7 @@ impl TicketOwner {
         state.requests.iter().map(|(number, pending)| (*number, pending.request.clone())).collect()
     }
 
-    async fn take_answers(self: &Arc<Self>, link: Arc<RawLink>, address: &Address) -> LinkError {
+    async fn receive_answers(self: &Arc<Self>, link: Arc<RawLink>, address: &Address) -> LinkError {
         for (number, request) in self.connected(&link) {
             Arc::clone(self).send_soon(Arc::clone(&link), number, request);
         }

@@ -69,7 +69,7 @@ async fn answer(link: RawLink) {
 async fn answer_to(link: Arc<RawLink>, number: [u8; 8], request: TicketRequest) {
     let sent = match request {
         TicketRequest::Redeem(secret) => match named(&secret) {
-            Some(export) => give(&link, number, export).await,
+            Some(export) => send_version(&link, number, export).await,
             None => Err(Error::invalid(VOID)),
         },
         TicketRequest::PassOn(share) => match Share::find(share, link.process()) {
@@ -94,7 +94,7 @@ async fn pass_on(link: &RawLink, number: [u8; 8], export: Arc<Export>) -> Result
 }
 
 /// Gives what a ticket names: now, or once it is known what that is.
-async fn give(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
+async fn send_version(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
     if let Some(Shown::Here(place)) = export.shown.get() {
         return hand_over(link, &number, Arc::clone(&export), place, KEPT).await;
     }
@@ -103,11 +103,11 @@ async fn give(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>) -> Resu
     link.when_room(|| link.try_send_within(&known, &note, KEPT)).await?;
     // The end of the other process ends the link, however long this takes.
     let link = Arc::downgrade(link);
-    notify(give_later(link, number, export), move |given| completer.settle(given.map_err(device_error)));
+    notify(send_when_known(link, number, export), move |sent| completer.settle(sent.map_err(device_error)));
     Ok(())
 }
 
-async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
+async fn send_when_known(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
     if export.shown.get().is_none() {
         export.known.settled().await?;
     }
@@ -123,7 +123,7 @@ async fn give_later(link: Weak<RawLink>, number: [u8; 8], export: Arc<Export>) -
                     {
                         let on_host = (!peer.has_ended()).then_some(true);
                         let copy = Export::new(tensor, export.owner.clone(), on_host, true)?;
-                        return Box::pin(give_later(link, number, copy)).await;
+                        return Box::pin(send_when_known(link, number, copy)).await;
                     }
                     answer => answer?,
                 };

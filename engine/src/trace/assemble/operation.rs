@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use estafette_report::model::{
-    Access, AccessMode, ClockOffset, Elsewhere, Lease, LibraryId, Nanos, Operation, OperationKind, Outcome,
-    Site, Text, TrackId, TrackKind,
+    Access, AccessMode, ClockOffset, ImportOrigin, Lease, LibraryId, Nanos, Operation, OperationKind,
+    Outcome, Site, Text, TrackId, TrackKind,
 };
 
 use super::super::encoding::{
@@ -173,7 +173,7 @@ impl AssembledOp {
                     owner.library = owner.library.or(library);
                 }
             }
-            EventKind::Elsewhere => {
+            EventKind::ImportOrigin => {
                 let (process, site) = halves(words[0]);
                 let clock =
                     all.get(2).and_then(|clock| table.known(*clock as u32)).map(|clock| ClockOffset {
@@ -181,7 +181,7 @@ impl AssembledOp {
                         ahead_ns: event.word(3) as i64,
                         uncertainty_ns: event.word(4),
                     });
-                operation.elsewhere = Some(Box::new(Elsewhere { process, key: words[1], clock }));
+                operation.origin = Some(Box::new(ImportOrigin { process, key: words[1], clock }));
                 operation.site = table.site(site);
             }
             // Of a variable, or of a thread.
@@ -239,7 +239,7 @@ impl AssembledOp {
             UseKind::Wait if operation.kind != OperationKind::Wait => operation.kind = OperationKind::Await,
             UseKind::Wait | UseKind::Body => {}
         }
-        if operation.elsewhere.is_some() {
+        if operation.origin.is_some() {
             // No thread here runs it.
             (operation.kind, operation.track) = (OperationKind::Import, None);
         }

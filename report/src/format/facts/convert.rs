@@ -3,7 +3,7 @@
 use super::words::{Word, blocker, blocker_words, cause};
 use super::{Fact, Facts, Item, ReadFacts};
 use crate::model::{
-    Access, AccessMode, ClockOffset, Disorder, Edge, Elsewhere, Hazard, Lease, LostRecords, Operation,
+    Access, AccessMode, ClockOffset, Disorder, Edge, Hazard, ImportOrigin, Lease, LostRecords, Operation,
     OperationKind, Outcome, Process, Site, Stall, Text, Trace, Track, TrackKind, Variable, Workers,
 };
 
@@ -208,14 +208,14 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         .maybe("observed", since(operation.observed))
         .maybe("resumed", since(operation.resumed))
         .maybe("waits for", operation.waits_for)
-        .maybe("process", operation.elsewhere.as_ref().map(|it| it.process.into()))
-        .maybe("key", operation.elsewhere.as_ref().map(|it| it.key))
+        .maybe("process", operation.origin.as_ref().map(|it| it.process.into()))
+        .maybe("key", operation.origin.as_ref().map(|it| it.key))
         .word("outcome", outcome);
     if let Some(why) = why {
         facts = facts.text("why", why);
     }
     if let Some(ClockOffset { clock, ahead_ns, uncertainty_ns }) =
-        operation.elsewhere.as_ref().and_then(|it| it.clock.as_ref())
+        operation.origin.as_ref().and_then(|it| it.clock.as_ref())
     {
         // Facts have no sign.
         let way = if *ahead_ns < 0 { "clock behind" } else { "clock ahead" };
@@ -294,9 +294,9 @@ pub(crate) fn operation_from(name: &Text, facts: &impl ReadFacts) -> Result<Oper
         accesses,
         waits_for: facts.find_uint("waits for"),
         disorder: disorder.map(|facts| disorder_from(&facts)).transpose()?.map(Box::new),
-        elsewhere: process
+        origin: process
             .zip(facts.find_uint("key"))
-            .map(|(process, key)| Box::new(Elsewhere { process, key, clock: clock_from(facts) })),
+            .map(|(process, key)| Box::new(ImportOrigin { process, key, clock: clock_from(facts) })),
         engine: 0,
     })
 }

@@ -411,8 +411,8 @@ impl Sequence {
                 plausible([it.ran.map(|(from, _)| from), it.ran.map(|(_, to)| to)])?;
                 owner = Some(it.id);
                 let disorder = it.disorder.as_deref().map_or(0, size_of_val);
-                let elsewhere = it.elsewhere.as_deref().map_or(0, size_of_val);
-                budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]) + disorder + elsewhere)?;
+                let origin = it.origin.as_deref().map_or(0, size_of_val);
+                budget.take(size_of::<Operation>() + size_of_val(&it.accesses[..]) + disorder + origin)?;
                 self.trace.operations.push(it);
             }
             EventSubject::Lease => {
