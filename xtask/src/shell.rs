@@ -89,24 +89,24 @@ impl std::fmt::Display for CommandEnd {
     }
 }
 
-/// Runs a command for at most `limit`, passes its output on line by line and shows each line to `look`.
+/// Runs a command for at most `limit`, passes its output on line by line and shows each line to `on_line`.
 ///
 /// Both of its output streams go through one pipe, so lines keep the order in which they were written.
-pub fn watch(command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<CommandEnd, String> {
+pub fn watch(command: Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<CommandEnd, String> {
     announce(&command);
     follow(command, limit, |line| {
         print!("{line}");
-        look(line.trim_end());
+        on_line(line.trim_end());
     })
 }
 
-/// Runs commands at once, each for at most `limit`, and shows each line of output to `look` with the number of its command. The output of
+/// Runs commands at once, each for at most `limit`, and shows each line of output to `on_line` with the number of its command. The output of
 /// the first goes to `show` line by line, and that of the others when those before have ended, so that a reader can tell them apart.
 pub fn watch_at_once(
     commands: Vec<Command>,
     limit: Duration,
     show: &mut dyn FnMut(&str),
-    mut look: impl FnMut(usize, &str),
+    mut on_line: impl FnMut(usize, &str),
 ) -> Vec<Result<CommandEnd, String>> {
     commands.iter().for_each(|command| show(&format!("$ {}\n", describe(command))));
     let mut commands = commands.into_iter();
@@ -116,7 +116,7 @@ pub fn watch_at_once(
     let first = first.map(|command| {
         follow(command, limit, |line| {
             show(line);
-            look(0, line.trim_end());
+            on_line(0, line.trim_end());
         })
     });
     let mut all: Vec<_> = first.into_iter().collect();
@@ -126,7 +126,7 @@ pub fn watch_at_once(
         let number = all.len();
         all.push(ended.map(|(ended, output)| {
             show(&output);
-            output.lines().for_each(|line| look(number, line));
+            output.lines().for_each(|line| on_line(number, line));
             ended
         }));
     }
@@ -140,8 +140,12 @@ pub fn collect(command: Command, limit: Duration) -> Result<(CommandEnd, String)
     Ok((ended, output))
 }
 
-/// Runs a command for at most `limit` and shows each line of its output to `look`, with the line's end.
-fn follow(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<CommandEnd, String> {
+/// Runs a command for at most `limit` and shows each line of its output to `on_line`, with the line's end.
+fn follow(
+    mut command: Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<CommandEnd, String> {
     let pipe_error = |error: std::io::Error| format!("cannot make a pipe: {error}");
     let (output, input) = std::io::pipe().map_err(pipe_error)?;
     command.stdout(input.try_clone().map_err(pipe_error)?).stderr(input);
@@ -153,7 +157,7 @@ fn follow(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) -> 
     let mut lines = BufReader::new(output);
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).map_err(|error| format!("cannot read output: {error}"))? > 0 {
-        look(&String::from_utf8_lossy(&line));
+        on_line(&String::from_utf8_lossy(&line));
         line.clear();
     }
     let status = child.wait().map_err(|error| format!("cannot wait for a child: {error}"))?;

@@ -125,7 +125,7 @@ _TAKE_OR_REVOKE = (
     "The lease of a ticket for one use ends when the tensor is taken out of its queue and released; what may never be taken goes "
     "into a queue as `ticket = x.ticket(once=True)`, for `ticket.revoke()`"
 )
-_LET_GO = "An array or a view keeps its lease until it is gone, after its `with` block too: `del` its last name"
+_RELEASE_CURE = "An array or a view keeps its lease until it is gone, after its `with` block too: `del` its last name"
 
 
 def _cures(held: tuple[Lease, ...]) -> list[str]:
@@ -133,7 +133,7 @@ def _cures(held: tuple[Lease, ...]) -> list[str]:
     cures = [_TAKE_OR_REVOKE] if _UNUSED_TICKET in owners else []
     # Other processes release their leases by themselves, or die.
     if any(not owner.startswith(("a ticket", "process ")) for owner in owners):
-        cures.append(_LET_GO)
+        cures.append(_RELEASE_CURE)
     return cures
 
 
