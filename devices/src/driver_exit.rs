@@ -73,9 +73,9 @@ impl DriverExit {
     }
 
     /// `None` while the process exits, and in a forked child.
-    pub(crate) fn enter(&'static self) -> Option<DriverCall> {
+    pub(crate) fn begin_call(&'static self) -> Option<DriverCall> {
         // Made only then: its drop ends a use.
-        (!self.is_inherited() && self.calls.enter()).then(|| DriverCall(self))
+        (!self.is_inherited() && self.calls.acquire()).then(|| DriverCall(self))
     }
 }
 
@@ -85,6 +85,6 @@ pub(crate) struct DriverCall(&'static DriverExit);
 
 impl Drop for DriverCall {
     fn drop(&mut self) {
-        self.0.calls.leave();
+        self.0.calls.release();
     }
 }

@@ -97,7 +97,7 @@ impl Foreign {
     }
 
     /// Calls every subscriber, under its own lock.
-    fn tell(&self, status: i32, message: *const c_char) {
+    fn notify(&self, status: i32, message: *const c_char) {
         for call in self.calls.lock().iter() {
             // SAFETY: subscribed, and any thread may call.
             unsafe { (call.callback)(call.argument, status, message) };
@@ -205,7 +205,7 @@ fn a_fence_that_tells_is_not_polled() {
         std::thread::sleep(Duration::from_millis(50));
         let asked = foreign.queries.load(SeqCst);
         assert!(asked <= 3, "asked {asked} times");
-        foreign.tell(OK, std::ptr::null());
+        foreign.notify(OK, std::ptr::null());
         assert!(waiter.join().unwrap().is_ok());
     });
 }
@@ -237,7 +237,7 @@ fn failure_travels_with_its_message() {
         while foreign.calls.lock().is_empty() {
             std::thread::yield_now();
         }
-        foreign.tell(FAILED, c"no ink".as_ptr());
+        foreign.notify(FAILED, c"no ink".as_ptr());
         assert_eq!(waiter.join().unwrap().unwrap_err().message(), "no ink");
     });
 }
@@ -267,7 +267,7 @@ fn a_fence_that_has_settled_and_never_calls_ends_waits_by_its_query() {
         let (outcome, thread) = heard.recv_timeout(LONG).expect("it is queried in the end");
         assert_eq!((outcome.is_ok(), thread.as_deref()), (is_ok, Some("estafette-reactor")));
         // A call that comes after all changes nothing: the closure would panic, as its channel has gone.
-        foreign.tell(OK, std::ptr::null());
+        foreign.notify(OK, std::ptr::null());
         assert!(heard.recv().is_err(), "heard once");
     }
 }
@@ -291,9 +291,9 @@ fn a_fence_that_signals_twice_is_heard_once() {
         assert!(outcome.is_ok());
         count.fetch_add(1, SeqCst);
     });
-    foreign.tell(OK, std::ptr::null());
-    foreign.tell(OK, std::ptr::null());
-    foreign.tell(FAILED, c"changed its mind".as_ptr());
+    foreign.notify(OK, std::ptr::null());
+    foreign.notify(OK, std::ptr::null());
+    foreign.notify(FAILED, c"changed its mind".as_ptr());
     assert!(fence.wait_timeout(Some(LONG)).unwrap().is_ok(), "the first word counts");
     while told.load(SeqCst) == 0 {
         std::thread::yield_now();
@@ -324,7 +324,7 @@ fn one_that_signals_something_that_is_no_end_has_failed() {
         while foreign.calls.lock().is_empty() {
             std::thread::yield_now();
         }
-        foreign.tell(PENDING, std::ptr::null());
+        foreign.notify(PENDING, std::ptr::null());
         assert!(waiter.join().unwrap().unwrap_err().message().contains("neither done nor failed"));
     });
 }
@@ -350,7 +350,7 @@ fn callbacks_under_the_fences_own_lock_meet_nobody_who_needs_it() {
     });
     // The last holder goes too: the release must not come under that lock either.
     drop(fence);
-    foreign.tell(OK, std::ptr::null());
+    foreign.notify(OK, std::ptr::null());
     let (waiting, thread) = told.recv_timeout(LONG).expect("the subscriber is called elsewhere");
     assert_eq!((waiting, thread.as_deref()), (1, Some("estafette-reactor")));
 }
@@ -371,7 +371,7 @@ fn a_fence_is_held_until_nobody_needs_it_and_its_owner_may_leave_early() {
     drop(copy);
     assert_eq!(foreign.holders(), 0);
     // A notification after the release finds no subscriber.
-    foreign.tell(OK, std::ptr::null());
+    foreign.notify(OK, std::ptr::null());
 }
 
 #[test]
@@ -486,7 +486,7 @@ fn a_waiter_that_gives_up_does_not_keep_the_fence() {
         assert_eq!(foreign.holders(), 1, "only its maker has it, though it never settled");
         // A late notification finds no subscriber.
         foreign.settle(OK);
-        foreign.tell(OK, std::ptr::null());
+        foreign.notify(OK, std::ptr::null());
     }
 }
 
@@ -553,7 +553,7 @@ struct Circular {
     queries: AtomicUsize,
 }
 
-unsafe extern "C" fn ask_for_itself(context: *mut c_void) -> i32 {
+unsafe extern "C" fn query_itself(context: *mut c_void) -> i32 {
     // SAFETY: the test keeps it for ever.
     let circular = unsafe { &*context.cast::<Circular>() };
     assert!(circular.queries.fetch_add(1, SeqCst) < 3, "it asks itself without end");
@@ -571,7 +571,7 @@ fn a_fence_whose_query_asks_for_what_it_guards_fails_with_a_clear_text_and_does_
         Box::leak(Box::new(Circular { guarded: Mutex::new(None), queries: AtomicUsize::new(0) }));
     let raw = RawFence {
         context: std::ptr::from_ref(circular).cast_mut().cast(),
-        query: Some(ask_for_itself),
+        query: Some(query_itself),
         retain: None,
         release: None,
         ..Foreign::new().polled()

@@ -96,7 +96,7 @@ inline DLFence fence_of(const tide::Loop &loop, uint64_t ticket) {
 
 // Numbers of structs made and released.
 struct Counts {
-  std::atomic<int> made{0}, given_back{0};
+  std::atomic<int> made{0}, released{0};
 };
 
 // A vector of a framework as a DLPack struct with a fence, which keeps the framework's tensor alive. Takes the caller's reference of `ready`.
@@ -123,7 +123,7 @@ DLManagedTensorFenced *fenced(std::shared_ptr<Tensor> tensor, DLDataType dtype, 
   managed.deleter = [](DLManagedTensorVersioned *self) {
     auto made = static_cast<Export *>(self->manager_ctx);
     dlpack_fence_release(&made->fenced.ready);
-    made->counts->given_back++;
+    made->counts->released++;
     delete made;
   };
   DLTensor &described = managed.dl_tensor;

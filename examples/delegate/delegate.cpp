@@ -104,7 +104,7 @@ World *delegate_create(estafette_engine *engine) {
 void delegate_destroy(World *world) { delete world; }
 
 int delegate_made(World *world) { return world->counts.made; }
-int delegate_given_back(World *world) { return world->counts.given_back; }
+int delegate_released(World *world) { return world->counts.released; }
 
 // Mill computes a ramp from `start`, slowly.
 MillTensor *mill_ramp(World *world, float start, int64_t length, int milliseconds) {

@@ -33,7 +33,7 @@ class CLibrary:
             "delegate_create": (p, p),
             "delegate_destroy": (None, p),
             "delegate_made": (ctypes.c_int, p),
-            "delegate_given_back": (ctypes.c_int, p),
+            "delegate_released": (ctypes.c_int, p),
             "mill_ramp": (p, p, ctypes.c_float, i, ctypes.c_int),
             "mill_double": (p, p, p),
             "mill_sum": (p, p, p),
@@ -125,9 +125,9 @@ def main(path):
     for drop, tensor in drops:
         drop(tensor)
     deadline = time.monotonic() + 30
-    while lib.delegate_given_back(world) < lib.delegate_made(world) and time.monotonic() < deadline:
+    while lib.delegate_released(world) < lib.delegate_made(world) and time.monotonic() < deadline:
         time.sleep(0.001)
-    made, given_back = lib.delegate_made(world), lib.delegate_given_back(world)
+    made, released = lib.delegate_made(world), lib.delegate_released(world)
     lib.delegate_destroy(world)
 
     alone = FRAMES * MILLISECONDS / 1000
@@ -149,10 +149,10 @@ def main(path):
 
     in_python, in_mill = count(*(name for name, *_ in kinds)), count("mill sum")
     print(f"one trace: {in_python} operations of Python, {in_mill} of Mill")
-    print(f"sums right: {right} of {FRAMES}; memory released: {given_back} of {made}")
+    print(f"sums right: {right} of {FRAMES}; memory released: {released} of {made}")
     if in_python < FRAMES or in_mill != FRAMES:
         raise SystemExit("the trace lacks operations")
-    if right != FRAMES or given_back != made or early == FRAMES:
+    if right != FRAMES or released != made or early == FRAMES:
         raise SystemExit("something was not as it should be")
 
 

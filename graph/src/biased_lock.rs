@@ -87,7 +87,7 @@ impl BiasedLock {
     /// # Panics
     /// If the thread owns the lock and is in a section already.
     #[inline(always)]
-    pub(crate) fn enter(&self) -> CriticalSection {
+    pub(crate) fn acquire(&self) -> CriticalSection {
         // Acquire: after `SHARED`, what the last owner did is visible.
         let owner = self.owner.load(Ordering::Acquire);
         if owner == SHARED {
@@ -105,16 +105,16 @@ impl BiasedLock {
             }
             self.inside.store(OUTSIDE, Ordering::Release);
         }
-        self.enter_slow()
+        self.acquire_slow()
     }
 
     #[cold]
-    fn enter_slow(&self) -> CriticalSection {
+    fn acquire_slow(&self) -> CriticalSection {
         let token = token();
         self.refuse_inside(token);
         let owner = self.owner.load(Ordering::Relaxed);
         if owner == UNCLAIMED && self.becomes(owner, token) || owner == token {
-            return self.enter();
+            return self.acquire();
         }
         self.share();
         CriticalSection { biased: None }
@@ -223,7 +223,7 @@ mod models {
 
         /// Adds one. True: the section was exclusive.
         fn add(&self) -> bool {
-            let section = self.biased.enter();
+            let section = self.biased.acquire();
             let _locked = (!section.is_exclusive()).then(|| self.lock.lock());
             // SAFETY: claimed by the protocol, and watched by loom.
             self.value.with_mut(|value| unsafe { *value += 1 });

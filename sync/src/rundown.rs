@@ -53,14 +53,14 @@ impl Rundown {
         }
     }
 
-    /// Begins a use, which the caller ends by [`leave`](Self::leave). False once closed.
-    pub fn enter(&self) -> bool {
+    /// Begins a use, which the caller ends by [`release`](Self::release). False once closed.
+    pub fn acquire(&self) -> bool {
         let enter = |word| (word & CLOSED == 0).then_some(word + USE);
         self.word.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_ok()
     }
 
     /// Ends a use. What the thread has done before happens before the return of [`close`](Self::close).
-    pub fn leave(&self) {
+    pub fn release(&self) {
         let before = self.word.fetch_sub(USE, Ordering::Release);
         debug_assert!(before >= USE, "leave comes after enter");
         if before == USE | CLOSED && self.closed_by.get().is_none_or(|by| by.is_current()) {
@@ -100,10 +100,10 @@ mod tests {
     #[test]
     fn a_close_that_is_given_up_stays_closed_and_can_be_waited_for_again() {
         let rundown = Rundown::new();
-        assert!(rundown.enter());
+        assert!(rundown.acquire());
         assert!(!rundown.close(Duration::ZERO));
-        assert!(rundown.is_closed() && !rundown.enter());
-        rundown.leave();
+        assert!(rundown.is_closed() && !rundown.acquire());
+        rundown.release();
         assert!(rundown.close(Duration::ZERO));
     }
 
@@ -111,14 +111,14 @@ mod tests {
     #[test]
     fn a_forked_child_leaves_without_the_lock_that_another_thread_has() {
         let rundown = Rundown::new();
-        assert!(rundown.enter());
+        assert!(rundown.acquire());
         assert!(!rundown.close(Duration::ZERO));
         let lost = rundown.closing.lock();
         let stays_out = in_forked_child(|| {
             // SAFETY: the alarm ends a child that hangs.
             unsafe { libc::alarm(30) };
-            rundown.leave();
-            !rundown.enter()
+            rundown.release();
+            !rundown.acquire()
         });
         drop(lost);
         assert!(stays_out, "the child hung, or entered what is closed");
@@ -155,23 +155,23 @@ mod models {
         }
 
         /// Loom reports a look that nothing orders before or after the finalization.
-        fn look(&self) {
+        fn inspect(&self) {
             // SAFETY: loom checks this.
             let finalized = self.finalized.with(|finalized| unsafe { *finalized });
             assert!(!finalized, "uses a finalized interpreter");
         }
 
         fn attach(&self) -> MutexGuard<'_, ()> {
-            self.look();
+            self.inspect();
             self.lock.lock()
         }
 
         /// A thread of the engine calls a function. False if it is refused.
         fn call(&self) -> bool {
-            let entered = self.guard.enter();
+            let entered = self.guard.acquire();
             if entered {
                 drop(self.attach());
-                self.guard.leave();
+                self.guard.release();
             }
             entered
         }
@@ -179,21 +179,21 @@ mod models {
         /// A thread that has the lock gives it up for a wait. It stays away if the interpreter is closed
         /// meanwhile.
         fn call_that_waits(&self) {
-            if !self.guard.enter() {
+            if !self.guard.acquire() {
                 return;
             }
             drop(self.attach());
             // The second use begins within the first, which may be closing by now.
             let again = self.attach();
-            self.guard.leave();
+            self.guard.release();
             drop(again);
         }
 
         /// As [`call`](Self::call), of the interpreter's memory alone.
-        fn look_without_the_lock(&self) {
-            if self.guard.enter() {
-                self.look();
-                self.guard.leave();
+        fn inspect_without_the_lock(&self) {
+            if self.guard.acquire() {
+                self.inspect();
+                self.guard.release();
             }
         }
 

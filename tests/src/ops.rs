@@ -39,7 +39,7 @@ pub fn fail(engine: &Engine, tensor: &Tensor, message: &'static str) -> Op {
 }
 
 /// Reads `tensor` and does nothing.
-pub fn look(engine: &Engine, tensor: &Tensor) -> Op {
+pub fn read(engine: &Engine, tensor: &Tensor) -> Op {
     engine.op("look").reads([tensor]).run(|[_tensor], []| Ok(())).expect("accepted")
 }
 

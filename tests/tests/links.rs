@@ -298,9 +298,9 @@ fn the_name_of_an_operation_that_failed_elsewhere_comes_whole() {
 }
 
 #[test]
-fn a_consumer_that_dies_gives_back_what_it_read() {
+fn a_consumer_that_dies_releases_what_it_read() {
     two(
-        "a_consumer_that_dies_gives_back_what_it_read",
+        "a_consumer_that_dies_releases_what_it_read",
         |peer, engine, link| {
             let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
             fill(engine, &x, 1);

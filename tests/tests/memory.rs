@@ -9,7 +9,7 @@ use futures::executor::block_on;
 use tests::churn::{churn, resident_bytes};
 use tests::dice::from_environment;
 use tests::foreign::{self, Deleted};
-use tests::ops::{add, engine, exclusive, look};
+use tests::ops::{add, engine, exclusive, read};
 use tests::watchdog::Watchdog;
 
 /// Imports and exports of the flatness test. `ESTAFETTE_TENSORS` sets another number.
@@ -89,7 +89,7 @@ fn keepers(deleted: &Deleted) -> Vec<Keeper> {
     // SAFETY: the lease keeps the memory, which this test owns.
     let derived = unsafe { engine.import(export()) }.expect("a good tensor");
     let lease = block_on(x.lease(Access::Read, "a keeper")).expect("no thread writes");
-    let (exported, done) = (export(), look(&engine, &x));
+    let (exported, done) = (export(), read(&engine, &x));
     done.wait().expect("readers share");
     // Waits for all the leases, and keeps the tensor until it has run.
     let queued = add(&engine, &x, 1.0);

@@ -84,7 +84,7 @@ impl Drop for Held {
         // It is in use as long as this claim is.
         if let Ok((number, mut state)) = find(self.0.as_ptr()) {
             state.is_claimed = false;
-            leave(number, state);
+            free_if_unused(number, state);
         }
     }
 }
@@ -107,7 +107,7 @@ fn fresh_place() -> Result<(u32, MutexGuard<'static, SlotState>), Refusal> {
 }
 
 /// A place that its operation and the caller hold.
-pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
+pub(crate) fn allocate() -> Result<(*mut estafette_op, Held), Refusal> {
     let (number, mut state) = fresh_place()?;
     (state.callers, state.is_claimed) = (1, true);
     let handle = places::handle(state.tag, number);
@@ -115,7 +115,7 @@ pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
 }
 
 /// A place for an operation whose function is about to be called, and to which no caller has a reference.
-pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
+pub(crate) fn allocate_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
     let (number, mut state) = fresh_place()?;
     state.is_claimed = true;
     state.stage = FunctionStage::Begun(begun);
@@ -165,7 +165,7 @@ pub(crate) fn ended(op: *mut estafette_op) -> Result<(), Refusal> {
 fn end(number: u32, mut state: MutexGuard<'static, SlotState>) {
     state.stage = FunctionStage::Ended;
     state.is_claimed = false;
-    leave(number, state);
+    free_if_unused(number, state);
 }
 
 /// Counts one caller more.
@@ -185,12 +185,12 @@ pub(crate) fn release(op: *mut estafette_op) -> Result<(), Refusal> {
     state.callers = left.ok_or_else(|| {
         Refusal::invalid("op: no caller holds this handle, only its operation: it was released too often")
     })?;
-    leave(number, state);
+    free_if_unused(number, state);
     Ok(())
 }
 
 /// Gives the place back if nothing holds it any more.
-fn leave(number: u32, mut state: MutexGuard<'static, SlotState>) {
+fn free_if_unused(number: u32, mut state: MutexGuard<'static, SlotState>) {
     if state.is_held() {
         return;
     }

@@ -94,7 +94,7 @@ impl PendingCall {
         let begun = Begun { completion, context, produces };
         let begun = match held {
             Some(held) => held.begin(begun),
-            None => slots::enter_begun(begun),
+            None => slots::allocate_begun(begun),
         };
         let handle = match begun {
             Ok(handle) => handle,
@@ -278,7 +278,7 @@ unsafe fn produce(
 
 /// A place for an operation of which the caller wants a handle, unless `out` is NULL: one reference is the operation's, the other the caller's.
 fn entered(out: *mut *mut estafette_op) -> Result<(Option<*mut estafette_op>, Option<Held>), Refusal> {
-    let entered = if out.is_null() { None } else { Some(slots::enter()?) };
+    let entered = if out.is_null() { None } else { Some(slots::allocate()?) };
     Ok(entered.unzip())
 }
 

@@ -140,7 +140,7 @@ const MUTANTS: [Mutant; 24] = [
         "pool.c",
         "if (self->status == DLPACK_FENCE_DEVICE) {",
         "if (self->status > 0) {",
-        "memory_is_not_given_back_after_a_fault_of_a_device",
+        "memory_is_not_released_after_a_fault_of_a_device",
     ),
     Mutant(
         "pool.c",

@@ -197,7 +197,7 @@ static DLManagedTensorFenced *give(const world *self) {
   return tensor;
 }
 static void finish(const world *self) { self->it->finish(self->library, self->tensor, 1); }
-static void all_is_given_back(const world *self) {
+static void all_is_released(const world *self) {
   self->it->drop(self->library, self->tensor);
   COMES("R11", self->it->live(self->library) == 0);
 }
@@ -216,7 +216,7 @@ static void late_readiness(const void *subject) {
   RULE("R4", dlpack_fence_query(&tensor->ready) == DLPACK_FENCE_DONE);
   RULE("R11", unchanged(&now));
   delete(tensor);
-  all_is_given_back(&it);
+  all_is_released(&it);
 }
 
 static void failure(const void *subject) {
@@ -230,7 +230,7 @@ static void failure(const void *subject) {
   nap(PAUSE_MS);
   RULE("R4", dlpack_fence_query(&tensor->ready) == first);
   delete(tensor);
-  all_is_given_back(&it);
+  all_is_released(&it);
 }
 
 typedef struct { atomic_int calls, status; } heard;
@@ -265,7 +265,7 @@ static void subscriptions(const void *subject) {
     finish(&it);
   }
   delete(tensor);
-  all_is_given_back(&it);
+  all_is_released(&it);
 }
 
 static void a_retained_fence_outlives_its_tensor(const void *subject) {
@@ -277,7 +277,7 @@ static void a_retained_fence_outlives_its_tensor(const void *subject) {
   RULE("R1", dlpack_fence_query(&ready) == DLPACK_FENCE_PENDING);
   finish(&it);
   COMES("R1", dlpack_fence_query(&ready) == DLPACK_FENCE_DONE);
-  all_is_given_back(&it);
+  all_is_released(&it);
   RULE("R1", dlpack_fence_query(&ready) == DLPACK_FENCE_DONE);
   dlpack_fence_release(&ready);
 }
@@ -286,7 +286,7 @@ static void a_deleter_before_the_tensor_is_ready(const void *subject) {
   world it = begin(subject);
   delete(give(&it));
   finish(&it);
-  all_is_given_back(&it);
+  all_is_released(&it);
 }
 
 /* A consumer's work goes on after its deleter; `calls` as in strict_new; `end` is how the work ends. */
@@ -308,7 +308,7 @@ static void done_after_deleter(const void *subject, int calls, int32_t end) {
   RULE("R11", it.it->live(it.library) == 1);
   strict_settle(work, end);
   if (it.it->overwrite) COMES("R11", !unchanged(&now));
-  all_is_given_back(&it);
+  all_is_released(&it);
   COMES("R1", strict_holders(work) == 1);
   RULE("R1", !work->broken);
 }
@@ -336,7 +336,7 @@ static void fault_of_a_device(const void *subject, int writes) {
   nap(PAUSE_MS);
   RULE("R11", it.it->live(it.library) == 1);
 }
-static void memory_is_not_given_back_after_a_fault_of_a_device(const void *subject) { fault_of_a_device(subject, 0); }
+static void memory_is_not_released_after_a_fault_of_a_device(const void *subject) { fault_of_a_device(subject, 0); }
 static void a_write_after_a_fault_of_a_device_begins(const void *subject) {
   if (((const DLFenceProducer *)subject)->overwrite) fault_of_a_device(subject, 1);
 }
@@ -380,7 +380,7 @@ static void two_consumers(const void *subject) {
     strict_settle(work[2 - i], DLPACK_FENCE_DONE);
   }
   if (it.it->overwrite) COMES("R12", !unchanged(&now));
-  all_is_given_back(&it);
+  all_is_released(&it);
   for (int i = 0; i < 3; i++) COMES("R1", strict_holders(work[i]) == 1);
 }
 
@@ -397,7 +397,7 @@ static void a_write_waits_for_the_deleter(const void *subject) {
   RULE("R11", unchanged(&now));
   delete(tensor);
   if (it.it->overwrite) COMES("R11", !unchanged(&now));
-  all_is_given_back(&it);
+  all_is_released(&it);
 }
 
 static void *on_another_thread(void *argument) {
@@ -421,7 +421,7 @@ static void other_threads(const void *subject) {
   for (int i = 0; i < 4; i++) COMES("R5", dlpack_fence_query(&tensor[i]->ready) == DLPACK_FENCE_DONE);
   for (int i = 0; i < 4; i++) pthread_create(&thread[i], NULL, on_another_thread, tensor[i]);
   for (int i = 0; i < 4; i++) pthread_join(thread[i], NULL);
-  all_is_given_back(&it);
+  all_is_released(&it);
 }
 
 static void a_forked_child(const void *subject) {
@@ -439,7 +439,7 @@ static void a_forked_child(const void *subject) {
   finish(&it);
   COMES("R5", dlpack_fence_query(&pending->ready) == DLPACK_FENCE_DONE);
   delete(pending);
-  all_is_given_back(&it);
+  all_is_released(&it);
 }
 
 #define RUN(check) failed += run(#check, check, subject)
@@ -455,7 +455,7 @@ int dlpack_fence_check_producer(const DLFenceProducer *subject) {
   RUN(a_write_waits_for_the_consumers_fence);
   RUN(a_consumers_fence_that_is_polled);
   RUN(a_consumers_work_that_fails_ends_its_use);
-  RUN(memory_is_not_given_back_after_a_fault_of_a_device);
+  RUN(memory_is_not_released_after_a_fault_of_a_device);
   RUN(a_write_after_a_fault_of_a_device_begins);
   RUN(memory_outlives_the_producers_handle);
   RUN(two_consumers);

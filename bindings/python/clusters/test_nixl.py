@@ -262,7 +262,7 @@ def test_strides_empty_tensors_and_many_tensors_cross(machines):
     consumer.end()
 
 
-def test_memory_that_its_owner_has_let_go_of_goes_although_the_connection_is_in_use(machines):
+def test_memory_that_its_owner_has_released_goes_although_the_connection_is_in_use(machines):
     rounds = 600
     owner, consumer = machines.both(
         f"""

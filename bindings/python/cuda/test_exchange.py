@@ -104,7 +104,7 @@ def test_a_consumer_that_wants_no_synchronization_is_counted(sim, eng, lib):
     later.wait()
 
 
-def test_a_write_waits_for_a_consumer_that_let_go_before_its_kernel_ran(sim, eng, lib):
+def test_a_write_waits_for_a_consumer_that_released_before_its_kernel_ran(sim, eng, lib):
     x, ours = filled(eng, lib, 5)
     sim.unblock(ours)
     sim.block(lib.current)
@@ -169,7 +169,7 @@ def to_dlpack(array):
 """
 
 
-def test_arrays_of_jax_are_exported_and_let_go_one_at_a_time(sim, eng):
+def test_arrays_of_jax_are_exported_and_released_one_at_a_time(sim, eng):
     state = {"inside": 0, "most": 0, "deleted": 0, "beside": 0}
     module = {"__name__": "jax._src.dlpack", "state": state, "sleep": time.sleep}
     exec(EXPORT_OF_JAX, module)

@@ -79,7 +79,7 @@ def test_tensors_of_a_device_cross_by_links_and_tickets_without_a_copy(sim, eng)
     overwrite(eng, sim, x, 21).wait(timeout=30)
 
 
-def test_a_process_that_dies_lets_go_of_memory_of_a_device(sim, eng):
+def test_a_process_that_dies_releases_memory_of_a_device(sim, eng):
     other = Other(
         eng,
         """

@@ -191,7 +191,7 @@ class TestOverlaps:
         eng.submit(lambda x, y, out: np.add(x, y, out=out), reads=[t, t], writes=[t], using=np.from_dlpack).wait()
         assert np.from_dlpack(t).tolist() == [2, 2, 2]
 
-    def test_memory_that_was_given_back_is_forgotten(self, eng, np):
+    def test_memory_that_was_released_is_forgotten(self, eng, np):
         for _ in range(100):
             t = eng.from_dlpack(np.zeros(1000))
             eng.submit(fill(1), writes=[t], using=np.from_dlpack)

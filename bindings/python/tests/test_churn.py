@@ -160,7 +160,7 @@ def test_awaits_that_are_given_up_leave_nothing_behind(np):
         asyncio.run(main(eng))
 
 
-def test_a_function_that_holds_its_own_tensor_is_let_go_with_its_operation(eng, np):
+def test_a_function_that_holds_its_own_tensor_is_released_with_its_operation(eng, np):
     books = Books(eng)
     for _ in range(200):
         tensor = eng.from_dlpack(np.zeros(64))

@@ -127,7 +127,7 @@ class TestOurTable:
         gc.collect()
         until(lambda: made.deleted == 1)
 
-    def test_one_that_is_refused_is_given_back(self):
+    def test_one_that_is_refused_is_released(self):
         made = Made(dtype=(6, 1, 1))
         with pytest.raises(est.InvalidTensorError, match="dtype.bits"):
             Functions(est.Tensor).make(ctypes.addressof(made.managed))
@@ -262,14 +262,14 @@ class TestTablesOfOthers:
         with pytest.raises(BufferError, match="layout"):
             eng.from_dlpack(torch.zeros((3, 3)).to_sparse())
 
-    def test_a_bad_struct_is_refused_and_given_back(self, eng):
+    def test_a_bad_struct_is_refused_and_released(self, eng):
         made = Made(dtype=(17, 8, 1))
         obj, _ = with_table(made)
         with pytest.raises(est.InvalidTensorError, match="float4_e2m1fn has 4"):
             eng.from_dlpack(obj)
         until(lambda: made.deleted == 1)
 
-    def test_a_device_that_is_not_here_is_refused_and_given_back(self, eng):
+    def test_a_device_that_is_not_here_is_refused_and_released(self, eng):
         made = Made(device=(2, 1))
         obj, calls = with_table(made)
         with pytest.raises(BufferError, match="cuda:1"):

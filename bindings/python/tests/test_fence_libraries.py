@@ -54,7 +54,7 @@ class TestPyTorch:
         until(lambda: x.back == 1)
 
     @pytest.mark.parametrize("max_version", [None, (1, 0)])
-    def test_a_capsule_that_is_dropped_is_given_back(self, np, max_version):
+    def test_a_capsule_that_is_dropped_is_released(self, np, max_version):
         x = Late(np.zeros(3))
         x.ready.settle()
         take(x).__dlpack__(max_version=max_version)

@@ -201,7 +201,7 @@ class TestTheirs:
             with pytest.raises(est.EstafetteError, match="their paper is jammed"):
                 tensor.wait(30)
 
-    def test_struct_and_fence_are_given_back(self, eng, np, pushes):
+    def test_struct_and_fence_are_released(self, eng, np, pushes):
         theirs = Array(np.ones(2), pushes)
         t = eng.from_dlpack(theirs)
         assert theirs.ready._holders > 0 and theirs.back == 0

@@ -61,7 +61,7 @@ def capsules(tensor, count):
     return [tensor.__dlpack__(max_version=VERSION) for _ in range(count)]
 
 
-def waits_until_all_are_given_back(eng, np, tensor, call):
+def waits_until_all_are_released(eng, np, tensor, call):
     views = [taken(capsule) for capsule in capsules(tensor, 20)]
     writing = eng.submit(lambda x: x.fill(1), writes=[tensor], using=np.from_dlpack)
     for managed, deleter in views:
@@ -73,16 +73,16 @@ def waits_until_all_are_given_back(eng, np, tensor, call):
 
 def test_with_the_python_lock_on_a_thread_of_pythons(eng, np):
     with_the_lock = lambda deleter, managed: ctypes.PYFUNCTYPE(None, c_void_p)(deleter)(managed)
-    waits_until_all_are_given_back(eng, np, eng.zeros(4, "float32"), with_the_lock)
+    waits_until_all_are_released(eng, np, eng.zeros(4, "float32"), with_the_lock)
 
 
 def test_without_the_python_lock_on_a_thread_of_pythons(eng, np):
     without = lambda deleter, managed: ctypes.CFUNCTYPE(None, c_void_p)(deleter)(managed)
-    waits_until_all_are_given_back(eng, np, eng.zeros(4, "float32"), without)
+    waits_until_all_are_released(eng, np, eng.zeros(4, "float32"), without)
 
 
 def test_on_a_thread_that_python_does_not_know(eng, np):
-    waits_until_all_are_given_back(
+    waits_until_all_are_released(
         eng, np, eng.zeros(4, "float32"), lambda deleter, managed: on_a_foreign_thread(deleter, managed)()
     )
 

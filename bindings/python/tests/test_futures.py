@@ -58,7 +58,7 @@ class TestOfThreadsAndProcesses:
             pid = int(np.from_dlpack(total)[0]) // 3
         assert pid != os.getpid() and np.from_dlpack(t).tolist() == [pid] * 3
 
-    def test_the_memory_is_taken_over_without_a_copy(self, eng, np):
+    def test_the_memory_is_adopted_without_a_copy(self, eng, np):
         array = np.zeros(4)
         future = concurrent.futures.Future()
         t = eng.from_future(future)

@@ -152,7 +152,7 @@ class TestHeldBySomebodyElse:
             held.clear()
             op.wait()
 
-    def test_a_lease_given_back_by_another_thread_lets_the_wait_go_on(self, patient, np):
+    def test_a_lease_released_by_another_thread_lets_the_wait_go_on(self, patient, np):
         t = patient.zeros(4, "float32")
         taken = threading.Event()
 
@@ -614,7 +614,7 @@ class TestShutdownWithLeases:
         assert array.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_garbage_is_let_go_of_also_while_another_thread_collects(eng, np):
+def test_garbage_is_released_also_while_another_thread_collects(eng, np):
     """`gc.collect` does nothing then, and a wait for the lease of an array that no code can reach any more would be refused."""
     entered, resume = threading.Event(), threading.Event()
 

@@ -117,7 +117,7 @@ class TestImport:
         assert all(address(other) != t.data_ptr for other in others)
         assert take(t, copy=True).asnumpy().tolist() == list(range(4096))
 
-    def test_its_memory_is_given_back_with_the_tensor(self, eng):
+    def test_its_memory_is_released_with_the_tensor(self, eng):
         def resident_mb():
             with open("/proc/self/statm") as statm:
                 return int(statm.read().split()[1]) * 4096 // 2**20

@@ -259,7 +259,7 @@ def test_memory_that_a_function_imports_from_its_array_is_used_under_its_access(
     assert np.from_dlpack(tensor).tolist() == [0, 7, 7]
 
 
-def test_an_array_in_the_frames_of_an_error_is_let_go_of(np, eng):
+def test_an_array_in_the_frames_of_an_error_is_released(np, eng):
     tensor = eng.zeros(3, "int64")
 
     def fail(x):
@@ -294,7 +294,7 @@ def test_the_frames_of_an_error_that_the_waiting_thread_handles_are_left_alone()
 
 
 @pytest.mark.parametrize("how", ["group", "context beside a cause"])
-def test_an_array_in_the_frames_of_every_error_behind_an_error_is_let_go_of(np, eng, how):
+def test_an_array_in_the_frames_of_every_error_behind_an_error_is_released(np, eng, how):
     tensor = eng.zeros(3, "int64")
 
     def fail(x):

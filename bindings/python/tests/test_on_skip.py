@@ -107,7 +107,7 @@ def test_an_error_of_the_function_is_no_skip(eng):
     assert isinstance(op.exception().__cause__, ZeroDivisionError)
 
 
-def test_what_is_not_called_is_let_go_of(eng):
+def test_what_is_not_called_is_released(eng):
     class Handler:
         def __call__(self, error):
             raise AssertionError("it was called")

@@ -254,7 +254,7 @@ def test_replays_race_with_submissions_of_other_threads(np, eng):
     assert value(np, x) == [600]
 
 
-def test_an_engine_closes_while_replays_are_under_way_and_programs_may_be_let_go_of(np):
+def test_an_engine_closes_while_replays_are_under_way_and_programs_may_be_released(np):
     calls = []
     with est.Engine(workers=2) as eng:
         x = eng.zeros(1, "float64")
@@ -270,7 +270,7 @@ def test_an_engine_closes_while_replays_are_under_way_and_programs_may_be_let_go
         kept.replay()
 
 
-def test_a_program_is_let_go_of_with_what_it_holds(np, eng):
+def test_a_program_is_released_with_what_it_holds(np, eng):
     class Held:
         pass
 

@@ -288,6 +288,6 @@ FAULTS = """
 def test_memory_of_freed_arrays_is_kept_for_the_next_ones_unless_the_program_says_otherwise():
     ours, _ = run_program(FAULTS)
     assert float(ours) < 25
-    given_back = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    theirs, _ = run_program(FAULTS, env=given_back)
+    released = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    theirs, _ = run_program(FAULTS, env=released)
     assert float(theirs) > 200

@@ -191,7 +191,7 @@ impl Concurrency {
     }
 
     /// Takes a slot, if there is one.
-    pub(super) fn enter(&self) -> bool {
+    pub(super) fn acquire(&self) -> bool {
         let limit = self.limit();
         let below = |running| (running < limit).then_some(running + 1);
         self.running.fetch_update(Ordering::SeqCst, Ordering::Relaxed, below).is_ok()
@@ -203,13 +203,13 @@ impl Concurrency {
     }
 
     /// Releases a slot. The caller looks for jobs afterwards: a push while all slots were taken wakes no thread.
-    pub(super) fn leave(&self) {
+    pub(super) fn release(&self) {
         self.running.fetch_sub(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// As [`leave`](Self::leave), if there are more slots than the limit allows.
-    pub(super) fn leave_if_exceeded(&self) -> bool {
+    /// As [`release`](Self::release), if there are more slots than the limit allows.
+    pub(super) fn release_if_exceeded(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let above = |running| (running > limit).then(|| running - 1);
         self.running.load(Ordering::Relaxed) > limit
@@ -525,13 +525,13 @@ mod tests {
     #[test]
     fn a_window_counts_the_threads_that_ran_jobs() {
         let concurrency = Concurrency::new(16);
-        assert!(concurrency.enter());
+        assert!(concurrency.acquire());
         for _ in 0..3 {
             concurrency.exceed();
         }
         concurrency.ends.store(u64::MAX, Ordering::Relaxed);
         assert!(!concurrency.ends(0));
-        (0..3).for_each(|_| assert!(concurrency.leave_if_exceeded()));
+        (0..3).for_each(|_| assert!(concurrency.release_if_exceeded()));
         assert!(!concurrency.ends(0));
         assert_eq!(concurrency.ran.load(Ordering::Relaxed), 4);
     }
@@ -676,10 +676,10 @@ mod tests {
     #[test]
     fn slots_are_kept_within_the_limit_unless_it_is_exceeded() {
         let concurrency = Concurrency::new(2);
-        assert!(concurrency.enter() && !concurrency.enter());
+        assert!(concurrency.acquire() && !concurrency.acquire());
         concurrency.exceed();
-        assert!(concurrency.leave_if_exceeded() && !concurrency.leave_if_exceeded());
-        concurrency.leave();
-        assert!(concurrency.enter());
+        assert!(concurrency.release_if_exceeded() && !concurrency.release_if_exceeded());
+        concurrency.release();
+        assert!(concurrency.acquire());
     }
 }

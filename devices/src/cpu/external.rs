@@ -34,7 +34,7 @@ impl<J> FreeDeques<J> {
         Some((deque, EXTERNAL_QUEUES_MAX - free.len()))
     }
 
-    fn give(&self, deque: Deque<J>) {
+    fn put_back(&self, deque: Deque<J>) {
         self.0.lock().push(deque);
     }
 }
@@ -59,7 +59,7 @@ impl<J: Job> Drop for ExternalQueue<J> {
             return std::mem::forget(deque);
         }
         self.shared.share(&deque);
-        self.shared.external.give(deque);
+        self.shared.external.put_back(deque);
     }
 }
 

@@ -211,7 +211,7 @@ fn a_job_that_meets_a_worker_standing_by_is_run() {
 fn a_job_whose_thread_waits_without_a_turn_is_run() {
     check_left(Some(2), 1, |pool, job| {
         pool.push(job(1));
-        pool.leave_to_workers();
+        pool.release_to_workers();
     });
 }
 

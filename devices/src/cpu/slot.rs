@@ -16,7 +16,7 @@ impl<J: Job> Pool<J> {
         let concurrency = self.shared.concurrency()?;
         let before = SLOT.get();
         if before != self.shared.address() {
-            if !concurrency.enter() {
+            if !concurrency.acquire() {
                 return None;
             }
             SLOT.set(self.shared.address());
@@ -33,7 +33,7 @@ impl<J: Job> Pool<J> {
 
     /// The calling thread waits for jobs, and runs none: wakes a worker for a job that was left to it.
     #[inline]
-    pub fn leave_to_workers(&self) {
+    pub fn release_to_workers(&self) {
         if self.shared.concurrency().is_some_and(|concurrency| concurrency.waiters.gives_up()) {
             self.shared.notify();
         }
@@ -44,7 +44,7 @@ impl<J> PoolState<J> {
     /// Releases a slot, and wakes another thread where jobs are left.
     pub(super) fn release_slot(&self) {
         if let Some(concurrency) = self.concurrency() {
-            concurrency.leave();
+            concurrency.release();
             if self.queues.has_work() {
                 self.notify();
             }

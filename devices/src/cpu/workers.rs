@@ -129,7 +129,7 @@ impl<J: Job> WorkerContext<J> {
         if concurrency.ends(start) {
             self.shared.sleep.notify();
         }
-        if concurrency.leave_if_exceeded() {
+        if concurrency.release_if_exceeded() {
             self.has_slot.set(false);
         }
     }
@@ -212,7 +212,7 @@ impl<J: Job> WorkerContext<J> {
 
     fn take(&self) -> Option<J> {
         let Some(concurrency) = self.shared.concurrency() else { return self.take_with_slot() };
-        if !self.has_slot.get() && !concurrency.enter() {
+        if !self.has_slot.get() && !concurrency.acquire() {
             return None;
         }
         self.has_slot.set(true);
@@ -221,7 +221,7 @@ impl<J: Job> WorkerContext<J> {
             concurrency.starves();
             self.has_slot.set(false);
             // The search looks once more before the thread sleeps.
-            concurrency.leave();
+            concurrency.release();
         }
         job
     }

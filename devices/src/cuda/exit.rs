@@ -34,5 +34,5 @@ pub(super) fn is_driver_gone() -> bool {
 
 /// A call of the driver. Fails while the process exits, with the driver's own code for that, and in a forked child.
 pub(super) fn call() -> Result<DriverCall, DeviceError> {
-    DRIVER.enter().ok_or_else(|| DRIVER.gone().with_code(DEINITIALIZED.into()))
+    DRIVER.begin_call().ok_or_else(|| DRIVER.gone().with_code(DEINITIALIZED.into()))
 }

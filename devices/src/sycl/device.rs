@@ -377,7 +377,7 @@ impl Device for SyclDevice {
         // SAFETY: a live event; the copy is the caller's.
         let copy = NonNull::new(unsafe { copy(event.raw()) }).ok_or_else(|| refused("a copy of an event"))?;
         Ok(NativeEvent::new(copy, move |event| {
-            if let Some(_call) = exit::enter() {
+            if let Some(_call) = exit::begin_call() {
                 // SAFETY: the copy above, deleted this once.
                 unsafe { delete(event.as_ptr()) }
             }

@@ -29,11 +29,11 @@ extern "C" fn at_exit() {
 }
 
 /// A call of the runtime. `None` where nothing of it works any more: the process exits, or is a forked child.
-pub(super) fn enter() -> Option<DriverCall> {
-    RUNTIME.enter()
+pub(super) fn begin_call() -> Option<DriverCall> {
+    RUNTIME.begin_call()
 }
 
-/// Fails where [`enter`] gives none.
+/// Fails where [`begin_call`] returns none.
 pub(super) fn check() -> Result<(), DeviceError> {
     if RUNTIME.is_driver_gone() { Err(RUNTIME.gone()) } else { Ok(()) }
 }
@@ -46,9 +46,9 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Fails where [`enter`] gives none.
+    /// Fails where [`begin_call`] returns none.
     pub(super) fn begin(api: &'static Api) -> Result<Self, DeviceError> {
-        Ok(Self { table: api, _call: enter().ok_or_else(|| RUNTIME.gone())? })
+        Ok(Self { table: api, _call: begin_call().ok_or_else(|| RUNTIME.gone())? })
     }
 }
 

@@ -34,7 +34,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if let Some(_call) = exit::enter() {
+        if let Some(_call) = exit::begin_call() {
             // SAFETY: ours, and deleted here only.
             unsafe { (self.delete)(self.object.as_ptr()) };
         }

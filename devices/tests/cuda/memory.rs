@@ -163,7 +163,7 @@ fn a_pool_keeps_little_of_what_was_released() {
 }
 
 #[test]
-fn what_a_pool_keeps_is_given_back_before_an_allocation_fails() {
+fn what_a_pool_keeps_is_released_before_an_allocation_fails() {
     let bench = bench();
     let Some(simulator) = bench.simulator("the driver fails allocations as it likes") else { return };
     simulator.fail_allocation(1);

@@ -21,8 +21,8 @@ pub fn current(scope: &Scope) -> Option<Current> {
     scope.current()
 }
 
-pub fn enter<T>(scope: &Scope, f: impl FnOnce() -> T) -> T {
-    scope.enter(f)
+pub fn make_current<T>(scope: &Scope, f: impl FnOnce() -> T) -> T {
+    scope.make_current(f)
 }
 
 pub fn access_of(scope: &Scope, tensor: &Tensor) -> Option<Access> {

@@ -86,16 +86,16 @@ pub(crate) fn current_with_core() -> Option<Current> {
 
 /// Runs as `op` until the guard is dropped.
 #[inline]
-pub(crate) fn enter(op: Current) -> Entered {
-    Entered { before: CURRENT.replace(Some(op)) }
+pub(crate) fn make_current(op: Current) -> CurrentGuard {
+    CurrentGuard { before: CURRENT.replace(Some(op)) }
 }
 
 /// Restores the operation that was current before.
-pub(crate) struct Entered {
+pub(crate) struct CurrentGuard {
     before: Option<Current>,
 }
 
-impl Drop for Entered {
+impl Drop for CurrentGuard {
     #[inline]
     fn drop(&mut self) {
         CURRENT.set(self.before);
@@ -189,7 +189,7 @@ impl Drop for Helping {
 /// its operation.
 pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
     crate::core::coalesced::wake_held_back();
-    let _entered = Entered { before: CURRENT.replace(None) };
+    let _entered = CurrentGuard { before: CURRENT.replace(None) };
     if ON_RUNTIME.get() { runtime::block(sleep) } else { sleep() }
 }
 
@@ -209,7 +209,7 @@ impl<F: Future> Future for RunAs<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let _entered = enter(self.op);
+        let _current = make_current(self.op);
         let _on_runtime = replace(&ON_RUNTIME, true);
         self.future.as_mut().poll(cx)
     }

@@ -196,7 +196,7 @@ impl ThreadCache {
         // SAFETY: the core keeps its shards; the shard is this thread's.
         let shard = self.shard.take().map(|shard| unsafe { shard.as_ref() });
         if shard.is_some_and(Shard::release) && core.generation.is_current() {
-            core.permits_given_back();
+            core.permits_released();
         }
         // SAFETY: the spare references are the cache's.
         unsafe { CoreRef::release(counted, self.spare_refs.take()) };

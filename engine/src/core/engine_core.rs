@@ -290,7 +290,7 @@ impl Core {
     /// Covers the calling thread, which is about to block. Where this thread works for an engine, another
     /// thread does its work meanwhile.
     pub(crate) fn cover(&self) -> Cover {
-        Cover { _spare: self.pool.blocking(), _stand_in: Blocked::enter() }
+        Cover { _spare: self.pool.blocking(), _stand_in: Blocked::register() }
     }
 
     /// True if the calling thread runs operations of any kind: a worker of this engine, or a stand-in.

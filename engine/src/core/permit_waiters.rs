@@ -95,7 +95,7 @@ impl PermitWaiters {
     }
 
     /// The future waits no more. It may have been woken for one of the `permits` that it does not take.
-    pub(crate) fn leave(&self, key: &mut WakerKey, permits: impl FnOnce() -> usize) {
+    pub(crate) fn unregister(&self, key: &mut WakerKey, permits: impl FnOnce() -> usize) {
         let key = std::mem::take(key);
         if !key.is_used() || self.1.is_inherited() {
             return;
@@ -177,8 +177,8 @@ mod models {
             woken
         }
 
-        fn leave(&self, number: &mut WakerKey) {
-            self.waiters.leave(number, || self.free());
+        fn unregister(&self, number: &mut WakerKey) {
+            self.waiters.unregister(number, || self.free());
         }
 
         fn acquire(&self) {
@@ -190,7 +190,7 @@ mod models {
                 }
                 woken.0.wait_until(None);
             }
-            self.leave(&mut number);
+            self.unregister(&mut number);
         }
     }
 
@@ -242,7 +242,7 @@ mod models {
             });
             let drops = thread::spawn({
                 let model = Arc::clone(&model);
-                move || model.leave(&mut dropped)
+                move || model.unregister(&mut dropped)
             });
             model.acquire();
             releases.join().expect("it does not panic");

@@ -46,7 +46,7 @@ struct Entries {
 
 /// Notes, until dropped, that the operation that the calling code runs as is blocked. Outside of operations
 /// there is nothing to note: no operation can wait for a thread.
-pub(crate) fn enter(on: impl FnOnce() -> On) -> Option<Entered> {
+pub(crate) fn register(on: impl FnOnce() -> On) -> Option<Registration> {
     let op = context::current_with_core()?;
     let on = on();
     let mut blocked = BLOCKED.lock();
@@ -54,13 +54,13 @@ pub(crate) fn enter(on: impl FnOnce() -> On) -> Option<Entered> {
     let number = blocked.last;
     blocked.entries.push((number, op, on));
     COUNT.store(blocked.entries.len(), Ordering::Relaxed);
-    Some(Entered(number))
+    Some(Registration(number))
 }
 
-/// See [`enter`].
-pub(crate) struct Entered(u64);
+/// See [`register`].
+pub(crate) struct Registration(u64);
 
-impl Drop for Entered {
+impl Drop for Registration {
     fn drop(&mut self) {
         let mut blocked = BLOCKED.lock();
         let at = blocked.entries.iter().position(|(number, _, _)| *number == self.0);

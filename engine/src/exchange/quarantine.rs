@@ -2,7 +2,7 @@
 //! that the engine may not access any more.
 //!
 //! # The way of such memory
-//! 1. *Entered* by `enter`, which gives the fence of its last use: a promise. Engine writes of the memory, and its deleter,
+//! 1. *Admitted* by `admit`, which gives the fence of its last use: a promise. Engine writes of the memory, and its deleter,
 //!    wait for that promise; no other thread does.
 //! 2. *Covered* by a barrier over everything that its device has been given ([`Device::barrier`]), on a thread per device: the
 //!    barrier may block. A barrier covers all memory that entered before it, so a busy device gets one barrier for many
@@ -218,7 +218,7 @@ estafette_sync::per_process! {
 }
 
 /// The fence of a use of memory on `device` that a consumer has just released. It is given up after `timeout`.
-pub(crate) fn enter(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence {
+pub(crate) fn admit(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence {
     let (last, fence) = LastUse::promised("the end of a quarantine");
     ENTERED.fetch_add(1, Ordering::AcqRel);
     let deadline = Instant::now().checked_add(timeout).unwrap_or_else(far);

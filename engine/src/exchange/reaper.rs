@@ -175,7 +175,7 @@ impl Reaper {
         }
         if storage.has_inline_deleter()
             && !self.shared.stopped.load(Ordering::Relaxed)
-            && let Some(_deleter) = inline::enter_deleter()
+            && let Some(_deleter) = inline::begin_deleter()
         {
             return self.shared.release(storage);
         }
@@ -184,7 +184,7 @@ impl Reaper {
             drop(queue);
             return self.shared.leak(storage);
         }
-        let receipt = self.shared.enter(&mut queue);
+        let receipt = self.shared.register(&mut queue);
         self.shared.push(queue, Ready { storage, receipt, what: what() });
     }
 
@@ -354,7 +354,7 @@ impl FencedStorage {
     fn new(shared: &Arc<ReaperState>, storage: Storage, what: ReleasedMemory) -> Self {
         let what = what.at(storage.data());
         let mut queue = shared.lock();
-        let receipt = shared.enter(&mut queue);
+        let receipt = shared.register(&mut queue);
         queue.fenced.insert(receipt.id, (receipt.since, what));
         drop(queue);
         Self { storage: ManuallyDrop::new(storage), receipt, what, shared: shared.clone() }
@@ -421,7 +421,7 @@ impl Drop for FencedStorage {
         if self.shared.generation.is_current() {
             let mut queue = self.shared.lock();
             queue.fenced.remove(&self.receipt.id);
-            queue.leave(self.receipt.epoch, 1);
+            queue.complete(self.receipt.epoch, 1);
             drop(queue);
             self.shared.progress.notify_all();
         }

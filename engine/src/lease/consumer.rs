@@ -147,8 +147,8 @@ impl EndsAfter {
             if devices.is_empty() {
                 devices.extend(table::users(device));
             }
-            let enter = |device| quarantine::enter(core.device(device), core.quarantine_timeout);
-            devices.into_iter().map(enter).collect()
+            let admit = |device| quarantine::admit(core.device(device), core.quarantine_timeout);
+            devices.into_iter().map(admit).collect()
         })
     }
 

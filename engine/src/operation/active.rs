@@ -72,7 +72,7 @@ impl ActiveTask {
         let device = core.device(table::owner(device))?;
         device
             .may_release_before_completion()
-            .then(|| quarantine::enter(Some(device), core.quarantine_timeout))
+            .then(|| quarantine::admit(Some(device), core.quarantine_timeout))
     }
 
     /// Removes settled fences from the variables, for a replay: its nodes wait for those fences one by one,

@@ -115,7 +115,7 @@ where
         let kept = reads.tensors().iter().chain(writes.tensors()).chain(updates.tensors()).cloned().collect();
         let open = OpenRef(Open::new(running, kept));
         let guards = reads.guards(&open);
-        let entered = context::enter(current);
+        let entered = context::make_current(current);
         let make = || core.enter_runtime(|| body(&open, guards, &writes, &updates));
         let started = contain_panic(make).map_err(|panic| tag.panic_failure(panic));
         drop((entered, reads, writes, updates));

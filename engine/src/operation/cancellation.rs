@@ -86,7 +86,7 @@ struct Walk {
 }
 
 impl Walk {
-    fn leave(&mut self, step: Option<(Op, Vec<Op>)>) {
+    fn conclude(&mut self, step: Option<(Op, Vec<Op>)>) {
         let Some((op, sources)) = step else { return };
         self.walked.push(op);
         self.walked.extend(sources);
@@ -136,7 +136,7 @@ pub(crate) fn query_waits(query: &OpHandle) {
 /// Enters a cancelled operation whose failure is set, and notifies every query that waits for its outputs.
 pub(crate) fn cancelled_enters(op: &OpHandle) {
     let mut walk = Walk::default();
-    VERDICTS.lock().enter(op, &mut walk);
+    VERDICTS.lock().visit(op, &mut walk);
     walk.end();
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn cancelled_enters(op: &OpHandle) {
 pub(crate) fn cancelled_leaves(op: &OpHandle) {
     let mut walk = Walk::default();
     let mut verdicts = VERDICTS.lock();
-    verdicts.enter(op, &mut walk);
+    verdicts.visit(op, &mut walk);
     walk.left = verdicts.cancelled.remove(&op.id().get());
     op.payload().verdict.store(LEAVES, Ordering::Relaxed);
     CANCELLED.store(verdicts.cancelled.len(), Ordering::SeqCst);
@@ -187,7 +187,7 @@ impl Verdicts {
         state.verdict.load(Ordering::Relaxed) == self.sound
     }
 
-    fn enter(&mut self, op: &OpHandle, walk: &mut Walk) {
+    fn visit(&mut self, op: &OpHandle, walk: &mut Walk) {
         let (state, id) = (op.payload(), op.id().get());
         if state.verdict.load(Ordering::Relaxed) == LEAVES || self.cancelled.contains_key(&id) {
             return;
@@ -265,10 +265,10 @@ impl Verdicts {
                 continue;
             }
             op.payload().verdict.store(cancelled_source.unwrap_or(self.sound), Ordering::Relaxed);
-            walk.leave(path.pop());
+            walk.conclude(path.pop());
         }
         while let step @ Some(_) = path.pop() {
-            walk.leave(step);
+            walk.conclude(step);
         }
         cancelled_source
     }

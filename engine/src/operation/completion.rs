@@ -30,7 +30,7 @@ use crate::operation::import::{Copying, Produced, define, discard};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
 use crate::program::NodeRun;
-use crate::tensor::handle::{Tensor, let_reach};
+use crate::tensor::handle::{Tensor, make_reachable};
 
 /// The right and the duty to report how an operation ended. May be sent to any thread. Dropping a completion
 /// that was not used fails the operation. In a forked child neither the report nor the drop does anything: the operation ends in the
@@ -129,12 +129,12 @@ impl Prepared {
                 return scope.skip(error);
             }
         };
-        let _current = context::enter(op);
+        let _current = context::make_current(op);
         let starting = Starting { scope: fallback.address(), is_lost: false };
         let _starting = context::replace(&STARTING, starting);
         match contain_panic(|| {
             if let Some(queue) = queue.as_deref() {
-                let_reach(queue, &of_peers);
+                make_reachable(queue, &of_peers);
             }
             drop(of_peers);
             start(Completion { scope: Some(scope), id })
@@ -275,8 +275,8 @@ impl Scope {
     }
 
     /// Runs `f` as this operation. Waits inside of `f` then know that they must not wait for this operation.
-    pub(crate) fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
-        let _current = self.current().map(context::enter);
+    pub(crate) fn make_current<T>(&self, f: impl FnOnce() -> T) -> T {
+        let _current = self.current().map(context::make_current);
         f()
     }
 

@@ -110,20 +110,20 @@ impl<'a> WaitsForPermit<'a> {
         let inside = context::current().is_some();
         if inside != self.inside {
             // A body may hand its future on.
-            self.leave();
+            self.unregister();
             self.inside = inside;
         }
         self.core.permit_waiters[usize::from(inside)].wait(&mut self.key, waker);
     }
 
-    fn leave(&mut self) {
+    fn unregister(&mut self) {
         let Self { core, inside, .. } = *self;
-        core.permit_waiters[usize::from(inside)].leave(&mut self.key, || core.free_permits(inside));
+        core.permit_waiters[usize::from(inside)].unregister(&mut self.key, || core.free_permits(inside));
     }
 }
 
 impl Drop for WaitsForPermit<'_> {
     fn drop(&mut self) {
-        self.leave();
+        self.unregister();
     }
 }

@@ -442,11 +442,11 @@ fn skip(granted: OpGranted, mut cause: OperationError) -> Option<OpGranted> {
         // The drop of an operand may end a lease, which asks how the writes under it have ended.
         granted.payload().fail(cause.clone());
         // A capture that waits when it is dropped must not wait for this operation.
-        let _current = context::enter(Current::of(&granted));
+        let _current = context::make_current(Current::of(&granted));
         operation::drop_body(&granted);
     }
     if let Some(on_skip) = granted.payload().take_on_skip() {
-        let _current = context::enter(Current::of(&granted));
+        let _current = context::make_current(Current::of(&granted));
         if granted.payload().noted {
             hooks::body_has_lock(granted.id().get());
         }
@@ -590,7 +590,7 @@ impl Running {
     /// As [`skip`](Self::skip), of an operation whose `body` was taken from its place. The body is dropped first, as one in its place is.
     pub(crate) fn skip_without<T>(self, cause: OperationError, body: T) -> Option<OpGranted> {
         self.op().payload().fail(cause.clone());
-        let current = context::enter(Current::of(self.op()));
+        let current = context::make_current(Current::of(self.op()));
         if let Err(panic) = contain_panic(|| drop(body)) {
             tracing::error!(
                 operation = self.op().payload().name.as_str(),
@@ -609,7 +609,7 @@ impl Running {
     /// Runs user code as this operation. Errors and panics become the failure of the operation.
     #[inline]
     pub(crate) fn call<R>(&self, body: impl FnOnce() -> Result<R, BodyError>) -> Result<R, OperationError> {
-        let _current = context::enter(Current::of(self.op()));
+        let _current = context::make_current(Current::of(self.op()));
         match contain_panic(body) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(self.tag().body_failure(error)),

@@ -17,7 +17,7 @@ use crate::operation::completion::{Completion, Promised};
 use crate::operation::guards::WriteGuard;
 use crate::operation::operands::{Declared, Grant, Operands};
 use crate::operation::run::{self, Running};
-use crate::tensor::handle::{Tensor, let_reach};
+use crate::tensor::handle::{Tensor, make_reachable};
 use crate::tensor::views::ViewMut;
 use crate::trace::hooks;
 
@@ -233,7 +233,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             Body::new(move |running: Running| {
                 let (queue, grant) = (queue.as_ref(), &Grant::ON_QUEUE);
                 let (_releasing, next) = run_on(queue, running, || {
-                    let_reach(
+                    make_reachable(
                         queue,
                         [reads.tensors(), writes.tensors(), updates.tensors()].into_iter().flatten(),
                     );

@@ -198,7 +198,7 @@ impl SharedRun {
                 if let Err(failure) = marked {
                     run.failed(node, failure);
                 }
-                self.leave(node, Some(left), fences, plan);
+                self.store_fence(node, Some(left), fences, plan);
             }
             NodeBody::External(external) => {
                 let handoff = Arc::new(Handoff::default());
@@ -239,7 +239,7 @@ impl SharedRun {
 
     /// Leaves the end of `node` to its successors. A fence of the node's own queue is ordered after all that the queue was made to wait
     /// for. No other fence is, and neither is one that could not be recorded: then that is left to the successors as well.
-    fn leave(&self, node: u32, left: Option<Fence>, fences: &NodeFences, plan: &IssuePlan) {
+    fn store_fence(&self, node: u32, left: Option<Fence>, fences: &NodeFences, plan: &IssuePlan) {
         let is_behind =
             |queue: &Arc<dyn Queue>| left.as_ref().is_none_or(|left| left.queue() != Some(queue.id()));
         let passed_on = plan.queues[node as usize].as_ref().filter(|queue| is_behind(queue));
@@ -250,7 +250,7 @@ impl SharedRun {
     /// Notes the end that a node has reported.
     fn note(&self, node: u32, (fence, result): NodeEnd) {
         if let (Some(fences), Some(plan)) = (&self.fences, &self.run.plan.issue) {
-            self.leave(node, fence, fences, plan);
+            self.store_fence(node, fence, fences, plan);
         }
         if let Err(failure) = result {
             self.run.failed(node, failure);

@@ -12,7 +12,7 @@ use crate::core::operation::Name;
 use crate::operation::builder::{Description, Nothing, Target};
 use crate::operation::completion::Completion;
 use crate::operation::operands::{Grant, Operands, with_modes};
-use crate::tensor::handle::{Tensor, let_reach};
+use crate::tensor::handle::{Tensor, make_reachable};
 use crate::tensor::variable::Variable;
 use crate::tensor::views::ViewMut;
 
@@ -152,7 +152,7 @@ impl<R: Operands + Sync, W: Operands + Sync, U: Operands + Sync> NodeBuilder<'_,
         self.check()?;
         self.record(|reads, writes, updates| {
             NodeBody::Device(Box::new(move |queue, grant| {
-                let_reach(
+                make_reachable(
                     queue,
                     [reads.tensors(), writes.tensors(), updates.tensors()].into_iter().flatten(),
                 );

@@ -200,7 +200,7 @@ impl SharedRun {
     /// The body of a helper. A late helper finds no node.
     fn help(self: &Arc<Self>) {
         self.not_begun.fetch_sub(1, Ordering::Relaxed);
-        self.scope.enter(|| {
+        self.scope.make_current(|| {
             self.invite();
             self.work(StartWith::Any);
         });
@@ -215,7 +215,7 @@ impl SharedRun {
         let shared = Arc::clone(self);
         let mut helper = self.helper().target.pending_op;
         helper.payload_mut().set_body(sync_body(((), (), ()), move |(), (), ()| {
-            shared.scope.enter(|| shared.work(entry));
+            shared.scope.make_current(|| shared.work(entry));
             Ok(())
         }));
         if helper.payload().noted {

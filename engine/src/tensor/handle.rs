@@ -290,7 +290,7 @@ fn unfinished_write(var: &OpVar) -> Error {
 
 /// Sees to it that work on `queue` reaches those of `tensors` that are in the memory of another device of the same kind. An
 /// operation calls this before its body, which may use addresses alone. The driver may wait, so the interpreter's lock is released.
-pub(crate) fn let_reach<'a>(queue: &dyn Queue, tensors: impl IntoIterator<Item = &'a Tensor>) {
+pub(crate) fn make_reachable<'a>(queue: &dyn Queue, tensors: impl IntoIterator<Item = &'a Tensor>) {
     let user = queue.device();
     for tensor in tensors.into_iter().filter(|tensor| tensor.inner.is_of_peer(user)) {
         let device = tensor.inner.core.device(user);

@@ -143,7 +143,7 @@ impl Awaited {
             core.end_caller_runs();
             stand_ins.want(&core);
         }
-        core.pool.leave_to_workers();
+        core.pool.release_to_workers();
         let limit = (!context::is_notification()).then_some(core.lease_timeout);
         Self {
             core,
@@ -271,7 +271,7 @@ impl Pending {
     pub(crate) fn over(&mut self) {
         // The lists of a process that this one was forked from are not those here.
         if let Some((key, _)) = self.0.take().filter(|(_, generation)| generation.is_current()) {
-            leave(key);
+            unregister(key);
         }
     }
 }
@@ -384,7 +384,7 @@ fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
     verdict
 }
 
-fn leave(key: Key) {
+fn unregister(key: Key) {
     let mut own = list(key.list());
     let (generation, entry) = &mut own.places[key.place()];
     let left = if *generation == key.generation() { entry.take() } else { None };

@@ -178,7 +178,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
     let helps = timeout.is_none() && context::may_help();
     let deadline = timeout.and_then(clock::deadline);
     let mut watch = Watch { op: waiting, what, deadline, held_since: None, collected: false };
-    let _blocked = wait_for::enter(|| On::Op(waiting.clone()));
+    let _blocked = wait_for::register(|| On::Op(waiting.clone()));
     let inside = context::current().is_some() || core.runs_anything_here();
     // A worker takes none: a spare one takes its place.
     let may_take = takes_slots && helps && !core.runs_anything_here() && core.may_run_bodies();
@@ -220,7 +220,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
                 needed.want_stand_ins(&mut relief.stand_ins);
             }
         }
-        core.pool.leave_to_workers();
+        core.pool.release_to_workers();
         let now = Instant::now();
         if let (Some(deadline), Some(timeout)) = (deadline, timeout)
             && now >= deadline

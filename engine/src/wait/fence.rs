@@ -89,7 +89,7 @@ pub(crate) fn wait_without_engine(fence: &Fence, timeout: Option<Duration>) -> O
     if outcome.is_some() || timeout == Some(first) {
         return outcome;
     }
-    let _blocked = Blocked::enter();
+    let _blocked = Blocked::register();
     let mut stand_ins = StandInSet::default();
     wait_while(fence, timeout.map(|timeout| timeout - first), || stand_ins.want_all())
 }

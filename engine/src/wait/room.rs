@@ -69,7 +69,7 @@ impl CoreRef {
 
     /// The calling thread has released what it had reserved. The watcher notifies those that wait for permits: the thread
     /// may be at its end, or about to use another engine, and wakers are foreign code.
-    pub(crate) fn permits_given_back(&self) {
+    pub(crate) fn permits_released(&self) {
         barrier::light();
         if self.notifier.has_waiters() || self.permit_waiters.iter().any(PermitWaiters::has_waiters) {
             self.watch_permits(Instant::now());
@@ -149,7 +149,7 @@ impl CoreRef {
             }
         }
         let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self);
-        let _blocked = wait_for::enter(|| On::AnyOther);
+        let _blocked = wait_for::register(|| On::AnyOther);
         let _cover = self.cover();
         if checks.are_new() {
             self.want_others(&mut checks.stand_ins);
@@ -198,9 +198,9 @@ impl CoreRef {
         }
         self.end_caller_runs();
         coalesced::wake_held_back();
-        self.pool.leave_to_workers();
+        self.pool.release_to_workers();
         let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all", self)).flatten();
-        let _blocked = wait_for::enter(|| On::AnyOther);
+        let _blocked = wait_for::register(|| On::AnyOther);
         let _cover = self.cover();
         // The wait is for everything in flight, so helping with any ready operation is allowed. Inside an
         // operation of another engine, helping is allowed only without workers, since a spare worker covers
@@ -294,7 +294,7 @@ impl CoreRef {
             other => return other,
         }
         let deadline = clock::deadline(timeout);
-        let _blocked = wait_for::enter(|| On::AnyOther);
+        let _blocked = wait_for::register(|| On::AnyOther);
         let _cover = self.cover();
         // It notes the wait in a trace.
         let mut acquired = pin!(self.acquire_permit_async());

@@ -220,7 +220,7 @@ pub(crate) fn others_without_workers(core: &Core) -> bool {
 pub(crate) struct Blocked(());
 
 impl Blocked {
-    pub(crate) fn enter() -> Option<Self> {
+    pub(crate) fn register() -> Option<Self> {
         let enter = |stands_in: &RefCell<Option<(CoreRef, usize)>>| {
             let mut stands_in = stands_in.borrow_mut();
             let (core, depth) = stands_in.as_mut()?;

@@ -106,7 +106,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
         set.sort_unstable_by_key(|node| unsafe { VarNode::lock_rank(*node) });
         set.dedup();
         let members = set.iter().copied().collect();
-        let section = graph.biased.enter();
+        let section = graph.biased.acquire();
         for node in &*set {
             // SAFETY: forwarded to the caller. The word is read again when the lock is released.
             let _ = unsafe { node.as_ref() }.lock.lock_within(&section, || graph.address());

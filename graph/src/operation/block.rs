@@ -91,7 +91,7 @@ impl<V, T> RecycleOnDrop<V, T> {
             // A reference that is not counted stays with the block, for its next operation.
             let immortal = block.graph.with(|graph| (*graph).as_ref().and_then(GraphRef::immortal));
             match immortal {
-                Some(graph) => graph.as_ref().slab.give(self.0),
+                Some(graph) => graph.as_ref().slab.release(self.0),
                 None => self.return_to_counted_slab(),
             }
         }
@@ -102,7 +102,7 @@ impl<V, T> RecycleOnDrop<V, T> {
         // SAFETY: no other thread can reach the block.
         let graph = unsafe { self.0.as_ref().graph.with_mut(|graph| (*graph).take()) };
         let graph = graph.expect("a block in use refers to its graph");
-        graph.slab.give(self.0);
+        graph.slab.release(self.0);
     }
 }
 
@@ -157,7 +157,7 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The caller owns the block, which is in no queue.
-    pub(crate) unsafe fn leave_out_of_lists(&self) {
+    pub(crate) unsafe fn keep_out_of_lists(&self) {
         // SAFETY: the caller owns the block.
         self.fixed.with_mut(|fixed| unsafe { (*fixed).unlisted = true });
     }

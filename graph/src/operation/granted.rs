@@ -137,7 +137,7 @@ impl<V, T> Granted<V, T> {
         unsafe {
             block.as_ref().set_over();
             let accesses = Block::accesses(block);
-            let section = submit::enter(accesses);
+            let section = submit::begin_section(accesses);
             for access in accesses {
                 let mut guard = VarNode::lock_within(access.as_ref().target().node(), &section);
                 complete_access(&section, &mut guard, access, &mut finish, ended);

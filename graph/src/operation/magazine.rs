@@ -113,7 +113,7 @@ impl<V, T> Slab<V, T> {
 
     /// Puts a block into the thread's magazine; false when the thread is ending.
     #[inline(always)]
-    pub(crate) fn give_to_magazine(&self, block: BlockPtr<V, T>) -> bool {
+    pub(crate) fn release_to_magazine(&self, block: BlockPtr<V, T>) -> bool {
         let magazine = magazine();
         let Some(typed) = self.load(magazine) else { return false };
         if magazine.count.get() >= BATCH {
@@ -149,9 +149,9 @@ unsafe fn flush<V, T>(magazine: &Magazine, slab: NonNull<()>) {
     let slab = unsafe { slab.cast::<Slab<V, T>>().as_ref() };
     let typed = TypedMagazine { magazine, slab };
     if let Some(spare) = typed.take_spare() {
-        slab.give_list(spare);
+        slab.release_list(spare);
     }
-    slab.give_list(typed.take_list());
+    slab.release_list(typed.take_list());
 }
 
 impl<V, T> TypedMagazine<'_, V, T> {
@@ -196,7 +196,7 @@ impl<V, T> TypedMagazine<'_, V, T> {
     #[cold]
     fn set_aside(&self) {
         if let Some(spare) = self.take_spare() {
-            self.slab.give_list(spare);
+            self.slab.release_list(spare);
         }
         self.magazine.spare.set(self.magazine.head.take().zip(self.magazine.tail.take()));
         self.magazine.count.set(0);

@@ -112,9 +112,9 @@ impl<V, T> Slab<V, T> {
 
     /// Takes back a block without references.
     #[inline(always)]
-    pub(crate) fn give(&self, block: BlockPtr<V, T>) {
-        if !(self.immortal && self.give_to_magazine(block)) {
-            self.give_list(List { ends: Some((block, block)) });
+    pub(crate) fn release(&self, block: BlockPtr<V, T>) {
+        if !(self.immortal && self.release_to_magazine(block)) {
+            self.release_list(List { ends: Some((block, block)) });
         }
     }
 
@@ -135,7 +135,7 @@ impl<V, T> Slab<V, T> {
     }
 
     /// Takes free blocks back.
-    pub(crate) fn give_list(&self, list: List<V, T>) {
+    pub(crate) fn release_list(&self, list: List<V, T>) {
         if self.generation.is_inherited() {
             // The lock may be held for ever: the blocks are lost.
             return;
@@ -163,7 +163,7 @@ impl<V, T> Slab<V, T> {
     #[cold]
     fn resupply(&self) {
         let more = self.steal(shard_of_this_thread()).unwrap_or_else(|| self.grow());
-        self.give_list(more);
+        self.release_list(more);
     }
 
     /// Takes all free blocks of another shard.
@@ -353,7 +353,7 @@ mod tests {
                 let taken: Vec<_> = (0..3 * CHUNK).map(|_| slab.take()).collect();
                 let numbers: std::collections::HashSet<_> = taken.iter().map(|(_, id)| *id).collect();
                 assert_eq!(numbers.len(), taken.len(), "numbers are not given twice");
-                taken.into_iter().for_each(|(block, _)| slab.give(block));
+                taken.into_iter().for_each(|(block, _)| slab.release(block));
                 done.send(())
             });
             is_done.recv_timeout(WITHIN).expect("no thread waits for a lock");

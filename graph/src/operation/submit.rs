@@ -20,7 +20,7 @@ pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>
     // stays in flight with its accesses, since its completion needs every lock.
     unsafe {
         let mut accesses = Block::accesses(block);
-        let section = enter(accesses);
+        let section = begin_section(accesses);
         while !lock_all(accesses, &section) {
             follow_forwards(block);
             accesses = Block::accesses(block);
@@ -41,10 +41,10 @@ pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>
 /// # Safety
 /// The caller owns the accesses, and keeps the nodes alive.
 #[inline(always)]
-pub(crate) unsafe fn enter<V, T>(mut accesses: Accesses<V, T>) -> CriticalSection {
+pub(crate) unsafe fn begin_section<V, T>(mut accesses: Accesses<V, T>) -> CriticalSection {
     match accesses.next() {
         // SAFETY: forwarded to the caller.
-        Some(access) => unsafe { access.as_ref().target().node().as_ref() }.graph.biased.enter(),
+        Some(access) => unsafe { access.as_ref().target().node().as_ref() }.graph.biased.acquire(),
         None => CriticalSection::NONE,
     }
 }

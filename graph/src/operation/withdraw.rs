@@ -50,14 +50,14 @@ impl<V, T> OpRef<V, T> {
             return false;
         }
         let mut ended = Completed::new();
-        let withdrawn = self.leave_queues(what, &mut ended);
+        let withdrawn = self.withdraw_from_queues(what, &mut ended);
         DeliverGranted::new(&mut ended, ready).rest();
         // Releases the operation's reference to itself; ours keeps the payload.
         drop(ended.take_shared());
         withdrawn
     }
 
-    fn leave_queues(&self, what: WithdrawScope, ended: &mut Completed<V, T>) -> bool {
+    fn withdraw_from_queues(&self, what: WithdrawScope, ended: &mut Completed<V, T>) -> bool {
         // SAFETY: our reference keeps the operation.
         let graph = unsafe { self.as_block().graph() };
         let live = graph.registry().lock();
@@ -72,7 +72,7 @@ impl<V, T> OpRef<V, T> {
         // access of the operation.
         let withdrawn = unsafe {
             let accesses = Block::accesses(self.block);
-            let section = submit::enter(accesses);
+            let section = submit::begin_section(accesses);
             for access in accesses {
                 // The word is read again when the lock is released.
                 let _ =
@@ -84,10 +84,10 @@ impl<V, T> OpRef<V, T> {
             } else if what == WithdrawScope::All || accesses.clone().all(|access| reads(access)) {
                 self.as_block().set_over();
                 ended.own = Some(self.block);
-                accesses.for_each(|access| leave_queue(&section, access, ended));
+                accesses.for_each(|access| withdraw_from_queue(&section, access, ended));
                 true
             } else {
-                self.leave_read_queues(accesses, &section, ended);
+                self.withdraw_from_read_queues(accesses, &section, ended);
                 false
             }
         };
@@ -100,7 +100,7 @@ impl<V, T> OpRef<V, T> {
     /// # Safety
     /// The caller has taken the locks of all accesses, within `section`, and has locked the registry. The
     /// operation waits.
-    unsafe fn leave_read_queues(
+    unsafe fn withdraw_from_read_queues(
         &self,
         accesses: Accesses<V, T>,
         section: &CriticalSection,
@@ -113,7 +113,9 @@ impl<V, T> OpRef<V, T> {
             };
             let pending = accesses.filter(waits).count() as u32;
             self.as_block().set_pending(pending);
-            accesses.filter(|access| reads(*access)).for_each(|access| leave_queue(section, access, ended));
+            accesses
+                .filter(|access| reads(*access))
+                .for_each(|access| withdraw_from_queue(section, access, ended));
             Block::keep_writes(self.block);
             if pending == 0 {
                 ended.push(self.block);
@@ -148,7 +150,11 @@ unsafe fn unlock_all<V, T>(accesses: Accesses<V, T>) {
 /// # Safety
 /// The caller has taken the lock of the access's variable, within `section`, and owns the operation, which is
 /// not granted. `ended` is used when no lock is held.
-unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, ended: &mut Completed<V, T>) {
+unsafe fn withdraw_from_queue<V, T>(
+    section: &CriticalSection,
+    access: AccessPtr<V, T>,
+    ended: &mut Completed<V, T>,
+) {
     // SAFETY: forwarded to the caller.
     unsafe {
         let target = access.as_ref().target();

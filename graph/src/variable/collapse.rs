@@ -59,8 +59,8 @@ impl<V, T> Graph<V, T> {
         // is granted.
         unsafe {
             Block::begin(block, id, GraphRef::new(&self.state), |place| place.write(payload), 1);
-            block.as_ref().leave_out_of_lists();
-            let section = self.state.biased.enter();
+            block.as_ref().keep_out_of_lists();
+            let section = self.state.biased.acquire();
             let (targets, root) = loop {
                 let root = VarNode::resolve(group.node());
                 let mut targets: Targets<V, T> = members

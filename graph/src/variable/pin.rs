@@ -47,7 +47,7 @@ impl<V, T> Var<V, T> {
         // SAFETY: our handle keeps the node. Operations in the queue are in flight while the lock is held;
         // each is pushed once, when it is granted.
         unsafe {
-            let section = self.node().as_ref().graph.biased.enter();
+            let section = self.node().as_ref().graph.biased.acquire();
             let mut guard = VarNode::lock_within(self.node(), &section);
             let flags_before = guard.word.user();
             guard.with_state(finish);

@@ -340,7 +340,7 @@ impl<V, T> VarNode<V, T> {
     pub(crate) unsafe fn lock(this: NonNull<Self>) -> VarGuard<V, T> {
         // SAFETY: forwarded to the caller.
         let node = unsafe { this.as_ref() };
-        let section = node.graph.biased.enter();
+        let section = node.graph.biased.acquire();
         let word = node.lock.lock_within(&section, || node.graph.address());
         VarGuard { node: this, word, _section: Some(section) }
     }
@@ -352,7 +352,7 @@ impl<V, T> VarNode<V, T> {
     pub(crate) unsafe fn try_lock(this: NonNull<Self>) -> Option<VarGuard<V, T>> {
         // SAFETY: forwarded to the caller.
         let node = unsafe { this.as_ref() };
-        let section = node.graph.biased.enter();
+        let section = node.graph.biased.acquire();
         let word = node.lock.try_lock_within(&section)?;
         Some(VarGuard { node: this, word, _section: Some(section) })
     }

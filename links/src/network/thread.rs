@@ -170,7 +170,7 @@ impl State {
                 self.consumers.values().any(Consumer::is_busy) || self.owners.values().any(Owner::is_busy);
             let timeout = self.timeout(is_busy, now);
             let tokens = self.network.poll.wait(timeout).expect("a set of descriptors can be waited for");
-            if !self.network.turns.enter() {
+            if !self.network.turns.acquire() {
                 // The process exits. Agents stay as they are.
                 return std::mem::forget(self);
             }
@@ -194,7 +194,7 @@ impl State {
             if is_busy {
                 self.progress(now);
             }
-            self.network.turns.leave();
+            self.network.turns.release();
             std::mem::take(&mut self.deferred).into_iter().for_each(|end| end());
         }
     }

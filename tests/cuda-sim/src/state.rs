@@ -265,7 +265,7 @@ fn needs_no_lock(name: &str) -> bool {
 
 impl Session {
     /// Finds a call that may wait, for the lock of the context or for work, on a thread with the interpreter's lock.
-    fn look_for_interpreter(&mut self, name: &str) {
+    fn check_interpreter(&mut self, name: &str) {
         let Some(has_lock) = self.script.has_interpreter else { return };
         // The kind of an address depends on no work. A thread without a context waits for nothing.
         let may_wait =
@@ -280,7 +280,7 @@ impl Session {
     /// Takes the lock of the calling thread's context for a call, as the driver does, for as long as such a
     /// call lasts. Returns the context.
     fn lock_context(&mut self, name: &str) -> Option<usize> {
-        self.look_for_interpreter(name);
+        self.check_interpreter(name);
         if needs_no_lock(name) {
             return None;
         }

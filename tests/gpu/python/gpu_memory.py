@@ -26,7 +26,7 @@ def hold(engine: est.Engine, size: int, pieces: int) -> list[est.Tensor]:
     return held
 
 
-def check_what_is_held_can_be_let_go() -> None:
+def check_what_is_held_can_be_released() -> None:
     size = 64 << 20 if REHEARSAL or SIMULATOR else GIB
     with est.Engine(workers=1) as engine:
         for _ in range(3):
@@ -83,4 +83,4 @@ def check_torch_gets_what_was_held() -> None:
 if __name__ == "__main__":
     for name, reason in MISSING:
         report("skipped", name, reason)
-    run([check_what_is_held_can_be_let_go, check_torch_gets_what_was_held])
+    run([check_what_is_held_can_be_released, check_torch_gets_what_was_held])

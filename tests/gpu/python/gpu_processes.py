@@ -208,7 +208,7 @@ def check_the_next_write_waits_for_a_slow_reader_in_another_process() -> None:
         assert limits(engine, x) == (2.0, 2.0)
 
 
-def check_a_reader_that_is_killed_lets_go() -> None:
+def check_a_reader_that_is_killed_releases_all() -> None:
     needs_torch()
     with est.Engine(workers=2) as engine, Process(engine, keeps) as other:
         x = read_elsewhere(engine, other)
@@ -358,7 +358,7 @@ if __name__ == "__main__":
             check_memory_of_torch_is_copied_on_its_device,
             check_a_slow_writer_is_waited_for_and_the_host_is_not_held_up,
             check_the_next_write_waits_for_a_slow_reader_in_another_process,
-            check_a_reader_that_is_killed_lets_go,
+            check_a_reader_that_is_killed_releases_all,
             check_memory_of_an_owner_that_is_killed_stays,
             check_what_is_lent_for_reading_cannot_be_written,
             check_hand_overs_to_another_process,

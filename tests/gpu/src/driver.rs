@@ -29,12 +29,12 @@ unsafe impl Sync for Driver {}
 
 /// The context is current on this thread until this is dropped.
 #[must_use]
-pub struct Entered;
+pub struct CurrentGuard;
 
-impl Drop for Entered {
+impl Drop for CurrentGuard {
     fn drop(&mut self) {
         let mut context = std::ptr::null_mut();
-        // SAFETY: takes off what `Driver::enter` put on.
+        // SAFETY: takes off what `Driver::make_current` put on.
         let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut context) };
     }
 }
@@ -49,7 +49,7 @@ impl Driver {
         // SAFETY: the device is there; the context is never released.
         let context = unsafe { result::primary_ctx::retain(device) }?;
         let none = std::ptr::null_mut();
-        let _entered = enter(context)?;
+        let _current = make_current(context)?;
         let flags = Box::leak(Box::new(Flags::new()?));
         let mut this = Self { context, delay: none, fill: none, add: none, scale: none, flags };
         let text = CString::new(KERNELS).expect("PTX has no zero bytes");
@@ -67,8 +67,8 @@ impl Driver {
         Ok(this)
     }
 
-    pub fn enter(&self) -> Result<Entered, DriverError> {
-        enter(self.context)
+    pub fn make_current(&self) -> Result<CurrentGuard, DriverError> {
+        make_current(self.context)
     }
 
     /// Does everything once that a step does later. What is used first loads code, makes memory or starts a copy
@@ -94,7 +94,7 @@ impl Driver {
         }
         self.synchronize(stream)?;
         let bytes = self.read(b, BYTES)?;
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: the memory stays, and has that size.
         unsafe { result::memcpy_htod_sync(a, &bytes) }
     }
@@ -112,7 +112,7 @@ impl Driver {
         const BLOCK: u64 = 256;
         let block = threads.clamp(1, BLOCK) as u32;
         let grid = threads.div_ceil(BLOCK).clamp(1, 1024) as u32;
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: the function is loaded, and the rest is the caller's promise.
         unsafe {
             result::launch_kernel(kernel, (grid, 1, 1), (block, 1, 1), 0, stream as CUstream, arguments)
@@ -184,51 +184,51 @@ impl Driver {
     ///
     /// The memory lives until then.
     pub unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Result<(), DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: promised by the caller.
         unsafe { result::memcpy_dtod_async(to, from, bytes, stream as CUstream) }
     }
 
     /// A stream that the legacy stream does not wait for.
     pub fn stream(&self) -> Result<Stream, DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         Ok(result::stream::create(result::stream::StreamKind::NonBlocking)? as Stream)
     }
 
     /// An event without timing.
     pub fn event(&self) -> Result<Event, DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         Ok(Event(result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?))
     }
 
     pub fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: both are alive.
         unsafe { result::event::record(event.0, stream as CUstream) }
     }
 
     pub fn wait(&self, stream: Stream, event: Event) -> Result<(), DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both are alive.
         unsafe { result::stream::wait_event(stream as CUstream, event.0, flags) }
     }
 
     pub fn synchronize(&self, stream: Stream) -> Result<(), DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: it is alive.
         unsafe { result::stream::synchronize(stream as CUstream) }
     }
 
     pub fn synchronize_context(&self) -> Result<(), DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: a context is current.
         unsafe { sys::cuCtxSynchronize() }.result()
     }
 
     /// Memory of the device. For as long as the process lives: the suite takes little.
     pub fn memory(&self, bytes: usize) -> Result<u64, DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: the size is not zero.
         unsafe { result::malloc_sync(bytes) }
     }
@@ -240,14 +240,14 @@ impl Driver {
 
     /// Makes a stream wait until the host sets a flag. `None` where the device has no such waits.
     pub fn wait_for(&self, stream: Stream, flag: Flag) -> Result<(), DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: the flag lives for ever, and pinned memory has the same address for the device.
         unsafe { sys::cuStreamWaitValue32_v2(stream as CUstream, flag.address(), 1, 0) }.result()
     }
 
     /// Makes a stream set a flag.
     pub fn set_by(&self, stream: Stream, flag: Flag) -> Result<(), DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: as above.
         unsafe { sys::cuStreamWriteValue32_v2(stream as CUstream, flag.address(), 1, 0) }.result()
     }
@@ -263,14 +263,14 @@ impl Driver {
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<(), DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         // SAFETY: promised by the caller.
         unsafe { result::stream::launch_host_function(stream as CUstream, function, argument) }
     }
 
     /// The current value in device memory. Its writers have ended.
     pub fn read(&self, from: u64, bytes: usize) -> Result<Vec<u8>, DriverError> {
-        let _entered = self.enter()?;
+        let _current = self.make_current()?;
         let mut out = vec![0; bytes];
         // SAFETY: the caller's memory.
         unsafe { result::memcpy_dtoh_sync(&mut out, from) }?;
@@ -296,10 +296,10 @@ impl Event {
     }
 }
 
-fn enter(context: CUcontext) -> Result<Entered, DriverError> {
+fn make_current(context: CUcontext) -> Result<CurrentGuard, DriverError> {
     // SAFETY: the context is alive.
     unsafe { sys::cuCtxPushCurrent_v2(context) }.result()?;
-    Ok(Entered)
+    Ok(CurrentGuard)
 }
 
 /// All flags of the process, made at once: pinning memory may wait for the whole device, and some stream is

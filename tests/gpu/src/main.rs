@@ -167,7 +167,7 @@ fn run(options: &Options) -> Result<StepEnd, Failure> {
         return supervise::run(options);
     }
     if options.simulator {
-        setup::take_the_simulator()?;
+        setup::load_simulator()?;
     }
     let setup = match Setup::new(options.simulator) {
         Ok(setup) => setup,
@@ -184,7 +184,7 @@ fn run(options: &Options) -> Result<StepEnd, Failure> {
     }
     let mut record = Record::new(setup.simulated);
     if let Some(events) = &options.events {
-        record.tell(events)?;
+        record.read_events(events)?;
     }
     if options.probe {
         record.describe(&setup);

@@ -51,7 +51,7 @@ impl Record {
     }
 
     /// Reports every event from here on in the file `events`.
-    pub fn tell(&mut self, events: &Path) -> Result<(), Failure> {
+    pub fn read_events(&mut self, events: &Path) -> Result<(), Failure> {
         self.events = Some(File::options().append(true).open(events)?);
         Ok(())
     }
@@ -275,7 +275,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("estafette-gpu-events-{}.jsonl", std::process::id()));
         std::fs::write(&path, "").expect("a file in the folder for such");
         let mut told = Record::new(false);
-        told.tell(&path).expect("it is there");
+        told.read_events(&path).expect("it is there");
         told.note("device", "a");
         told.failed("bad", "two\nlines");
         told.figure(Figure {

@@ -18,7 +18,7 @@ pub struct Setup {
 
 /// Takes the simulated driver in place of a real one, before anything looks for CUDA.
 #[cfg(feature = "simulator")]
-pub fn take_the_simulator() -> Result<(), Failure> {
+pub fn load_simulator() -> Result<(), Failure> {
     estafette_cuda_sim_client::Simulator::load()
         .map(|_| ())
         .map_err(|error| Failure::wrong(error.to_string()))
@@ -26,7 +26,7 @@ pub fn take_the_simulator() -> Result<(), Failure> {
 
 /// This program was built without it.
 #[cfg(not(feature = "simulator"))]
-pub fn take_the_simulator() -> Result<(), Failure> {
+pub fn load_simulator() -> Result<(), Failure> {
     Err(Failure::wrong("this program was built without the feature `simulator`"))
 }
 

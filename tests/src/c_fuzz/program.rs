@@ -193,7 +193,7 @@ impl Program {
             6 => self.complete_open(bytes),
             7 => self.query_or_wait(bytes),
             8 => self.export(bytes),
-            9 => self.let_view_go(bytes),
+            9 => self.release_view(bytes),
             10 => self.order_on(bytes),
             11 => self.release_lease(bytes),
             12 => self.release_tensor(bytes),

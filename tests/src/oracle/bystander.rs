@@ -19,7 +19,7 @@ use crate::dice::{Dice, mix};
 const STEPS: usize = 6;
 
 /// Runs the bystander until it has taken its steps.
-pub(super) fn look_on(world: &Arc<World>, number: usize) {
+pub(super) fn disturb(world: &Arc<World>, number: usize) {
     let mut dice = Dice::new(mix(world.shape.seed ^ (2 << 32) ^ number as u64));
     for _ in 0..STEPS {
         let cell = &world.cells[dice.roll(world.shape.tensors)];
@@ -49,12 +49,12 @@ pub(super) fn look_on(world: &Arc<World>, number: usize) {
             6 => drop(tensor.wait_timeout(soon)),
             7 if world.shape.write_leases => hold_alone(cell, tensor, soon, &mut dice),
             8 => come_and_go(world, cell, tensor, &mut dice),
-            _ => ask(world, tensor, &mut dice),
+            _ => query(world, tensor, &mut dice),
         }
     }
 }
 
-fn ask(world: &World, tensor: &Tensor, dice: &mut Dice) {
+fn query(world: &World, tensor: &Tensor, dice: &mut Dice) {
     match dice.roll(4) {
         3 => {
             let refused = world.engines[0].zeros(&[1 << 46], DType::U64);
@@ -82,16 +82,16 @@ fn wait_to_be_woken(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dic
 /// Has it alone for a while, beside nothing else.
 fn hold_alone(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dice) {
     let Ok(lease) = tensor.lease(Access::Write, "a bystander").wait(Some(soon)) else { return };
-    cell.enter(true);
+    cell.begin_access(true);
     thread::yield_now();
     if dice.once_in(2) {
-        cell.leave(true);
+        cell.end_access(true);
         return drop(lease);
     }
     let (completer, fence) = host::promise("work of a write lease");
     lease.release_after(fence);
     thread::yield_now();
-    cell.leave(true);
+    cell.end_access(true);
     completer.complete();
 }
 
@@ -105,7 +105,7 @@ fn come_and_go(world: &Arc<World>, cell: &Cell, tensor: &Tensor, dice: &mut Dice
     let number = world.cells.iter().position(|one| std::ptr::eq(one, cell)).expect("one of the cells");
     let reading = Arc::clone(world);
     let op = engine.op("comes and goes").reads([tensor]).run(move |_, []| {
-        reading.look_at(number);
+        reading.value_of(number);
         Ok(())
     });
     let op = op.expect("an engine with room takes it");
@@ -117,7 +117,7 @@ fn come_and_go(world: &Arc<World>, cell: &Cell, tensor: &Tensor, dice: &mut Dice
 
 /// Reads for a while, beside other readers and no writer.
 fn hold(cell: &Cell, lease: Lease, soon: Duration, dice: &mut Dice) {
-    cell.enter(false);
+    cell.begin_access(false);
     let before = cell.value();
     if dice.once_in(2) {
         thread::yield_now();
@@ -126,7 +126,7 @@ fn hold(cell: &Cell, lease: Lease, soon: Duration, dice: &mut Dice) {
     }
     if dice.once_in(2) {
         assert_eq!(cell.value(), before, "written while it was leased for reading");
-        cell.leave(false);
+        cell.end_access(false);
         return drop(lease);
     }
     let (completer, fence) = host::promise("work of a lease");
@@ -134,7 +134,7 @@ fn hold(cell: &Cell, lease: Lease, soon: Duration, dice: &mut Dice) {
     // Work that reads is still running.
     thread::yield_now();
     assert_eq!(cell.value(), before, "written while work of a lease was under way");
-    cell.leave(false);
+    cell.end_access(false);
     completer.complete();
 }
 

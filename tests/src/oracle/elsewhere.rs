@@ -74,7 +74,7 @@ impl DeviceWork {
     fn carry_out(self, versions: &[(CellId, u64)]) {
         let (world, op) = (&self.world, self.op);
         let plan = &world.plans[op].1;
-        world.enter_all(op);
+        world.begin_accesses(op);
         let version = |cell: CellId| versions.iter().find(|(known, _)| *known == cell).expect("noted").1;
         let seen = digest(plan, op, |cell| (world.cells[cell].value(), version(cell)));
         world.finish(op, seen);
@@ -105,7 +105,7 @@ pub(super) fn replayed(
         let look = builder.op("look").reads(std::slice::from_ref(tensor)).writes_vars(&[&variable]);
         look.run(move |_, _| {
             looking.assert_ready(op);
-            let _ = place.set(looking.look_at(cell));
+            let _ = place.set(looking.value_of(cell));
             Ok(())
         })?;
         noted.push((variable, seen, cell));

@@ -74,11 +74,11 @@ impl Drop for Ticket {
         }
         let accesses = self.world.plans[self.op].1.accesses();
         for (cell, _, writes) in &accesses {
-            self.world.cells[*cell].enter(*writes);
+            self.world.cells[*cell].begin_access(*writes);
         }
         self.world.sign(self.op, false);
         for (cell, _, writes) in &accesses {
-            self.world.cells[*cell].leave(*writes);
+            self.world.cells[*cell].end_access(*writes);
         }
     }
 }

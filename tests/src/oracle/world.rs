@@ -112,7 +112,7 @@ impl Cell {
         }
     }
 
-    pub(super) fn enter(&self, alone: bool) {
+    pub(super) fn begin_access(&self, alone: bool) {
         let before = if alone {
             self.users.swap(-1, Ordering::AcqRel)
         } else {
@@ -124,7 +124,7 @@ impl Cell {
         );
     }
 
-    pub(super) fn leave(&self, alone: bool) {
+    pub(super) fn end_access(&self, alone: bool) {
         if alone {
             self.users.store(0, Ordering::Release);
         } else {
@@ -270,7 +270,7 @@ impl World {
                 .collect();
             drop(finisher);
             for number in 0..self.shape.bystanders {
-                scope.spawn(move || bystander::look_on(self, number));
+                scope.spawn(move || bystander::disturb(self, number));
             }
             if let Some((tensors, variables)) = gate {
                 for (_, reached) in &submitters {
@@ -309,7 +309,7 @@ impl World {
     /// Takes the cells of `op` and reads.
     pub(super) fn begin(&self, op: OpIndex) -> u64 {
         let plan = &self.plans[op].1;
-        self.enter_all(op);
+        self.begin_accesses(op);
         (0..plan.spins).for_each(|_| std::hint::spin_loop());
         let read = |cell: CellId| (self.cells[cell].value(), self.cells[cell].version());
         digest(plan, op, read)
@@ -327,9 +327,9 @@ impl World {
     }
 
     /// Takes the cells of `op`, and checks the other conditions of its grant.
-    pub(super) fn enter_all(&self, op: OpIndex) {
+    pub(super) fn begin_accesses(&self, op: OpIndex) {
         for (cell, _, writes) in self.plans[op].1.accesses() {
-            self.cells[cell].enter(writes);
+            self.cells[cell].begin_access(writes);
         }
         self.assert_ready(op);
     }
@@ -350,12 +350,12 @@ impl World {
     }
 
     /// Reads a cell beside other readers.
-    pub(super) fn look_at(&self, cell: CellId) -> u64 {
-        self.cells[cell].enter(false);
+    pub(super) fn value_of(&self, cell: CellId) -> u64 {
+        self.cells[cell].begin_access(false);
         let value = self.cells[cell].value();
         thread::yield_now();
         assert_eq!(self.cells[cell].value(), value, "written while a node reads it");
-        self.cells[cell].leave(false);
+        self.cells[cell].end_access(false);
         value
     }
 
@@ -373,12 +373,12 @@ impl World {
         for (cell, reads, _) in plan.accesses().into_iter().filter(|(_, _, writes)| *writes) {
             let before = if reads { self.cells[cell].value() } else { 0 };
             let data = self.cells[cell].data;
-            // SAFETY: the operation has the cell to itself, as `enter` has checked.
+            // SAFETY: the operation has the cell to itself, as `begin_access` has checked.
             unsafe { *data = written(op, cell, digest, before) };
         }
         self.digests[op].set(digest).expect("a body runs once");
         for (cell, _, writes) in plan.accesses() {
-            self.cells[cell].leave(writes);
+            self.cells[cell].end_access(writes);
         }
         self.uses[op].over.store(true, Ordering::Release);
     }

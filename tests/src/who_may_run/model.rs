@@ -215,7 +215,7 @@ impl Model {
     fn collapse(&mut self, members: &[VarId], group: VarId) {
         let accesses: BTreeMap<_, _> =
             members.iter().chain([&group]).map(|var| (self.root(*var), AccessMode::Write)).collect();
-        self.enter(RequestKind::Collapse, Vec::new(), accesses);
+        self.queue(RequestKind::Collapse, Vec::new(), accesses);
         for member in members {
             let root = self.root(*member);
             if root != group {
@@ -235,10 +235,10 @@ impl Model {
                 }
             }
         }
-        self.enter(kind, tensors, accesses)
+        self.queue(kind, tensors, accesses)
     }
 
-    fn enter(
+    fn queue(
         &mut self,
         kind: RequestKind,
         tensors: Vec<(TensorId, AccessMode)>,
@@ -368,7 +368,7 @@ impl Model {
     /// nothing.
     pub fn skip(&mut self, request: RequestId) {
         self.pass(request);
-        let changed = self.leave(request);
+        let changed = self.unqueue(request);
         if self.requests[request].kind == RequestKind::Work {
             changed.into_iter().for_each(|var| self.vars[var].failed = true);
         }
@@ -376,11 +376,11 @@ impl Model {
 
     /// A lease or a question that was given up, or a question that has its answer: nothing of it is left.
     pub fn give_up(&mut self, request: RequestId) {
-        self.leave(request);
+        self.unqueue(request);
     }
 
     /// Takes a request out of its queues. Gives the variables that it had to itself and where it still stood.
-    fn leave(&mut self, request: RequestId) -> Vec<VarId> {
+    fn unqueue(&mut self, request: RequestId) -> Vec<VarId> {
         let Self { requests, vars, .. } = self;
         requests[request].state = RequestState::Over;
         let mut changed = Vec::new();
@@ -412,7 +412,7 @@ impl Model {
             }
         }
         self.used(request, fence);
-        self.leave(request);
+        self.unqueue(request);
         leases
     }
 
@@ -424,7 +424,7 @@ impl Model {
             self.vars[var].failed |= fails && mode.is_exclusive();
         }
         self.used(request, fence);
-        self.leave(request);
+        self.unqueue(request);
     }
 
     /// True if a variable that only cancelled operations still wait for has failed, or will.
@@ -437,7 +437,7 @@ impl Model {
     pub fn hand_over(&mut self, request: RequestId) -> Vec<RequestId> {
         let parts = self.requests[request].tensors.clone();
         let leases = self.split(request, &parts);
-        self.leave(request);
+        self.unqueue(request);
         leases
     }
 
@@ -486,7 +486,7 @@ impl Model {
         let Variable { failed, writers, readers, .. } = sum;
         let group = &mut self.vars[group];
         (group.failed, group.writers, group.readers) = (failed, writers, readers);
-        self.leave(request);
+        self.unqueue(request);
     }
 
     fn carry(&mut self, var: VarId, mode: AccessMode, fence: Option<FenceId>) {
@@ -608,7 +608,7 @@ impl Model {
             && !requests.any(|request| request.tensors.iter().any(|(used, _)| *used == id))
     }
 
-    pub fn ask(&mut self, tensor: TensorId) -> Question {
+    pub fn query(&mut self, tensor: TensorId) -> Question {
         let vars = self.roots(tensor);
         let fences = vars.iter().flat_map(|var| self.vars[*var].writers.iter().copied()).collect();
         let has_failed = |var: &VarId| {
@@ -617,7 +617,7 @@ impl Model {
         };
         let failed = vars.iter().any(has_failed);
         let accesses = vars.iter().map(|var| (*var, AccessMode::Read)).collect();
-        let request = self.enter(RequestKind::Question, Vec::new(), accesses);
+        let request = self.queue(RequestKind::Question, Vec::new(), accesses);
         Question { request, fences, vars, failed }
     }
 

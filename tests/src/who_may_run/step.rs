@@ -234,7 +234,7 @@ impl Step {
                 world.model.tensors[tensor].holders -= 1;
             }
             Self::Ask { tensor } => {
-                let question = world.model.ask(tensor);
+                let question = world.model.query(tensor);
                 let ready = world.tensor(tensor).ready();
                 world.questions.push(Asked::new(question, ready));
                 world.keep_pace();
@@ -244,7 +244,7 @@ impl Step {
                 world.model.give_up(asked.question.request);
             }
             Self::Look { tensor } => {
-                let (question, tensor) = (world.model.ask(tensor), world.tensor(tensor));
+                let (question, tensor) = (world.model.query(tensor), world.tensor(tensor));
                 world.keep_pace();
                 let looked = world.without_helping(|| tensor.wait_timeout(Duration::ZERO));
                 let knows = matches!(looked, Ok(()) | Err(Error::Failed(_) | Error::Cancelled(_)));

@@ -111,18 +111,18 @@ impl Asked {
 pub struct Memo {
     /// The program's handle.
     pub tensor: Option<Tensor>,
-    given_back: GivenBack,
+    release: ReleaseSign,
 }
 
 /// Sign of the end of a tensor's memory.
 #[derive(Debug)]
-enum GivenBack {
+enum ReleaseSign {
     Counted(Deleted),
     /// The end of the lease that it was derived from.
     Lease(RequestId, Fence),
 }
 
-impl GivenBack {
+impl ReleaseSign {
     fn count(&self) -> usize {
         match self {
             Self::Counted(deleted) => deleted.count(),
@@ -201,13 +201,13 @@ impl World {
 
     /// Notes a tensor that `model` has numbered.
     pub fn imported(&mut self, tensor: Tensor, deleted: Deleted) {
-        self.tensors.push(Memo { tensor: Some(tensor), given_back: GivenBack::Counted(deleted) });
+        self.tensors.push(Memo { tensor: Some(tensor), release: ReleaseSign::Counted(deleted) });
         self.keep_pace();
     }
 
     /// Notes a tensor that was derived from a lease; `end` is when the lease ends.
     pub fn derived(&mut self, tensor: Tensor, lease: RequestId, end: Fence) {
-        self.tensors.push(Memo { tensor: Some(tensor), given_back: GivenBack::Lease(lease, end) });
+        self.tensors.push(Memo { tensor: Some(tensor), release: ReleaseSign::Lease(lease, end) });
         self.requests[lease] = Real::Elsewhere;
     }
 
@@ -349,7 +349,7 @@ impl World {
             }
         }
         for id in 0..self.tensors.len() {
-            let (count, deleted) = (self.tensors[id].given_back.count(), self.model.tensors[id].deleted);
+            let (count, deleted) = (self.tensors[id].release.count(), self.model.tensors[id].deleted);
             if count > usize::from(deleted) {
                 return Some(format!("the memory of tensor {id} was released too early or too often"));
             }
@@ -419,11 +419,11 @@ impl World {
             }
         }
         for id in 0..self.tensors.len() {
-            let gone = self.tensors[id].given_back.count() == 1 && !self.model.tensors[id].deleted;
+            let gone = self.tensors[id].release.count() == 1 && !self.model.tensors[id].deleted;
             if gone && self.model.may_be_deleted(id) {
                 followed = true;
                 self.model.tensors[id].deleted = true;
-                if let GivenBack::Lease(lease, _) = self.tensors[id].given_back {
+                if let ReleaseSign::Lease(lease, _) = self.tensors[id].release {
                     self.model.end_lease(lease, None);
                 }
             }

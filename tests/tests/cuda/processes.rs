@@ -143,9 +143,9 @@ fn memory_of_a_device_crosses_without_a_copy_and_is_opened_once() {
 }
 
 #[test]
-fn it_is_ready_when_the_device_of_the_owner_is_and_given_back_when_that_of_the_consumer_is() {
+fn it_is_ready_when_the_device_of_the_owner_is_and_released_when_that_of_the_consumer_is() {
     two(
-        "it_is_ready_when_the_device_of_the_owner_is_and_given_back_when_that_of_the_consumer_is",
+        "it_is_ready_when_the_device_of_the_owner_is_and_released_when_that_of_the_consumer_is",
         |peer, side| {
             let (x, queue) = (side.memory(BYTES), side.queue());
             side.simulator.block(queue.native());
@@ -225,9 +225,9 @@ fn what_an_owner_had_finished_when_it_died_stays_readable_and_the_rest_fails() {
 }
 
 #[test]
-fn a_consumer_that_dies_gives_back_what_it_read() {
+fn a_consumer_that_dies_releases_what_it_read() {
     two(
-        "a_consumer_that_dies_gives_back_what_it_read",
+        "a_consumer_that_dies_releases_what_it_read",
         |peer, side| {
             let (x, queue) = (side.memory(BYTES), side.queue());
             side.fill(&x, 1, &queue);
@@ -280,9 +280,9 @@ fn memory_that_cannot_be_shown_is_copied_on_its_device_to_the_host_or_refused() 
 }
 
 #[test]
-fn a_segment_that_its_owner_lets_go_of_is_let_go_of_everywhere() {
+fn a_segment_that_its_owner_releases_is_released_everywhere() {
     two(
-        "a_segment_that_its_owner_lets_go_of_is_let_go_of_everywhere",
+        "a_segment_that_its_owner_releases_is_released_everywhere",
         |peer, side| {
             // Another test may have left a segment, of which the largest stays.
             let (first, second) = (side.memory(20 << 20), side.memory(40 << 20));

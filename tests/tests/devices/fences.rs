@@ -13,7 +13,7 @@ use estafette::{
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
-use tests::ops::{get, look, set, status, tensor, until};
+use tests::ops::{get, read, set, status, tensor, until};
 use tests::watchdog::Watchdog;
 
 /// An engine with a simulated device and two of its in-order queues.
@@ -282,7 +282,7 @@ fn a_later_pure_write_heals_even_if_an_older_device_write_fails_afterwards() {
     bench.issued(&bench.fill("older", 0, &x, 1));
     // On the host: it waits for the older one's end, good or bad, and replaces its version.
     let newer = set(&bench.engine, &x, 2.0);
-    let after = look(&bench.engine, &x);
+    let after = read(&bench.engine, &x);
     let ready = x.ready();
     bench.device.release("older");
     bench.device.run_until_idle();

@@ -14,7 +14,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
 use tests::on_device::{copy_on, fault, on_device, queue, read_on, sim, started, write_on};
-use tests::ops::{get, look, set, status, tensor};
+use tests::ops::{get, read, set, status, tensor};
 use tests::watchdog::Watchdog;
 
 #[test]
@@ -164,7 +164,7 @@ fn a_host_writer_waits_for_device_readers_and_a_host_reader_does_not() {
     let x = on_device(&device, &engine);
     read_on(&engine, &one, "read 1", &x).wait().unwrap();
     read_on(&engine, &two, "read 2", &x).wait().unwrap();
-    look(&engine, &x).wait().unwrap();
+    read(&engine, &x).wait().unwrap();
     assert!(x.is_ready(), "readers do not make a version unready");
     let write = set(&engine, &x, 1.0);
     let mut writable = x.writable();
@@ -189,7 +189,7 @@ fn two_devices_of_different_runtimes_cross_through_the_host_without_a_thread_tha
     write_on(&engine, &producer, "produce", &x, 5.0).wait().unwrap();
     let copy = copy_on(&engine, &consumer, "consume", &x, &y);
     // The engine's only worker is free.
-    look(&engine, &tensor(&engine, 0.0)).wait().unwrap();
+    read(&engine, &tensor(&engine, 0.0)).wait().unwrap();
     assert!(!copy.is_done() && two.driver_calls().launches == 0);
     one.run_until_idle();
     copy.wait().unwrap();
@@ -308,7 +308,7 @@ fn what_was_skipped_or_cancelled_leaves_the_fences_as_they_were() {
     let skipped = engine.op("skipped").reads([&bad]).writes([&x]).run(|[_bad], [_x]| Ok(()));
     skipped.unwrap().wait().unwrap_err();
     let write = set(&engine, &x, 2.0);
-    look(&engine, &tensor(&engine, 0.0)).wait().unwrap();
+    read(&engine, &tensor(&engine, 0.0)).wait().unwrap();
     assert!(!write.is_done(), "the device still reads");
     device.run_until_idle();
     write.wait().unwrap();

@@ -19,7 +19,7 @@ use estafette::{Access, DType, Engine, Error, ExportOptions, ImportOptions, Layo
 use futures::FutureExt;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{engine, get, look, set, tensor, until};
+use tests::ops::{engine, get, read, set, tensor, until};
 use tests::watchdog::Watchdog;
 
 /// The engine and tensors of a test with misbehaving values.
@@ -120,7 +120,7 @@ fn errors_that_a_later_version_replaces() {
         let op = stage.engine.op("fails").writes([&stage.x]).run(move |[], [_x]| Err(Box::new(error)));
         drop(op.unwrap());
         // Skipped by the failure, which it shares.
-        drop(look(&stage.engine, &stage.x));
+        drop(read(&stage.engine, &stage.x));
         set(&stage.engine, &stage.x, 1.0).wait().unwrap();
     }
     stage.ends_with(3);
@@ -643,7 +643,7 @@ fn events_and_queues_that_granted_operations_ask() {
         op.run_external(move |end| end.complete_after(&fence, Ok(()))).unwrap().wait().unwrap();
     };
     leave(Fence::event(Arc::new(Unknown)));
-    let error = look(&stage.engine, &stage.x).wait().unwrap_err().to_string();
+    let error = read(&stage.engine, &stage.x).wait().unwrap_err().to_string();
     assert!(error.contains("an event that breaks"), "{error}");
     leave(Fence::event(Arc::new(Unknown)));
     let refused = stage.x.lease(Access::Write, "a consumer").wait(None);

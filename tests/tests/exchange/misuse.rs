@@ -18,7 +18,7 @@ use estafette::{
     Access, Completion, Error, ExportOptions, FailureKind, Op, Produced, Scope, Tensor, View, ViewMut,
 };
 use tests::gate::Gate;
-use tests::ops::{engine, get, look, set, tensor, waits};
+use tests::ops::{engine, get, read, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 #[test]
@@ -92,7 +92,7 @@ fn a_scope_that_outlives_its_operation_lends_nothing() {
             && bindings::scope::describe(&scope, &x).is_none()
             && scope.queue().is_none()
     );
-    let inside = bindings::scope::enter(&scope, || x.wait());
+    let inside = bindings::scope::make_current(&scope, || x.wait());
     assert!(inside.is_ok(), "it is no operation's code any more");
     assert!(watchdog.still_watches());
 }
@@ -110,7 +110,7 @@ fn a_view_of_an_operation_that_ended_keeps_its_access() {
     });
     op.unwrap().wait().unwrap();
     let view = take.recv().unwrap();
-    let (reader, writer) = (look(&engine, &x), set(&engine, &x, 2.0));
+    let (reader, writer) = (read(&engine, &x), set(&engine, &x, 2.0));
     assert!(waits(&engine, &reader) && waits(&engine, &writer), "{}", engine.diagnose());
     drop(view);
     writer.wait().unwrap();
@@ -130,7 +130,7 @@ fn what_is_forgotten_keeps_its_access() {
         Ok(())
     });
     is_done.recv().unwrap();
-    let waiting = [set(&engine, &lease, 2.0), look(&engine, &guard)];
+    let waiting = [set(&engine, &lease, 2.0), read(&engine, &guard)];
     assert!(waiting.iter().all(|op| waits(&engine, op)), "{}", engine.diagnose());
     assert!(!op.unwrap().is_done());
     // They wait for ever, which is what forgetting means; nothing else does.

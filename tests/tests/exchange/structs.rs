@@ -26,7 +26,7 @@ fn import(
 }
 
 #[test]
-fn a_tensor_comes_in_is_written_goes_out_and_is_given_back_without_a_copy() {
+fn a_tensor_comes_in_is_written_goes_out_and_is_released_without_a_copy() {
     let _alone = exclusive();
     let deleted = Deleted::default();
     let engine = engine(2);
@@ -60,7 +60,7 @@ fn a_tensor_comes_in_is_written_goes_out_and_is_given_back_without_a_copy() {
 }
 
 #[test]
-fn memory_is_not_given_back_while_a_consumer_holds_it() {
+fn memory_is_not_released_while_a_consumer_holds_it() {
     let _alone = exclusive();
     for abi in [Abi::Legacy, Abi::Versioned] {
         let deleted = Deleted::default();

@@ -9,7 +9,7 @@ use estafette::{Access, Error, ExportOptions, FailureKind, Produced};
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
 use tests::gate::Gate;
-use tests::ops::{add, engine, fail, get, look, set, tensor, until};
+use tests::ops::{add, engine, fail, get, read, set, tensor, until};
 use tests::watchdog::Watchdog;
 
 fn assert_caused_by(error: &Error, operation: &str, message: &str) {
@@ -139,7 +139,7 @@ fn a_dropped_completion_fails_the_operation() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
-    let behind = look(&engine, &x);
+    let behind = read(&engine, &x);
     drop(gate.begun());
     assert_caused_by(&behind.wait().unwrap_err(), "gate", "its completion was dropped without being used");
     let made = engine.op("made").produce_external(drop).unwrap();
@@ -161,7 +161,7 @@ fn a_later_pure_write_starts_a_clean_version_and_an_update_does_not() {
     let x = tensor(&engine, 1.0);
     fail(&engine, &x, "the root");
     let update = add(&engine, &x, 1.0);
-    let between = look(&engine, &x);
+    let between = read(&engine, &x);
     let write = set(&engine, &x, 5.0);
     let after = add(&engine, &x, 1.0);
     assert_caused_by(&update.wait().unwrap_err(), "fail", "the root");

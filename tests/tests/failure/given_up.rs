@@ -14,7 +14,7 @@ use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
 use tests::gate::Gate;
 use tests::nothing_left::assert_nothing_left;
-use tests::ops::{add, engine, get, look, set, tensor, waits};
+use tests::ops::{add, engine, get, read, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 /// Short enough to run out within a test on a busy machine.
@@ -45,7 +45,7 @@ fn a_refused_write_lease_does_not_keep_later_readers_out() {
     assert!(x.is_ready(), "nothing writes it");
     drop(x.lease(Access::Read, "another reader").try_now().unwrap().expect("readers share"));
     drop(x.export_wait(&ExportOptions::from(Access::Read)).unwrap());
-    look(&engine, &x).wait().unwrap();
+    read(&engine, &x).wait().unwrap();
     assert_eq!(queued(&engine.diagnose()), ["lease"], "that of the first reader");
     drop(reader);
     assert!(engine.diagnose().is_idle());
@@ -62,7 +62,7 @@ fn readers_that_wait_behind_a_write_lease_go_on_when_it_is_given_up() {
         let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
         let mut writer = x.lease(Access::Write, "a writer").boxed();
         assert!((&mut writer).now_or_never().is_none());
-        let op = look(&engine, &x);
+        let op = read(&engine, &x);
         let mut second = x.lease(Access::Read, "a second reader").boxed();
         assert!(waits(&engine, &op) && (&mut second).now_or_never().is_none());
         drop(writer);

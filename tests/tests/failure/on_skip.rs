@@ -10,7 +10,7 @@ use estafette::{Access, DType, Engine, Op};
 use estafette_sync::sync::Mutex;
 use tests::gate::Gate;
 use tests::nothing_left::assert_nothing_left;
-use tests::ops::{engine, fail, get, look, set, tensor, until, waits};
+use tests::ops::{engine, fail, get, read, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 /// Calls, in order.
@@ -178,7 +178,7 @@ fn a_panic_of_it_changes_nothing() {
     assert_eq!(failure_of(&op.run(|[], [], [_]| Ok(())).unwrap()), "fail");
     set(&engine, &x, 1.0).wait().unwrap();
     assert_eq!(get(&x), 1.0);
-    look(&engine, &x).wait().unwrap();
+    read(&engine, &x).wait().unwrap();
     assert_nothing_left(&[&engine]);
 }
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 
 use estafette::operation::{ReadGuard, WriteGuard};
 use estafette::{Error, FailureKind, Produced, Tensor};
-use tests::ops::{add, engine, get, look, set, tensor, waits};
+use tests::ops::{add, engine, get, read, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 #[test]
@@ -38,15 +38,15 @@ fn the_access_ends_when_the_body_and_the_last_guard_have_ended() {
         Ok(())
     });
     let op = op.unwrap();
-    let (read, mut write) = take.recv().unwrap();
-    let (behind_x, behind_y) = (set(&engine, &x, 2.0), look(&engine, &y));
+    let (read_guard, mut write) = take.recv().unwrap();
+    let (behind_x, behind_y) = (set(&engine, &x, 2.0), read(&engine, &y));
     assert!(waits(&engine, &behind_x) && waits(&engine, &behind_y), "{}", engine.diagnose());
-    assert_eq!(read.view().as_slice::<f32>().unwrap(), [1.0]);
+    assert_eq!(read_guard.view().as_slice::<f32>().unwrap(), [1.0]);
     write.view_mut().as_mut_slice::<f32>().unwrap().fill(9.0);
     drop(write);
     // One guard holds the whole operation open.
     assert!(waits(&engine, &behind_y) && !op.is_done(), "{}", engine.diagnose());
-    drop(read);
+    drop(read_guard);
     op.wait().unwrap();
     behind_x.wait().unwrap();
     behind_y.wait().unwrap();

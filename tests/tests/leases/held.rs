@@ -14,7 +14,7 @@ use futures::executor::block_on;
 use tests::foreign;
 use tests::foreign::Deleted;
 use tests::gate::Gate;
-use tests::ops::{add, engine, fail, get, look, set, tensor, waits};
+use tests::ops::{add, engine, fail, get, read, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 fn export(tensor: &Tensor, access: Access, owner: &str) -> ManagedTensor {
@@ -81,7 +81,7 @@ fn held_by_another_thread_is_refused_after_the_lease_timeout() {
     let x = tensor(&engine, 1.0);
     let theirs = x.clone();
     let array = std::thread::spawn(move || export(&theirs, Access::Write, "another thread")).join().unwrap();
-    let op = look(&engine, &x);
+    let op = read(&engine, &x);
     let began = Instant::now();
     assert_held(&op.wait().unwrap_err(), "another thread");
     assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
@@ -173,7 +173,7 @@ fn round_trip_is_derived_carries_the_lease_and_may_not_be_written() {
     // SAFETY: as above.
     let v = unsafe { engine.import(export(&u, Access::Read, "jax")) }.unwrap();
     for derived in [&u, &v] {
-        look(&engine, derived).wait().unwrap();
+        read(&engine, derived).wait().unwrap();
         assert_eq!(derived.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
         let refused = engine.op("write").writes([derived]).run(|[], [_u]| Ok(())).unwrap_err();
         assert!(matches!(&refused, Error::Conflict(why) if why.contains("read lease")), "{refused:?}");
@@ -199,7 +199,7 @@ fn round_trip_of_a_write_lease_may_be_written_and_keeps_other_uses_out() {
     let t = tensor(&engine, 1.0);
     // SAFETY: the lease keeps the memory, which this test owns.
     let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
-    let outside = look(&engine, &t);
+    let outside = read(&engine, &t);
     for _ in 0..100 {
         add(&engine, &u, 1.0);
     }
@@ -261,7 +261,7 @@ fn views_in_a_body_wait_for_nothing_and_become_leases_of_the_same_mode_with_no_g
         // A view that is dropped before the body ends becomes no lease.
         drop(completion.scope().export(&x, &ExportOptions::from(access)).unwrap());
         // Both are queued before the body ends: they would run in a gap between the body and the lease.
-        let read = look(&engine, &x);
+        let read = read(&engine, &x);
         let write = set(&engine, &x, 2.0);
         completion.complete(Ok(()));
         if access == Access::Read {
@@ -312,13 +312,13 @@ fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() 
     assert!(bindings::lease::imported_under(&again).is_none());
     // Inside the operation: the memory counts as derived from the view.
     // SAFETY: as above.
-    let inside = bindings::scope::enter(completion.scope(), || unsafe {
+    let inside = bindings::scope::make_current(completion.scope(), || unsafe {
         engine.import(memory.tensor(0, 1, &deleted))
     })
     .unwrap();
     assert!(bindings::lease::imported_under(&inside).is_some());
     drop(inside);
-    let read = look(&engine, &again);
+    let read = read(&engine, &again);
     assert!(waits(&engine, &read), "{}", engine.diagnose());
     // SAFETY: the operation has the memory to itself.
     unsafe { view.data().cast::<f32>().write(2.0) };

@@ -3,7 +3,7 @@
 use estafette::bindings;
 use estafette::{Access, Engine, Error, ExportOptions, Tensor};
 use tests::nothing_left::assert_nothing_left;
-use tests::ops::{engine, get, look, set, tensor};
+use tests::ops::{engine, get, read, set, tensor};
 use tests::watchdog::Watchdog;
 
 /// A tensor in the memory of `tensor`, derived under a lease of `tensor`.
@@ -77,7 +77,7 @@ fn a_program_that_would_wait_for_itself_is_refused_in_one_node_and_across_nodes(
     builder.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap();
     assert_names_the_lease(builder.finish().err());
     drop(u);
-    look(&engine, &t).wait().unwrap();
+    read(&engine, &t).wait().unwrap();
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use estafette::{Engine, Error, Tensor};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{engine, get, look, set, tensor, waits};
+use tests::ops::{engine, get, read, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 /// The bodies inside an access, counted by the bodies themselves.
@@ -130,7 +130,7 @@ fn readers_queued_behind_a_writer_do_not_overtake_it() {
     let reader =
         engine.op("long read").reads([&x]).run_external(move |end| started.send(end).unwrap()).unwrap();
     let write = set(&engine, &x, 2.0);
-    let later: Vec<_> = (0..100).map(|_| look(&engine, &x)).collect();
+    let later: Vec<_> = (0..100).map(|_| read(&engine, &x)).collect();
     let end = begun.recv().unwrap();
     assert!(waits(&engine, &write));
     assert!(later.iter().all(|read| waits(&engine, read)), "{}", engine.diagnose());

@@ -12,7 +12,7 @@ use estafette::exchange::flush_deleters;
 use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Produced, Tensor};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{engine, look, set, tensor, waits};
+use tests::ops::{engine, read, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 /// The time in which a test looks for an event that comes too early. On a slow machine the test may miss one.
@@ -185,7 +185,7 @@ fn a_tensor_derived_from_a_view_that_became_an_alias_is_ordered_with_the_owner()
             let export = || scope.export(&own, &ExportOptions::from(Access::Read)).unwrap();
             let (first, second) = (export(), export());
             // SAFETY: an export describes its own memory.
-            let derived = bindings::scope::enter(&scope, || unsafe { there.import(second) }).unwrap();
+            let derived = bindings::scope::make_current(&scope, || unsafe { there.import(second) }).unwrap();
             *keep.lock().unwrap() = Some(derived);
             completion.produce(Ok(Produced::from(first)));
         })
@@ -242,7 +242,7 @@ fn a_promised_alias_of_a_part_beside_a_write_of_the_whole_is_refused_after_a_col
     let refused = builder.op("both").reads([&produced]).writes([&whole]).run(|[_], [_]| Ok(()));
     assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
     closed.open();
-    look(&engine, &produced).wait().unwrap();
+    read(&engine, &produced).wait().unwrap();
     assert!(watchdog.still_watches());
 }
 

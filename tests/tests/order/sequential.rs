@@ -8,7 +8,7 @@ use estafette::{DType, Engine, Variable};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
-use tests::ops::{add, engine, get, look, set, tensor, until, waits};
+use tests::ops::{add, engine, get, read, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 #[test]
@@ -74,7 +74,7 @@ fn a_stream_of_readers_does_not_starve_a_writer_nor_a_stream_of_writers_a_reader
     let writer = add(&engine, &x, 1.0);
     let mut chain = (first, second);
     for _ in 0..100 {
-        let next = look(&engine, &x);
+        let next = read(&engine, &x);
         assert!(
             waits(&engine, &next) || chain.1.is_some(),
             "a reader overtook the writer: {}",
@@ -86,7 +86,7 @@ fn a_stream_of_readers_does_not_starve_a_writer_nor_a_stream_of_writers_a_reader
     go.send(()).unwrap();
     done.wait().unwrap();
     writer.wait().unwrap();
-    let reader = look(&engine, &x);
+    let reader = read(&engine, &x);
     (0..100).for_each(|_| drop(add(&engine, &x, 1.0)));
     reader.wait().unwrap();
     engine.wait_all(None).unwrap();
@@ -309,7 +309,7 @@ fn versions_count_finished_writes() {
     assert_eq!(x.version(), 0);
     for write in 1..=5 {
         add(&engine, &x, 1.0).wait().unwrap();
-        look(&engine, &x).wait().unwrap();
+        read(&engine, &x).wait().unwrap();
         assert_eq!(x.version(), write);
     }
     assert!(watchdog.still_watches());
@@ -324,7 +324,7 @@ fn writable_waits_for_readers_but_holds_nobody_up() {
     let mut writable = Box::pin(x.writable());
     assert!((&mut writable).now_or_never().is_none());
     // A later reader is neither waited for nor held up.
-    look(&engine, &x).wait().unwrap();
+    read(&engine, &x).wait().unwrap();
     let (later, second) = hold(&engine, &x);
     go.send(()).unwrap();
     reader.wait().unwrap();

@@ -402,7 +402,7 @@ fn a_copy_made_for_a_consumer_on_the_device_is_freed_after_the_consumer() {
 }
 
 #[test]
-fn memory_of_devices_that_are_given_back_early_is_not_so_where_the_host_reads_it() {
+fn memory_of_devices_that_are_released_early_is_not_so_where_the_host_reads_it() {
     let _alone = exclusive();
     // The host can read simulated memory: a host consumer releases it after its use.
     let (device, engine, _watchdog) = sim(1, raw());

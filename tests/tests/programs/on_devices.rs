@@ -19,7 +19,7 @@ use futures::executor::block_on;
 use tests::dice::{self, Dice, mix};
 use tests::gate::Gate;
 use tests::on_device::{Element, copy_on, fault, launch, on_device, queue, read_on, sim, started, write_on};
-use tests::ops::{add, get, look, until};
+use tests::ops::{add, get, read, until};
 
 /// A node on `queue` that sets `to` to one more than `from`.
 fn copies(
@@ -795,7 +795,7 @@ fn many_replays_leave_nothing_behind() {
     for _ in 0..2_000 {
         block_on(block_on(program.replay_async()).unwrap()).unwrap();
     }
-    look(&engine, &x).wait().unwrap();
+    read(&engine, &x).wait().unwrap();
     assert_eq!(get(&x), 4_000.0);
     drop(program);
     engine.wait_all(None).unwrap();

@@ -158,7 +158,7 @@ fn threads_and_futures_that_wait_for_permits_all_get_them() {
 /// program:                      drops the future that asked for it
 /// ```
 #[test]
-fn a_lease_that_is_granted_while_it_is_given_up_is_given_back() {
+fn a_lease_that_is_granted_while_it_is_given_up_is_released() {
     explore(SCHEDULES, || {
         let engine = engine(1);
         let tensor = engine.zeros(&[1], DType::U64).unwrap();

@@ -10,7 +10,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
 use tests::nothing_left::assert_nothing_left;
-use tests::ops::{engine, look, set, tensor, until};
+use tests::ops::{engine, read, set, tensor, until};
 use tests::watchdog::Watchdog;
 
 fn gate(engine: &Engine, x: &Tensor) -> Gate {
@@ -62,7 +62,7 @@ fn a_million_dropped_awaits_of_a_pending_operation_keep_no_task() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let write = gate(&engine, &x);
-    let op = look(&engine, &x);
+    let op = read(&engine, &x);
     let counts = Arc::<Counts>::default();
     // One that stays, before the others.
     let mut first = op.clone();
@@ -148,7 +148,7 @@ fn a_shared_operation_keeps_the_last_waker_of_each_future() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let write = gate(&engine, &x);
-    let mut first = look(&engine, &x);
+    let mut first = read(&engine, &x);
     let mut second = first.clone();
     let mut writable = x.writable();
     let counts: [Arc<Counts>; 3] = Default::default();
@@ -193,7 +193,7 @@ fn a_task_uses_the_operation_and_panics_when_it_is_dropped() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let write = gate(&engine, &x);
-    let op = look(&engine, &x);
+    let op = read(&engine, &x);
     let dropped = Arc::new(AtomicUsize::new(0));
     let futures = [op.clone().boxed(), x.writable().boxed(), engine.shutdown().map(|_| Ok(())).boxed()];
     for mut future in futures {

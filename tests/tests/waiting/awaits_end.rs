@@ -15,7 +15,7 @@ use futures::executor::block_on;
 use tests::gate::Gate;
 use tests::limits::limit;
 use tests::nothing_left::assert_nothing_left;
-use tests::ops::{get, look, set, tensor};
+use tests::ops::{get, read, set, tensor};
 use tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_millis(100);
@@ -339,7 +339,7 @@ fn a_first_poll_takes_no_picture_of_the_graph_for_the_log() {
     assert_held(block_on(ready));
     assert!(warnings.load(Ordering::SeqCst) >= 1);
     drop(array);
-    look(&engine, &x).wait().unwrap();
+    read(&engine, &x).wait().unwrap();
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }

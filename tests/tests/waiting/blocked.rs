@@ -11,7 +11,7 @@ use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
-use tests::ops::{add, engine, get, look, set, status, tensor, until, waits};
+use tests::ops::{add, engine, get, read, set, status, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 fn limited(workers: usize, in_flight_limit: usize) -> Engine {
@@ -265,7 +265,7 @@ fn helping_runs_only_what_the_awaited_tensor_needs() {
     let engine = engine(0);
     let watchdog = Watchdog::of(&engine);
     let (x, y, other) = (tensor(&engine, 0.0), tensor(&engine, 0.0), tensor(&engine, 0.0));
-    let unneeded = [add(&engine, &other, 1.0), look(&engine, &x)];
+    let unneeded = [add(&engine, &other, 1.0), read(&engine, &x)];
     add(&engine, &x, 1.0);
     let needed = engine.op("needed").reads([&x]).writes([&y]).run(|[x], [mut y]| {
         y.as_mut_slice::<f32>()?.copy_from_slice(x.as_slice()?);

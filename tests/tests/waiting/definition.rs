@@ -13,7 +13,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{add, engine, fail, get, look, set, tensor, until, waits};
+use tests::ops::{add, engine, fail, get, read, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 /// A tensor over part of `memory`.
@@ -246,7 +246,7 @@ fn whatever_is_chained_on_a_tensor_that_never_came_gets_the_root_cause() {
         c();
         completion.complete(Ok(()));
     });
-    let read = look(&engine, &never);
+    let read = read(&engine, &never);
     let export = never.export(Access::Read);
     go.send(()).unwrap();
     let after = engine.op("overwrite").writes([&never]).run(move |[], [_x]| {
@@ -460,7 +460,7 @@ fn a_tensor_overlapping_very_many_others_collapses_them_into_one_group() {
     let array = parts[7].export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let early = parts[9].ready();
     let whole = import(&engine, &memory, 0, MANY, &deleted);
-    let read = look(&engine, &whole);
+    let read = read(&engine, &whole);
     assert!(waits(&engine, &read), "the whole waits for its parts: {}", engine.diagnose());
     block_on(early).unwrap();
     shut.open();

@@ -19,7 +19,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{add, engine, fail, get, look, set, tensor, until, waits};
+use tests::ops::{add, engine, fail, get, read, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 fn gate(engine: &Engine, x: &Tensor) -> Gate {
@@ -137,7 +137,7 @@ fn a_full_window_refuses_waits_or_is_awaited_and_never_overflows() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let write = gate(&engine, &x);
-    look(&engine, &x);
+    read(&engine, &x);
     let refused = engine.op("third").reads([&x]).without_waiting().run(|[_x], []| Ok(())).unwrap_err();
     assert!(matches!(refused, Error::InFlightLimit { in_flight: 2, limit: 2 }), "{refused:?}");
     let ran = Arc::new(AtomicUsize::new(0));
@@ -361,7 +361,7 @@ fn a_result_declared_an_alias_shares_memory_and_order_with_what_it_views() {
     assert_eq!(tail.data_ptr().unwrap(), memory.address().wrapping_add(1).cast_const().cast());
     // A write of either is a write of both.
     let write = gate(&engine, &x);
-    let read = look(&engine, &tail);
+    let read = read(&engine, &tail);
     assert!(!tail.is_ready() && waits(&engine, &read));
     write.open();
     read.wait().unwrap();

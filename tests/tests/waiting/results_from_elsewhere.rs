@@ -6,7 +6,7 @@ use std::time::Duration;
 use estafette::bindings;
 use estafette::{Completion, Engine, Error, FailureKind, Produced, Tensor};
 use futures::executor::block_on;
-use tests::ops::{engine, get, look, set, status, tensor, until};
+use tests::ops::{engine, get, read, set, status, tensor, until};
 use tests::watchdog::Watchdog;
 
 /// A tensor whose result is pending, and the completion that delivers it.
@@ -61,7 +61,7 @@ fn what_was_called_off_is_cancelled_with_its_reason_and_so_is_what_depends_on_it
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, end) = promised(&engine);
-    let behind = look(&engine, &x);
+    let behind = read(&engine, &x);
     end.cancel("it is not wanted any more".into());
     for error in [x.wait().unwrap_err(), behind.wait().unwrap_err()] {
         let Error::Cancelled(failure) = &error else { panic!("{error}") };

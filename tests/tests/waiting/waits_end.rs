@@ -17,7 +17,7 @@ use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
 use tests::gate::Gate;
 use tests::nothing_left::assert_nothing_left;
-use tests::ops::{add, engine, get, look, set, tensor};
+use tests::ops::{add, engine, get, read, set, tensor};
 use tests::watchdog::Watchdog;
 
 /// Far more than a wait of some milliseconds takes on a busy machine, and far less than for ever.
@@ -224,7 +224,7 @@ fn an_engine_without_workers_holds_up_no_submission_of_another_one() {
         let (idle, busy, x) = across(workers);
         let watchdog = Watchdog::of(&busy);
         for _ in 0..10 {
-            look(&busy, &x);
+            read(&busy, &x);
         }
         block_on(async {
             set(&idle, &x, 2.0);
@@ -456,7 +456,7 @@ fn without_workers_a_wait_runs_what_settles_the_fence_that_it_waits_for() {
         |_engine, x| x.wait().unwrap(),
         |_engine, x| assert_eq!(get(x), 1.0),
         |_engine, x| drop(x.lease(Access::Write, "a writer").wait(None).unwrap()),
-        |engine, x| look(engine, x).wait().unwrap(),
+        |engine, x| read(engine, x).wait().unwrap(),
         |engine, x| drop(engine.lease_all(&[(x.clone(), Access::Read)], "a reader").wait(None).unwrap()),
     ];
     for wait in waits {

@@ -218,7 +218,7 @@ static job *job_new(atomic_int *dropped, int32_t outcome) {
 }
 
 /* The work ends only now. */
-static void job_let_go(job *self) {
+static void job_release(job *self) {
   while (!atomic_load(&self->started)) nap(1);
   CHECK(atomic_load(self->dropped) == 0);
   pthread_mutex_unlock(&self->may_work);
@@ -232,7 +232,7 @@ static void a_context_outlives_the_fence_that_its_operation_ends_with(void) {
     atomic_int dropped = 0;
     job *context = job_new(&dropped, outcomes[i]);
     OK(estafette_submit(engine, "job", job_start, context, job_drop, 0, 0, &tensor, 1));
-    job_let_go(context);
+    job_release(context);
     EXPECT(outcomes[i], estafette_wait(tensor, 10 * SECOND));
     while (!atomic_load(&dropped)) nap(1);
   }
@@ -247,7 +247,7 @@ static void a_context_outlives_the_fence_that_its_operation_ends_with(void) {
   OK(estafette_program_finish(program, 0));
   OK(estafette_program_replay(program, 0, 0));
   OK(estafette_program_destroy(program));
-  job_let_go(context);
+  job_release(context);
   OK(estafette_wait(tensor, 10 * SECOND));
   while (!atomic_load(&dropped)) nap(1);
   estafette_tensor_release(tensor);

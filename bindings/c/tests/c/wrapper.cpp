@@ -255,7 +255,7 @@ static void calls_of_one_node_may_overlap() {
   while (over < 2) std::this_thread::yield();
 }
 
-static void handles_and_structs_from_elsewhere_are_taken_over() {
+static void handles_and_structs_from_elsewhere_are_adopted() {
   estafette_engine *raw;
   check(estafette_engine_create(nullptr, &raw));
   {
@@ -1019,7 +1019,7 @@ int main() {
   programs_are_recorded_once_and_replayed();
   a_function_of_a_node_keeps_its_state();
   calls_of_one_node_may_overlap();
-  handles_and_structs_from_elsewhere_are_taken_over();
+  handles_and_structs_from_elsewhere_are_adopted();
   an_operation_is_called_off_before_it_begins();
   submissions_have_options();
   operations_produce_tensors();

@@ -128,7 +128,7 @@ impl Awaiter {
                     let work = work.get_mut();
                     let mut poll = || work.as_mut().poll(&mut Context::from_waker(&waker));
                     let polled = match &self.scope {
-                        Some(scope) => bindings::scope::enter(scope, poll),
+                        Some(scope) => bindings::scope::make_current(scope, poll),
                         None => poll(),
                     };
                     polled.map(|finish| Some(finish(py)))
@@ -170,7 +170,7 @@ impl Awaiter {
         estafette::bindings::on_event_loop();
         let future = AsyncioFuture::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
-        let number = wakeups.get().leave(future.clone_ref(py));
+        let number = wakeups.get().register(future.clone_ref(py));
         let target = AwaitTarget { inbox: Arc::clone(&wakeups.get().inbox), number };
         let before = self.left.replace((wakeups, number));
         forget(before);
@@ -452,7 +452,7 @@ impl Wakeups {
     }
 
     /// Keeps an asyncio future; gives its number.
-    fn leave(&self, on: Py<AsyncioFuture>) -> u64 {
+    fn register(&self, on: Py<AsyncioFuture>) -> u64 {
         let mut numbered = self.numbered.lock();
         let number = numbered.next;
         numbered.next += 1;

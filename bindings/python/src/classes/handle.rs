@@ -37,7 +37,7 @@ impl Drop for EngineState {
             && let Ok(engine) = self.engine.get()
             && engine.stats().in_flight > 0
         {
-            exit::leave(engine);
+            exit::detach(engine);
         }
     }
 }

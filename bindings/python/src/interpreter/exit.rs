@@ -66,9 +66,9 @@ pub fn watch(engine: &EngineHandle) {
 }
 
 /// Called when the last object of an engine goes whose operations have not all ended.
-pub fn leave(engine: &Engine) {
+pub fn detach(engine: &Engine) {
     LEFT.lock().push(engine.clone());
-    bindings::engine::leave(engine.clone(), |engine| {
+    bindings::engine::detach(engine.clone(), |engine| {
         let ended: Vec<_> =
             LEFT.lock().extract_if(.., |left| bindings::engine::is_same(left, engine)).collect();
         drop(ended);

@@ -51,9 +51,9 @@ thread_local! {
 struct Inside(&'static Rundown);
 
 impl Inside {
-    fn enter() -> Option<Self> {
+    fn acquire() -> Option<Self> {
         let (depth, guard) = (DEPTH.get(), &*GUARD);
-        if depth == 0 && !guard.enter() {
+        if depth == 0 && !guard.acquire() {
             return None;
         }
         DEPTH.set(depth + 1);
@@ -67,7 +67,7 @@ impl Drop for Inside {
         DEPTH.set(depth);
         if depth == 0 {
             // After a fork this is that of the parent.
-            self.0.leave();
+            self.0.release();
         }
     }
 }
@@ -75,7 +75,7 @@ impl Drop for Inside {
 /// Runs `f` with the Python lock; `None`, without running it, when the interpreter is on its way out. The caller may be a drop, and an
 /// exception pending: see [`apart_from_error`].
 pub fn attach<R>(f: impl FnOnce(Python<'_>) -> R) -> Option<R> {
-    let _inside = Inside::enter()?;
+    let _inside = Inside::acquire()?;
     thread_state::keep();
     Python::try_attach(|py| apart_from_error(py, || f(py)))
 }
@@ -103,7 +103,7 @@ fn apart_from_error<R>(py: Python<'_>, f: impl FnOnce() -> R) -> R {
 
 /// Runs `f` inside the guard, if that is open, without the Python lock.
 pub fn inside(f: impl FnOnce()) {
-    if let Some(_inside) = Inside::enter() {
+    if let Some(_inside) = Inside::acquire() {
         f();
     }
 }
@@ -116,7 +116,7 @@ pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
         let value = f();
         // In a forked child the thread that forked is the main one, whatever it was before.
         let free = main || process.is_inherited();
-        let inside = if free { None } else { Some(Inside::enter().unwrap_or_else(|| stay_away())) };
+        let inside = if free { None } else { Some(Inside::acquire().unwrap_or_else(|| stay_away())) };
         (value, inside)
     });
     // The lock is back: from here on the thread is Python's own again.

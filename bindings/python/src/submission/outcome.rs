@@ -227,7 +227,7 @@ impl Ending {
         };
         if let Use::Produced(Some(results)) = &self.result {
             // Results that are views of operands are copied while this operation has these.
-            bindings::scope::enter(completion.scope(), || {
+            bindings::scope::make_current(completion.scope(), || {
                 results.end(fence.as_ref(), outcome.as_ref().err())
             });
         }

@@ -48,7 +48,7 @@ pub struct PlainCall {
 #[pymethods]
 impl PlainCall {
     pub fn __call__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        scope::enter(self.scope.bind(py))?;
+        scope::make_current(self.scope.bind(py))?;
         let outcome = self.call(py);
         if FORKED_IN.load(Ordering::Relaxed) == self.scope.as_ptr() {
             let error = outcome.as_ref().err().map(|error| error.clone_ref(py));

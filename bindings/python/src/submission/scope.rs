@@ -59,7 +59,7 @@ fn variable(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
 }
 
 /// Makes the calling code part of the operation of `scope`, in the current context.
-pub fn enter(scope: &Bound<'_, OperationScope>) -> PyResult<()> {
+pub fn make_current(scope: &Bound<'_, OperationScope>) -> PyResult<()> {
     fastcall::set_context_value(variable(scope.py())?, scope)
 }
 
@@ -83,12 +83,13 @@ pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
 /// for. A plain body runs as it anyway; this is for asynchronous ones, whose steps share a thread with other tasks.
 pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
     Ok(match current_scope(py)? {
-        Some(scope) => bindings::scope::enter(scope.get().scope(), f),
+        Some(scope) => bindings::scope::make_current(scope.get().scope(), f),
         None => f(),
     })
 }
 
 /// Polls `future` once as that operation, if there is one.
 pub fn poll_within<T>(py: Python<'_>, future: impl Future<Output = T>) -> PyResult<Option<T>> {
-    Ok(current_scope(py)?.and_then(|scope| bindings::scope::enter(scope.get().scope(), || poll_once(future))))
+    Ok(current_scope(py)?
+        .and_then(|scope| bindings::scope::make_current(scope.get().scope(), || poll_once(future))))
 }

@@ -189,7 +189,7 @@ impl ForeignEvent {
         let subscribe = self.held().0.subscribe?;
         let event = self.own.upgrade()?;
         let number =
-            registry().enter(Subscription { event, subscriber: subscriber.clone(), due: Due::first() });
+            registry().register(Subscription { event, subscriber: subscriber.clone(), due: Due::first() });
         let mut token = 0;
         // SAFETY: the fence is retained; the callback knows its argument for a number, whatever is done with it.
         let status =
@@ -381,7 +381,7 @@ fn registry() -> &'static Registry {
 }
 
 impl Registry {
-    fn enter(&self, entry: Subscription) -> u64 {
+    fn register(&self, entry: Subscription) -> u64 {
         // Goes on in a forked child, where calls may come that the parent has arranged for.
         estafette_sync::statics! {
             static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -78,7 +78,7 @@ fn a_pause_that_meets_a_barrier_begins_when_that_was_asked_for() {
         go: Mutex::new(may_go),
         refusals: AtomicU64::new(0),
     });
-    let first = enter(Some(Arc::clone(&device)), LONG);
+    let first = admit(Some(Arc::clone(&device)), LONG);
     was_asked.recv_timeout(LONG).expect("the first use is covered");
     let (begun, has_begun) = sync_channel(1);
     let (end, may_end) = sync_channel::<()>(1);
@@ -92,7 +92,7 @@ fn a_pause_that_meets_a_barrier_begins_when_that_was_asked_for() {
     go.send(()).expect("it waits");
     has_begun.recv_timeout(LONG).expect("it was asked for");
     assert!(first.wait_timeout(Some(LONG)).expect("in time").is_ok());
-    let second = enter(Some(device), LONG);
+    let second = admit(Some(device), LONG);
     assert!(was_asked.recv_timeout(3 * AGAIN).is_err(), "there is a pause");
     assert!(second.state().is_pending());
     end.send(()).expect("it waits");
@@ -116,7 +116,7 @@ fn a_barrier_that_is_refused_is_asked_for_less_and_less_often() {
     });
     (0..=REFUSALS).for_each(|_| go.send(()).expect("there is room"));
     let begin = Instant::now();
-    let end = enter(Some(device), LONG);
+    let end = admit(Some(device), LONG);
     assert!(end.wait_timeout(Some(LONG)).expect("in time").is_ok());
     assert_eq!(was_asked.try_iter().count(), REFUSALS as usize + 1);
     let waits: Vec<_> = (1..=REFUSALS).map(wait_after).collect();
@@ -138,6 +138,6 @@ fn a_thread_that_was_refused_is_started_by_the_next_use() {
     let refused = DeviceQuarantine::open(Arc::clone(&device));
     let key = Arc::as_ptr(&device).cast::<()>().addr();
     QUARANTINES.lock().get_or_insert_default().devices.insert(key, refused);
-    let end = enter(Some(device), Duration::from_secs(20));
+    let end = admit(Some(device), Duration::from_secs(20));
     assert!(end.wait_timeout(Some(Duration::from_secs(20))).expect("in time").is_ok());
 }

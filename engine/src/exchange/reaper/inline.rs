@@ -10,13 +10,13 @@ use estafette_sync::thread_local;
 use crate::core::context::{Restore, replace};
 
 thread_local! {
-    static PLACE: Cell<DeleterPlace> = const { Cell::new(DeleterPlace::Elsewhere) };
+    static PLACE: Cell<DeleterPlace> = const { Cell::new(DeleterPlace::Unset) };
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DeleterPlace {
     /// No value was set.
-    Elsewhere,
+    Unset,
     /// A good place.
     Good,
     /// In an inline deleter: one that drops the next tensor in turn would make the stack as deep as the chain is long.
@@ -32,13 +32,13 @@ pub fn with_inline_deleters<R>(f: impl FnOnce() -> R) -> R {
 
 /// True if the calling thread is in [`with_inline_deleters`].
 pub(super) fn is_good_place() -> bool {
-    PLACE.get() != DeleterPlace::Elsewhere
+    PLACE.get() != DeleterPlace::Unset
 }
 
 /// Permission to run one deleter right here.
-pub(super) fn enter_deleter() -> Option<InDeleter> {
+pub(super) fn begin_deleter() -> Option<InDeleter> {
     (PLACE.get() == DeleterPlace::Good).then(|| InDeleter(replace(&PLACE, DeleterPlace::InDeleter)))
 }
 
-/// See [`enter_deleter`].
+/// See [`begin_deleter`].
 pub(super) struct InDeleter(#[allow(dead_code, reason = "dropped")] Restore<DeleterPlace>);

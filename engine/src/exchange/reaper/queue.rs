@@ -98,7 +98,7 @@ impl Queue {
     }
 
     /// Counts a storage in; the answer is needed to count it out. `within` is the epoch of the deleter that hands it over, if one does.
-    pub(super) fn enter(&mut self, within: Option<u64>) -> Receipt {
+    pub(super) fn register(&mut self, within: Option<u64>) -> Receipt {
         self.entered += 1;
         self.pending += 1;
         if self.epochs.is_empty() {
@@ -109,7 +109,7 @@ impl Queue {
         Receipt { epoch, id: self.entered, since: Coarse::now() }
     }
 
-    pub(super) fn leave(&mut self, epoch: u64, count: u64) {
+    pub(super) fn complete(&mut self, epoch: u64, count: u64) {
         self.pending -= count;
         self.epochs[(epoch - self.first_epoch) as usize] -= count;
         while self.epochs.front() == Some(&0) {

@@ -235,7 +235,7 @@ fn a_dropped_completer_gives_the_memory_back() {
 #[test]
 fn a_callback_that_is_lost_leaks_instead_of_freeing_early() {
     let reaper = Reaper::new();
-    let receipt = reaper.shared.lock().enter(None);
+    let receipt = reaper.shared.lock().register(None);
     let storage = ManuallyDrop::new(never_dropped());
     drop(FencedStorage { storage, receipt, what: ReleasedMemory::default(), shared: reaper.shared.clone() });
     assert_eq!(counts(&reaper), (0, 1, 0));

@@ -94,11 +94,11 @@ impl ReaperState {
     }
 
     /// Counts a storage in. What a deleter hands over belongs to the deleter's epoch: a flush that waits for the deleter waits for it too.
-    pub(super) fn enter(&self, queue: &mut Queue) -> Receipt {
+    pub(super) fn register(&self, queue: &mut Queue) -> Receipt {
         // A thread that ends is in no deleter.
         let deleter = DELETER.try_with(Cell::get).ok().flatten();
         let own = |(reaper, epoch)| (reaper == std::ptr::from_ref(self).addr()).then_some(epoch);
-        queue.enter(deleter.and_then(own))
+        queue.register(deleter.and_then(own))
     }
 
     pub(super) fn push(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, ready: Ready) {
@@ -173,7 +173,7 @@ impl ReaperState {
 
     pub(super) fn leak_entered(&self, ready: Ready) {
         self.leak(ready.storage);
-        self.lock().leave(ready.receipt.epoch, 1);
+        self.lock().complete(ready.receipt.epoch, 1);
         self.progress.notify_all();
     }
 
@@ -181,7 +181,7 @@ impl ReaperState {
     pub(super) fn free_entered(&self, ready: Ready) {
         drop(ready.storage);
         self.released.fetch_add(1, Ordering::Relaxed);
-        self.lock().leave(ready.receipt.epoch, 1);
+        self.lock().complete(ready.receipt.epoch, 1);
         self.progress.notify_all();
     }
 
@@ -326,7 +326,7 @@ impl ReaperState {
         let behind = mem::take(&mut books.behind);
         books.overtaken = false;
         if let Some(ActiveDeleter { receipt, .. }) = books.active.take() {
-            queue.leave(receipt.epoch, 1);
+            queue.complete(receipt.epoch, 1);
         }
         drop(books);
         let mut leaked = VecDeque::new();
@@ -386,7 +386,7 @@ impl ReaperState {
             return;
         }
         let mut queue = self.lock();
-        runs.into_iter().flatten().for_each(|(epoch, count)| queue.leave(epoch, count));
+        runs.into_iter().flatten().for_each(|(epoch, count)| queue.complete(epoch, count));
         drop(queue);
         self.progress.notify_all();
     }
@@ -421,7 +421,7 @@ fn slow_in(queue: &Queue, slow: Duration) -> Option<Duration> {
 /// Takes what the leader has not begun with, if its deleter is slow, and gives whose deleter that is.
 fn overtake(queue: &mut Queue, slow: Duration) -> Option<ReleasedMemory> {
     let Overtaken { rest, returned, what } = queue.leader.as_ref()?.overtake(slow)?;
-    returned.into_iter().for_each(|(epoch, count)| queue.leave(epoch, count));
+    returned.into_iter().for_each(|(epoch, count)| queue.complete(epoch, count));
     queue.put_first(rest);
     let overtaken = queue.leader.take();
     queue.overtaken.extend(overtaken);

@@ -64,7 +64,7 @@ impl DriverState {
     }
 
     /// Releases a block that nothing refers to any more.
-    fn look_after(&mut self, handle: u64) {
+    fn free_if_unused(&mut self, handle: u64) {
         let blocks = &mut self.virtual_memory.blocks;
         if blocks.get(&handle).is_some_and(|block| block.handles + block.mappings == 0)
             && let Some(block) = blocks.remove(&handle)
@@ -157,7 +157,7 @@ driver! {
 
     fn cuMemRelease(handle: u64) |session| {
         session.block(handle)?.handles -= 1;
-        session.look_after(handle);
+        session.free_if_unused(handle);
         Ok(())
     }
 
@@ -256,7 +256,7 @@ driver! {
         if let Some(block) = session.virtual_memory.blocks.get_mut(&handle) {
             block.mappings -= 1;
         }
-        session.look_after(handle);
+        session.free_if_unused(handle);
         Ok(())
     }
 

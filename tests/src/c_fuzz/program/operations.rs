@@ -130,7 +130,7 @@ impl Program {
                 estafette_produce_with(engine, none, call, body_of, drop_body, reads, count, tensor, op)
             }
         };
-        look_at_handle(op);
+        inspect_handle(op);
         allowed(got, &[ESTAFETTE_OK, ESTAFETTE_LEASE_HELD, ESTAFETTE_WOULD_DEADLOCK], "produce");
         if got == ESTAFETTE_OK {
             self.tensors.push(tensor);
@@ -203,7 +203,7 @@ impl Program {
 }
 
 /// Queries the handle of an operation and gives it up; NULL was not written.
-pub(super) fn look_at_handle(op: *mut estafette_op) {
+pub(super) fn inspect_handle(op: *mut estafette_op) {
     if !op.is_null() {
         allowed(estafette_op_query(op), &WAITED, "an operation with a handle");
         accepts(estafette_op_release(op), "release an operation");

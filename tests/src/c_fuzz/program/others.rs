@@ -32,7 +32,7 @@ impl Program {
             1 => self.unregister_context(bytes),
             2 => self.set_log(bytes),
             3 => self.words(bytes),
-            4 => self.look_at_tensor(bytes),
+            4 => self.inspect_tensor(bytes),
             _ => self.stream_of_the_host(bytes),
         }
         .map(|()| call)
@@ -124,7 +124,7 @@ impl Program {
         Some(())
     }
 
-    fn look_at_tensor(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+    fn inspect_tensor(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
         let tensor = pick(&self.tensors, bytes)?;
         let mut lent = std::mem::MaybeUninit::<DLTensor>::uninit();
         let (mut dtype, mut device) = (std::mem::MaybeUninit::uninit(), std::mem::MaybeUninit::uninit());

@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::sync::atomic::AtomicU64;
 
-use super::operations::look_at_handle;
+use super::operations::inspect_handle;
 use super::*;
 use estafette::exchange::DLTensor;
 use estafette::operators::abi::{
@@ -73,7 +73,7 @@ unsafe extern "C" fn drop_operator(context: *mut c_void) {
 }
 
 /// Counts operators whose description cannot be.
-unsafe extern "C" fn look(context: *mut c_void, info: *const estafette_operator_info) {
+unsafe extern "C" fn inspect(context: *mut c_void, info: *const estafette_operator_info) {
     // SAFETY: there during the call; the context is a number of `list`.
     unsafe {
         let named = !(*info).name.is_null() && !(*info).origin.is_null() && (*info).n_outputs > 0;
@@ -216,7 +216,7 @@ impl Program {
                 )
             }
         };
-        look_at_handle(op);
+        inspect_handle(op);
         allowed(
             got,
             &[
@@ -250,7 +250,7 @@ impl Program {
         unsafe {
             let got = estafette_list_operators(None, ptr::null_mut());
             refuses(got, "list without a callback");
-            let got = estafette_list_operators(Some(look), (&raw mut seen).cast());
+            let got = estafette_list_operators(Some(inspect), (&raw mut seen).cast());
             accepts(got, "list");
             let got = estafette_load_operators(paths[bytes.below(4)], &raw mut count);
             refuses(got, "a library that is none");

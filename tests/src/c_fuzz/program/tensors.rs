@@ -154,7 +154,7 @@ impl Program {
         }
     }
 
-    pub(super) fn let_view_go(&mut self, bytes: &mut Bytes<'_>) {
+    pub(super) fn release_view(&mut self, bytes: &mut Bytes<'_>) {
         if let Some(view) = take(&mut self.views, bytes) {
             // SAFETY: exported, and deleted once.
             unsafe { delete(view) };
