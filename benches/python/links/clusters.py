@@ -232,7 +232,7 @@ def with_dask(rounds):
     import estafette.dask
 
     def kept(name, make):
-        """What a worker keeps from task to task."""
+        """State that a worker keeps from task to task."""
         worker = get_worker()
         if not hasattr(worker, name):
             setattr(worker, name, make())

@@ -1,4 +1,4 @@
-"""What all parts measure by: sizes, rounds, and the lines with their figures."""
+"""Common measures of all parts: sizes, rounds, and the lines with their figures."""
 
 import collections
 import contextlib
@@ -8,10 +8,10 @@ import time
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "64 MB": 1 << 26}
 # In this time a process that waits has gone to sleep.
 PAUSE_S = 0.001
-# How long the hand-overs of a round take, about, and how many they are.
+# Approximate time of the hand-overs of a round, and their number.
 ROUND_S = 0.1
 TRIPS_MIN, TRIPS_MAX = 3, 300
-# What the second process is sent for its total.
+# Sent to the second process to ask for its total.
 TOTAL = -1
 
 

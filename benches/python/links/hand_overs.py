@@ -15,7 +15,7 @@ from figures import PAUSE_S, SIZES, TOTAL, TRIPS_MAX, figure, hand_overs, left_o
 
 
 class Means:
-    """How tensors are handed over to a process of its own, which runs `consume`."""
+    """Means to hand tensors over to a process of its own, which runs `consume`."""
 
     def __init__(self):
         context = multiprocessing.get_context("spawn")

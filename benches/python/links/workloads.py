@@ -48,7 +48,7 @@ def value_of(array, workload):
 
 
 class Channel:
-    """How messages reach other processes. A semaphore of each reader says that a message was read, unless the means says it itself."""
+    """Means to send messages to other processes. A semaphore of each reader says that a message was read, unless the means says it itself."""
 
     def __init__(self):
         context = multiprocessing.get_context("spawn")

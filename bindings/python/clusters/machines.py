@@ -39,7 +39,7 @@ def why_not():
 
 
 NO_MACHINES = why_not()
-"""Why there can be none here, or None."""
+"""The reason that there can be none here, or None."""
 
 ENV = {"UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "error"}
 """Without this UCX sees that both are one machine."""
@@ -87,7 +87,7 @@ def told():
 
 
 def clock(ahead):
-    """What gives a command a monotonic clock that is ahead of the machine's by so many seconds."""
+    """Prefix of a command that runs with a monotonic clock ahead of the machine's by so many seconds."""
     return ["unshare", "--time", "--monotonic", str(ahead), "--fork", "--kill-child"] if ahead else []
 
 

@@ -513,7 +513,7 @@ def filled_or_held():
 
 
 def made_by(client, first):
-    """What `first` promises, and another worker if that one has died."""
+    """The promise of `first`, and another worker if that one has died."""
     distributed.Event("first time", client=client).set()
     return client.submit(filled_or_held, workers=[first], allow_other_workers=True, pure=False)
 
@@ -560,7 +560,7 @@ def test_a_restart_ends_the_leases_that_workers_hold_and_none_that_they_have_giv
 
 
 def spilled(dask_worker):
-    """How many values are on the disk, and how many in memory."""
+    """Number of values on the disk, and number in memory."""
     return len(dask_worker.data.slow), len(dask_worker.data.fast)
 
 

@@ -167,7 +167,7 @@ class SourceActor:
 
     @ray.method(concurrency_group=CONTROL)
     def promised(self):
-        """How many transfers are promised by way of Ray's object store."""
+        """Number of transfers that are promised by way of Ray's object store."""
         return len(get_tensor_transport_manager(estafette.ray.NAME).sender._numbers)
 
     def leases(self):

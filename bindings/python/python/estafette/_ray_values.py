@@ -35,7 +35,7 @@ def ask(actor: Any) -> Any:
 
 
 class Sender:
-    """What this actor has promised to others: versions, by the number of their transfer."""
+    """Versions that this actor has promised to others, by the number of their transfer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Sender:
 
 
 class Receiver:
-    """What other actors have promised to this one."""
+    """Versions that other actors have promised to this one."""
 
     def __init__(self, look: Callable[..., list[str]]) -> None:
         self._lock = threading.Lock()
