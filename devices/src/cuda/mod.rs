@@ -31,6 +31,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `backend` | CUDA in the device table |
 //! | `driver` | finding the driver, its functions, its error numbers and handles; what was found |
 //! | `context` | primary contexts, made current and restored; faults; counters |
 //! | `device`, `queue` | the traits |
@@ -46,6 +47,7 @@
 //! | `memory` | pools, pinned and managed memory; devices that reach each other's |
 //! | `shared` | memory that other processes have |
 
+mod backend;
 mod capture;
 mod context;
 mod depends;
@@ -62,6 +64,7 @@ mod shared;
 mod stream;
 mod timing;
 
+pub(crate) use self::backend::Backend;
 pub use self::{
     capture::CudaGraph,
     context::CudaCounters,
