@@ -254,16 +254,15 @@ pub const SUITES: &[Suite] = &[
     .needs(&[Need::Python]),
     suite("python", "tests of the Python package", 15, |context| {
         // More processes than processors: many of the tests wait for a time to pass.
-        PYTHON_PARTS
-            .map(|of_the_others| {
-                let mut tests = pytest(context, &["bindings/python/tests"]);
-                tests.args(["--ignore-glob", &format!("*/test_[{of_the_others}]*")]);
-                if context.quick {
-                    tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
-                }
-                tests
-            })
-            .into()
+        let parts = PYTHON_PARTS.map(|of_the_others| {
+            let mut tests = pytest(context, &["bindings/python/tests"]);
+            tests.args(["--ignore-glob", &format!("*/test_[{of_the_others}]*")]);
+            if context.quick {
+                tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
+            }
+            tests
+        });
+        parts.into_iter().chain([pytest(context, &["tests/kinds"])]).collect()
     })
     .quick()
     .needs(&[Need::Python])
