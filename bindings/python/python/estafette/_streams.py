@@ -1,7 +1,8 @@
 """The ways in which libraries learn the stream that a function uses.
 
-What is known of them is data: a row per library, with its source, in the module of the kind of device (`_kinds`). A library that the program has not imported has no current stream
-to set. Where the function itself imports one, that library works on its own stream, and the thread waits for it afterwards.
+What is known of them is data: a row per library, with its source, in the module of the kind of device (`_kinds`). A library that the program
+has not imported has no current stream to set. Where the function itself imports one, that library works on its own stream, and the thread
+waits for it afterwards.
 """
 
 from __future__ import annotations

@@ -250,7 +250,15 @@ def _about(array: Any) -> tuple[Any, Any, int | None]:
 
 
 def _verdict(
-    orders: devices.Orders, row: Row, begun: tuple[int, ...], origin: str, source: Any, to: str, thread_notes: ThreadNotes, args: tuple[Any, ...], kwargs: dict[str, Any]
+    orders: devices.Orders,
+    row: Row,
+    begun: tuple[int, ...],
+    origin: str,
+    source: Any,
+    to: str,
+    thread_notes: ThreadNotes,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """The verdict on the order of a hand-over of device memory."""
     asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
