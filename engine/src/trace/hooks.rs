@@ -223,13 +223,6 @@ impl Tensor {
     }
 }
 
-impl crate::tensor::variable::Variable {
-    /// As [`Tensor::call_in_report`].
-    pub fn call_in_report(&self, name: &str) {
-        names::note(self.id(), name);
-    }
-}
-
 /// An operation was pushed to the queue that it runs from.
 #[cold]
 #[inline(never)]

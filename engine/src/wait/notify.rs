@@ -382,16 +382,8 @@ impl Future for OpEnded {
 }
 
 impl Op {
-    /// Calls `callback` once, when the operation has ended, without the outcome: a failure stays unretrieved. The call
-    /// happens as that of [`Tensor::on_ready`] does.
-    pub fn on_done<C>(&self, callback: C)
-    where
-        C: FnOnce() + Send + 'static,
-    {
-        self.on_end(|_| callback());
-    }
-
-    /// As [`on_done`](Self::on_done), with the outcome.
+    /// Calls `callback` once with the outcome, when the operation has ended. A failure stays unretrieved. The call happens as that of
+    /// [`Tensor::on_ready`] does.
     pub(crate) fn on_end<C>(&self, callback: C) -> Notice
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
