@@ -421,7 +421,6 @@ pub(super) fn submit(
     }
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
-        hooks::taken(pending_op.id(), &op.details.owner);
         wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
     }
     pending_op.submit()

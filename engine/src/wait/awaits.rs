@@ -89,7 +89,7 @@ impl Awaited {
     /// A task that awaits the end of `op`. Fences and callbacks are no waits of a task.
     pub(crate) fn by_task(op: &OpHandle) -> Self {
         let is_task = !context::is_notification();
-        let noted = is_task.then(|| WaitNoted::task_for_op(op.id())).flatten();
+        let noted = is_task.then(|| WaitNoted::for_op(op.id(), false)).flatten();
         Self { _noted: noted, ..Self::op(None, op) }
     }
 

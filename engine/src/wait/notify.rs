@@ -306,7 +306,7 @@ fn wait_for_one(
     if !known.is_empty() {
         return Ok(known);
     }
-    let _noted: Vec<WaitNoted> = ops.iter().filter_map(|op| WaitNoted::for_op(op.handle.id())).collect();
+    let _noted: Vec<WaitNoted> = ops.iter().filter_map(|op| WaitNoted::for_op(op.handle.id(), true)).collect();
     let until = timeout.and_then(clock::deadline);
     let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
     // Another one may end while this thread would run the first.
@@ -390,7 +390,7 @@ impl Op {
     {
         let is_pending = !self.handle.payload().core.generation.is_inherited() && !self.is_done();
         let pending = is_pending.then_some(&self.handle);
-        let noted = pending.and_then(|pending| WaitNoted::task_for_op(pending.id()));
+        let noted = pending.and_then(|pending| WaitNoted::for_op(pending.id(), false));
         notify_end(OpEnded(self.clone()), pending, move |outcome| {
             drop(noted);
             callback(outcome);

@@ -148,7 +148,7 @@ impl CoreRef {
                 return Ok(());
             }
         }
-        let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self);
+        let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self, true);
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
         if checks.are_new() {
@@ -201,7 +201,7 @@ impl CoreRef {
         self.end_caller_runs();
         coalesced::wake_held_back();
         self.pool.leave_to_workers();
-        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all", self)).flatten();
+        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all", self, true)).flatten();
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
         // A helped operation may take any time, so a wait with a deadline does not help.
@@ -323,7 +323,7 @@ impl CoreRef {
                 }
             }
             if noted.is_none() {
-                noted = WaitNoted::task_for_any(IN_FLIGHT_LIMIT, self);
+                noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self, false);
             }
             coalesced::wake_held_back();
             match pending.poll(cx, || Awaited::permit(self)) {
