@@ -109,7 +109,7 @@ const PYTHON_PARTS: [&str; 6] = ["!a-c", "!df", "!e", "!g-o", "!p", "a-p"];
 /// optimization, as most of their time is the compiler's.
 const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
-    --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
+    --lib --test pool --test fork --test conformance --test engine --test process --test shutdown --test trace --test waiting";
 
 pub struct Suite {
     /// Its name on the command line and in the closing table.

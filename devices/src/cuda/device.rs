@@ -196,7 +196,7 @@ impl Device for CudaDevice {
     }
 
     fn is_inherited(&self) -> bool {
-        super::exit::DRIVER.is_inherited()
+        driver::DRIVER.is_inherited()
     }
 
     fn name(&self) -> &str {

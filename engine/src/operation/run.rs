@@ -110,7 +110,7 @@ pub(crate) fn dispatch_one(granted: OpGranted) {
         }
         Kind::Work | Kind::WorkerOnly | Kind::NeedsLock => {
             if granted.payload().noted {
-                hooks::ready_at_once(granted.id());
+                hooks::ready(granted.id(), true);
             }
             push_noted(granted);
         }
@@ -148,7 +148,7 @@ fn run_at_once(granted: OpGranted) {
 #[inline]
 pub(crate) fn push(granted: OpGranted) {
     if granted.payload().noted {
-        hooks::ready(granted.id());
+        hooks::ready(granted.id(), false);
     }
     push_noted(granted);
 }
@@ -218,7 +218,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
             push(granted);
         } else {
             if granted.payload().noted {
-                hooks::ready(granted.id());
+                hooks::ready(granted.id(), false);
             }
             let core = granted.payload().core.clone();
             push_to_pool(granted);

@@ -1,5 +1,4 @@
 //! How the program of the suite `scale` judges what callgrind has counted.
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use tests::scale::judge::{of_dump, verdict};
 use tests::scale::meter::SIZES;
