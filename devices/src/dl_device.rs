@@ -129,6 +129,11 @@ impl DeviceType {
         )
     }
 
+    /// True if a number of this kind stands for a context of its API and nothing else: no device has it.
+    pub(crate) const fn is_context_alone(self) -> bool {
+        matches!(self, Self::OPENCL | Self::VULKAN | Self::METAL)
+    }
+
     /// True if consumers of this kind of memory want the `data` of a DLPack struct to be the lowest address
     /// that the elements touch, and never NULL. dpnp does; its offsets are never negative.
     pub const fn data_is_range_start(self) -> bool {
@@ -139,27 +144,6 @@ impl DeviceType {
     /// ([`Device::make_current`](crate::Device::make_current)).
     pub const fn frees_on_current_device(self) -> bool {
         matches!(self, Self::CUDA | Self::CUDA_HOST | Self::CUDA_MANAGED | Self::ROCM | Self::ROCM_HOST)
-    }
-
-    /// The C type of the native events of this kind, which
-    /// [`Device::event_of_fence`](crate::Device::event_of_fence) makes; `None` where there are no events (the
-    /// host, WebGPU, VPI, Hexagon, unknown kinds).
-    ///
-    /// The table is that of Arrow's C device interface
-    /// (apache/arrow:docs/source/format/CDeviceDataInterface.rst), whose numbers of device types are
-    /// DLPack's.
-    pub const fn event_type(self) -> Option<&'static str> {
-        Some(match self {
-            Self::CUDA | Self::CUDA_HOST | Self::CUDA_MANAGED => "cudaEvent_t*",
-            Self::ROCM | Self::ROCM_HOST => "hipEvent_t*",
-            Self::OPENCL => "cl_event*",
-            Self::VULKAN => "VkEvent*",
-            Self::METAL => "MTLEvent*",
-            Self::ONE_API => "sycl::event*",
-            // Of the simulated device, a pointer to a fence.
-            Self::EXT_DEV => "an event of the extension's own",
-            _ => return None,
-        })
     }
 }
 
@@ -186,16 +170,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_a_runtime_shares_with_the_host_has_the_events_and_queues_of_that_runtime() {
+    fn memory_that_a_runtime_shares_with_the_host_has_the_queues_of_that_runtime() {
         for shared in [DeviceType::CUDA, DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {
-            assert_eq!(shared.event_type(), Some("cudaEvent_t*"));
             assert_eq!(DLDevice::new(shared, 3).queue_device(), DLDevice::new(DeviceType::CUDA, 3));
         }
-        assert_eq!(DeviceType::ROCM_HOST.event_type(), Some("hipEvent_t*"));
         for kind in
             [DeviceType::CPU, DeviceType::WEBGPU, DeviceType::VPI, DeviceType::HEXAGON, DeviceType(99)]
         {
-            assert_eq!(kind.event_type(), None);
             assert_eq!(DLDevice::new(kind, 1).queue_device(), DLDevice::new(kind, 1));
         }
     }

@@ -113,7 +113,7 @@ impl DeviceError {
     }
 
     /// The error of work that may go on, unseen: a [`Fault`](DeviceErrorKind::Fault), after which memory of the work is never released.
-    #[cfg(any(feature = "cuda", feature = "sycl"))]
+    #[cfg(feature = "_driver")]
     pub(crate) fn of_unknown_end(self) -> Self {
         if self.kind() == DeviceErrorKind::Fault {
             return self;

@@ -45,6 +45,7 @@
 //!
 //! - Fences of an in-order queue are pairs of queue and sequence, so a comparison says whether one is done.
 //!   The reactor queries only the oldest.
+//! - A kind is named here alone outside its folder: its `mod` and its entry in `BACKENDS`.
 //! - The reactor calls back under no lock. A panic of one callback does not reach another.
 //! - The worker pool never loses a wake-up (`cpu/sleep.rs` has the protocol and its model).
 //! - The number of a context in the device table is never given twice.
@@ -62,7 +63,7 @@ pub mod cuda;
 mod current_guard;
 pub(crate) mod device;
 mod dl_device;
-#[cfg(any(feature = "cuda", feature = "sycl"))]
+#[cfg(feature = "_driver")]
 mod driver_exit;
 mod error;
 mod extents;
@@ -96,3 +97,11 @@ pub use self::{
 
 #[doc(hidden)]
 pub use self::log_panic::log_panic;
+
+/// The kinds of this crate that have a runtime of their own.
+const BACKENDS: &[&dyn table::Backend] = &[
+    #[cfg(feature = "cuda")]
+    &cuda::Backend,
+    #[cfg(feature = "sycl")]
+    &sycl::Backend,
+];

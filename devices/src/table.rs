@@ -19,83 +19,101 @@ use std::sync::Arc;
 
 use estafette_sync::sync::Mutex;
 
-#[cfg(feature = "cuda")]
-use crate::cuda::CudaRuntime;
-#[cfg(feature = "sycl")]
-use crate::sycl::{SyclDevice, SyclRuntime};
 use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Identity};
 
 /// Numbers of registered contexts begin here, far beyond any number of devices in a machine.
 pub const FIRST_REGISTERED: i32 = 1 << 16;
 
-/// Kinds of devices whose contexts need numbers.
-const KINDS: &[DeviceType] = &[
-    #[cfg(feature = "sycl")]
-    DeviceType::ONE_API,
-    DeviceType::OPENCL,
-    DeviceType::VULKAN,
-    DeviceType::METAL,
-];
+/// A kind of device in the table: a runtime whose devices are entries without being registered. Functions without an error find
+/// nothing where there is no runtime. They may load it, and are called under no lock.
+pub trait Backend: Sync {
+    /// The kind of the devices.
+    fn kind(&self) -> DeviceType;
 
-/// A runtime whose devices are entries without being registered.
-struct Backend {
-    kind: DeviceType,
-    /// The device with a number, if it can be used; fails without the runtime.
-    find: fn(DLDevice) -> Result<Option<DeviceEntry>, DeviceError>,
-    /// All devices that can be used; none without the runtime.
-    all: fn() -> Vec<DeviceEntry>,
+    /// The reason why there is no runtime; `None` where there is one.
+    fn missing(&self) -> Option<DeviceError>;
+
+    /// The entry of the device with a number, if it can be used.
+    ///
+    /// # Errors
+    /// There is no runtime.
+    fn find(&self, number: i32) -> Result<Option<DeviceEntry>, DeviceError>;
+
+    /// All devices that can be used.
+    fn all(&self) -> Vec<DeviceEntry>;
+
     /// The number of a device that the process uses already, of kinds that share memory with the host.
-    used: fn() -> Option<i32>,
-    /// The numbers of all devices that the process uses already.
-    all_used: fn() -> Vec<i32>,
+    fn used(&self) -> Option<i32> {
+        None
+    }
+
+    /// The numbers of all devices that the process uses already, of such kinds.
+    fn all_used(&self) -> Vec<i32> {
+        Vec::new()
+    }
+
     /// The number of the device that its runtime calls so, of kinds whose memory crosses processes.
-    identified: Option<fn([u8; 16]) -> Option<i32>>,
-    /// Registration of contexts, of a kind in [`KINDS`].
-    contexts: Option<Contexts>,
+    fn identified(&self, _uuid: [u8; 16]) -> Option<i32> {
+        None
+    }
+
+    /// Registration of contexts, of kinds whose contexts need numbers.
+    fn contexts(&self) -> Option<&dyn Contexts> {
+        None
+    }
 }
 
-/// Questions to the runtime of a registered context. Each function wants a live context of the runtime's kind.
-struct Contexts {
-    /// The device whose number stands for the context without being registered; fails without the runtime.
-    root: unsafe fn(NonNull<c_void>) -> Result<Option<DLDevice>, DeviceError>,
+/// Questions to the runtime of a registered context.
+pub trait Contexts {
+    /// The device whose number stands for the context without being registered.
+    ///
+    /// # Errors
+    /// There is no runtime.
+    ///
+    /// # Safety
+    /// `context` is a live context of the runtime.
+    unsafe fn root(&self, context: NonNull<c_void>) -> Result<Option<DLDevice>, DeviceError>;
+
     /// The entry of a context under a number.
-    entry: unsafe fn(NonNull<c_void>, DLDevice) -> Result<DeviceEntry, DeviceError>,
+    ///
+    /// # Errors
+    /// There is no runtime, or the context has no usable device.
+    ///
+    /// # Safety
+    /// As [`root`](Self::root).
+    unsafe fn entry(&self, context: NonNull<c_void>, id: DLDevice) -> Result<DeviceEntry, DeviceError>;
+
     /// True if an entry's device is of the context.
-    is_same: unsafe fn(&dyn Device, NonNull<c_void>) -> bool,
+    ///
+    /// # Safety
+    /// As [`root`](Self::root).
+    unsafe fn is_same(&self, device: &dyn Device, context: NonNull<c_void>) -> bool;
 }
 
-const BACKENDS: &[Backend] = &[
-    #[cfg(feature = "cuda")]
-    Backend {
-        kind: DeviceType::CUDA,
-        find: |id| Ok(CudaRuntime::get().map_err(invalid)?.open(id.device_id)?.map(entry)),
-        all: || CudaRuntime::get().into_iter().flat_map(CudaRuntime::usable).map(entry).collect(),
-        used: || CudaRuntime::get().ok()?.used(),
-        all_used: || CudaRuntime::get().map_or_else(|_| Vec::new(), CudaRuntime::all_used),
-        identified: Some(|uuid| CudaRuntime::get().ok()?.identified(uuid)),
-        contexts: None,
-    },
-    #[cfg(feature = "sycl")]
-    Backend {
-        kind: DeviceType::ONE_API,
-        find: |id| Ok(sycl()?.devices().iter().find(|device| device.id() == id).map(entry)),
-        all: || SyclRuntime::get().into_iter().flat_map(SyclRuntime::devices).map(entry).collect(),
-        used: || None,
-        all_used: Vec::new,
-        identified: None,
-        contexts: Some(Contexts {
-            // SAFETY: each caller vouches for the context.
-            root: |context| Ok(unsafe { sycl()?.root_of_context(context) }.map(|root| root.id())),
-            // SAFETY: as above.
-            entry: |context, id| Ok(entry(&unsafe { sycl()?.device_of_context(context, id) }?)),
-            is_same: |device, context| {
-                let device = (device as &dyn std::any::Any).downcast_ref::<SyclDevice>();
-                // SAFETY: as above.
-                device.is_some_and(|device| unsafe { device.is_of_context(context) })
-            },
-        }),
-    },
-];
+estafette_sync::per_process! {
+    /// What other crates have added, by its kind.
+    static ADDED: Mutex<Vec<(DeviceType, &'static dyn Backend)>> = Mutex::new(Vec::new());
+}
+
+/// Adds a kind of device of another crate to the table. A kind that the table has already stays as it is. A forked child adds the kind
+/// again.
+pub fn add(backend: &'static dyn Backend) {
+    let kind = backend.kind();
+    let is_shipped = crate::BACKENDS.iter().any(|known| known.kind() == kind);
+    let mut added = ADDED.lock();
+    if !is_shipped && added.iter().all(|(known, _)| *known != kind) {
+        added.push((kind, backend));
+    }
+}
+
+fn backends() -> Vec<&'static dyn Backend> {
+    crate::BACKENDS.iter().copied().chain(ADDED.lock().iter().map(|(_, backend)| *backend)).collect()
+}
+
+/// The reasons why runtimes are not there, one for each kind without one. Loads all others.
+pub fn missing() -> Vec<DeviceError> {
+    backends().iter().filter_map(|backend| backend.missing()).collect()
+}
 
 /// The entry of a device number.
 #[derive(Clone)]
@@ -136,25 +154,26 @@ estafette_sync::per_process! {
 /// `context` is a live context of that kind, for SYCL of this process's runtime, and stays so until it is
 /// unregistered. (Of a SYCL context a reference is kept.)
 pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLDevice, DeviceError> {
-    if !KINDS.contains(&kind) {
+    let backend = backend(kind);
+    let contexts = backend.and_then(|backend| backend.contexts());
+    if contexts.is_none() && !kind.is_context_alone() {
         let message = format!(
             "{kind} devices have numbers of their own, or this build has no backend for them: there is no context to register"
         );
         return Err(invalid(message));
     }
-    let contexts = backend(kind).and_then(|backend| backend.contexts.as_ref());
     if let Some(contexts) = contexts
         // SAFETY: by contract.
-        && let Some(root) = unsafe { (contexts.root)(context) }?
+        && let Some(root) = unsafe { contexts.root(context) }?
     {
         return Ok(root);
     }
     let address = context.as_ptr().expose_provenance();
     let mut table = TABLE.lock();
     for entry in table.entries.values_mut().filter(|entry| entry.id.device_type == kind) {
-        let is_same = |contexts: &Contexts| {
+        let is_same = |contexts: &dyn Contexts| {
             // SAFETY: by contract; the entry's context is alive as long as the entry.
-            entry.device.as_deref().is_some_and(|device| unsafe { (contexts.is_same)(device, context) })
+            entry.device.as_deref().is_some_and(|device| unsafe { contexts.is_same(device, context) })
         };
         if entry.context == address || contexts.is_some_and(is_same) {
             entry.registrations += 1;
@@ -167,7 +186,7 @@ pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLD
     let id = DLDevice::new(kind, number);
     let entry = match contexts {
         // SAFETY: by contract.
-        Some(contexts) => unsafe { (contexts.entry)(context, id) }?,
+        Some(contexts) => unsafe { contexts.entry(context, id) }?,
         None => DeviceEntry { id, context: address, device: None, registrations: 0 },
     };
     table.given += 1;
@@ -208,14 +227,16 @@ pub fn resolve(id: DLDevice) -> Result<DeviceEntry, DeviceError> {
         let known = table.entries.get(&id.device_id).filter(|entry| entry.id == id).cloned();
         return known.ok_or_else(|| unknown(&table, id));
     }
-    let found = backend(id.device_type).map_or(Ok(None), |backend| (backend.find)(id));
+    let found = backend(id.device_type).map_or(Ok(None), |backend| backend.find(id.device_id));
     found
         .map_err(|error| invalid(format!("device {id} is not available: {error}")))?
         .ok_or_else(|| no_such(id))
 }
 
-fn backend(kind: DeviceType) -> Option<&'static Backend> {
-    BACKENDS.iter().find(|backend| backend.kind == kind)
+fn backend(kind: DeviceType) -> Option<&'static dyn Backend> {
+    let shipped = crate::BACKENDS.iter().copied().find(|backend| backend.kind() == kind);
+    let added = || ADDED.lock().iter().find(|(known, _)| *known == kind).map(|(_, backend)| *backend);
+    shipped.or_else(added)
 }
 
 /// The device that memory of `id` is made and freed on: `id` itself, or, of memory that a runtime shares with the host, which
@@ -225,7 +246,7 @@ pub fn owner(id: DLDevice) -> DLDevice {
     if owner == id {
         return id;
     }
-    let used = backend(owner.device_type).and_then(|backend| (backend.used)());
+    let used = backend(owner.device_type).and_then(|backend| backend.used());
     used.map_or(owner, |number| DLDevice::new(owner.device_type, number))
 }
 
@@ -236,7 +257,7 @@ pub fn users(id: DLDevice) -> Vec<DLDevice> {
     if owner == id {
         return vec![id];
     }
-    let all = backend(owner.device_type).map_or_else(Vec::new, |backend| (backend.all_used)());
+    let all = backend(owner.device_type).map_or_else(Vec::new, |backend| backend.all_used());
     let others = all.into_iter().filter(|number| *number != owner.device_id);
     std::iter::once(owner.device_id)
         .chain(others)
@@ -251,8 +272,7 @@ pub fn users(id: DLDevice) -> Vec<DLDevice> {
 pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
     let (kind, own) = identity.split_first_chunk().expect("longer than four bytes");
     let kind = DeviceType(i32::from_le_bytes(*kind));
-    let find = backend(kind).and_then(|backend| backend.identified);
-    let number = find.zip(own.as_array().copied()).and_then(|(find, own)| find(own));
+    let number = backend(kind).zip(own.as_array()).and_then(|(backend, own)| backend.identified(*own));
     let device = number.map(|number| resolve(DLDevice::new(kind, number))).transpose()?;
     device.and_then(|entry| entry.device).ok_or_else(|| {
         invalid(format!("memory is on a {kind} device of another process which this process does not have"))
@@ -261,28 +281,24 @@ pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
 
 /// Every entry: the devices of the backends, if there are runtimes, and what is registered. Loads all of them.
 pub fn entries() -> Vec<DeviceEntry> {
-    let own = BACKENDS.iter().flat_map(|backend| (backend.all)());
+    let own = backends().into_iter().flat_map(|backend| backend.all());
     own.chain(TABLE.lock().entries.values().cloned().collect::<Vec<_>>()).collect()
 }
 
 /// As [`entries`], of one kind: no other runtime is loaded, and no device of another kind is opened.
 pub fn entries_of(kind: DeviceType) -> Vec<DeviceEntry> {
-    let mut entries = backend(kind).map_or_else(Vec::new, |backend| (backend.all)());
+    let mut entries = backend(kind).map_or_else(Vec::new, |backend| backend.all());
     let table = TABLE.lock();
     entries.extend(table.entries.values().filter(|entry| entry.id.device_type == kind).cloned());
     entries
 }
 
-/// The entry of a device whose number is the runtime's own.
-#[cfg(any(feature = "cuda", feature = "sycl"))]
-fn entry<D: Device>(device: &Arc<D>) -> DeviceEntry {
-    let (id, context) = (device.id(), device.native_context());
-    DeviceEntry { id, context, device: Some(Arc::clone(device) as Arc<dyn Device>), registrations: 0 }
-}
-
-#[cfg(feature = "sycl")]
-fn sycl() -> Result<&'static SyclRuntime, DeviceError> {
-    SyclRuntime::get().map_err(invalid)
+impl DeviceEntry {
+    /// The entry of a device whose number is its runtime's own.
+    pub fn of<D: Device>(device: &Arc<D>) -> Self {
+        let (id, context) = (device.id(), device.native_context());
+        Self { id, context, device: Some(Arc::clone(device) as Arc<dyn Device>), registrations: 0 }
+    }
 }
 
 fn invalid(message: impl ToString) -> DeviceError {

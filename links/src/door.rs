@@ -93,7 +93,7 @@ impl Door {
     /// The system refused to make one, which the door tries again in a moment; the process that came waits, or was hung up on.
     /// [`LinkError::Invalid`]: the door is closed. [`LinkError::Forked`].
     pub async fn accept(&self) -> Result<Link, LinkError> {
-        self.hub.generation.check().map_err(|_| LinkError::Forked)?;
+        self.hub.generation.check()?;
         let closed = |_| LinkError::Invalid("the door is closed".to_owned());
         self.arrived.take().await.map_err(closed)?
     }

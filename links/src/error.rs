@@ -2,6 +2,7 @@ use std::borrow::Cow;
 use std::io;
 
 use estafette_devices::{DeviceError, DeviceErrorKind};
+use estafette_sync::process::Forked;
 
 use crate::platform::is_shortage;
 use crate::ring::Violation;
@@ -68,6 +69,12 @@ impl LinkError {
 
     pub(crate) fn violation(process: u32, Violation(what): Violation) -> Self {
         Self::Protocol { process, what: what.to_owned() }
+    }
+}
+
+impl From<Forked> for LinkError {
+    fn from(_: Forked) -> Self {
+        Self::Forked
     }
 }
 

@@ -222,7 +222,7 @@ impl Shared {
     }
 
     fn check(&self) -> Result<(), LinkError> {
-        self.hub.generation.check().map_err(|_| LinkError::Forked)?;
+        self.hub.generation.check()?;
         match self.fate.load(Ordering::Acquire) {
             0 => Ok(()),
             fate => Err(self.error(fate)),
@@ -524,7 +524,7 @@ impl Link {
     }
 
     pub(crate) fn check_process(&self) -> Result<(), LinkError> {
-        self.shared.hub.generation.check().map_err(|_| LinkError::Forked)
+        Ok(self.shared.hub.generation.check()?)
     }
 
     /// Sends a promise, with at most 1,088 bytes for its receiver. The peer's fence settles as `fence` does.

@@ -64,6 +64,13 @@ impl Generation {
         !self.is_current()
     }
 
+    /// Calls `release`, which ends a value of this generation, in the process that made it. A forked child leaks the value instead, counted: its
+    /// parts are the parent's, and a lock that `release` takes may be held by a thread that is not here.
+    #[inline]
+    pub fn release(self, release: impl FnOnce()) {
+        if self.is_current() { release() } else { count_leak() }
+    }
+
     /// # Errors
     /// As [`is_inherited`](Self::is_inherited).
     #[inline(always)]
@@ -229,12 +236,8 @@ impl<T> ProcessBound<T> {
 impl<T> Drop for ProcessBound<T> {
     #[inline]
     fn drop(&mut self) {
-        if self.generation.is_current() {
-            // SAFETY: dropped here, once, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.value) };
-        } else {
-            count_leak();
-        }
+        // SAFETY: dropped here, once, and not used afterwards.
+        self.generation.release(|| unsafe { ManuallyDrop::drop(&mut self.value) });
     }
 }
 

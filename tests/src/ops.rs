@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use estafette::operation::ResultOptions;
 use estafette::wait::Status;
-use estafette::{Engine, Op, Tensor};
+use estafette::{DType, Engine, Op, Tensor};
 
 /// An engine with that many workers.
 pub fn engine(workers: usize) -> Engine {
@@ -77,4 +78,14 @@ pub fn exclusive() -> std::sync::MutexGuard<'static, ()> {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     // A test that failed has no state behind this lock.
     TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A result that is a view of `tensors`.
+pub fn alias_of<'a>(tensors: &'a [&'a Tensor]) -> ResultOptions<'a> {
+    ResultOptions { alias_of: tensors, ..ResultOptions::default() }
+}
+
+/// A result whose type and shape are declared.
+pub fn like(dtype: DType, shape: &[i64]) -> ResultOptions<'_> {
+    ResultOptions { like: Some((dtype, shape)), ..ResultOptions::default() }
 }

@@ -1,4 +1,4 @@
-//! Tensors of one process in another.
+//! Tensors of one process in another. The tests run their own program again as the other process.
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 

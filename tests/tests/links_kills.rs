@@ -1,5 +1,6 @@
 //! Processes that are killed, are stopped or lack something while tensors cross in both directions, and what that does to the other one, which
-//! sends and uses tensors as well: each is an owner and a consumer.
+//! sends and uses tensors as well: each is an owner and a consumer. The tests run their own program again as the other process, in other roles
+//! than those of `links`.
 //!
 //! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many are killed. With it, the process that
 //! dies large has a GiB, and a percentile is taken of how soon a death is known.

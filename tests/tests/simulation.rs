@@ -1,5 +1,5 @@
 //! Whole engines under a schedule, a clock and faults that a seed decides: `cargo xtask test --suite
-//! simulation`.
+//! simulation`. Only a build for shuttle has them, with an allocator that counts.
 //!
 //! `ESTAFETTE_SEED` sets the first seed and `ESTAFETTE_SEEDS` how many follow. A failure is shortened, and
 //! names its seed and the operations that it needs; `ESTAFETTE_KEEP` runs these alone.

@@ -55,7 +55,7 @@ fn format() -> Command {
 
 /// Every feature that adds code to packages that are not published.
 fn every_feature() -> String {
-    format!("{SIMULATED},benches/criterion,tests/fuzzing")
+    format!("{SIMULATED},benches/criterion,estafette-python/another-kind,tests/fuzzing")
 }
 
 /// The Python extension is checked too. Its stable ABI needs no interpreter, so this works on a machine without one.

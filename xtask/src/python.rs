@@ -226,7 +226,7 @@ impl Environment {
         let mut build = self.command(&["-m", "maturin", "build"]);
         match how {
             Build::Release => build.args(["--profile", "wheel"]),
-            Build::Quick => build.args(["--profile", "dev", "--features", "shared-build"]),
+            Build::Quick => build.args(["--profile", "dev", "--features", "shared-build,another-kind"]),
         };
         build.args(["--manifest-path", "bindings/python/Cargo.toml", "--interpreter"]).arg(self.python());
         build.arg("--out").arg(folder).env("CARGO_TARGET_DIR", shell::target()?);

@@ -117,7 +117,7 @@ const PYTHON_PARTS: [&str; 6] = ["!a-c", "!df", "!e", "!g-o", "!p", "a-p"];
 /// optimization, as most of their time is the compiler's.
 const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
-    --lib --test pool --test fork --test conformance --test leases --test process --test shutdown --test trace --test waiting";
+    --lib --test pool --test fork --test conformance --test engine --test process --test shutdown --test trace --test waiting";
 
 pub struct Suite {
     /// Its name on the command line and in the closing table.
@@ -262,16 +262,15 @@ pub const SUITES: &[Suite] = &[
     .needs(&[Need::Python]),
     suite("python", "tests of the Python package", 15, |context| {
         // More processes than processors: many of the tests wait for a time to pass.
-        PYTHON_PARTS
-            .map(|of_the_others| {
-                let mut tests = pytest(context, &["bindings/python/tests"]);
-                tests.args(["--ignore-glob", &format!("*/test_[{of_the_others}]*")]);
-                if context.quick {
-                    tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
-                }
-                tests
-            })
-            .into()
+        let parts = PYTHON_PARTS.map(|of_the_others| {
+            let mut tests = pytest(context, &["bindings/python/tests"]);
+            tests.args(["--ignore-glob", &format!("*/test_[{of_the_others}]*")]);
+            if context.quick {
+                tests.env("ESTAFETTE_FEW_EXAMPLES", "1");
+            }
+            tests
+        });
+        parts.into_iter().chain([pytest(context, &["tests/kinds"])]).collect()
     })
     .quick()
     .needs(&[Need::Python])

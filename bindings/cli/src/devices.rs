@@ -3,11 +3,9 @@
 use std::io::{self, Write};
 
 use estafette::Engine;
-use estafette::devices::cuda::CudaRuntime;
-use estafette::devices::sycl::SyclRuntime;
 use estafette::devices::{DLDevice, Device, table};
 
-/// Prints one line per device: those of an engine, then the device table. Says why where there is no CUDA or no SYCL.
+/// Prints one line per device: those of an engine, then the device table. Says of each kind without a runtime why.
 pub(crate) fn print(out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::builder().workers(0).build()?;
     writeln!(out, "{:<14} {:<12} {:<32} {:<12} context", "device", "dlpack", "name", "host access")?;
@@ -21,12 +19,8 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Box<dyn std::error::Erro
         let context = if count == 0 { "default".to_owned() } else { format!("registered {count} times") };
         row(out, entry.id, device.map_or("a context", |device| device.name()), host, &context)?;
     }
-    let missing = [
-        CudaRuntime::get().err().map(|why| why.to_string()),
-        SyclRuntime::get().err().map(|why| why.to_string()),
-    ];
-    for why in missing.into_iter().flatten() {
-        writeln!(out, "{why}")?;
+    for why in table::missing() {
+        writeln!(out, "{}", why.message())?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@
 //!
 //! # Invariants
 //!
-//! - What is known of other libraries is in one table with a source for each row (`exchange/peers.rs`). An
+//! - What is known of other libraries has a row and a source (`exchange/peers.rs`, `kinds/*/peers.rs`). An
 //!   exchange that could not be ordered is noted (`exchange/unordered.rs`).
 //! - The extension keeps nothing of an event loop: the futures that its tasks wait on belong to the loop.
 
@@ -81,7 +81,8 @@ mod _estafette {
     #[pymodule_export]
     use super::kinds::{
         barriers::hold_barriers,
-        device_table::{devices, register_context, unregister_context},
+        device_table::{device_text, devices, register_context, unregister_context},
+        kind_modules,
     };
     #[pymodule_export]
     use super::{

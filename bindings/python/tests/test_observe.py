@@ -26,7 +26,7 @@ import estafette as est
 from conftest import peer, run_program, until
 from estafette._observe import command, roles
 from estafette._observe.patches import Observed, Patches, observed_in
-from estafette._observe.table import ROWS
+from estafette._observe.table import every
 
 
 @pytest.fixture
@@ -502,7 +502,7 @@ def test_a_library_that_is_not_in_the_table_is_seen_by_those_that_are(np, tmp_pa
 def test_every_function_of_the_table_is_there_in_the_libraries_that_are_installed(np, jax, torch):
     tensorflow = importlib.util.find_spec("tensorflow") is not None
     with est.observe():
-        for row in ROWS:
+        for row in every():
             # Numba needs a driver for some of its modules; CuPy and cuda.core may be absent: `bindings/python/cuda` and the suite for
             # devices have them.
             if row.library in ("cupy", "numba", "cuda.core") or (row.library == "tensorflow" and not tensorflow):
@@ -510,7 +510,7 @@ def test_every_function_of_the_table_is_there_in_the_libraries_that_are_installe
             if row.library == "tensorflow":
                 peer("tensorflow")
             assert_observed(row)
-    assert all(row.role in roles.ROLES and row.source for row in ROWS)
+    assert all(row.role in roles.ROLES and row.source for row in every())
 
 
 def assert_observed(row):
@@ -767,7 +767,7 @@ def test_what_is_loaded_while_the_observation_ends_and_later_is_not_observed():
             patches.remove()
             return Queue
 
-    patches = Patches(ROWS, roles.ROLES)
+    patches = Patches(every(), roles.ROLES)
     patches.place_in("queue", Ending())
     assert observed_in(Queue.get) is None
 

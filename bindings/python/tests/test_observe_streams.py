@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import estafette as est
-from estafette._observe.order import Order, hand_over
+from estafette._kinds.cuda.order import Order, hand_over
 
 FAKES = {
     # As `cupy/cuda/stream.pyx` has it.

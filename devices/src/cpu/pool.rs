@@ -13,10 +13,9 @@ use crate::{DeviceError, DeviceErrorKind};
 
 use super::concurrency::Concurrency;
 use super::deques::Worker as Deque;
-use super::external::{EXTERNAL_QUEUES_MAX, FreeDeques, is_registered, register, with_deque};
+use super::outside::{EXTERNAL_QUEUES_MAX, FreeDeques, SLOT, is_registered, register, with_deque};
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
-use super::slot::SLOT;
 use super::workers;
 use super::workers::Threads;
 

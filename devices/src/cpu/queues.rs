@@ -9,7 +9,7 @@
 //! [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of its own deque
 //! can starve while it feeds itself.
 //!
-//! Jobs [in order](super::in_order) are those that enqueue work on devices. They take turns with the deques, so that neither
+//! Jobs [in order](InOrder) are those that enqueue work on devices. They take turns with the deques, so that neither
 //! the devices nor the host wait for the other's backlog.
 //!
 //! Priorities age: while jobs with a priority wait, every [`AGE`]th take of the pool, by whichever thread,
@@ -24,8 +24,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use super::deques::{self, Injector, Steal, Stealer, Worker};
-use super::in_order::InOrder;
-use super::priority::{Due, Priorities, PrioritizedJob};
+use super::sorted::{Due, InOrder, Priorities, PrioritizedJob};
 
 /// After this many jobs a worker serves the shared queues before its own deque. Prime, so that it does not
 /// fall into step with loops in the work; the number is tokio's.

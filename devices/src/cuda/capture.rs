@@ -10,8 +10,7 @@ use estafette_sync::sync::Mutex;
 use crate::{DeviceError, Fence, LaunchGraph, Queue, Reactor, Recorded};
 
 use super::context::Context;
-use super::driver::Handle;
-use super::exit::is_driver_gone;
+use super::driver::{Handle, is_driver_gone};
 use super::memory;
 use super::queue::{CudaQueue, not_ours};
 

@@ -1,20 +1,29 @@
 //! A device's primary context: what its streams, events and memory belong to, and what a fault breaks as a
 //! whole.
+//!
+//! # Faults
+//! A broken context writes no values, and a thread that waits for one would wait for ever. So the driver is
+//! queried now and then. That call can take long: it waits for the lock of its context, which a launch holds
+//! while its stream takes no more work. The reactor, and other threads that poll, must not wait for it: they
+//! mark the stream as suspect, and a thread of its own queries the driver. A wait for work of another context that
+//! is broken never ends, so streams know which other contexts their work waits for.
 
+use std::any::Any;
 use std::ptr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
+use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
-use estafette_sync::sync::{Mutex, OnceLock};
+use estafette_sync::sync::{Condvar, Mutex, OnceLock};
+use estafette_sync::{daemon, stack};
 
 use crate::driver_exit::DriverCall;
-use crate::{DLDevice, DeviceError, DeviceErrorKind};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceSet};
 
 use super::driver::{self, Api, Code, Handle};
-use super::events::{Events, Purpose};
-use super::exit;
+use super::events::{EventCore, EventFence, Events, Purpose};
 use super::foreign::ForeignStreams;
 use super::memory::{AllocationKind, BlockCache};
 use super::progress::TimelineValues;
@@ -82,14 +91,14 @@ impl Context {
 
     /// Makes this the thread's current context, until the guard goes.
     pub(super) fn make_current(&self) -> Result<Current<'_>, DeviceError> {
-        let call = exit::call()?;
+        let call = driver::call()?;
         Ok(Current { context: self, pushed: self.push_during(&call)?, _call: call })
     }
 
     /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop)
     /// puts back.
     pub(super) fn push(&self) -> Result<bool, DeviceError> {
-        self.push_during(&exit::call()?)
+        self.push_during(&driver::call()?)
     }
 
     fn push_during(&self, _call: &DriverCall) -> Result<bool, DeviceError> {
@@ -108,7 +117,7 @@ impl Context {
     /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in
     /// place of this context is forgotten with it.
     pub(super) fn pop(&self) {
-        let Ok(_call) = exit::call() else { return };
+        let Ok(_call) = driver::call() else { return };
         let mut left: CUcontext = ptr::null_mut();
         // SAFETY: takes one context off this thread's stack; the caller has pushed one.
         let _ = unsafe { (self.api.context_pop)(&raw mut left) };
@@ -137,11 +146,11 @@ impl Context {
             return fault.clone();
         }
         let error = driver::error(self.api, code, what);
-        if code == exit::DEINITIALIZED {
+        if code == driver::DEINITIALIZED {
             // A library of this process has shut the driver down before its exit.
-            exit::DRIVER.close(Duration::ZERO);
+            driver::DRIVER.close(Duration::ZERO);
         }
-        if error.kind() == DeviceErrorKind::Fault && !exit::DRIVER.has_begun() {
+        if error.kind() == DeviceErrorKind::Fault && !driver::DRIVER.has_begun() {
             self.poison(error)
         } else {
             error
@@ -234,6 +243,100 @@ impl Drop for Relaxed<'_> {
         let api = self.api();
         // SAFETY: puts back what the exchange gave on this thread.
         let _ = unsafe { (api.capture_mode)(&raw mut self.previous) };
+    }
+}
+
+/// The source of a fence of CUDA.
+enum CudaFence<'a> {
+    Stream(&'a Stream),
+    Event(&'a EventFence),
+    Core(&'a EventCore),
+}
+
+fn source(fence: &Fence) -> Option<CudaFence<'_>> {
+    if let Some((timeline, _)) = fence.as_point() {
+        let any: &dyn Any = &**timeline;
+        return any.downcast_ref().map(CudaFence::Stream);
+    }
+    let any: &dyn Any = &**fence.as_event()?;
+    any.downcast_ref().map(CudaFence::Event).or_else(|| any.downcast_ref().map(CudaFence::Core))
+}
+
+pub(super) fn context_of(fence: &Fence) -> Option<&Arc<Context>> {
+    source(fence).map(|source| match source {
+        CudaFence::Stream(stream) => &stream.context,
+        CudaFence::Event(event) => event.context(),
+        CudaFence::Core(event) => event.context(),
+    })
+}
+
+pub(super) fn is_of(fence: &Fence, context: &Context) -> bool {
+    context_of(fence).is_some_and(|of| ptr::eq(&raw const **of, context))
+}
+
+/// Unfinished work of other contexts than `context` that a wait for `fence` waits for, as far as it is known.
+pub(super) fn beyond(fence: &Fence, context: &Context) -> FenceSet {
+    let mut fences = match source(fence) {
+        Some(CudaFence::Stream(stream)) => stream.depends.lock().clone(),
+        Some(CudaFence::Event(event)) => event.depends.lock().clone(),
+        Some(CudaFence::Core(_)) | None => FenceSet::default(),
+    };
+    fences.insert(fence.clone());
+    let is_left_out =
+        |fence: &Fence| fence.observed_done() || is_of(fence, context) || context_of(fence).is_none();
+    fences.take_out(is_left_out, &mut Vec::new());
+    fences
+}
+
+/// Contexts with suspect streams, and whether the thread runs.
+struct Requests {
+    contexts: Vec<Arc<Context>>,
+    has_thread: bool,
+}
+
+estafette_sync::statics! {
+    static REQUESTS: Mutex<Requests> = Mutex::new(Requests { contexts: Vec::new(), has_thread: false });
+    static ARRIVED: Condvar = Condvar::new();
+}
+
+/// Requests an inspection of the suspect streams of `context`. The caller inspects them itself, which calls the
+/// driver, only where no thread can be started.
+pub(super) fn inspect_soon(context: &Arc<Context>) {
+    if driver::is_driver_gone() {
+        return;
+    }
+    let mut requests = REQUESTS.lock();
+    if !requests.has_thread {
+        let body = || essential("the thread that asks CUDA for faults", run);
+        requests.has_thread = stack::thread("estafette-cuda-faults").spawn(body).map(daemon).is_ok();
+    }
+    let has_thread = requests.has_thread;
+    if has_thread && !requests.contexts.iter().any(|known| Arc::ptr_eq(known, context)) {
+        requests.contexts.push(Arc::clone(context));
+    }
+    drop(requests);
+    if has_thread {
+        ARRIVED.notify_one();
+    } else {
+        inspect(context);
+    }
+}
+
+fn inspect(context: &Context) {
+    context.live_streams().iter().for_each(|stream| stream.inspect_if_suspect());
+}
+
+fn run() {
+    let mut requests = REQUESTS.lock();
+    loop {
+        let contexts = std::mem::take(&mut requests.contexts);
+        if contexts.is_empty() {
+            requests = ARRIVED.wait(requests);
+            continue;
+        }
+        drop(requests);
+        contexts.iter().for_each(|context| inspect(context));
+        requests = REQUESTS.lock();
     }
 }
 

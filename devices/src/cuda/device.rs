@@ -196,7 +196,7 @@ impl Device for CudaDevice {
     }
 
     fn is_inherited(&self) -> bool {
-        super::exit::DRIVER.is_inherited()
+        driver::DRIVER.is_inherited()
     }
 
     fn name(&self) -> &str {
@@ -341,6 +341,10 @@ impl Device for CudaDevice {
     }
 
     /// The native event of a CUDA device is a pointer to a `cudaEvent_t` (`CUevent`).
+    fn event_type(&self) -> Option<&'static str> {
+        Some("cudaEvent_t*")
+    }
+
     unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
         self.context.intact()?;
         // SAFETY: by contract a pointer to an event.

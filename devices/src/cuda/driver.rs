@@ -1,4 +1,9 @@
-//! Finding the driver: one probe, which never panics where there is none.
+//! Finding the driver: one probe, which never panics where there is none. And its end: no call reaches the driver
+//! once its own shutdown may have begun ([`DriverExit`]).
+//!
+//! The driver shuts down in a handler of the C library's `exit`, which it registers when it starts. A call
+//! after that is undefined (CUDA Programming Guide, "Initialization"). What was in flight stays as it is:
+//! nothing fails, and memory is left to the end of the process.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::ptr;
@@ -10,13 +15,14 @@ use cudarc::driver::sys::{
     CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
     CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
+use estafette_sync::platform::exit;
 use estafette_sync::platform::library::versioned;
 use estafette_sync::sync::{Mutex, OnceLock};
 
+use crate::driver_exit::{DriverCall, DriverExit, GRACE};
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::device::CudaDevice;
-use super::exit;
 use super::foreign::{PER_THREAD, context_of};
 use super::memory::PointerInfo;
 
@@ -39,7 +45,7 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     let api = unsafe { Api::find(library) }.map_err(|symbol| {
         CudaUnavailable(format!("the driver lacks the function {symbol}; it is too old"))
     })?;
-    if !exit::DRIVER.claim() {
+    if !DRIVER.claim() {
         let why = "a process that this one was forked from has started the driver, which then works there only; start this one by spawn";
         return Err(CudaUnavailable(why.to_owned()));
     }
@@ -48,7 +54,8 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     if code != 0 {
         return Err(CudaUnavailable(format!("cuInit says {} ({code})", name_of(&api, code))));
     }
-    exit::arrange();
+    // Where the handler cannot be registered, the exit is as it was.
+    exit::at_exit(at_exit);
     let mut count: c_int = 0;
     // SAFETY: as above.
     let code = unsafe { (api.device_count)(&raw mut count) };
@@ -59,6 +66,27 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
         Ok(count) if count > 0 => Ok((api, count)),
         _ => Err(CudaUnavailable("the driver knows no device; is CUDA_VISIBLE_DEVICES set?".to_owned())),
     }
+}
+
+/// `CUDA_ERROR_DEINITIALIZED`: the driver is shutting down.
+pub(super) const DEINITIALIZED: i32 = 4;
+
+estafette_sync::statics! {
+    pub(super) static DRIVER: DriverExit = DriverExit::new("CUDA driver");
+}
+
+extern "C" fn at_exit() {
+    DRIVER.close(GRACE);
+}
+
+/// True if nothing of the driver works in this process any more: it exits, or is a forked child.
+pub(super) fn is_driver_gone() -> bool {
+    DRIVER.is_driver_gone()
+}
+
+/// A call of the driver. Fails while the process exits, with the driver's own code for that, and in a forked child.
+pub(super) fn call() -> Result<DriverCall, DeviceError> {
+    DRIVER.begin_call().ok_or_else(|| DRIVER.gone().with_code(DEINITIALIZED.into()))
 }
 
 /// The driver's library, which stays loaded.
@@ -397,14 +425,14 @@ impl CudaRuntime {
     /// The number of the device whose context is the calling thread's current one; `None` where there is none.
     /// Opens no device.
     pub fn current(&self) -> Option<i32> {
-        let _call = exit::call().ok()?;
+        let _call = call().ok()?;
         self.device_of_current()
     }
 
     /// The number of a device that the process uses already: one that is open here, the calling thread's
     /// [current](Self::current) one, or one that another library has opened. Opens no device.
     pub fn used(&self) -> Option<i32> {
-        let _call = exit::call().ok()?;
+        let _call = call().ok()?;
         let open = || self.opened().next().map(|device| device.ordinal());
         open()
             .or_else(|| self.device_of_current())
@@ -413,7 +441,7 @@ impl CudaRuntime {
 
     /// The numbers of all devices that the process [uses](Self::used).
     pub(crate) fn all_used(&self) -> Vec<i32> {
-        let Ok(_call) = exit::call() else { return Vec::new() };
+        let Ok(_call) = call() else { return Vec::new() };
         (0..self.count() as i32).filter(|ordinal| self.is_used(*ordinal)).collect()
     }
 
@@ -430,7 +458,7 @@ impl CudaRuntime {
     /// # Safety
     /// `stream` is the number of a default stream or a live `CUstream`.
     pub unsafe fn device_of_stream(&self, stream: usize) -> Option<i32> {
-        let _call = exit::call().ok()?;
+        let _call = call().ok()?;
         if stream <= PER_THREAD {
             return self.device_of_current();
         }
@@ -476,7 +504,7 @@ mod tests {
     #[test]
     fn codes_that_end_a_context_are_told_from_those_that_do_not() {
         let fault = [201, 214, 220, 226, 700, 702, 709, 710, 714, 719, 721, 806, 810, 911, 999];
-        let other = [exit::DEINITIALIZED, 3, 100, 600, 800, NOT_SUPPORTED, 805, 807, 808, 809];
+        let other = [DEINITIALIZED, 3, 100, 600, 800, NOT_SUPPORTED, 805, 807, 808, 809];
         let invalid = [INVALID_VALUE, 400, 900, 906, 908];
         assert_eq!(fault.map(kind), [DeviceErrorKind::Fault; 15]);
         assert_eq!(other.map(kind), [DeviceErrorKind::Other; 10]);

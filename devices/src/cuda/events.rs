@@ -15,10 +15,8 @@ use crate::fence::host_event::HostEvent;
 use crate::fence::source::{self, Outcome, Subscriber, Watch};
 use crate::{Clock, DLDevice, DeviceError, Fence, FenceSet, FenceState, QueueId};
 
-use super::context::Context;
-use super::depends::context_of;
-use super::driver::{Handle, NOT_READY};
-use super::exit::{self, is_driver_gone};
+use super::context::{Context, context_of};
+use super::driver::{self, Handle, NOT_READY, is_driver_gone};
 use super::foreign::Records;
 
 /// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
@@ -284,7 +282,7 @@ impl EventCore {
 
     fn settle(&self, outcome: &Outcome) {
         // What the exit refuses has not failed.
-        if outcome.is_err() && exit::DRIVER.has_begun() {
+        if outcome.is_err() && driver::DRIVER.has_begun() {
             return;
         }
         let subscribers = self.signal.settle(&outcome.clone().map_err(DeviceError::of_unknown_end));

@@ -27,9 +27,10 @@ use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind, DeviceType};
 
 use super::context::{Context, Relaxed};
 use super::device::CudaDevice;
-use super::driver::{Code, CudaRuntime, Handle, NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED};
+use super::driver::{
+    Code, CudaRuntime, Handle, NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED, is_driver_gone,
+};
 use super::events::PooledEvent;
-use super::exit::is_driver_gone;
 
 /// The alignment of every allocation of the driver (CUDA Programming Guide, "Device Memory Accesses").
 pub(super) const ALIGN: usize = 256;

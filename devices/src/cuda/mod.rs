@@ -31,30 +31,26 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `driver` | finding the driver, its functions, its error numbers and handles; what was found |
-//! | `context` | primary contexts, made current and restored; faults; counters |
+//! | `backend` | CUDA in the device table |
+//! | `driver` | finding the driver, its functions, its error numbers and handles; what was found; its end |
+//! | `context` | primary contexts, made current and restored; faults, and which contexts work waits for; counters |
 //! | `device`, `queue` | the traits |
 //! | `stream` | own streams; what is enqueued on them and the events that cover it |
 //! | `progress` | their progress; the pinned timeline values that they count in |
 //! | `foreign` | foreign streams |
-//! | `depends` | which other contexts work waits for |
-//! | `health` | a thread that asks the driver for faults |
-//! | `exit` | the end of the process: nothing calls the driver once it shuts down |
 //! | `events` | native events; fences that are one |
 //! | `capture` | work of queues, captured once and launched often |
 //! | `timing` | when work ran |
 //! | `memory` | pools, pinned and managed memory; devices that reach each other's |
 //! | `shared` | memory that other processes have |
 
+mod backend;
 mod capture;
 mod context;
-mod depends;
 mod device;
 mod driver;
 mod events;
-mod exit;
 mod foreign;
-mod health;
 mod memory;
 mod progress;
 mod queue;
@@ -62,6 +58,7 @@ mod shared;
 mod stream;
 mod timing;
 
+pub(crate) use self::backend::Backend;
 pub use self::{
     capture::CudaGraph,
     context::CudaCounters,

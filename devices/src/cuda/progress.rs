@@ -10,10 +10,9 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use crate::fence::source::{Subscriber, Timeline, Watch};
 use crate::{DLDevice, DeviceError, QueueId};
 
-use super::context::Context;
+use super::context::{Context, inspect_soon};
 use super::driver::{NOT_READY, is_of_capture};
 use super::events::PooledEvent;
-use super::health;
 use super::stream::{Stream, is_capturing};
 
 /// The least time between two questions to the driver for the health of a stream.
@@ -222,7 +221,7 @@ impl Stream {
         }
         self.checked_ns.store(self.age_ns(), Ordering::Relaxed);
         self.is_suspect.store(true, Ordering::Release);
-        health::inspect_soon(&self.context);
+        inspect_soon(&self.context);
     }
 
     /// Asks the driver whether the stream still works, if a poll has had doubts.

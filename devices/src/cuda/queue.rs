@@ -13,8 +13,7 @@ use crate::{
 };
 
 use super::capture;
-use super::context::Context;
-use super::depends::beyond;
+use super::context::{Context, beyond};
 use super::events::{Captured, EventFence, PooledEvent};
 use super::foreign::{Foreign, capture_id};
 use super::memory;

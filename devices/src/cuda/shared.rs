@@ -32,8 +32,7 @@ use crate::{
 };
 
 use super::context::Context;
-use super::driver::{self, Api};
-use super::exit::is_driver_gone;
+use super::driver::{self, Api, is_driver_gone};
 use super::memory::{ALIGN, Pool, address, at, with_room};
 
 const DESCRIPTOR: CUmemAllocationHandleType =

@@ -16,7 +16,7 @@
 //! [`Completed`] has the newest number, and the failure of a stream that is broken. The value in pinned memory is read into it.
 //!
 //! A broken context writes no value, so the driver is queried about a polled stream from time to time, on
-//! another thread ([`super::health`]).
+//! another thread ([`super::context`]).
 
 use std::collections::VecDeque;
 use std::ptr;
@@ -31,11 +31,9 @@ use crate::fence::completed::Completed;
 use crate::fence::source::Timeline;
 use crate::{DeviceError, Fence, FenceSet, QueueClock, QueueId};
 
-use super::context::Context;
-use super::depends::{beyond, context_of, is_of};
-use super::driver::Handle;
+use super::context::{Context, beyond, context_of, is_of};
+use super::driver::{self, Handle, is_driver_gone};
 use super::events::PooledEvent;
-use super::exit::{self, is_driver_gone};
 use super::foreign::{capture_id, not_the_same_capture};
 use super::memory;
 use super::progress::TimelineValue;
@@ -146,7 +144,7 @@ impl Stream {
     /// Nothing more is done here, because of `error`.
     pub(super) fn fail(&self, error: &DeviceError) {
         // What the exit refuses has not failed.
-        if exit::DRIVER.has_begun() {
+        if driver::DRIVER.has_begun() {
             return;
         }
         if let Some(value) = self.value {

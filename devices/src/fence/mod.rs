@@ -12,7 +12,7 @@
 //! | `completed` | progress of a queue, and the failure after which it comes no further |
 
 mod clock;
-#[cfg(any(feature = "cuda", feature = "sycl"))]
+#[cfg(feature = "_driver")]
 pub(crate) mod completed;
 mod fence_set;
 pub(crate) mod host_event;

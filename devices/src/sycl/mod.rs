@@ -25,6 +25,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `backend` | SYCL in the device table |
 //! | `library` | finding and loading the library, and never a second runtime |
 //! | `api` | its functions |
 //! | `handle` | its objects, each deleted once |
@@ -39,6 +40,7 @@
 //! | `tests` | tests, with a runtime that refuses what they say |
 
 mod api;
+mod backend;
 mod context;
 mod device;
 mod errors;
@@ -55,6 +57,7 @@ mod runtime;
 mod tests;
 mod timing;
 
+pub(crate) use self::backend::Backend;
 pub use self::{
     context::UsmKind,
     device::{SyclCounters, SyclDevice},

@@ -10,7 +10,7 @@ use estafette_devices::{DLDevice, Queue};
 use crate::core::engine_core::WaitHook;
 use crate::core::error::Error;
 use crate::core::operation::Name;
-use crate::engine::{Engine, SharedLock, run_rest_alone};
+use crate::engine::{Engine, SharedLock};
 use crate::exchange::ManagedTensor;
 use crate::export::stream::device_with_streams;
 use crate::operation::builder::OpBuilder;
@@ -93,8 +93,8 @@ pub fn on_wait(engine: &Engine, hook: impl WaitHook + 'static) {
 
 /// Releases a handle that may be the last one of the program: what is in flight goes on as if it were, and `ended` is called once
 /// all of it has ended, with a handle until then and on the thread that finds that out.
-pub fn detach(engine: Engine, ended: impl FnOnce(&Engine) + Send + 'static) {
-    run_rest_alone(engine.core());
+pub fn leave(engine: Engine, ended: impl FnOnce(&Engine) + Send + 'static) {
+    engine.core().run_rest();
     let idle = async move {
         let core = engine.core();
         let mut listening = core.notifier.listen_async();

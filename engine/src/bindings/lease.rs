@@ -8,7 +8,7 @@ use crate::core::error::Error;
 use crate::lease::consumer::{CAPTURED, Consumer};
 use crate::lease::{Access, CallSite, Lease, LeaseOwner, LeaseRequest};
 use crate::tensor::handle::Tensor;
-use crate::trace::{self, hooks};
+use crate::trace::hooks;
 
 pub fn for_later_consumers<L>(request: LeaseRequest<L>) -> LeaseRequest<L> {
     request.for_later_consumers()
@@ -65,11 +65,7 @@ pub fn note_object(lease: &Lease, kind: impl Into<Arc<str>>) {
 
 /// Notes in an open trace which library the owner has given the memory to.
 pub fn note_library(lease: &Lease, library: &'static str) {
-    if trace::is_open()
-        && let Some(id) = lease.inner.traced_id()
-    {
-        hooks::lends(id.get(), library);
-    }
+    lease.inner.traced_id().into_iter().for_each(|id| hooks::body_uses(id.get(), library));
 }
 
 /// Notes that the owner has handed the memory to `consumer`, whose work the end of this lease waits for.

@@ -22,6 +22,14 @@ use crate::wait::notify::Notice;
 
 pub use super::submit_permit::{SubmitPermit, reserve};
 
+/// Keeps threads that wait from running the body. Meant for bodies that need a global lock, such as Python's. In a program one such node
+/// decides for all of its nodes.
+pub fn worker_only<'v, T: Target<'v>, R, W, U>(
+    description: Description<T, R, W, U>,
+) -> Description<T, R, W, U> {
+    description.worker_only()
+}
+
 /// The body takes the engine's [shared lock](super::engine::share_lock), and releases it before it waits. Threads that wait for it run it
 /// as one of the threads that the engine lets run at once. The operation may begin and end while its thread has the lock.
 pub fn needs_lock<'v, T: Target<'v>, R, W, U>(

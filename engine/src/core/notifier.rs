@@ -56,10 +56,7 @@ impl Notifier {
 
     /// Removes the waker of a future that no longer waits.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
-        let key = std::mem::take(key);
-        if !key.is_used() || self.1.is_inherited() {
-            return;
-        }
+        let Some(key) = key.take_used(self.1) else { return };
         let removed = self.0.with_wakers(|wakers| wakers.remove(&key));
         drop(removed);
     }

@@ -142,10 +142,7 @@ impl<V: Clone + Delivered> OneShot<V> {
 
     /// Removes the waker of a future that no longer waits.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
-        let key = std::mem::take(key);
-        if !key.is_used() || self.generation.is_inherited() {
-            return;
-        }
+        let Some(key) = key.take_used(self.generation) else { return };
         let removed = self.lock().wakers.remove(&key);
         drop(removed);
     }

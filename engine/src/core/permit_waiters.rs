@@ -96,10 +96,7 @@ impl PermitWaiters {
 
     /// The future waits no more. It may have been woken for one of the `permits` that it does not take.
     pub(crate) fn unregister(&self, key: &mut WakerKey, permits: impl FnOnce() -> usize) {
-        let key = std::mem::take(key);
-        if !key.is_used() || self.1.is_inherited() {
-            return;
-        }
+        let Some(key) = key.take_used(self.1) else { return };
         let waker = self.0.with_wakers(|waiters| {
             waiters.woken.remove(&key);
             waiters.asleep.remove(&key)

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::task::Waker;
 
+use estafette_sync::process::Generation;
+
 use crate::core::contained::Contained;
 use crate::core::one_shot::wake;
 
@@ -33,6 +35,12 @@ impl WakerKey {
     /// The key of a future that waits alone.
     pub(crate) fn alone() -> Self {
         Self(u64::MAX)
+    }
+
+    /// Takes the key of a future that waits no longer, and whose waker has to be removed under a lock of this `generation`: in a forked child
+    /// that lock may be held for ever.
+    pub(crate) fn take_used(&mut self, generation: Generation) -> Option<Self> {
+        Some(std::mem::take(self)).filter(|key| key.is_used() && generation.is_current())
     }
 
     /// True if the future may have a waker to take out.

@@ -216,16 +216,9 @@ impl EngineBuilder {
             stack_size,
             is_shared: self.is_shared,
         });
-        let registered = core.has_no_workers().then(|| {
-            let _ = WAIT_WITHOUT_ENGINE.set(fence::wait_without_engine);
-            stand_in::register(&core)
-        });
-        let handle = Arc::new(EngineHandle {
-            core,
-            ends_nothing: false,
-            _registered: registered,
-            watch: OnceLock::new(),
-        });
+        let _ = WAIT_WITHOUT_ENGINE.set(fence::wait_without_engine);
+        let _registered = stand_in::register(&core);
+        let handle = Arc::new(EngineHandle { core, ends_nothing: false, _registered, watch: OnceLock::new() });
         if let Some((limit, report)) = self.watch {
             let watched = Arc::downgrade(&handle);
             let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, report)

@@ -24,16 +24,14 @@ use std::sync::Arc;
 use std::sync::Weak;
 
 use estafette_devices::{DLDevice, Device};
-use estafette_sync::essential::is_essential_thread;
 use estafette_sync::sync::OnceLock;
 
 use crate::core::coalesced;
-use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::core::operation::Name;
 use crate::core::unretrieved::Unretrieved;
-use crate::exchange::{DType, Element, ManagedTensor, callback, is_releasing};
+use crate::exchange::{DType, Element, ManagedTensor};
 use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
 use crate::operation::builder::OpBuilder;
 use crate::operation::import::{self, ImportOptions};
@@ -110,23 +108,10 @@ impl Drop for EngineHandle {
         if self.ends_nothing {
             return;
         }
-        run_rest_alone(&self.core);
+        self.core.run_rest();
         self.core.failures.close();
         self.core.detach();
         self.core.clear_thread_cache();
-    }
-}
-
-/// Without workers nothing else would ever run what is ready. What is ready may wait for the body or the callback that drops the last handle,
-/// or need the thread that does: then other threads run it.
-pub(crate) fn run_rest_alone(core: &CoreRef) {
-    let is_needed =
-        || context::current().is_some() || callback::is_running() || is_releasing() || is_essential_thread();
-    if core.has_no_workers() && !std::thread::panicking() && !is_needed() {
-        while core.help_any() {}
-    }
-    if core.has_no_workers() && core.in_flight() > 0 {
-        core.stand_ins.want_to_the_end(core);
     }
 }
 
@@ -255,12 +240,7 @@ impl Engine {
     /// own. Returns whether an operation was ready. Runs nothing where the engine has workers, or where
     /// helping is [forbidden](crate::wait::without_helping).
     pub fn run_ready(&self) -> bool {
-        let core = self.core();
-        if !core.has_no_workers() || core.generation.is_inherited() || !core.help_any() {
-            return false;
-        }
-        while core.help_any() {}
-        true
+        self.core().generation.is_current() && self.core().run_ready()
     }
 
     /// True if no other handle of the engine is alive, in any language.

@@ -35,7 +35,7 @@ use dlpark::ffi::{
     DLManagedTensorVersioned, DLPackVersion, DLTensor,
 };
 use estafette_devices::{DLDevice, DeviceType};
-use estafette_sync::process::{self, Generation};
+use estafette_sync::process::Generation;
 
 pub use export::{ExportFlags, export};
 
@@ -257,13 +257,10 @@ impl ManagedTensor {
 
 impl Drop for ManagedTensor {
     fn drop(&mut self) {
-        if !self.generation.is_current() {
-            return process::count_leak();
-        }
         // SAFETY: the struct is owned, so its deleter has not been called; this is the one place that calls
         // it, and nothing reads the struct afterwards. The place of `deleter` is stable across major
         // versions.
-        unsafe {
+        self.generation.release(|| unsafe {
             match self.raw() {
                 Raw::Legacy(tensor) => {
                     if let Some(deleter) = (&raw const (*tensor.as_ptr()).deleter).read() {
@@ -276,7 +273,7 @@ impl Drop for ManagedTensor {
                     }
                 }
             }
-        }
+        });
     }
 }
 

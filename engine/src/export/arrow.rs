@@ -43,9 +43,8 @@ impl Engine {
             Some(event) => {
                 let id = tensor.device();
                 let device = self.core().device(id).ok_or_else(|| {
-                    let event = id.device_type.event_type().unwrap_or("event");
                     Error::invalid(format!(
-                        "device {id} is not available in this engine, so no queue can wait for the array's {event}"
+                        "device {id} is not available in this engine, so no queue can wait for the array's event"
                     ))
                 })?;
                 // SAFETY: the caller says what the event is. It lives until the array is released, and the reaper does that
@@ -112,7 +111,7 @@ impl Tensor {
     /// The device of this memory, where one of the engine's has events to give away.
     fn device_with_events(&self) -> Result<Option<Arc<dyn Device>>, Error> {
         let id = self.device()?;
-        Ok(id.device_type.event_type().and_then(|_| self.inner.core.device(id)))
+        Ok(self.inner.core.device(id).filter(|device| device.event_type().is_some()))
     }
 
     /// The export as a reader on a queue of the device: when it is granted, the queue has been made to wait for

@@ -33,7 +33,7 @@ use crate::lease::consumer::{Consumer, after_of, may_release_before_completion, 
 use crate::lease::{Access, Lease, LeaseState, check_writable};
 use crate::operation::completion::Scope;
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
-use crate::trace::{self, hooks};
+use crate::trace::hooks;
 
 /// Options of an export.
 #[derive(Debug, Clone)]
@@ -227,11 +227,7 @@ impl Scope {
             let name = inner.running.as_ref().map(|running| running.tag().name);
             LeaseOwner::of_operation(name.unwrap_or(Name::Static("")))
         });
-        if let Some(library) = owner.library()
-            && trace::is_open()
-        {
-            hooks::lends(self.id(), library);
-        }
+        owner.library().into_iter().for_each(|library| hooks::body_uses(self.id(), library));
         let lease = LeaseState::view_of(running, tensor, access, owner);
         inner.note_view(&lease, mode);
         drop(inner);

@@ -23,8 +23,8 @@ use crate::trace::hooks;
 /// The operation of a lease, shared by the graph's operation and the lease or its request.
 #[derive(Debug)]
 pub(crate) struct LeaseOp {
-    pub(super) details: LeaseDetails,
-    stage: Mutex<LeaseStage>,
+    pub(crate) details: LeaseDetails,
+    stage: Mutex<Stage>,
     /// True if the consumer orders its work after earlier work. The lease is then held with that work
     /// pending.
     consumer_orders: bool,

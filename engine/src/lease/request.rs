@@ -421,7 +421,6 @@ pub(super) fn submit(
     }
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
-        hooks::taken(pending_op.id(), &op.details.owner);
         wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
     }
     pending_op.submit()
@@ -474,15 +473,11 @@ async fn settle_on_host(
     consumer: Option<Consumer>,
     mut left: FenceSet,
 ) -> Result<Leases, Error> {
-    let mut stand_ins = StandInSet::default();
-    if let Some(core) = leases.first().map(|lease| &lease.tensor().inner.core)
-        && core.has_no_workers()
-        && !left.is_empty()
-    {
-        // An operation of the engine may be what completes a host promise.
-        core.end_caller_runs();
-        stand_ins.want(core);
-    }
+    // An operation of the engine may be what completes a host promise.
+    let _stand_ins = leases
+        .first()
+        .filter(|_| !left.is_empty())
+        .map(|lease| StandInSet::for_waiter(&lease.tensor().inner.core));
     while !left.is_empty() {
         for fence in &left {
             // `order_consumer` inspects the outcome.

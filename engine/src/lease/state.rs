@@ -323,8 +323,6 @@ impl LeaseState {
         let granted = running.split(state, &vars, mode);
         if granted.payload().noted {
             hooks::split_off(&granted);
-            hooks::taken(granted.id(), &op.details.owner);
-            hooks::begins(&granted);
         }
         if let Err(granted) = op.hold(granted) {
             // The last clone of the lease was dropped meanwhile.

@@ -99,6 +99,17 @@ impl<'e> Target<'e> for Submission<'e> {
     }
 }
 
+/// What is known of a result before it is there: see [`OpBuilder::result`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ResultOptions<'a> {
+    /// Tensors that the result is a view of: operations are ordered with both, and the result is not copied.
+    pub alias_of: &'a [&'a Tensor],
+    /// Type and shape, which the promise then has before the body has run. A result with others fails the operation.
+    pub like: Option<(DType, &'a [i64])>,
+    /// The choice between a copy of the result and its memory.
+    pub copying: Copying,
+}
+
 /// Options that few descriptions have.
 #[derive(Debug, Default)]
 pub(crate) struct RareOptions {
@@ -180,9 +191,8 @@ impl<T, R, W, U> Description<T, R, W, U> {
     }
 
     /// Keeps threads that wait from running the body. Meant for bodies that need a global lock, such as
-    /// Python's. In a program one such node decides for all of its nodes. To keep a thread from running any
-    /// body, see [`without_helping`](crate::wait::without_helping).
-    pub fn worker_only<'v>(mut self) -> Self
+    /// Python's. In a program one such node decides for all of its nodes.
+    pub(crate) fn worker_only<'v>(mut self) -> Self
     where
         T: Target<'v>,
     {
@@ -352,29 +362,20 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
         self
     }
 
-    /// Declares that the produced tensor is a view of these tensors: operations are ordered with both, and
-    /// the result is not copied.
-    pub fn alias_of(mut self, tensors: &[&Tensor]) -> Self {
+    /// Says what is known of the result of a body that produces a tensor.
+    pub fn result(mut self, result: ResultOptions<'_>) -> Self {
+        let ResultOptions { alias_of, like, copying } = result;
         self.state_mut().is_forked |=
-            tensors.iter().any(|tensor| tensor.inner.core.generation.is_inherited());
-        let alias_of = &mut self.options().alias_of;
-        for var in tensors.iter().flat_map(|tensor| &tensor.inner.vars) {
-            if alias_of.iter().all(|known| known.id() != var.id()) {
-                alias_of.push(var.clone());
+            alias_of.iter().any(|tensor| tensor.inner.core.generation.is_inherited());
+        let mut vars = VarSet::new();
+        for var in alias_of.iter().flat_map(|tensor| &tensor.inner.vars) {
+            if vars.iter().all(|known| known.id() != var.id()) {
+                vars.push(var.clone());
             }
         }
-        self
-    }
-
-    /// Declares type and shape of the produced tensor, so that they are known before the body has run.
-    pub fn like(mut self, dtype: DType, shape: &[i64]) -> Self {
-        self.options().declared = Some((dtype, SmallVec::from_slice(shape)));
-        self
-    }
-
-    /// Says whether the produced tensor is a copy of the result. Default [`Copying::Allowed`].
-    pub fn copying(mut self, copying: Copying) -> Self {
-        self.options().copying = copying;
+        let declared = like.map(|(dtype, shape)| (dtype, SmallVec::from_slice(shape)));
+        let options = self.options();
+        (options.alias_of, options.declared, options.copying) = (vars, declared, copying);
         self
     }
 }

@@ -1,12 +1,17 @@
-//! Threads that run ready operations while they wait, and the caller-runs policy of engines without workers.
+//! Threads that run ready operations while they wait, and the caller-runs policy: in an engine without workers only threads that wait
+//! or submit run operations, and [stand-ins](crate::wait::stand_in) of those that must not.
 
 use estafette_devices::cpu::{Job, Pool};
+use estafette_sync::essential::is_essential_thread;
 use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::time::{Duration, Instant};
 
 use crate::core::context;
+use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
+use crate::core::notifier::Notifier;
 use crate::core::operation::{OpGranted, OpKind, ReadyOp};
+use crate::exchange::{callback, is_releasing};
 use crate::operation::run;
 
 /// Ready operations that a thread without workers leaves for a later wait. With more ready operations, the
@@ -52,8 +57,7 @@ impl Core {
         mut goes_on: impl FnMut() -> bool,
     ) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
-        // A thread without workers must run everything.
-        let mine = |op: &OpGranted| self.has_no_workers() || op.payload().kind == OpKind::Work;
+        let mine = |op: &OpGranted| self.is_for_waiters(op);
         let mut job = take(&self.pool, &mine);
         let found = job.is_some();
         if found {
@@ -68,6 +72,29 @@ impl Core {
             });
         }
         job.into_iter().for_each(|job| run::execute_while(job.0, mine));
+        found
+    }
+
+    /// True if a thread that waits may run `op` in passing: any operation without workers, else one that any thread may run.
+    pub(crate) fn is_for_waiters(&self, op: &OpGranted) -> bool {
+        self.has_no_workers() || op.payload().kind == OpKind::Work
+    }
+
+    /// The notifier that a wait of the whole engine sleeps on: without workers the one that also reports work.
+    pub(crate) fn notifier_or<'a>(&'a self, with_workers: &'a Notifier) -> &'a Notifier {
+        if self.has_no_workers() { &self.notifier } else { with_workers }
+    }
+
+    /// True if the calling thread may run any ready operation while it waits for everything. Inside an operation of another engine
+    /// it may do so only without workers, since a spare worker covers the worker of that operation.
+    pub(crate) fn helps_with_everything(&self) -> bool {
+        context::may_help() && (self.has_no_workers() || context::current().is_none())
+    }
+
+    /// Without workers, runs what is ready, and what that makes ready in turn. Returns whether something was ready.
+    pub(crate) fn run_ready(&self) -> bool {
+        let found = self.has_no_workers() && self.help_any();
+        while found && self.help_any() {}
         found
     }
 
@@ -108,6 +135,22 @@ impl Core {
     pub(crate) fn end_caller_runs(&self) {
         if self.is_caller_running() {
             self.caller_runs.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+impl CoreRef {
+    /// The last handle is about to go. Without workers nothing else would ever run what is ready. What is ready may wait for the body or
+    /// the callback that drops the handle, or need the thread that does: then a stand-in runs it.
+    pub(crate) fn run_rest(&self) {
+        let is_needed = || {
+            context::current().is_some() || callback::is_running() || is_releasing() || is_essential_thread()
+        };
+        if self.has_no_workers() && !std::thread::panicking() && !is_needed() {
+            self.run_ready();
+        }
+        if self.has_no_workers() && self.in_flight() > 0 {
+            self.stand_ins.want_to_the_end(self);
         }
     }
 }

@@ -55,7 +55,7 @@ pub(crate) mod run;
 pub(crate) mod submit;
 pub(crate) mod withdraw;
 
-pub use self::builder::{Description, OpBuilder};
+pub use self::builder::{Description, OpBuilder, ResultOptions};
 pub use self::guards::{ReadGuard, WriteGuard};
 pub use self::import::Copying;
 pub use self::operands::{IntoOperands, Operands, Tensors};

@@ -112,7 +112,7 @@ pub(crate) fn dispatch_one(granted: OpGranted) {
         }
         OpKind::Work | OpKind::WorkerOnly | OpKind::NeedsLock => {
             if granted.payload().noted {
-                hooks::ready_at_once(granted.id());
+                hooks::ready(granted.id(), true);
             }
             push_noted(granted);
         }
@@ -150,7 +150,7 @@ fn run_at_once(granted: OpGranted) {
 #[inline]
 pub(crate) fn push(granted: OpGranted) {
     if granted.payload().noted {
-        hooks::ready(granted.id());
+        hooks::ready(granted.id(), false);
     }
     push_noted(granted);
 }
@@ -220,7 +220,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
             push(granted);
         } else {
             if granted.payload().noted {
-                hooks::ready(granted.id());
+                hooks::ready(granted.id(), false);
             }
             let core = granted.payload().core.clone();
             push_to_pool(granted);

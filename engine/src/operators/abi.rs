@@ -108,12 +108,9 @@ unsafe impl Sync for OperatorContext {}
 
 impl Drop for OperatorContext {
     fn drop(&mut self) {
-        // In a forked child it is the parent's.
-        if let Some(drop) = self.drop
-            && self.generation.is_current()
-        {
+        if let Some(drop) = self.drop {
             // SAFETY: called once, after the last call, as registration promises.
-            callback::run(|| unsafe { drop(self.pointer) });
+            self.generation.release(|| callback::run(|| unsafe { drop(self.pointer) }));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use estafette_report::shown::shown;
-use estafette_sync::process::{Forked, Generation};
+use estafette_sync::process::{Forked, ProcessBound};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::core::error::Error;
@@ -24,7 +24,7 @@ pub fn operators() -> &'static Operators {
     estafette_sync::per_process! {
         static OPERATORS: OnceLock<Operators> = OnceLock::new();
     }
-    OPERATORS.get_or_init(|| Operators { known: Mutex::default(), generation: Generation::current() })
+    OPERATORS.get_or_init(|| Operators { known: ProcessBound::new(Mutex::default()) })
 }
 
 type OperatorMap = BTreeMap<Arc<str>, Arc<Operator>>;
@@ -32,8 +32,7 @@ type OperatorMap = BTreeMap<Arc<str>, Arc<Operator>>;
 /// See [`operators`].
 #[derive(Debug)]
 pub struct Operators {
-    known: Mutex<OperatorMap>,
-    generation: Generation,
+    known: ProcessBound<Mutex<Known>>,
 }
 
 /// An operator that was not added, and why.
@@ -116,15 +115,16 @@ impl Operators {
         Ok(self.known()?.values().cloned().collect())
     }
 
-    pub(super) fn known(&self) -> Result<MutexGuard<'_, OperatorMap>, Forked> {
-        self.generation.check()?;
-        Ok(self.known.lock())
+    pub(super) fn known(&self) -> Result<MutexGuard<'_, Known>, Forked> {
+        Ok(self.known.get()?.lock())
     }
 
     fn unknown(&self, name: &str) -> Error {
-        let mut near: Vec<(f64, Arc<str>)> = self
-            .known
-            .lock()
+        let known = match self.known() {
+            Ok(known) => known,
+            Err(forked) => return forked.into(),
+        };
+        let mut near: Vec<(f64, Arc<str>)> = known
             .keys()
             .map(|known| (strsim::jaro_winkler(name, known), Arc::clone(known)))
             .filter(|(likeness, _)| *likeness >= NEAR)

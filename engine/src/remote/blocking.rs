@@ -70,13 +70,9 @@ pub fn block_on<T>(
         return Err(Error::Timeout(Duration::ZERO));
     }
     callback::check()?;
-    core.end_caller_runs();
     let deadline = timeout.and_then(clock::deadline);
     let _cover = core.cover();
-    let mut stand_ins = StandInSet::default();
-    if core.has_no_workers() {
-        stand_ins.want(core);
-    }
+    let mut stand_ins = StandInSet::for_waiter(core);
     let is_inside = context::current().is_some();
     loop {
         let polls = is_inside || core.may_be_interrupted();

@@ -102,34 +102,46 @@ impl Writer {
     }
 }
 
-fn follow(id: OpId, state: &OpState) {
-    if use_of(state.kind) == UseKind::Body {
-        events::body_follows(id.get(), state.name.as_str());
-    }
-}
-
-/// A pending operation is about to be submitted.
+/// A pending operation is about to be submitted. No other thread sees it before.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(pending_op: &OpPending<'_>) {
-    events::submitted(pending_op.id().get(), pending_op.payload().name.as_str(), pending_op.accesses().len());
-    follow(pending_op.id(), pending_op.payload());
-    writer::with(|writer| {
-        let accesses = pending_op.accesses().map(|(var, mode)| (var.get(), mode));
-        writer.submitted(pending_op.id().get(), pending_op.payload(), accesses);
-    });
+    let accesses = || pending_op.accesses().map(|(var, mode)| (var.get(), mode));
+    note_submitted(pending_op.id().get(), pending_op.payload(), accesses);
 }
 
-/// As [`submitted`], for an operation that was created as granted.
+/// A lease begins that was created as granted.
 #[cold]
 #[inline(never)]
 pub(crate) fn split_off(granted: &OpGranted) {
-    events::submitted(granted.id().get(), granted.payload().name.as_str(), granted.accesses().len());
-    follow(granted.id(), granted.payload());
+    let accesses = || granted.accesses().map(|access| (access.var().get(), access.mode()));
+    note_submitted(granted.id().get(), granted.payload(), accesses);
+    begins(granted);
+}
+
+fn note_submitted<A>(id: u64, state: &OpState, accesses: impl Fn() -> A)
+where
+    A: ExactSizeIterator<Item = (u64, AccessMode)>,
+{
+    events::submitted(id, state.name.as_str(), accesses().len());
+    if use_of(state.kind) == UseKind::Body {
+        events::body_follows(id, state.name.as_str());
+    }
     writer::with(|writer| {
-        let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
-        writer.submitted(granted.id().get(), granted.payload(), accesses);
+        writer.submitted(id, state, accesses());
+        // A wait that has not ended when the trace does is known by this.
+        if state.blocks() {
+            let now = writer.now();
+            writer.write(EventKind::Blocks, now, id, []);
+        }
+        if let Some(lease) = state.lease() {
+            let (now, words) = (writer.now(), writer.owner(&lease.details.owner));
+            writer.write(EventKind::LeaseOwner, now, id, words);
+        }
     });
+    if let Some(lease) = state.lease() {
+        events::taken(id, &lease.details.owner);
+    }
 }
 
 /// Notes the variables of these tensors.
@@ -223,27 +235,15 @@ impl Tensor {
     }
 }
 
-impl crate::tensor::variable::Variable {
-    /// As [`Tensor::call_in_report`].
-    pub fn call_in_report(&self, name: &str) {
-        names::note(self.id(), name);
-    }
-}
-
-/// An operation was pushed to the queue that it runs from.
+/// An operation was pushed to the queue that it runs from. `at_once`: by the thread that has just submitted it.
 #[cold]
 #[inline(never)]
-pub(crate) fn ready(id: OpId) {
+pub(crate) fn ready(id: OpId, at_once: bool) {
     events::ready(id.get());
-    write(EventKind::Ready, id.get(), []);
-}
-
-/// As [`ready`], for an operation that this thread has just submitted.
-#[cold]
-#[inline(never)]
-pub(crate) fn ready_at_once(id: OpId) {
-    events::ready(id.get());
-    writer::with(|writer| writer.write(EventKind::Ready, writer.last, id.get(), []));
+    writer::with(|writer| {
+        let at = if at_once { writer.last } else { writer.now() };
+        writer.write(EventKind::Ready, at, id.get(), []);
+    });
 }
 
 /// An operation begins that has no body on this thread.
@@ -377,13 +377,6 @@ pub(crate) fn observed(id: OpId) {
     write(EventKind::Observed, id.get(), []);
 }
 
-/// A thread waits for a readiness query, and blocks. A wait that has not ended when the trace does is known by this.
-#[cold]
-#[inline(never)]
-pub(crate) fn blocks(query: OpId) {
-    write(EventKind::Blocks, query.get(), []);
-}
-
 /// A waiter resumes; `blocking` if the waiter is a thread.
 #[cold]
 #[inline(never)]
@@ -393,18 +386,6 @@ pub(crate) fn resumed(id: u64, blocking: bool) {
         let now = writer.now();
         writer.write(EventKind::Resumed, now, id, [u64::from(blocking)]);
         writer.woken_from = if blocking { id } else { 0 };
-    });
-}
-
-/// A lease is asked for; notes its owner.
-#[cold]
-#[inline(never)]
-pub(crate) fn taken(id: OpId, owner: &LeaseOwner) {
-    events::taken(id.get(), owner);
-    writer::with(|writer| {
-        let now = writer.now();
-        let words = writer.owner(owner);
-        writer.write(EventKind::LeaseOwner, now, id.get(), words);
     });
 }
 
@@ -484,17 +465,6 @@ pub(crate) fn received(
     Some(id)
 }
 
-/// The body of `id` lends an operand to a library.
-#[cold]
-#[inline(never)]
-pub(crate) fn lends(id: u64, library: &'static str) {
-    writer::with(|writer| {
-        let now = writer.now();
-        let library = writer.fixed_text(library);
-        writer.write(EventKind::Library, now, id, [library.into()]);
-    });
-}
-
 /// A wait for something that is no access of a variable, until dropped.
 #[derive(Debug)]
 pub(crate) struct WaitNoted {
@@ -503,27 +473,18 @@ pub(crate) struct WaitNoted {
 }
 
 impl WaitNoted {
-    /// Waits for the end of an operation by name.
-    pub(crate) fn for_op(op: OpId) -> Option<Self> {
-        super::is_open().then(|| Self::begin("wait", op.get(), 0, true))
-    }
-
-    /// As [`for_op`](Self::for_op), of a task that awaits, or of a callback.
-    pub(crate) fn task_for_op(op: OpId) -> Option<Self> {
-        super::is_open().then(|| Self::begin("await", op.get(), 0, false))
+    /// Waits for the end of an operation by name. `blocking`: a thread waits, and not a task or a callback.
+    pub(crate) fn for_op(op: OpId, blocking: bool) -> Option<Self> {
+        let what = if blocking { "wait" } else { "await" };
+        super::is_open().then(|| Self::begin(what, op.get(), 0, blocking))
     }
 
     /// Waits for operations of `core` in flight; `what` names the wait.
-    pub(crate) fn for_any(what: &'static str, core: &Core) -> Option<Self> {
-        super::is_open().then(|| Self::begin(what, ANY, core.id, true))
+    pub(crate) fn for_any(what: &'static str, core: &Core, blocking: bool) -> Option<Self> {
+        super::is_open().then(|| Self::begin(what, ANY, core.id, blocking))
     }
 
-    /// As [`for_any`](Self::for_any), of a task that awaits.
-    pub(crate) fn task_for_any(what: &'static str, core: &Core) -> Option<Self> {
-        super::is_open().then(|| Self::begin(what, ANY, core.id, false))
-    }
-
-    /// Waits for another process; `what` names the wait. `blocking`: a thread waits, and not a task.
+    /// Waits for another process; `what` names the wait.
     #[cfg(feature = "links")]
     pub(crate) fn for_process(what: &'static str, blocking: bool) -> Option<Self> {
         super::is_open().then(|| Self::begin(what, ANY, NO_ENGINE, blocking))
@@ -561,11 +522,15 @@ impl Drop for WaitNoted {
     }
 }
 
-/// The body of the operation `id` works with arrays of `library`, a package name. For bindings; does nothing while no recorder
-/// is open.
+/// The body of the operation `id` works with arrays of `library`, a package name, or the lease `id` is that library's. Does nothing while
+/// no recorder is open.
 pub fn body_uses(id: u64, library: &'static str) {
     if super::is_open() {
-        lends(id, library);
+        writer::with(|writer| {
+            let now = writer.now();
+            let library = writer.fixed_text(library);
+            writer.write(EventKind::Library, now, id, [library.into()]);
+        });
     }
 }
 

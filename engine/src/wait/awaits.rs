@@ -89,7 +89,7 @@ impl Awaited {
     /// A task that awaits the end of `op`. Fences and callbacks are no waits of a task.
     pub(crate) fn by_task(op: &OpHandle) -> Self {
         let is_task = !context::is_notification();
-        let noted = is_task.then(|| WaitNoted::task_for_op(op.id())).flatten();
+        let noted = is_task.then(|| WaitNoted::for_op(op.id(), false)).flatten();
         Self { _noted: noted, ..Self::op(None, op) }
     }
 
@@ -138,11 +138,7 @@ impl Awaited {
     }
 
     fn new(core: CoreRef, what: Option<&'static str>, ops: SmallVec<[OpHandle; 1]>) -> Self {
-        let mut stand_ins = StandInSet::default();
-        if core.has_no_workers() {
-            core.end_caller_runs();
-            stand_ins.want(&core);
-        }
+        let stand_ins = StandInSet::for_waiter(&core);
         core.pool.release_to_workers();
         let limit = (!context::is_notification()).then_some(core.lease_timeout);
         Self {
@@ -173,9 +169,7 @@ impl Awaited {
                 inspection.add(op);
             }
             inspection.run(EVERYTHING);
-            for (_, _, op) in inspection.ops().filter(|(_, _, op)| op.core.has_no_workers()) {
-                self.stand_ins.want(&op.core);
-            }
+            inspection.ops().for_each(|(_, _, op)| _ = self.stand_ins.relieve(&op.core));
         }
         self
     }

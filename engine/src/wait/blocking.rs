@@ -385,9 +385,7 @@ impl Needed {
 
     /// Makes a stand-in run what is ready in each of the engines without workers.
     fn want_stand_ins(&self, stand_ins: &mut StandInSet) {
-        for core in self.without_workers() {
-            stand_ins.want(core);
-        }
+        self.cores.iter().for_each(|core| _ = stand_ins.relieve(core));
     }
 
     /// The needs of a wait that are known at its start. Operations that are submitted later come behind it.
@@ -475,15 +473,13 @@ impl Needed {
         takes_slots: bool,
         is_over: &impl Fn() -> bool,
     ) -> bool {
-        let alone = core.has_no_workers();
         // Kept while the operations that it is for make others ready, for which a worker would be woken else.
         let slot = if takes_slots { core.pool.take_slot() } else { None };
         let take = || {
             let job = core.pool.take_matching(|job| {
-                let kind = job.0.payload().kind;
-                let has_slot = kind == OpKind::NeedsLock && slot.is_some();
-                let helpable = alone || last_resort || has_slot || kind == OpKind::Work;
-                let needed = if self.too_many { alone } else { self.names(&job.0) };
+                let has_slot = slot.is_some() && job.0.payload().kind == OpKind::NeedsLock;
+                let helpable = last_resort || has_slot || core.is_for_waiters(&job.0);
+                let needed = if self.too_many { core.has_no_workers() } else { self.names(&job.0) };
                 helpable && needed
             })?;
             slot.iter().filter(|_| job.needs_lock()).for_each(ConcurrencySlot::has_job);

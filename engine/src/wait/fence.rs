@@ -45,8 +45,8 @@ pub(crate) fn wait_on_host(
             // A queue of a device settles its fences whatever waits here.
             if may_help && !helps && fence.queue().is_none() {
                 stand_ins.rely_on(core, "a fence")?;
-            } else if core.has_no_workers() && !helps {
-                stand_ins.want(core);
+            } else if !helps {
+                stand_ins.relieve(core);
             }
             let now = Instant::now();
             if let (Some(deadline), Some(timeout)) = (deadline, timeout)

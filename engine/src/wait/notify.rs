@@ -273,6 +273,8 @@ fn wait_for_one(
     tensors: &[Tensor],
     timeout: Option<Duration>,
 ) -> Result<Vec<usize>, Error> {
+    ops.iter().try_for_each(|op| op.handle.payload().core.generation.check())?;
+    tensors.iter().try_for_each(|tensor| tensor.inner.core.generation.check())?;
     if timeout == Some(Duration::ZERO) {
         // This wait only polls: it subscribes to no fence and makes no query.
         return poll_once(ops, is_over, tensors);
@@ -285,13 +287,11 @@ fn wait_for_one(
     // In a trace each of them is a wait, which is over when this one is, whichever ends it. Dropped before the queries.
     let mut noted: Vec<QueryNoted> = Vec::new();
     for op in ops {
-        op.handle.payload().core.generation.check()?;
         ends.push(end_of(op.clone()));
         waiting.push((&op.handle.payload().core, op.handle.clone()));
     }
     for tensor in tensors {
-        tensor.inner.core.generation.check()?;
-        let ended = VersionEnd::new(&tensor.inner, true);
+        let ended = Ended::new(&tensor.inner, true);
         if let Some(query) = ended.handle() {
             noted.extend(QueryNoted::of(&query));
             waiting.push((&tensor.inner.core, query));
@@ -306,7 +306,8 @@ fn wait_for_one(
     if !known.is_empty() {
         return Ok(known);
     }
-    let _noted: Vec<WaitNoted> = ops.iter().filter_map(|op| WaitNoted::for_op(op.handle.id())).collect();
+    let _noted: Vec<WaitNoted> =
+        ops.iter().filter_map(|op| WaitNoted::for_op(op.handle.id(), true)).collect();
     let until = timeout.and_then(clock::deadline);
     let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
     // Another one may end while this thread would run the first.
@@ -324,8 +325,6 @@ fn wait_for_one(
 }
 
 fn poll_once(ops: &[Op], is_over: impl Fn(&Op) -> bool, tensors: &[Tensor]) -> Result<Vec<usize>, Error> {
-    ops.iter().try_for_each(|op| op.handle.payload().core.generation.check())?;
-    tensors.iter().try_for_each(|tensor| tensor.inner.core.generation.check())?;
     let polled = ops.iter().map(is_over).chain(tensors.iter().map(|tensor| tensor.outcome().is_some()));
     let over: Vec<usize> =
         polled.enumerate().filter_map(|(place, is_over)| is_over.then_some(place)).collect();
@@ -382,23 +381,15 @@ impl Future for OpEnded {
 }
 
 impl Op {
-    /// Calls `callback` once, when the operation has ended, without the outcome: a failure stays unretrieved. The call
-    /// happens as that of [`Tensor::on_ready`] does.
-    pub fn on_done<C>(&self, callback: C)
-    where
-        C: FnOnce() + Send + 'static,
-    {
-        self.on_end(|_| callback());
-    }
-
-    /// As [`on_done`](Self::on_done), with the outcome.
+    /// Calls `callback` once with the outcome, when the operation has ended. A failure stays unretrieved. The call happens as that of
+    /// [`Tensor::on_ready`] does.
     pub(crate) fn on_end<C>(&self, callback: C) -> Notice
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
     {
         let is_pending = !self.handle.payload().core.generation.is_inherited() && !self.is_done();
         let pending = is_pending.then_some(&self.handle);
-        let noted = pending.and_then(|pending| WaitNoted::task_for_op(pending.id()));
+        let noted = pending.and_then(|pending| WaitNoted::for_op(pending.id(), false));
         notify_end(OpEnded(self.clone()), pending, move |outcome| {
             drop(noted);
             callback(outcome);

@@ -25,7 +25,7 @@ impl Op {
     /// The failure of the operation; [`Error::Timeout`]; otherwise as [`Tensor::wait`](crate::Tensor::wait).
     pub fn wait_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let state = self.handle.payload();
-        let _noted = (!self.is_done()).then(|| WaitNoted::for_op(self.handle.id())).flatten();
+        let _noted = (!self.is_done()).then(|| WaitNoted::for_op(self.handle.id(), true)).flatten();
         blocking::block_on_op(&state.core, &self.handle, state.one_shot(), timeout)
     }
 

@@ -64,10 +64,6 @@ fn submit_query(tensor: &TensorInner, blocks: bool) -> ReadinessQuery {
     tensor.vars.iter().for_each(|var| pending_op.access(var, AccessMode::Read));
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
-        // Before another thread can see the query.
-        if blocks {
-            hooks::blocks(pending_op.id());
-        }
     }
     cancellation::query_enters();
     let (handle, granted) = pending_op.submit();

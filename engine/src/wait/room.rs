@@ -1,6 +1,7 @@
 //! Waits of a whole engine: for room below the in-flight limit, and for the end of everything.
 
 use std::pin::pin;
+use std::ptr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -112,8 +113,7 @@ impl CoreRef {
 
     /// The checks of a submission that waits for room.
     pub(crate) fn checks_of_room(&self) -> Checks<'_> {
-        let notifier = if self.has_no_workers() { &self.notifier } else { &self.room };
-        Checks::new(&self.room_checks, notifier, self.lease_timeout)
+        Checks::new(&self.room_checks, self.notifier_or(&self.room), self.lease_timeout)
     }
 
     /// Waits until there may be a permit. Runs ready operations where the engine has no worker to do it.
@@ -130,8 +130,8 @@ impl CoreRef {
         let inside = context::current().is_some();
         // On this thread an operation that waits for the current one would never end.
         let helps = self.helps_without_workers() && !inside;
-        if self.has_no_workers() && inside {
-            checks.stand_ins.want(self);
+        if inside {
+            checks.stand_ins.relieve(self);
         }
         if helps && self.help_any_after(|| checks.hand_over()) {
             // Once at it, for the next submissions as well.
@@ -148,7 +148,7 @@ impl CoreRef {
                 return Ok(());
             }
         }
-        let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self);
+        let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self, true);
         let _blocked = wait_for::register(|| On::AnyOther);
         let _cover = self.cover();
         if checks.are_new() {
@@ -156,10 +156,12 @@ impl CoreRef {
         }
         // Inside of an operation the limit differs from that of the notifier. And where nothing has moved for
         // a while, a single permit counts.
-        let exactly = inside || self.has_no_workers() || checks.are_in_vain();
+        let counts = inside || checks.are_in_vain();
+        let notifier = if counts { &self.notifier } else { self.notifier_or(&self.room) };
+        let exactly = ptr::eq(notifier, &raw const self.notifier);
         let has_room =
             |in_flight| if exactly { !self.is_full(inside) } else { in_flight <= self.enough_room() };
-        let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
+        let mut listening = notifier.listen();
         let before = self.in_flight();
         if has_room(before) || (helps && self.pool.has_work()) {
             return Ok(());
@@ -172,7 +174,7 @@ impl CoreRef {
             return Ok(());
         }
         self.runtime.warn_if_blocked();
-        if inside && self.has_no_workers() {
+        if inside {
             checks.stand_ins.rely_on(self, "a submission inside of an operation")?;
         }
         if checks.are_due()
@@ -199,17 +201,12 @@ impl CoreRef {
         self.end_caller_runs();
         coalesced::wake_held_back();
         self.pool.release_to_workers();
-        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all", self)).flatten();
+        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all", self, true)).flatten();
         let _blocked = wait_for::register(|| On::AnyOther);
         let _cover = self.cover();
-        // The wait is for everything in flight, so helping with any ready operation is allowed. Inside an
-        // operation of another engine, helping is allowed only without workers, since a spare worker covers
-        // the worker of that operation. A helped operation may take any time, so a wait with a deadline does
-        // not help.
-        let helps = deadline.is_none()
-            && context::may_help()
-            && (self.has_no_workers() || context::current().is_none());
-        let notifier = if self.has_no_workers() { &self.notifier } else { &self.idle };
+        // A helped operation may take any time, so a wait with a deadline does not help.
+        let helps = deadline.is_none() && self.helps_with_everything();
+        let notifier = self.notifier_or(&self.idle);
         let unchecked = Detector::default();
         let detector = match (deadline, check) {
             (None, _) => &self.idle_checks,
@@ -218,8 +215,8 @@ impl CoreRef {
         };
         let mut checks = Checks::new(detector, notifier, self.lease_timeout);
         if self.in_flight() > 0 {
-            if self.has_no_workers() && !helps {
-                checks.stand_ins.want(self);
+            if !helps {
+                checks.stand_ins.relieve(self);
             }
             self.want_others(&mut checks.stand_ins);
         }
@@ -326,7 +323,7 @@ impl CoreRef {
                 }
             }
             if noted.is_none() {
-                noted = WaitNoted::task_for_any(IN_FLIGHT_LIMIT, self);
+                noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self, false);
             }
             coalesced::wake_held_back();
             match pending.poll(cx, || Awaited::permit(self)) {

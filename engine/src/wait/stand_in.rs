@@ -66,13 +66,13 @@ pub(crate) fn call_refused() {
     }
 }
 
-/// Registers an engine without workers for [`StandInSet::want_all`], while the result lives.
-pub(crate) fn register(core: &CoreRef) -> Arc<CoreRef> {
-    let core = Arc::new(core.clone());
+/// Registers an engine without workers for [`StandInSet::want_all`], while the result lives. `None` for an engine with workers.
+pub(crate) fn register(core: &CoreRef) -> Option<Arc<CoreRef>> {
+    let core = core.has_no_workers().then(|| Arc::new(core.clone()))?;
     let mut handles = HANDLES.lock();
     handles.retain(|handle| handle.strong_count() > 0);
     handles.push(Arc::downgrade(&core));
-    core
+    Some(core)
 }
 
 thread_local! {
@@ -159,6 +159,19 @@ pub(crate) struct StandInSet {
 }
 
 impl StandInSet {
+    /// For a wait that runs no operation of `core` on its thread: ends caller-runs, and [relieves](Self::relieve) the thread.
+    pub(crate) fn for_waiter(core: &CoreRef) -> Self {
+        core.end_caller_runs();
+        let mut set = Self::default();
+        set.relieve(core);
+        set
+    }
+
+    /// As [`want`](Self::want), where only waiting threads run what is ready, and the calling thread must not: without workers.
+    pub(crate) fn relieve(&mut self, core: &CoreRef) -> Option<NoStandIn> {
+        if core.has_no_workers() { self.want(core) } else { None }
+    }
+
     /// Requests a stand-in of `core`, and starts or calls its thread. Returns why no stand-in is available.
     pub(crate) fn want(&mut self, core: &CoreRef) -> Option<NoStandIn> {
         if self.wanted.iter().all(|known| !known.core.same(core)) {
@@ -182,14 +195,14 @@ impl StandInSet {
         self.hopeless = false;
     }
 
-    /// As [`want`](Self::want), for a wait inside of an operation, which cannot know what is safe to run on its own thread: what is ready
+    /// As [`relieve`](Self::relieve), for a wait inside of an operation, which cannot know what is safe to run on its own thread: what is ready
     /// may wait for that operation. Called again after a while.
     ///
     /// # Errors
     /// [`Error::WouldDeadlock`] when no stand-in was available twice in a row for what is ready: other threads that could run it have had
     /// the time.
     pub(crate) fn rely_on(&mut self, core: &CoreRef, what: &str) -> Result<(), Error> {
-        let missing = self.want(core).filter(|_| core.pool.has_work());
+        let missing = self.relieve(core).filter(|_| core.pool.has_work());
         let before = std::mem::replace(&mut self.hopeless, missing.is_some());
         match missing.filter(|_| before) {
             None => Ok(()),
@@ -232,7 +245,7 @@ impl Blocked {
         if let Some(core) = core {
             core.stand_ins.threads().blocked += 1;
             // Where there are workers, the wait that finds all threads blocked calls.
-            if core.has_no_workers() && core.stand_ins.is_wanted() {
+            if core.stand_ins.is_kept(&core) {
                 // If there are too many, the waits find out.
                 core.stand_ins.call(&core);
             }
@@ -267,6 +280,11 @@ impl StandIns {
 
     fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::SeqCst) > 0
+    }
+
+    /// True if a wait relies on a stand-in for as long as it lasts, since the engine has no workers.
+    fn is_kept(&self, core: &Core) -> bool {
+        core.has_no_workers() && self.is_wanted()
     }
 
     /// Requests a stand-in for as long as the engine, whose last handle is gone, has operations in flight.
@@ -325,7 +343,7 @@ impl StandIns {
         threads.resting += 1;
         // A wait that requested a stand-in in the meantime may have found this thread active, and two active
         // stand-ins may both rest.
-        if core.has_no_workers() && self.is_wanted() && !core.is_over() && threads.active() == 0 {
+        if self.is_kept(core) && !core.is_over() && threads.active() == 0 {
             threads.resting -= 1;
             return true;
         }
@@ -358,8 +376,8 @@ fn stand_in(core: CoreRef) {
                 log_panic("what an operation left behind", || run::execute(job.0));
                 continue;
             }
-            if !core.has_no_workers() {
-                // A wait that finds work which the pool cannot take calls again.
+            if !core.stand_ins.is_kept(&core) {
+                // Where there are workers, a wait that finds work which the pool cannot take calls again.
                 break;
             }
             let mut listening = core.notifier.listen();

@@ -1,5 +1,5 @@
-//! Memory of operations, replays and traces. The tests take turns, since the allocator counts for
-//! the whole process.
+//! How much memory operations, replays and traces take. The allocator counts for the whole process, so the tests take turns in a binary of
+//! their own.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! CUDA devices, on a simulator of the driver.
+//! CUDA devices, on a simulator of the driver, which takes the driver's place in the whole process.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -1,255 +1,26 @@
-//! A kind of device that no crate of the project knows: a `Device` and a `Queue` in this file, under DLPack's number for ROCm.
-//! The kind passes the conformance suite and every form of exchange. Nothing else of the project names the kind.
+//! A kind of device that no crate of the project knows (`tests/kinds/another`). The kind passes the conformance suite and every form of
+//! exchange, and enters the device table. `tests/kinds/test_another_kind.py` has the same of Python.
 
-use std::alloc::{Layout as Block, alloc, dealloc};
-use std::any::Any;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
 
 use estafette::bindings;
 use estafette::devices::conformance::{Blocked, Harness, Skip, run};
-use estafette::devices::{
-    Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Order, Queue,
-    QueueClock, QueueId, Subscriber, Timeline, Watch,
-};
+use estafette::devices::{Allocation, DLDevice, Device, DeviceError, Queue, table};
 use estafette::exchange::flush_deleters;
 use estafette::{Access, DType, Engine, ExportOptions, Produced, Tensor};
 use futures::executor::block_on;
 use tests::ops::{tensor, until};
 use tests::watchdog::Watchdog;
 
-const ID: DLDevice = DLDevice::new(DeviceType::ROCM, 0);
+#[path = "../../kinds/another/backend.rs"]
+mod backend;
+#[path = "../../kinds/another/device.rs"]
+mod device;
 
-type Work = Box<dyn FnOnce() + Send>;
-
-/// A device whose queues are threads and whose memory the host must not touch.
-#[derive(Debug)]
-struct Accelerator {
-    default_queue: Arc<Stream>,
-    records_fail: Arc<AtomicBool>,
-    freed: Arc<AtomicUsize>,
-    hold: Arc<Hold>,
-}
-
-/// Holds copies up.
-#[derive(Debug, Default)]
-struct Hold {
-    is_on: AtomicBool,
-    /// A copy waits.
-    is_met: AtomicBool,
-}
-
-impl Hold {
-    fn meet(&self) {
-        while self.is_on.load(Ordering::SeqCst) {
-            self.is_met.store(true, Ordering::SeqCst);
-            std::thread::yield_now();
-        }
-    }
-}
-
-/// An in-order queue: a thread that runs what is sent.
-#[derive(Debug)]
-struct Stream {
-    progress: Arc<Progress>,
-    submitted: Mutex<Submitted>,
-    records_fail: Arc<AtomicBool>,
-}
-
-#[derive(Debug)]
-struct Submitted {
-    work: Sender<Work>,
-    count: u64,
-    clock: QueueClock,
-}
-
-/// Number of pieces of work of a queue that have completed.
-#[derive(Debug)]
-struct Progress {
-    queue: QueueId,
-    completed: AtomicU64,
-}
-
-impl Accelerator {
-    fn new() -> Arc<Self> {
-        let records_fail = Arc::<AtomicBool>::default();
-        let default_queue = Stream::new(Arc::clone(&records_fail));
-        Arc::new(Self { default_queue, records_fail, freed: Arc::default(), hold: Arc::default() })
-    }
-}
-
-impl Stream {
-    fn new(records_fail: Arc<AtomicBool>) -> Arc<Self> {
-        let (work, jobs) = channel::<Work>();
-        let queue = QueueId::next();
-        let progress = Arc::new(Progress { queue, completed: AtomicU64::new(0) });
-        let thread = Arc::clone(&progress);
-        std::thread::spawn(move || {
-            for job in jobs {
-                job();
-                thread.completed.fetch_add(1, Ordering::Release);
-            }
-        });
-        let submitted = Submitted { work, count: 0, clock: QueueClock::new(queue, true) };
-        Arc::new(Self { progress, submitted: Mutex::new(submitted), records_fail })
-    }
-
-    fn of(queue: &dyn Queue) -> Result<&Self, DeviceError> {
-        queue.as_any().downcast_ref().ok_or_else(|| {
-            DeviceError::new(DeviceErrorKind::Invalid, format!("{} is no queue of {ID}", queue.id()))
-        })
-    }
-
-    fn submit(&self, work: impl FnOnce() + Send + 'static) {
-        self.submitted.lock().unwrap().submit(Box::new(work));
-    }
-}
-
-impl Submitted {
-    fn submit(&mut self, work: Work) {
-        self.work.send(work).unwrap();
-        self.count += 1;
-    }
-}
-
-impl Device for Accelerator {
-    fn id(&self) -> DLDevice {
-        ID
-    }
-
-    fn name(&self) -> &str {
-        "another kind"
-    }
-
-    fn host_accessible(&self) -> bool {
-        false
-    }
-
-    fn default_queue(&self) -> Arc<dyn Queue> {
-        self.default_queue.clone()
-    }
-
-    fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError> {
-        Ok(Stream::new(Arc::clone(&self.records_fail)))
-    }
-
-    fn barrier(&self) -> Result<Fence, DeviceError> {
-        self.default_queue.record()
-    }
-
-    fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        let impossible = |what: &str| DeviceError::new(DeviceErrorKind::OutOfMemory, what.to_owned());
-        if bytes > 1 << 40 {
-            return Err(impossible("more than the device has"));
-        }
-        let block = Block::from_size_align(bytes.max(1), align)
-            .and_then(|block| block.align_to(64))
-            .map_err(|error| DeviceError::new(DeviceErrorKind::Invalid, error.to_string()))?;
-        // SAFETY: the block has at least one byte.
-        let memory = NonNull::new(unsafe { alloc(block) }).ok_or_else(|| impossible("out of memory"))?;
-        let freed = Arc::clone(&self.freed);
-        let free = move |at: NonNull<u8>, _| {
-            freed.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: as it was allocated, and once.
-            unsafe { dealloc(at.as_ptr(), block) }
-        };
-        // SAFETY: fresh memory, which `free` frees.
-        Ok(unsafe { Allocation::from_raw(memory, bytes, ID, free) })
-    }
-
-    unsafe fn copy(
-        &self,
-        queue: &dyn Queue,
-        src: *const u8,
-        dst: *mut u8,
-        bytes: usize,
-    ) -> Result<(), DeviceError> {
-        let (src, dst) = (src.expose_provenance(), dst.expose_provenance());
-        let hold = Arc::clone(&self.hold);
-        Stream::of(queue)?.submit(move || {
-            hold.meet();
-            let from = std::ptr::with_exposed_provenance::<u8>(src);
-            // SAFETY: the caller keeps both ranges, which do not overlap, until the copy is done.
-            unsafe { from.copy_to(std::ptr::with_exposed_provenance_mut(dst), bytes) }
-        });
-        Ok(())
-    }
-}
-
-impl Queue for Stream {
-    fn id(&self) -> QueueId {
-        self.progress.queue
-    }
-
-    fn device(&self) -> DLDevice {
-        ID
-    }
-
-    fn in_order(&self) -> bool {
-        true
-    }
-
-    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
-        if let Some(outcome) = fence.state().outcome() {
-            return outcome.map(|()| Order::Nothing);
-        }
-        let mut submitted = self.submitted.lock().unwrap();
-        if submitted.clock.covers(fence) {
-            return Ok(Order::Nothing);
-        }
-        let own = fence.as_point().filter(|(timeline, _)| (&***timeline as &dyn Any).is::<Progress>());
-        let Some((timeline, sequence)) = own else { return Ok(Order::Host) };
-        let timeline = Arc::clone(timeline);
-        submitted.submit(Box::new(move || {
-            while timeline.completed() < sequence {
-                std::thread::yield_now();
-            }
-        }));
-        submitted.clock.note_wait(fence);
-        Ok(Order::Device)
-    }
-
-    fn record(&self) -> Result<Fence, DeviceError> {
-        if self.records_fail.load(Ordering::Relaxed) {
-            return Err(DeviceError::new(DeviceErrorKind::Fault, "no record today"));
-        }
-        let submitted = self.submitted.lock().unwrap();
-        let seen: Clock = submitted.clock.snapshot();
-        Ok(Fence::point(Arc::clone(&self.progress) as _, submitted.count, seen))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl Timeline for Progress {
-    fn queue(&self) -> QueueId {
-        self.queue
-    }
-
-    fn device(&self) -> DLDevice {
-        ID
-    }
-
-    fn completed(&self) -> u64 {
-        self.completed.load(Ordering::Acquire)
-    }
-
-    fn failure(&self) -> Option<DeviceError> {
-        None
-    }
-
-    fn poll(&self) -> u64 {
-        self.completed()
-    }
-
-    fn watch(&self, sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
-        if self.completed() >= sequence { Watch::Settled(Ok(())) } else { Watch::MustPoll }
-    }
-}
+use backend::Another;
+use device::{Accelerator, ID, Stream};
 
 struct Suite;
 
@@ -337,6 +108,21 @@ fn a_kind_that_nothing_else_knows_is_exchanged_leased_copied_and_computed_on() {
     drop((x, y, host));
     assert!(flush_deleters(std::time::Duration::from_secs(10)));
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_kind_of_another_crate_enters_the_device_table_and_engines_find_it_there() {
+    table::add(&Another);
+    table::add(&Another);
+    let entries = table::entries_of(ID.device_type);
+    assert_eq!(entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [ID]);
+    let all = table::entries();
+    assert_eq!(all.iter().filter(|entry| entry.id == ID).count(), 1, "added once");
+    assert!(table::resolve(DLDevice::new(ID.device_type, 1)).is_err());
+
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let there = engine.copy(&tensor(&engine, 3.0), ID).unwrap();
+    assert_eq!(engine.copy(&there, DLDevice::CPU).unwrap().to_vec::<f32>().unwrap(), [3.0]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use estafette::{
     Access, Completion, DType, Engine, ExportOptions, ImportOptions, Layout, ManagedTensor, Tensor,
 };
 use tests::foreign::{Deleted, Memory, tensor};
-use tests::ops::{engine, set};
+use tests::ops::{engine, like, set};
 use tests::watchdog::Watchdog;
 
 /// Long enough for everything that is on its way to the reaper.
@@ -194,8 +194,11 @@ fn a_produced_tensor_gives_its_memory_back_once_whether_it_was_taken_copied_or_r
     deleted.settle_at(1);
     // Refused: it is not what was declared.
     let refused = deleted.clone();
-    let z =
-        engine.op("other").like(DType::F32, &[2]).produce(move |[]| Ok(tensor(&[1.0], &refused))).unwrap();
+    let z = engine
+        .op("other")
+        .result(like(DType::F32, &[2]))
+        .produce(move |[]| Ok(tensor(&[1.0], &refused)))
+        .unwrap();
     z.wait().unwrap_err();
     deleted.settle_at(2);
     // Never made: the operation was skipped, its body dropped.
@@ -326,7 +329,7 @@ fn a_result_that_is_refused_gives_its_memory_back_when_the_work_of_its_operation
         };
         let op = engine.op("other").on(&queue);
         let failed = if is_promised {
-            op.like(DType::F32, &[2]).produce_external(body).expect("accepted").wait().is_err()
+            op.result(like(DType::F32, &[2])).produce_external(body).expect("accepted").wait().is_err()
         } else {
             op.run_external(body).expect("accepted").wait().is_err()
         };

@@ -211,7 +211,7 @@ fn looks_that_show_no_failure_do_not_retrieve() {
     let (called, calls) = channel();
     let also = called.clone();
     bindings::tensor::on_end(&x, move |_| called.send(()).unwrap());
-    op.on_done(move || also.send(()).unwrap());
+    bindings::operation::on_end(&op, move |_| also.send(()).unwrap());
     gate.begun().complete(Ok(()));
     engine.wait_all(None).unwrap();
     calls.recv().unwrap();

@@ -9,7 +9,7 @@ use estafette::{Access, Engine, Error, ExportOptions, Tensor};
 use tests::dice::{Dice, few_examples, from_environment};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::engine;
+use tests::ops::{alias_of, engine};
 use tests::watchdog::Watchdog;
 
 /// A tensor, and the elements of the memory that it lies on.
@@ -77,7 +77,7 @@ fn a_promised_alias_is_found_among_many_operands() {
     let watchdog = Watchdog::of(&engine);
     let (others, x, gate) = (disjoint(&engine, 40), disjoint(&engine, 1).remove(0), engine.var());
     let held = Gate::on_variable(&engine, &gate);
-    let view = engine.op("view").reads([&x]).reads_vars(&[&gate]).alias_of(&[&x]);
+    let view = engine.op("view").reads([&x]).reads_vars(&[&gate]).result(alias_of(&[&x]));
     let promised = view.produce::<_, Tensor>(|[_x]| Err("nothing comes of it".into())).unwrap();
     let run = |reads: &[&Tensor], writes: &[&Tensor]| {
         let of = |some: &[&Tensor]| some.iter().map(|tensor| (*tensor).clone()).collect::<Vec<_>>();

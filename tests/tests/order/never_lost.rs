@@ -12,7 +12,7 @@ use estafette::exchange::flush_deleters;
 use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Produced, Tensor};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{engine, read, set, tensor, waits};
+use tests::ops::{alias_of, engine, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 /// The time in which a test looks for an event that comes too early. On a slow machine the test may miss one.
@@ -179,7 +179,7 @@ fn a_tensor_derived_from_a_view_that_became_an_alias_is_ordered_with_the_owner()
     let result = engine
         .op("aliases")
         .reads([&t])
-        .alias_of(&[&t])
+        .result(alias_of(&[&t]))
         .produce_external(move |completion: Completion| {
             let scope = completion.scope().clone();
             let export = || scope.export(&own, &ExportOptions::from(Access::Read)).unwrap();
@@ -232,7 +232,7 @@ fn a_promised_alias_of_a_part_beside_a_write_of_the_whole_is_refused_after_a_col
     let gate = engine.var();
     let closed = Gate::on_variable(&engine, &gate);
     let view = memory.clone();
-    let produced = engine.op("view").reads([&parts[3]]).reads_vars(&[&gate]).alias_of(&[&parts[3]]);
+    let produced = engine.op("view").reads([&parts[3]]).reads_vars(&[&gate]).result(alias_of(&[&parts[3]]));
     let produced =
         produced.produce(move |[_part]| Ok(Produced::from(view.tensor(6, 2, &Deleted::default()))));
     let produced = produced.unwrap();

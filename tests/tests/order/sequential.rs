@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 
-use estafette::{DType, Engine, Variable};
+use estafette::{DType, Engine, Variable, bindings};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -115,13 +115,11 @@ fn a_long_chain_does_not_starve_what_is_ready_beside_it() {
     let chain = 20_000;
     // Two threads would run both side by side, and one may lose the processor for as long as the chain lasts.
     for _ in 0..chain {
-        engine.op("link").worker_only().updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
+        bindings::operation::worker_only(engine.op("link")).updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
     }
     let before = Arc::new(AtomicUsize::new(0));
     let (seen, counted) = (x.clone(), Arc::clone(&before));
-    engine
-        .op("beside")
-        .worker_only()
+    bindings::operation::worker_only(engine.op("beside"))
         .updates([&y])
         .run(move |[], [], [_y]| {
             counted.store(seen.version() as usize, Ordering::SeqCst);
@@ -197,20 +195,19 @@ fn order_of(priorities: &[i32]) -> Vec<i32> {
     let order = Arc::new(Mutex::new(Vec::new()));
     for &priority in priorities {
         let order = Arc::clone(&order);
-        let op = engine.op("prioritized").worker_only().reads_vars(&[&gate]).priority(priority).run(
-            move |[], []| {
+        let op = bindings::operation::worker_only(engine.op("prioritized"))
+            .reads_vars(&[&gate])
+            .priority(priority)
+            .run(move |[], []| {
                 order.lock().unwrap().push(priority);
                 Ok(())
-            },
-        );
+            });
         drop(op.unwrap());
     }
     // The worker itself opens the gate, so that nothing begins before everything is ready.
     let (go, wait) = channel::<()>();
     let completion = shut.begun();
-    engine
-        .op("opener")
-        .worker_only()
+    bindings::operation::worker_only(engine.op("opener"))
         .priority(i32::MAX)
         .run(move |[], []| {
             wait.recv()?;
@@ -240,11 +237,16 @@ fn what_is_granted_together_starts_by_priority_also_on_the_worker_that_granted_i
     for _ in 0..50 {
         let (go, wait) = channel::<()>();
         let order = Arc::new(Mutex::new(Vec::new()));
-        engine.op("grants").worker_only().writes([&x]).run(move |[], [_x]| Ok(wait.recv()?)).unwrap();
+        bindings::operation::worker_only(engine.op("grants"))
+            .writes([&x])
+            .run(move |[], [_x]| Ok(wait.recv()?))
+            .unwrap();
         for priority in [0, 0, 7] {
             let order = Arc::clone(&order);
-            let op =
-                engine.op("granted").worker_only().reads([&x]).priority(priority).run(move |[_x], []| {
+            let op = bindings::operation::worker_only(engine.op("granted"))
+                .reads([&x])
+                .priority(priority)
+                .run(move |[_x], []| {
                     order.lock().unwrap().push(priority);
                     Ok(())
                 });

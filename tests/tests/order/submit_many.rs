@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use estafette::Engine;
+use estafette::{Engine, bindings};
 use tests::ops::{engine, tensor};
 use tests::watchdog::Watchdog;
 
@@ -43,7 +43,10 @@ fn a_wait_inside_wakes_the_workers_first() {
         std::thread::sleep(std::time::Duration::from_micros(300));
         engine.submit_many(|| {
             let x = tensor(&engine, 1.0);
-            engine.op("worker_only").worker_only().updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
+            bindings::operation::worker_only(engine.op("worker_only"))
+                .updates([&x])
+                .run(|[], [], [_x]| Ok(()))
+                .unwrap();
             x.wait().unwrap();
         });
     }

@@ -1,4 +1,4 @@
-//! SYCL devices, on the real runtime.
+//! SYCL devices, on the real runtime, which only the suite `sycl` has.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Contents of a trace of a run.
+//! What a trace says of a run. A recorder notes the whole process, so the tests have a binary of their own.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -173,7 +173,7 @@ fn wait_inside_of_a_body(engine: &Engine) {
     let [x, y] = [(); 2].map(|()| engine.zeros(&[1], DType::F32).unwrap());
     let inner = engine.clone();
     let outer = engine.op("outer").writes([&x]).run(move |[], [_x]| {
-        let inner = inner.op("inner").worker_only().writes([&y]).run(|[], [_y]| Ok(()));
+        let inner = bindings::operation::worker_only(inner.op("inner")).writes([&y]).run(|[], [_y]| Ok(()));
         Ok(inner?.wait()?)
     });
     outer.unwrap().wait().unwrap();

@@ -404,7 +404,7 @@ fn a_wait_for_an_operation_is_noted_in_each_of_its_forms() {
     assert!((&mut awaited).now_or_never().is_none());
     clock.set(20);
     let (called, is_called) = mpsc::channel();
-    slow.on_done(move || called.send(()).unwrap());
+    bindings::operation::on_end(&slow, move |_| called.send(()).unwrap());
     // As a fence it is for another scheduler.
     let fence = slow.fence();
     clock.set(30);
@@ -459,7 +459,11 @@ fn a_wait_for_room_is_for_an_operation_of_its_own_engine() {
 fn an_asynchronous_body_lacks_a_worker_of_its_own_engine_beside_another_one() {
     let (clock, recorder, _alone) = open();
     let [engine, other] = [(); 2].map(|()| Engine::builder().workers(1).build().unwrap());
-    other.op("of the other engine").worker_only().run(|[], []| Ok(())).unwrap().wait().unwrap();
+    bindings::operation::worker_only(other.op("of the other engine"))
+        .run(|[], []| Ok(()))
+        .unwrap()
+        .wait()
+        .unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();
     let ((begun, has_begun), (resume, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
     let busy = engine.op("busy").run(move |[], []| {
@@ -494,7 +498,8 @@ fn a_worker_that_runs_something_older_is_not_one_that_sleeps() {
     has_begun.recv().unwrap();
     drop(alone);
     let (clock, recorder, _alone) = open();
-    let op = engine.op("behind").worker_only().writes([&y]).run(|[], [_]| Ok(())).unwrap();
+    let op =
+        bindings::operation::worker_only(engine.op("behind")).writes([&y]).run(|[], [_]| Ok(())).unwrap();
     clock.set(50_000_000);
     drop(resume);
     older.unwrap().wait().unwrap();

@@ -327,7 +327,10 @@ fn operations_that_need_a_lock_of_their_own_world_are_not_run_by_waiting_threads
     let (go, wait) = channel::<()>();
     engine.op("busy").run(move |[], []| Ok(wait.recv()?)).unwrap();
     let (worker_only, helped) = (me(&said), me(&said));
-    engine.op("worker_only").worker_only().writes([&x]).run(move |[], [_x]| Ok(worker_only()?)).unwrap();
+    bindings::operation::worker_only(engine.op("worker_only"))
+        .writes([&x])
+        .run(move |[], [_x]| Ok(worker_only()?))
+        .unwrap();
     let timeout = x.wait_timeout(Duration::from_millis(50)).unwrap_err();
     assert!(matches!(timeout, Error::Timeout(_)), "{timeout:?}");
     assert!(heard.try_recv().is_err());
@@ -349,7 +352,7 @@ fn a_full_window_does_not_run_such_operations_either() {
     // A helped operation grants one that must not be helped.
     for _ in 0..200 {
         add(&engine, &x, 1.0);
-        let op = engine.op("worker_only").worker_only().updates([&x]);
+        let op = bindings::operation::worker_only(engine.op("worker_only")).updates([&x]);
         op.run(
             move |[], [], [_x]| if std::thread::current().id() == me { Err("helped".into()) } else { Ok(()) },
         )
@@ -361,7 +364,8 @@ fn a_full_window_does_not_run_such_operations_either() {
 
 /// Waits inside waits: an operation that makes the next one and waits for it, `depth` times.
 fn nest(engine: &Engine, depth: usize, worker_only: bool) -> Tensor {
-    let op = if worker_only { engine.op("nest").worker_only() } else { engine.op("nest") };
+    let op =
+        if worker_only { bindings::operation::worker_only(engine.op("nest")) } else { engine.op("nest") };
     let inner = engine.clone();
     op.produce(move |[]| {
         let below = if depth == 0 { 0.0 } else { nest(&inner, depth - 1, worker_only).to_vec::<f32>()?[0] };
@@ -414,8 +418,8 @@ fn a_wait_for_itself_is_an_error() {
                 myself.wait().unwrap_err(),
                 block_on(myself.clone()).unwrap_err(),
             ];
-            // A callback at the end waits for nothing.
-            myself.on_done(|| ());
+            // What is called at the end waits for nothing.
+            bindings::operation::on_end(&myself, |_| ());
             said.send(errors)?;
             Ok(())
         });
@@ -605,7 +609,7 @@ fn an_operation_has_released_its_permit_when_its_waiters_wake() {
     let watchdog = Watchdog::of(&engine);
     let gate = Gate::on_variable(&engine, &engine.var());
     let (op, own, (said, heard)) = (gate.op().clone(), engine.clone(), channel());
-    op.on_done(move || said.send(own.stats().in_flight).unwrap());
+    bindings::operation::on_end(&op, move |_| said.send(own.stats().in_flight).unwrap());
     gate.open();
     assert_eq!(heard.recv().unwrap(), 0);
     assert!(watchdog.still_watches());

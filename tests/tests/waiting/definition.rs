@@ -6,14 +6,14 @@ use std::sync::mpsc::channel;
 
 use estafette::bindings;
 use estafette::devices::host;
-use estafette::operation::Copying;
+use estafette::operation::{Copying, ResultOptions};
 use estafette::tensor::TensorState;
 use estafette::{Access, DType, Engine, Error, ExportOptions, FailureKind, ManagedTensor, Produced, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{add, engine, fail, get, read, set, tensor, until, waits};
+use tests::ops::{add, alias_of, engine, fail, get, like, look, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 /// A tensor over part of `memory`.
@@ -53,7 +53,8 @@ fn a_produced_result_that_overlaps_is_a_conflict_when_copying_is_off() {
     let (memory, deleted) = (Memory::of(&[1.0, 2.0, 3.0]), Deleted::default());
     let x = import(&engine, &memory, 0, 3, &deleted);
     let (inside, counted) = (memory.clone(), deleted.clone());
-    let op = engine.op("x[1:]").reads([&x]).copying(Copying::Refused);
+    let refused = ResultOptions { copying: Copying::Refused, ..ResultOptions::default() };
+    let op = engine.op("x[1:]").reads([&x]).result(refused);
     let view = op.produce(move |[_x]| Ok(inside.tensor(1, 2, &counted))).unwrap();
     let error = view.wait().unwrap_err();
     let cause = error.operation().unwrap();
@@ -62,7 +63,7 @@ fn a_produced_result_that_overlaps_is_a_conflict_when_copying_is_off() {
     assert!(matches!(view.shape(), Err(Error::NotDefined(_))));
     deleted.settle_at(1);
     // Memory of its own is not a conflict.
-    let own = engine.op("copy").reads([&x]).copying(Copying::Refused);
+    let own = engine.op("copy").reads([&x]).result(refused);
     let own = own.produce(|[x]| Ok(Produced::from_vec(x.to_vec::<f32>()?, &[3])?)).unwrap();
     assert_eq!(own.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
     assert!(watchdog.still_watches());
@@ -77,6 +78,7 @@ fn the_memory_of_a_result_that_is_copied_is_not_written_until_the_copy_is_made()
         |engine, managed| unsafe { engine.import(managed) }.expect("a good tensor").into(),
     ];
     for copying in [Copying::Allowed, Copying::Always] {
+        let options = ResultOptions { copying, ..ResultOptions::default() };
         for result in results {
             let engine = engine(2);
             let watchdog = Watchdog::of(&engine);
@@ -85,7 +87,7 @@ fn the_memory_of_a_result_that_is_copied_is_not_written_until_the_copy_is_made()
             let (completer, content) = host::promise("the content");
             let (own, counted) = (engine.clone(), deleted.clone());
             // The operation does not say that it uses the memory.
-            let view = engine.op("x[1:]").copying(copying).produce_external(move |end| {
+            let view = engine.op("x[1:]").result(options).produce_external(move |end| {
                 bindings::operation::produce_after(
                     end,
                     &content,
@@ -118,7 +120,8 @@ fn a_produced_result_declared_alias_of_a_tensor_is_ordered_with_it() {
     let (memory, deleted) = (Memory::of(&[1.0, 2.0, 3.0]), Deleted::default());
     let x = import(&engine, &memory, 0, 3, &deleted);
     let (inside, counted) = (memory.clone(), deleted.clone());
-    let op = engine.op("x[1:]").reads([&x]).alias_of(&[&x]).copying(Copying::Refused);
+    let op =
+        engine.op("x[1:]").reads([&x]).result(ResultOptions { copying: Copying::Refused, ..alias_of(&[&x]) });
     let view = op.produce(move |[_x]| Ok(inside.tensor(1, 2, &counted))).unwrap();
     // Ordered from the submission on, in both directions.
     set(&engine, &x, 5.0);
@@ -141,7 +144,7 @@ fn a_write_beside_a_promised_alias_of_the_same_tensor_is_refused() {
     let shut = Gate::on_variable(&engine, &gate);
     let (memory, deleted) = (Memory::of(&[1.0, 2.0]), Deleted::default());
     let x = import(&engine, &memory, 0, 2, &deleted);
-    let view = engine.op("x[1:]").reads([&x]).reads_vars(&[&gate]).alias_of(&[&x]);
+    let view = engine.op("x[1:]").reads([&x]).reads_vars(&[&gate]).result(alias_of(&[&x]));
     let view = view.produce(move |[_x]| Ok(memory.tensor(1, 1, &deleted))).unwrap();
     assert!(!bindings::tensor::is_defined(&view));
     let refused = engine.op("both").reads([&x]).writes([&view]).run(|[_x], [_view]| Ok(())).unwrap_err();
@@ -272,7 +275,7 @@ fn attributes_of_an_undefined_tensor_are_not_defined_unless_like_declares_them()
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (go, wait) = channel::<()>();
-    let (late, like) = (engine.op("late"), engine.op("like").like(DType::F32, &[2, 1]));
+    let (late, like) = (engine.op("late"), engine.op("like").result(like(DType::F32, &[2, 1])));
     let late = late.produce(move |[]| {
         wait.recv()?;
         Ok(Produced::from_vec(vec![1.0_f32], &[1])?)
@@ -304,7 +307,7 @@ fn a_result_that_is_not_what_like_declared_fails_the_operation() {
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
     let counted = deleted.clone();
-    let op = engine.op("liar").like(DType::F32, &[3]);
+    let op = engine.op("liar").result(like(DType::F32, &[3]));
     let liar = op.produce(move |[]| Ok(tests::foreign::tensor(&[1.0, 2.0], &counted))).unwrap();
     let error = liar.wait().unwrap_err();
     assert_eq!(error.operation().unwrap().kind(), FailureKind::Result);
@@ -500,7 +503,10 @@ fn a_result_may_be_declared_alias_of_a_tensor_that_was_collapsed() {
     let whole = import(&engine, &memory, 0, MANY, &deleted);
     for of in [&parts[3], &whole] {
         let (inside, counted) = (memory.clone(), deleted.clone());
-        let view = engine.op("view").reads([of]).alias_of(&[of]).copying(Copying::Refused);
+        let view = engine
+            .op("view")
+            .reads([of])
+            .result(ResultOptions { copying: Copying::Refused, ..alias_of(&[of]) });
         let view = view.produce(move |[_x]| Ok::<ManagedTensor, _>(inside.tensor(3, 1, &counted))).unwrap();
         view.wait().unwrap();
         set(&engine, &parts[3], 1.0);

@@ -1,6 +1,6 @@
 //! Spans of bodies, as the SDK of OpenTelemetry gets them through `tracing-opentelemetry`.
 
-use estafette::{DType, Engine, trace};
+use estafette::{DType, Engine, bindings, trace};
 use opentelemetry::trace::{SpanContext, SpanId, TracerProvider as _};
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
 use tests::ops::{exclusive, until};
@@ -26,9 +26,13 @@ fn the_span_of_a_body_on_a_worker_links_to_the_span_that_submitted_it() {
         let t = engine.zeros(&[1], DType::F32).unwrap();
         for request in [tracing::info_span!("first request"), tracing::info_span!("second request")] {
             let _entered = request.entered();
-            engine.op("write").writes([&t]).worker_only().run(|[], [_t]| Ok(())).unwrap();
+            bindings::operation::worker_only(engine.op("write").writes([&t])).run(|[], [_t]| Ok(())).unwrap();
         }
-        engine.op("outside").writes([&t]).worker_only().run(|[], [_t]| Ok(())).unwrap().wait().unwrap();
+        bindings::operation::worker_only(engine.op("outside").writes([&t]))
+            .run(|[], [_t]| Ok(()))
+            .unwrap()
+            .wait()
+            .unwrap();
         trace::emit_events(false);
     });
     until("spans are closed", || exporter.get_finished_spans().unwrap().len() >= 5);

@@ -19,7 +19,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{add, engine, fail, get, read, set, tensor, until, waits};
+use tests::ops::{add, alias_of, engine, fail, get, like, look, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 fn gate(engine: &Engine, x: &Tensor) -> Gate {
@@ -328,7 +328,7 @@ fn a_result_is_a_tensor_at_once_and_has_memory_later() {
         .reads([&x])
         .produce(|[x]| Ok(Produced::from_vec(vec![x.as_slice::<f32>()?[0]; 4], &[2, 2])?));
     let y = y.unwrap();
-    let z = engine.op("sum").reads([&y]).like(DType::F32, &[1]).produce_future(|[y]| async move {
+    let z = engine.op("sum").reads([&y]).result(like(DType::F32, &[1])).produce_future(|[y]| async move {
         Ok(Produced::from_vec(vec![y.view().as_slice::<f32>()?.iter().sum::<f32>()], &[1])?)
     });
     let z = z.unwrap();
@@ -354,8 +354,11 @@ fn a_result_declared_an_alias_shares_memory_and_order_with_what_it_views() {
     // SAFETY: a fresh tensor that describes its own memory.
     let x = unsafe { engine.import(memory.tensor(0, 3, &deleted)) }.unwrap();
     let (view, count) = (memory.clone(), deleted.clone());
-    let tail =
-        engine.op("tail").reads([&x]).alias_of(&[&x]).produce(move |[_x]| Ok(view.tensor(1, 2, &count)));
+    let tail = engine
+        .op("tail")
+        .reads([&x])
+        .result(alias_of(&[&x]))
+        .produce(move |[_x]| Ok(view.tensor(1, 2, &count)));
     let tail = tail.unwrap();
     tail.wait().unwrap();
     assert_eq!(tail.data_ptr().unwrap(), memory.address().wrapping_add(1).cast_const().cast());

@@ -269,7 +269,8 @@ fn nest(
     worker_only: bool,
     timeout: Option<Duration>,
 ) -> Result<Tensor, Error> {
-    let op = if worker_only { engine.op("nest").worker_only() } else { engine.op("nest") };
+    let op =
+        if worker_only { bindings::operation::worker_only(engine.op("nest")) } else { engine.op("nest") };
     let inner = engine.clone();
     op.produce(move |[]| {
         let mut below = 0.0;

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 
-from . import _loops, _streams
+from . import _kinds, _loops, _streams
 from ._estafette import Exporter, Tensor
 
 # Operation of the calling code. A context variable and not a thread-local: it follows an asynchronous
@@ -100,12 +100,13 @@ def was_sent(error, raised_at):
 
 
 def run_on_stream(call, using, place, kept):
-    """Makes `call` with the stream of `place`, a handle and the number of its device, as the current one of the libraries.
+    """Makes `call` with the stream of `place`, the module of its kind, a handle and the number of its device, as the current one of the libraries.
 
     kept: a list for what a graph needs that is recorded from the function; None if none is recorded.
     """
-    handle, device = place
-    with _streams.entered(handle, device, using, kept):
+    module, handle, device = place
+    kind = _kinds.named(module)
+    with _streams.entered(kind.stream(handle, device), kind.streams, using, kept):
         return call()
 
 

@@ -11,6 +11,7 @@ import numbers
 import operator
 import sys
 
+from . import _kinds
 from ._estafette import Tensor, Variable
 
 
@@ -103,7 +104,7 @@ def _is_written(value):
     return isinstance(value, Tensor)
 
 
-_ARRAYS = "__dlpack__", "__array_interface__", "__cuda_array_interface__", "__sycl_usm_array_interface__"
+_ARRAYS = "__dlpack__", "__array_interface__", *_kinds.arrays()
 
 
 def _is_array(value):

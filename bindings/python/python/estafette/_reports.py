@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ._estafette import _device_text
+
 
 class Device(NamedTuple):
     """The place of memory, in DLPack's numbers. Equal to a plain ``(type, id)`` tuple."""
@@ -15,7 +17,7 @@ class Device(NamedTuple):
     """Its number among those of that type."""
 
     def __str__(self) -> str:
-        return f"{_DEVICE_NAMES.get(self.type, f'device_type({self.type})')}:{self.id}"
+        return _device_text(self.type, self.id)
 
 
 class DeviceInfo(NamedTuple):
@@ -31,26 +33,6 @@ class DeviceInfo(NamedTuple):
     """The address of the native context that the number stands for; 0 for the host."""
     registrations: int
     """The number of times that the context is registered; 0 for what is there without."""
-
-
-_DEVICE_NAMES = {
-    1: "cpu",
-    2: "cuda",
-    3: "cuda_host",
-    4: "opencl",
-    7: "vulkan",
-    8: "metal",
-    9: "vpi",
-    10: "rocm",
-    11: "rocm_host",
-    12: "ext_dev",
-    13: "cuda_managed",
-    14: "oneapi",
-    15: "webgpu",
-    16: "hexagon",
-    17: "maia",
-    18: "trainium",
-}
 
 
 @dataclass(frozen=True)

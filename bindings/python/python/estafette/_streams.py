@@ -1,7 +1,8 @@
-"""The ways in which libraries learn the CUDA stream that a function uses.
+"""The ways in which libraries learn the stream that a function uses.
 
-What is known of them is data: a row per library, with its source. A library that the program has not imported has no current stream
-to set. Where the function itself imports one, that library works on its own stream, and the thread waits for it afterwards.
+What is known of them is data: a row per library, with its source, in the module of the kind of device (`_kinds`). A library that the program
+has not imported has no current stream to set. Where the function itself imports one, that library works on its own stream, and the thread
+waits for it afterwards.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A CUDA stream as others understand it: it has ``__cuda_stream__``. Good for as long as the operation runs."""
+    """A stream of a device: one of CUDA has ``__cuda_stream__``, by which others understand it. Good for as long as the operation runs."""
 
     __slots__ = ("_device_index", "_handle")
+
+    _family = "device"
 
     def __init__(self, handle: int, device_index: int) -> None:
         self._handle = handle
@@ -35,21 +38,18 @@ class Stream:
 
     @property
     def handle(self) -> int:
-        """The native handle, a ``cudaStream_t`` as a number."""
+        """The native handle as a number, of CUDA a ``cudaStream_t``."""
         return self._handle
 
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self._handle)
-
     def __repr__(self) -> str:
-        return f"<estafette.Stream {self._handle:#x} of cuda:{self._device_index}>"
+        return f"<estafette.Stream {self._handle:#x} of {self._family}:{self._device_index}>"
 
 
 _current: contextvars.ContextVar[Stream | None] = contextvars.ContextVar("estafette.stream", default=None)
 
 
 def current_stream() -> Stream | None:
-    """The CUDA stream of the operation whose function is running, with ``on=``; None elsewhere.
+    """The stream of the operation whose function is running, with ``on=``; None elsewhere.
 
     For libraries that have no current stream to set, such as Numba, whose kernels are launched with one::
 
@@ -76,49 +76,6 @@ def hold_barriers() -> Iterator[None]:
         _hold_barriers(False)
 
 
-def _torch(torch: Any, handle: int, device: int) -> contextlib.AbstractContextManager[Any] | None:
-    if not torch.cuda.is_available():
-        return None
-    return torch.cuda.stream(torch.cuda.ExternalStream(handle, device=device))
-
-
-@contextlib.contextmanager
-def _cupy(cupy: Any, handle: int, device: int) -> Iterator[None]:
-    with cupy.cuda.Device(device):
-        # `ExternalStream` is deprecated where there is this one.
-        from_external = getattr(cupy.cuda.Stream, "from_external", None)
-        stream = from_external(Stream(handle, device)) if from_external else cupy.cuda.ExternalStream(handle, device)
-        with stream:
-            yield
-
-
-# Allocators with a cache give memory that a function has freed to the next one that asks. A graph goes on using it at every replay, and
-# its stream is one that the allocator knows nothing of.
-
-
-def _torch_recorded(torch: Any, device: int, kept: list[Any]) -> contextlib.AbstractContextManager[Any] | None:
-    if not torch.cuda.is_available():
-        return None
-    pool, use = getattr(torch.cuda, "MemPool", None), getattr(torch.cuda, "use_mem_pool", None)
-    if pool is None or use is None:
-        raise RuntimeError(
-            "program(graph=True): a function of PyTorch needs memory of its own, which PyTorch has since version 2.5 "
-            "(torch.cuda.use_mem_pool); record the program without graph=True"
-        )
-    kept.append(pool())
-    return use(kept[-1], device)
-
-
-def _cupy_recorded(cupy: Any, _device: int, _kept: list[Any]) -> contextlib.AbstractContextManager[Any]:
-    def refuse(size: int) -> Any:
-        raise RuntimeError(
-            f"program(graph=True): a function has asked CuPy for {size} bytes, which CuPy would give to others while every replay "
-            "uses them; declare the memory in `writes` and compute into it (`out=`), or record the program without graph=True"
-        )
-
-    return cupy.cuda.using_allocator(refuse)
-
-
 class Row:
     """The way in which one library learns the stream.
 
@@ -142,38 +99,6 @@ class Row:
         self.recorded, self.wait = recorded, wait
 
 
-ROWS: tuple[Row, ...] = (
-    Row(
-        "torch",
-        _torch,
-        "torch.cuda.stream(torch.cuda.ExternalStream(handle)), if it was built with CUDA",
-        "pytorch/pytorch: torch/cuda/streams.py (ExternalStream), torch/cuda/__init__.py (stream), torch/cuda/memory.py (use_mem_pool)",
-        _torch_recorded,
-        lambda torch: torch.cuda.current_stream().synchronize() if torch.cuda.is_available() else None,
-    ),
-    Row(
-        "cupy",
-        _cupy,
-        "cupy.cuda.Stream.from_external(stream) as a context; before CuPy 14 cupy.cuda.ExternalStream(handle)",
-        "cupy/cupy: cupy/cuda/stream.pyx (Stream.from_external, ExternalStream, __enter__), cupy/cuda/memory.pyx (using_allocator)",
-        _cupy_recorded,
-        lambda cupy: cupy.cuda.get_current_stream().synchronize(),
-    ),
-    Row(
-        "numba",
-        None,
-        "no current stream; launch with numba.cuda.external_stream(est.current_stream().handle)",
-        "numba/numba: numba/cuda/api.py (external_stream)",
-    ),
-    Row(
-        "jax",
-        None,
-        "no current stream; what goes in and comes out is joined by __dlpack__(stream=)",
-        "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py",
-    ),
-)
-
-
 def _imported(row: Row) -> Any | None:
     """The library, or None if the program has not imported it."""
     library = sys.modules.get(row.root)
@@ -185,11 +110,11 @@ def _imported(row: Row) -> Any | None:
     return library
 
 
-def _rows(using: Callable[..., Any] | None) -> list[Row]:
+def _rows(known: tuple[Row, ...], using: Callable[..., Any] | None) -> list[Row]:
     """The libraries to tell: that of `using`, or, where that says nothing, each that the program has imported."""
     root = (getattr(using, "__module__", None) or "").partition(".")[0]
-    named = [row for row in ROWS if row.root == root]
-    return named or [row for row in ROWS if row.root in sys.modules]
+    named = [row for row in known if row.root == root]
+    return named or [row for row in known if row.root in sys.modules]
 
 
 def _wait_for(rows: list[Row], recording: bool) -> None:
@@ -207,16 +132,19 @@ def _wait_for(rows: list[Row], recording: bool) -> None:
 
 
 @contextlib.contextmanager
-def entered(handle: int, device: int, using: Callable[..., Any] | None, kept: list[Any] | None) -> Iterator[None]:
-    """Runs the block with the stream as the current one of this thread, in Estafette and in the libraries that have one.
+def entered(
+    stream: Stream, libraries: tuple[Row, ...], using: Callable[..., Any] | None, kept: list[Any] | None
+) -> Iterator[None]:
+    """Runs the block with the stream as the current one of this thread, in Estafette and in those of the libraries that have one.
 
     kept: what a graph needs that is recorded from the block, instead of what an earlier attempt left there; None if none is recorded.
     """
     if kept is not None:
         kept.clear()
-    unknown = [row for row in ROWS if row.wait and row.root not in sys.modules]
+    handle, device = stream.handle, stream.device_index
+    unknown = [row for row in libraries if row.wait and row.root not in sys.modules]
     with contextlib.ExitStack() as stack:
-        for row in _rows(using):
+        for row in _rows(libraries, using):
             library = _imported(row)
             if library is None:
                 continue
@@ -226,7 +154,7 @@ def entered(handle: int, device: int, using: Callable[..., Any] | None, kept: li
             for context in contexts:
                 if context is not None:
                     stack.enter_context(context)
-        token = _current.set(Stream(handle, device))
+        token = _current.set(stream)
         try:
             yield
         finally:

@@ -101,8 +101,8 @@ impl PyProgram {
             .reads(&operands.reads)
             .writes(&operands.writes)
             .reads_vars(&reads)
-            .writes_vars(&writes)
-            .worker_only();
+            .writes_vars(&writes);
+        node = bindings::operation::worker_only(node);
         if let Some(queue) = &queue {
             node = node.on(queue);
         }

@@ -251,8 +251,7 @@ fn through_protocol(
     }
     // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
     let import_stream = goal.map(|goal| kinds::import_stream(py, goal)).transpose()?.flatten();
-    let is_named =
-        peer.streams_for_pinned || goal.is_none_or(|goal| goal.device_type != DeviceType::CUDA_HOST);
+    let is_named = peer.streams_for_pinned || goal.is_none_or(|goal| !kinds::of(goal).passes_for_host(goal));
     let stream = import_stream.as_ref().filter(|_| is_named).map(ImportStream::stream);
     let (answer, heeded) = {
         // A producer may want its device to be the current one of the thread.

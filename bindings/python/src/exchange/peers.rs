@@ -1,4 +1,4 @@
-//! Facts about other libraries: one table, a row for each, with the source of what it says.
+//! Facts about other libraries: a row for each, with the source of what it says. Libraries of one kind of device have theirs with the kind.
 //!
 //! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands
 //! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
@@ -14,6 +14,7 @@ use crate::exchange::numpy_array;
 use crate::exchange::peer_table::{self, PeerTable};
 use crate::interpreter::fastcall;
 use crate::interpreter::once::{PyOnce, intern};
+use crate::kinds;
 
 /// A producer's treatment of a consumer's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +133,7 @@ impl Unsaid {
 }
 
 /// A library of which nothing is known, as the specification has it and in doubt cautious.
-const UNKNOWN: Peer = Peer {
+pub const UNKNOWN: Peer = Peer {
     root: "",
     legacy_writable: false,
     immutable: false,
@@ -175,8 +176,8 @@ const JAX: Peer = Peer {
 static UNSAID_BY_TORCH: [Unsaid; 3] =
     [Unsaid::attribute("requires_grad"), Unsaid::method("is_conj"), Unsaid::method("is_neg")];
 
-/// Every library that we know something of.
-pub static PEERS: &[Peer] = &[
+/// Libraries that are not of one kind of device. Those are in the folder of the kind.
+static PEERS: &[Peer] = &[
     Peer {
         root: "numpy",
         // It refuses to make a legacy struct of a read-only array.
@@ -202,14 +203,6 @@ pub static PEERS: &[Peer] = &[
         inline_deleter: true,
         unsaid: &UNSAID_BY_TORCH,
         source: "pytorch/pytorch: torch/_tensor.py, torch/utils/dlpack.py, torch/csrc/Module.cpp; #163242, #188554",
-        ..UNKNOWN
-    },
-    Peer {
-        root: "cupy",
-        legacy_writable: true,
-        honours_read_only: false,
-        current_stream: Some(("cupy.cuda", "get_current_stream")),
-        source: "cupy/cupy: cupy/_core/core.pyx, cupy/_core/dlpack.pyx, cupy/cuda/stream.pyx",
         ..UNKNOWN
     },
     Peer {
@@ -249,42 +242,6 @@ pub static PEERS: &[Peer] = &[
         stream: Stream::Ignored,
         omitted: Omitted::HostWait,
         source: "apache/mxnet#12047, #20546; apache/mxnet#12823 for what the wait covers",
-        ..UNKNOWN
-    },
-    Peer {
-        root: "dpnp",
-        legacy_writable: true,
-        // Its streams are SYCL queues, of which it passes none when it imports (data-apis/array-api#829).
-        omitted: Omitted::NoSync,
-        source: "IntelPython/dpnp: dpnp/tensor/_dlpack.pyx; data-apis/array-api#829",
-        ..UNKNOWN
-    },
-    Peer {
-        root: "dpctl",
-        legacy_writable: true,
-        omitted: Omitted::NoSync,
-        source: "IntelPython/dpctl: dpctl/tensor/_dlpack.pyx, up to 0.21",
-        ..UNKNOWN
-    },
-    Peer {
-        root: "cuda",
-        // Buffers and views take the argument and leave the order to the program.
-        stream: Stream::Ignored,
-        omitted: Omitted::NoSync,
-        null_is_default: false,
-        source: "NVIDIA/cuda-python: cuda_core/cuda/core/_memoryview.pyx, _memory/_buffer.pyx (__dlpack__); NVIDIA/cuda-python#1630",
-        ..UNKNOWN
-    },
-    Peer {
-        root: "numba",
-        honours_read_only: false,
-        omitted: Omitted::NoSync,
-        // An array names a stream only if it was bound to one, and 0 if that is the default stream; kernels go there unless
-        // another one is named, so either may be under way.
-        unnamed_is_default: true,
-        // Managed and mapped arrays are NumPy's, with an interface of Numba's.
-        interface_first: true,
-        source: "NVIDIA/numba-cuda: numba_cuda/numba/cuda/cudadrv/devicearray.py (__cuda_array_interface__, ManagedNDArray), driver.py (Stream)",
         ..UNKNOWN
     },
     Peer {
@@ -346,7 +303,12 @@ pub static PEERS: &[Peer] = &[
 /// The row for a module, by the first part of its name.
 pub fn of_module(module: &str) -> Option<&'static Peer> {
     let root = module.split('.').next().unwrap_or(module);
-    PEERS.iter().find(|peer| peer.root == root)
+    every().find(|peer| peer.root == root)
+}
+
+/// Every library that we know something of.
+fn every() -> impl Iterator<Item = &'static Peer> {
+    PEERS.iter().chain(kinds::peers())
 }
 
 /// Facts about a type whose instances we are given.
@@ -450,7 +412,7 @@ pub fn refuse_unsaid(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<()> {
 #[pyfunction]
 pub fn peers(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     let class = import_module(py, "estafette._reports")?.getattr("Peer")?;
-    let rows = PEERS.iter().map(|peer| {
+    let rows = every().map(|peer| {
         class.call1((
             peer.root,
             peer.legacy_writable,

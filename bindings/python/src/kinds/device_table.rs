@@ -28,6 +28,12 @@ pub fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     PyTuple::new(py, rows)
 }
 
+/// A device as messages name it: "cpu:0".
+#[pyfunction(name = "_device_text", signature = (device_type, device_id, /))]
+pub fn device_text(device_type: i32, device_id: i32) -> String {
+    DLDevice::new(DeviceType(device_type), device_id).to_string()
+}
+
 /// Gives a native context a number that can travel in DLPack: the `(type, id)` pair. `context` is a `dpctl.SyclContext`, or a
 /// pointer. The context must stay alive until `unregister_context`.
 #[pyfunction(signature = (context, /, *, device_type = 14))]
@@ -38,7 +44,9 @@ pub fn register_context(context: &Bound<'_, PyAny>, device_type: i32) -> PyResul
         Some(context) => context,
         None => {
             let address = context.extract::<usize>().map_err(|_| {
-                PyTypeError::new_err("a context is a dpctl.SyclContext or the address of a native context")
+                let names: Vec<_> = KINDS.iter().filter_map(|kind| kind.context_name()).collect();
+                let names = names.join(", a ");
+                PyTypeError::new_err(format!("a context is a {names} or the address of a native context"))
             })?;
             NonNull::new(ptr::with_exposed_provenance_mut(address))
                 .ok_or_else(|| PyValueError::new_err("the address of a context is not 0"))?

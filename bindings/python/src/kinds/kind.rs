@@ -19,6 +19,21 @@ pub trait Kind: Sync {
     /// True if queues of this kind use memory on `device`.
     fn covers(&self, device: DLDevice) -> bool;
 
+    /// The Python module with the rest of what is known of its libraries: a `KIND` of `estafette._kinds`.
+    fn module(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Libraries of this kind of device alone.
+    fn peers(&self) -> &'static [Peer] {
+        &[]
+    }
+
+    /// True if some producers take memory of `device` for the host's own, for which they want no stream.
+    fn passes_for_host(&self, _device: DLDevice) -> bool {
+        false
+    }
+
     /// Makes the driver findable, before a device is looked up.
     fn prepare(&self, _py: Python<'_>) -> PyResult<()> {
         Ok(())
@@ -102,7 +117,7 @@ pub trait Kind: Sync {
     }
 
     /// Handle and device of the stream that is made the libraries' current one on the thread while a function runs on `queue`.
-    /// `None` where libraries have no current stream: then a coroutine can run there too.
+    /// `None` where libraries have no current stream: then a coroutine can run there too. Else [`module`](Self::module) has its class.
     fn current_stream(&self, _queue: &dyn Queue) -> Option<(usize, i32)> {
         None
     }
@@ -133,6 +148,11 @@ pub trait Kind: Sync {
         _stream: Option<usize>,
     ) -> PyResult<FenceSet> {
         Ok(FenceSet::default())
+    }
+
+    /// The class of the objects that are native contexts, for an error.
+    fn context_name(&self) -> Option<&'static str> {
+        None
     }
 
     /// The native context that an object is, to be registered in the device table; `None` if it is none.

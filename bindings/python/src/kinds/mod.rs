@@ -2,13 +2,14 @@
 //!
 //! | part | what it has |
 //! |---|---|
+//! | `another` | A kind that tests have, as a proof that a folder is all that a kind needs |
 //! | `barriers` | Barriers over a device, held off while another library records a graph there |
 //! | `cuda` | CUDA's streams, and its array interface |
 //! | `device_table` | The device table: what has memory, and contexts of other libraries |
 //! | `kind` | Questions to one kind of device: [`Kind`] |
 //! | `sycl` | Queues of dpctl, arrays whose memory is USM, and their interface |
 //!
-//! A new kind is a folder here and a line in [`KINDS`]. What consumers write as `stream`:
+//! A new kind is a folder here, its `mod` and its entry in [`KINDS`]. What consumers write as `stream`:
 //!
 //! | memory | `None` | a stream |
 //! |---|---|---|
@@ -24,6 +25,9 @@
 //! Calls that may reach a driver are made without the Python lock: a driver may wait for a thread in a host function, which may want
 //! that lock.
 
+#[cfg(feature = "another-kind")]
+#[path = "../../../../tests/kinds/another/mod.rs"]
+mod another;
 pub(crate) mod barriers;
 pub(crate) mod cuda;
 pub(crate) mod device_table;
@@ -51,7 +55,12 @@ pub use crate::kinds::kind::Kind;
 use crate::kinds::kind::Opaque;
 
 /// The kinds that have queues, in the order in which they are asked about an object.
-static KINDS: &[&dyn Kind] = &[&cuda::Cuda, &sycl::Sycl];
+static KINDS: &[&dyn Kind] = &[
+    &cuda::Cuda,
+    &sycl::Sycl,
+    #[cfg(feature = "another-kind")]
+    &another::Another,
+];
 
 /// The kind whose queues use memory on `device`; one without queues for any other memory.
 pub fn of(device: DLDevice) -> &'static dyn Kind {
@@ -64,6 +73,17 @@ pub fn of(device: DLDevice) -> &'static dyn Kind {
 /// True if `device` has queues of its own, so that it is in the device table, allocates and copies.
 pub fn has_queues(device: DLDevice) -> bool {
     !device.device_type.is_host_readable() && KINDS.iter().any(|kind| kind.covers(device))
+}
+
+/// Libraries of one kind of device alone.
+pub fn peers() -> impl Iterator<Item = &'static Peer> {
+    KINDS.iter().flat_map(|kind| kind.peers())
+}
+
+/// The modules of `estafette._kinds` for the kinds that have one.
+#[pyfunction(name = "_kind_modules", signature = ())]
+pub fn kind_modules() -> Vec<&'static str> {
+    KINDS.iter().filter_map(|kind| kind.module()).collect()
 }
 
 /// The stream of a consumer that names none, for memory on `device`.

@@ -326,10 +326,11 @@ impl Parts {
         // A node of a graph is given another queue than it was recorded with.
         let queue = if self.on.is_some() { scope.queue() } else { None };
         let current = queue.as_ref().and_then(|queue| {
-            let current = kinds::of(queue.device()).current_stream(&**queue)?;
+            let kind = kinds::of(queue.device());
+            let (handle, device) = kind.current_stream(&**queue)?;
             // The function may enqueue there.
             guard::detach(py, || queue.native());
-            Some(current)
+            Some((kind.module(), handle, device))
         });
         let call = PlainCall {
             scope: Bound::new(py, OperationScope::new(scope))?.unbind(),

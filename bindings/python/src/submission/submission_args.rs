@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use estafette::bindings;
 use estafette::devices::Queue;
-use estafette::operation::{Copying, OpBuilder, Tensors};
+use estafette::operation::{self, Copying, OpBuilder, Tensors};
 use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyTypeError;
@@ -78,7 +78,7 @@ impl SubmissionArgs {
             .priority(self.priority);
         match &self.queue {
             // Work on a queue may wait for other work while it begins.
-            Some(queue) => builder.worker_only().on(queue),
+            Some(queue) => bindings::operation::worker_only(builder).on(queue),
             None => bindings::operation::needs_lock(builder),
         }
     }
@@ -93,15 +93,13 @@ impl SubmissionArgs {
 
     pub fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
         let alias_of: Vec<&Tensor> = self.alias_of.iter().collect();
-        let mut builder = self.describe(engine).alias_of(&alias_of);
-        if let Some((dtype, shape)) = &self.like {
-            builder = builder.like(*dtype, shape);
-        }
-        match self.copy {
-            None => builder,
-            Some(true) => builder.copying(Copying::Always),
-            Some(false) => builder.copying(Copying::Refused),
-        }
+        let like = self.like.as_ref().map(|(dtype, shape)| (*dtype, shape.as_slice()));
+        let copying = match self.copy {
+            None => Copying::Allowed,
+            Some(true) => Copying::Always,
+            Some(false) => Copying::Refused,
+        };
+        self.describe(engine).result(operation::ResultOptions { alias_of: &alias_of, like, copying })
     }
 }
 

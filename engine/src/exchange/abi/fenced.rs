@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use estafette_devices::log_panic;
-use estafette_sync::process::{self, Generation};
+use estafette_sync::process::Generation;
 
 use super::super::foreign_fence::{FAILED, FENCE_VERSION, INVALID, RawFence};
 use super::{
@@ -197,16 +197,14 @@ unsafe extern "C" fn delete(managed: *mut DLManagedTensorVersioned) {
     estafette_sync::valgrind::before();
     let block = managed.cast::<FencedBlock>();
     // SAFETY: the consumer calls this once, with the struct, which is the first field of a block from a box.
-    unsafe {
-        if !(*block).generation.is_current() {
-            process::count_leak();
-            return;
-        }
+    let generation = unsafe { (*block).generation };
+    // SAFETY: as above.
+    generation.release(|| unsafe {
         let owner = Arc::clone(&(*block).owner);
         log_panic("owner of an exported tensor", move || owner.release());
         let block = Box::from_raw(block);
         if let Some(release) = block.raw.ready.release {
             release(block.raw.ready.context);
         }
-    }
+    });
 }

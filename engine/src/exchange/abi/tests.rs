@@ -413,7 +413,9 @@ fn in_a_forked_child_neither_deleters_nor_owners_run() {
             drop(std::ptr::read(&imported));
             (*exported).deleter.unwrap()(exported);
         }
-        deleted.load(Ordering::Relaxed) == 0 && calls.load(Ordering::Relaxed) == 0 && process::leaked() == 2
+        deleted.load(Ordering::Relaxed) == 0
+            && calls.load(Ordering::Relaxed) == 0
+            && estafette_sync::process::leaked() == 2
     });
     assert!(fine);
     drop(imported);

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 
 use estafette_devices::{DLDevice, DeviceType};
-use estafette_sync::process::{self, Generation};
+use estafette_sync::process::Generation;
 
 use crate::core::invalid_tensor::InvalidTensor;
 
@@ -207,12 +207,8 @@ impl Drop for ArrowSchema {
 /// Releases an array that is owned, unless it was moved elsewhere or this is a forked child.
 fn release_array(array: &mut RawArray, generation: Generation) {
     let Some(release) = array.release else { return };
-    // Its parts belong to the parent process, and a lock that `release` takes may be held by a thread that is not here.
-    if generation.is_inherited() {
-        return process::count_leak();
-    }
     // SAFETY: as in `ArrowSchema`.
-    unsafe { release(array) };
+    generation.release(|| unsafe { release(array) });
 }
 
 impl Drop for ArrowHostArray {

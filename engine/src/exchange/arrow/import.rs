@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
-use estafette_devices::DLDevice;
+use estafette_devices::{DLDevice, DeviceType};
 
 use super::super::abi::{Abi, ExportFlags, ManagedTensor, export};
 use super::super::dtype::DType;
@@ -18,7 +18,7 @@ pub struct Imported {
     /// One-dimensional, without gaps, and read-only, as Arrow's memory never changes. Its deleter releases the array.
     pub tensor: ManagedTensor,
     /// The event after which the data may be used, of the type that the device has
-    /// ([`DeviceType::event_type`](estafette_devices::DeviceType::event_type)). The event lives until the deleter is called.
+    /// ([`Device::event_type`](estafette_devices::Device::event_type)). The event lives until the deleter is called.
     /// `None`: the data may be used at once.
     pub sync_event: Option<NonNull<c_void>>,
 }
@@ -32,7 +32,7 @@ impl ArrowDeviceArray {
         let dtype = format::dtype(format)?;
         let device = self.device();
         let sync_event = NonNull::new(self.0.sync_event);
-        if sync_event.is_some() && device.device_type.event_type().is_none() {
+        if sync_event.is_some() && device.device_type == DeviceType::CPU {
             let reason = format!("is set, but there are no events for memory on {device}");
             return Err(InvalidTensor::new("sync_event", reason));
         }

@@ -339,9 +339,10 @@ unsafe extern "C" fn error(context: *mut c_void) -> *const c_char {
 unsafe extern "C" fn native(context: *mut c_void, device: DLDevice) -> *mut c_void {
     // SAFETY: called with the context that stands beside it.
     let exported = unsafe { exported(context) };
-    let wanted = device.device_type.event_type();
-    let fits = wanted.is_some() && wanted == exported.fence.device().device_type.event_type();
-    let Some(maker) = exported.device.as_ref().filter(|_| fits) else { return std::ptr::null_mut() };
+    let kind_of = |device: DLDevice| device.queue_device().device_type;
+    let fits = kind_of(device) == kind_of(exported.fence.device());
+    let maker = exported.device.as_ref().filter(|maker| fits && maker.event_type().is_some());
+    let Some(maker) = maker else { return std::ptr::null_mut() };
     guarded(std::ptr::null_mut(), || {
         let made =
             exported.native.get_or_init(|| maker.event_of_fence(&exported.fence).ok().map(RetainedEvent));

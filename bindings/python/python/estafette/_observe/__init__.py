@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 from .._errors import ConflictError
 from .._estafette import _check_output, _write_observation
 from .._trace import Report, report
-from . import roles
+from . import devices, roles
 from .notes import Notes, clock
-from .order import Order
 from .patches import Patches
-from .table import ROWS
+from .table import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +66,7 @@ class observe:  # noqa: N801 - used like a function
         """Begins to observe."""
         if self._patches is not None:
             raise RuntimeError("this observation was started already")
-        order = Order()
+        orders = devices.Orders()
         with _opening:
             if roles.open_notes is not None:
                 raise ConflictError("the process is observed already")
@@ -76,8 +75,8 @@ class observe:  # noqa: N801 - used like a function
                 weakref.finalize(self, _remove, folder, os.getpid())
                 self._path = os.path.join(folder, "observed.pftrace")
             self._process = os.getpid()
-            self._patches = Patches(ROWS, roles.ROLES)
-            self._notes = roles.open_notes = Notes(order)
+            self._patches = Patches(every(), roles.ROLES)
+            self._notes = roles.open_notes = Notes(orders)
             try:
                 self._patches.place()
             except BaseException:

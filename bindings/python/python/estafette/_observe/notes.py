@@ -7,10 +7,9 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from .order import Order
+from . import devices
 
 clock = time.perf_counter_ns
 
@@ -75,8 +74,8 @@ class ThreadNotes:
 class Notes:
     """Everything that one observation has seen."""
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
+    def __init__(self, orders: devices.Orders) -> None:
+        self.orders = orders
         self.steps: list[Step] = []
         self.exchanges: list[Exchange] = []
         self.most = STEPS_MAX
@@ -286,7 +285,7 @@ SITES_MAX = 10_000
 _sites: dict[tuple[int, int], tuple[Any, Site]] = {}
 
 OUTSIDE = frozenset(
-    "asyncio concurrent cuda cupy cupyx estafette importlib jax jaxlib numba numba_cuda numpy queue runpy tensorflow threading torch".split()
+    (*"asyncio concurrent estafette importlib jax jaxlib numpy queue runpy tensorflow threading torch".split(), *devices.MODULES)
 )
 """Modules whose lines are none of the program."""
 

@@ -12,7 +12,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from .order import ACTS
+from .devices import acting
 from .table import Plan, shown
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Observed:
         functools.update_wrapper(self, function)
         self._original = function
         self._row = row
-        self._act: Any = ACTS.get(row.act)
+        self._act: Any = acting(row.act)
         self._name = shown(row)
         # Worked out once, and found in one place, as most calls come with cold caches.
         self._plan = Plan.of(function, row, self._act, self._name)

@@ -11,9 +11,10 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .. import _kinds
+from . import devices
+from .devices import is_on_device, pointer_of
 from .notes import SHORT_NS, Notes, Site, ThreadNotes, clock, site
-from .order import LEGACY, Act, Order, hand_over, is_on_device, pointer_of
-
 from .table import COPIES, DEVICE_LIBRARIES, EITHER, HAND_OVERS
 
 if TYPE_CHECKING:
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
 BLOCKED_NS = 10_000_000
 """A step of an event loop that takes longer blocks it. asyncio's own debug mode begins at ten times that."""
 
-LIBRARIES = ("numpy", "jax", "torch", "tensorflow", "cupy", "numba", "cuda.core")
-NAMES = {"jaxlib": "jax", "cuda": "cuda.core"}
+LIBRARIES = ("numpy", "jax", "torch", "tensorflow", *devices.LIBRARIES)
+NAMES = {"jaxlib": "jax", **devices.NAMES}
+ARRAYS = ("__dlpack__", "__array__", *_kinds.arrays())
 QUEUES_MAX = 10_000
 """Queues of which calls are remembered."""
 
 TURNS_MAX = 256
 """Calls of one side of a queue that are remembered until a call of the other side has taken each."""
+
+DEFAULT = 0
+"""The stream that `None` stands for, the device's default one, as observers have it."""
 
 NO_ARRAY = ""
 """The library of what is no array."""
@@ -47,7 +52,7 @@ def _library(kind: Any) -> str:
     roots = [str(base.__module__).partition(".")[0] for base in kind.__mro__]
     roots = [NAMES.get(root, root) for root in roots]
     known = next((root for root in roots if root in LIBRARIES), None)
-    if known is None and not any(hasattr(kind, name) for name in ("__dlpack__", "__array__", "__cuda_array_interface__")):
+    if known is None and not any(hasattr(kind, name) for name in ARRAYS):
         return NO_ARRAY
     return known or roots[0]
 
@@ -80,8 +85,8 @@ def _is_pending(library: str, array: Any, row: Row) -> bool:
             # A stream waits for it then, and not the host.
             return not (row.library in DEVICE_LIBRARIES and row.name.endswith("_dlpack") and is_on_device(library, array))
     if library in DEVICE_LIBRARIES and row.library in DEVICE_LIBRARIES and row.role in HAND_OVERS:
-        # Of these the consumers wait on the host that take a stream from `__cuda_array_interface__`.
-        return library in ("cupy", "numba") and row.library in ("cupy", "numba") and row.name != "from_dlpack"
+        # Of these the consumers wait on the host that take a stream from an array interface.
+        return library in devices.HOST_WAITS and row.library in devices.HOST_WAITS and row.name != "from_dlpack"
     return library != "torch" or not array.is_cpu
 
 
@@ -92,7 +97,7 @@ def _is_copied(row: Row, source: Any, origin: str, result: Any, options: dict[st
     if row.role in ("view", "give"):
         return False
     if row.library == "numpy" or row.role == "to_numpy":
-        return bool(getattr(getattr(result, "flags", None), "owndata", False)) or row.library in ("cupy", "numba")
+        return bool(getattr(getattr(result, "flags", None), "owndata", False)) or row.library in devices.LIBRARIES
     if row.role == "move":
         return result is not source
     if row.role == "take" and row.library == "jax":
@@ -132,7 +137,7 @@ def _timed(
             ended = clock()
             notes.calls.pop(threading.get_ident(), None)
             if observed._act is not None and failed is None:
-                _noted(notes, observed._act, Act(notes.order, args, kwargs, result))
+                _noted(notes, observed._act, notes.orders, args, kwargs, result)
             _noted(notes, note, began, ended, result, failed)
         return result
     finally:
@@ -156,7 +161,7 @@ def _acted(notes: Notes, observed: Observed, args: tuple[Any, ...], kwargs: dict
     """Makes a call, and notes what it did to the order of streams."""
     result = observed._original(*args, **kwargs)
     if observed._act is not None:
-        _noted(notes, observed._act, Act(notes.order, args, kwargs, result))
+        _noted(notes, observed._act, notes.orders, args, kwargs, result)
     return result
 
 
@@ -186,12 +191,13 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
     origin = origin or row.library
     thread_notes.inside = True
     result: Any = None
-    pending, failed, begun = False, None, 0
+    pending, failed = False, None
+    begun: tuple[int, ...] = ()
     try:
         try:
             pending = origin != "numpy" and _is_pending(origin, source, row)
             if between_devices and origin != "numpy":
-                begun = notes.order.begin()
+                begun = notes.orders.begin()
         except Exception as error:
             notes.lose(error)
         if not keeps_stream:
@@ -207,14 +213,14 @@ def exchange(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], 
             try:
                 # Nothing waits for a value that is on the host.
                 if act is not None and failed is None and (pending or copies != COPIES):
-                    act(Act(notes.order, args, kwargs, result))
+                    act(notes.orders, args, kwargs, result)
                 if row.role != "move" or failed is not None or (result is not source and result.device != source.device):
                     copied = copies == COPIES
                     if copies == EITHER or kwargs:
                         copied = _is_copied(row, source, origin, result, kwargs)
                     verdict = None
-                    if begun and failed is None and is_on_device(origin, source):
-                        verdict = _verdict(notes.order, row, begun, origin, source, to, thread_notes, args, kwargs)
+                    if begun and failed is None:
+                        verdict = _verdict(notes.orders, row, begun, origin, source, to, thread_notes, args, kwargs)
                     try:
                         dtype, shape, size = source.dtype, tuple(source.shape), source.nbytes
                     except Exception:
@@ -244,11 +250,19 @@ def _about(array: Any) -> tuple[Any, Any, int | None]:
 
 
 def _verdict(
-    order: Order, row: Row, begun: int, origin: str, source: Any, to: str, thread_notes: ThreadNotes, args: tuple[Any, ...], kwargs: dict[str, Any]
+    orders: devices.Orders,
+    row: Row,
+    begun: tuple[int, ...],
+    origin: str,
+    source: Any,
+    to: str,
+    thread_notes: ThreadNotes,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """The verdict on the order of a hand-over of device memory."""
     asked = kwargs.get("stream_ptr", args[2] if len(args) > 2 and row.role == "view" else None)
-    return hand_over(order, begun, origin, source, to, asked, thread_notes.given, kwargs)
+    return orders.hand_over(begun, origin, source, to, asked, thread_notes.given, kwargs)
 
 
 def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,7 +270,7 @@ def give(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if notes is not None and observed._row.name.endswith("__dlpack__"):
         # Without a stream nothing is ordered, whatever a library takes `None` for.
         stream = kwargs.get("stream", -1)
-        notes.thread_notes().given = LEGACY if stream is None else stream
+        notes.thread_notes().given = DEFAULT if stream is None else stream
     # Without a frame where an engine's worker asks for a result.
     frame = sys._getframe(1).f_back
     caller = "" if frame is None else str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -272,7 +286,7 @@ def acts(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def look(observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of a tensor whose result depends on its values: it waits if the tensor is on a device."""
-    if args and getattr(args[0], "is_cuda", False):
+    if args and is_on_device(observed._row.library, args[0]):
         return wait(observed, args, kwargs)
     return observed._original(*args, **kwargs)
 

@@ -3,9 +3,11 @@
 //! | part | what it has |
 //! |---|---|
 //! | `array` | The CUDA array interface |
+//! | `peers` | Libraries of CUDA alone |
 //! | `stream` | Streams as people pass them |
 
 pub(crate) mod array;
+mod peers;
 mod stream;
 
 use std::ptr;
@@ -30,6 +32,18 @@ pub struct Cuda;
 impl Kind for Cuda {
     fn covers(&self, device: DLDevice) -> bool {
         device.device_type == DeviceType::CUDA || is_shared(device)
+    }
+
+    fn module(&self) -> Option<&'static str> {
+        Some("estafette._kinds.cuda")
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        peers::PEERS
+    }
+
+    fn passes_for_host(&self, device: DLDevice) -> bool {
+        device.device_type == DeviceType::CUDA_HOST
     }
 
     fn device_names(&self) -> &'static [&'static str] {

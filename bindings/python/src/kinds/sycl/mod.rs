@@ -6,9 +6,11 @@
 //! | part | what it has |
 //! |---|---|
 //! | `array` | The SYCL USM array interface |
+//! | `peers` | Libraries of SYCL |
 //! | `submission_mutex` | Serializes functions that enqueue on one foreign queue |
 
 pub(crate) mod array;
+mod peers;
 mod submission_mutex;
 
 use std::ffi::c_void;
@@ -37,6 +39,14 @@ pub struct Sycl;
 impl Kind for Sycl {
     fn covers(&self, device: DLDevice) -> bool {
         device.device_type == DeviceType::ONE_API
+    }
+
+    fn module(&self) -> Option<&'static str> {
+        Some("estafette._kinds.sycl")
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        peers::PEERS
     }
 
     fn prepare(&self, py: Python<'_>) -> PyResult<()> {
@@ -144,6 +154,10 @@ impl Kind for Sycl {
         })?;
         let fence = queue.record().map_err(|error| exchange_error(py, error.to_string()))?;
         Ok(fence.into())
+    }
+
+    fn context_name(&self) -> Option<&'static str> {
+        Some("dpctl.SyclContext")
     }
 
     fn context_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {

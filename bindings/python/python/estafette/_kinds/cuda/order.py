@@ -14,7 +14,9 @@ import threading
 import weakref
 from typing import Any, NamedTuple, TypeAlias
 
-from .notes import Site, Verdict, site
+from ..._observe.devices import Act
+from ..._observe.notes import Site, Verdict, site
+from ..._observe.table import TORCH, TORCH_TAKE, Row, methods, rows
 
 LEGACY = 1
 """The default stream that waits for the others, and they for it."""
@@ -381,22 +383,6 @@ def current(library: str, device: Any = None) -> Any:
     return None
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str) -> Any:
-    return args[at] if len(args) > at else kwargs.get(name)
-
-
-class Act(NamedTuple):
-    """A call that has returned."""
-
-    order: Order
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-
-    def argument(self, at: int, name: str) -> Any:
-        return _argument(self.args, self.kwargs, at, name)
-
-
 def _torch_use(act: Act) -> None:
     stream = act.argument(0, "stream")
     if stream is not None:
@@ -500,7 +486,7 @@ def _numba_fill(act: Act) -> None:
     """`to_device(obj, stream=0)` and `copy_to_device(self, ary, stream=0)`: a copy on a stream, or one that the host waits for."""
     array, stream = (act.result, act.argument(1, "stream")) if act.result is not None else (act.args[0], act.argument(2, "stream"))
     stream = stream or array.stream
-    act.order.write(array.gpu_data, pointer_of("numba", array) or 0, stream, site(), sure=True)
+    act.order.write(array.gpu_data, address_of("numba", array) or 0, stream, site(), sure=True)
     if not stream:
         act.order.host_waits(LEGACY)
 
@@ -513,7 +499,7 @@ def _numba_launch(act: Act) -> None:
     """`launch(self, args, griddim, blockdim, stream=0, sharedmem=0)`."""
     for array in act.argument(1, "args"):
         if hasattr(array, "gpu_data"):
-            pointer = pointer_of("numba", array) or 0
+            pointer = address_of("numba", array) or 0
             act.order.write(array.gpu_data, pointer, act.argument(4, "stream"), site(), sure=False)
 
 
@@ -583,16 +569,88 @@ ACTS: dict[str, Any] = {
 """By the names that the table has for them."""
 
 
+# --- Functions of its libraries ----------------------------------------------------------------------------------------
+
+_TORCH_STREAMS = "docs.pytorch.org/docs/stable/notes/cuda.html, CUDA streams; torch/cuda/streams.py and torch/_tensor.py of PyTorch 2.15"
+_CUPY = "docs.cupy.dev/en/stable/user_guide/basic.html, Data Transfer; docs.cupy.dev/en/stable/user_guide/interoperability.html"
+_CUPY_STREAMS = "docs.cupy.dev/en/stable/user_guide/basic.html, Current Stream; cupy/cuda/stream.pyx of CuPy 14.2"
+_NUMBA = "nvidia.github.io/numba-cuda/user/memory.html; numba/cuda/cudadrv/devicearray.py and api.py of numba-cuda 0.30"
+_NUMBA_STREAMS = "numba/cuda/cudadrv/driver.py and dispatcher.py of numba-cuda 0.30"
+_CORE = "nvidia.github.io/cuda-python/cuda-core/latest/interoperability.html; cuda.core 1.2, _memoryview.pyi and _buffer.pyi"
+_CORE_STREAMS = "cuda.core 1.2, _stream.pyi, _event.pyi, _device.pyi and _launcher.pyi"
+
+ROWS: tuple[Row, ...] = (
+    *methods("torch", "torch", "Tensor", "move", TORCH, "cuda", "torch_value"),
+    *methods("torch", "torch", "Tensor", "give", TORCH_TAKE, "__cuda_array_interface__"),
+    *rows("torch", "torch.cuda", "wait", TORCH, "synchronize", "everything"),
+    *rows("torch", "torch.cuda", "wait", TORCH, "Stream.synchronize", "host_waits"),
+    *rows("torch", "torch.cuda", "wait", TORCH, "Event.synchronize", "host_waits_for_event"),
+    *rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "Stream.query", "asked_stream"),
+    *rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "Event.query", "asked_event"),
+    *rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "Event.record", "torch_record"),
+    *rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "Event.wait", "torch_wait"),
+    *rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "set_stream", "torch_use"),
+    *rows("torch", "torch.cuda", "acts", _TORCH_STREAMS, "empty_cache CUDAGraph.replay", "everything"),
+    *rows("torch", "torch", "acts", _TORCH_STREAMS, "Stream.__enter__ Stream.__exit__", "torch_use_current"),
+    *rows("torch", "torch.accelerator", "acts", _TORCH_STREAMS, "set_stream", "torch_use_current"),
+    # Those of any device do not tell the driver's handles.
+    *rows("torch", "torch", "wait", _TORCH_STREAMS, "Stream.synchronize Event.synchronize", "everything"),
+    *rows("torch", "torch", "acts", _TORCH_STREAMS, "Stream.wait_event Stream.wait_stream Stream.query", "everything"),
+    *rows("torch", "torch", "acts", _TORCH_STREAMS, "Event.wait Event.query", "everything"),
+    *rows("torch", "torch.accelerator", "wait", _TORCH_STREAMS, "synchronize", "everything"),
+    *rows("cupy", "cupy", "take", _CUPY, "asarray array asanyarray ascontiguousarray from_dlpack"),
+    *rows("cupy", "cupy", "to_numpy", _CUPY, "asnumpy ndarray.get", "cupy_value"),
+    *rows("cupy", "cupy", "to_host", _CUPY, "ndarray.item ndarray.tolist ndarray.tobytes", "cupy_value"),
+    *methods("cupy", "cupy", "ndarray", "to_host", _CUPY, "__float__ __int__ __bool__ __complex__", "cupy_value"),
+    *rows("cupy", "cupy", "give", _CUPY, "ndarray.__dlpack__", "cupy_give"),
+    *rows("cupy", "cupy", "give", _CUPY, "ndarray.__cuda_array_interface__"),
+    *methods("cupy", "cupy.cuda.stream", "_BaseStream", "wait", _CUPY_STREAMS, "synchronize", "host_waits"),
+    *methods("cupy", "cupy.cuda.stream", "_BaseStream", "acts", _CUPY_STREAMS, "done", "asked_stream"),
+    *methods("cupy", "cupy.cuda.stream", "_BaseStream", "acts", _CUPY_STREAMS, "__enter__ __exit__ use", "cupy_use"),
+    *methods("cupy", "cupy.cuda.stream", "_BaseStream", "acts", _CUPY_STREAMS, "record", "record_on"),
+    *methods("cupy", "cupy.cuda.stream", "_BaseStream", "acts", _CUPY_STREAMS, "wait_event", "wait_event"),
+    *methods("cupy", "cupy.cuda.stream", "Event", "wait", _CUPY_STREAMS, "synchronize", "host_waits_for_event"),
+    *methods("cupy", "cupy.cuda.stream", "Event", "acts", _CUPY_STREAMS, "done", "asked_event"),
+    *methods("cupy", "cupy.cuda.stream", "Event", "acts", _CUPY_STREAMS, "record", "cupy_record"),
+    *rows("cupy", "cupy.cuda.device", "wait", _CUPY_STREAMS, "Device.synchronize", "everything"),
+    *rows("cupy", "cupy.cuda.runtime", "wait", _CUPY_STREAMS, "deviceSynchronize", "everything"),
+    *rows("cupy", "cupy.cuda.runtime", "wait", _CUPY_STREAMS, "streamSynchronize", "host_waits"),
+    *rows("cupy", "cupy.cuda.runtime", "wait", _CUPY_STREAMS, "eventSynchronize streamWaitEvent", "everything"),
+    *rows("numba", "numba.cuda", "take", _NUMBA, "as_cuda_array"),
+    *rows("numba", "numba.cuda", "take", _NUMBA, "to_device", "numba_fill"),
+    *rows("numba", "numba.cuda", "wait", _NUMBA_STREAMS, "synchronize", "everything"),
+    *methods("numba", "numba.cuda.cudadrv.devicearray", "DeviceNDArray", "to_numpy", _NUMBA, "copy_to_host __array__", "numba_fetch"),
+    *methods("numba", "numba.cuda.cudadrv.devicearray", "DeviceNDArray", "acts", _NUMBA, "copy_to_device", "numba_fill"),
+    *methods("numba", "numba.cuda.cudadrv.devicearray", "DeviceNDArrayBase", "give", _NUMBA, "__cuda_array_interface__"),
+    *methods("numba", "numba.cuda.cudadrv.driver", "Stream", "wait", _NUMBA_STREAMS, "synchronize", "host_waits"),
+    *methods("numba", "numba.cuda.cudadrv.driver", "Event", "wait", _NUMBA_STREAMS, "synchronize", "host_waits_for_event"),
+    *methods("numba", "numba.cuda.cudadrv.driver", "Event", "acts", _NUMBA_STREAMS, "query", "asked_event"),
+    *methods("numba", "numba.cuda.cudadrv.driver", "Event", "acts", _NUMBA_STREAMS, "record", "numba_record"),
+    *methods("numba", "numba.cuda.cudadrv.driver", "Event", "acts", _NUMBA_STREAMS, "wait", "numba_wait"),
+    *methods("numba", "numba.cuda.dispatcher", "_Kernel", "acts", _NUMBA_STREAMS, "launch", "numba_launch"),
+    *methods("cuda.core", "cuda.core.utils", "StridedMemoryView", "view", _CORE, "from_dlpack from_any_interface"),
+    *methods("cuda.core", "cuda.core.utils", "StridedMemoryView", "view", _CORE, "from_cuda_array_interface"),
+    *methods("cuda.core", "cuda.core.utils", "StridedMemoryView", "give", _CORE, "__dlpack__"),
+    *rows("cuda.core", "cuda.core", "give", _CORE, "Buffer.__dlpack__"),
+    *rows("cuda.core", "cuda.core", "acts", _CORE_STREAMS, "Buffer.fill Buffer.copy_from", "core_fill"),
+    *rows("cuda.core", "cuda.core", "acts", _CORE_STREAMS, "Buffer.copy_to", "core_copy_to"),
+    *rows("cuda.core", "cuda.core", "acts", _CORE_STREAMS, "launch", "core_launch"),
+    *rows("cuda.core", "cuda.core", "wait", _CORE_STREAMS, "Stream.sync", "host_waits"),
+    *rows("cuda.core", "cuda.core", "wait", _CORE_STREAMS, "Event.sync", "host_waits_for_event"),
+    *rows("cuda.core", "cuda.core", "wait", _CORE_STREAMS, "Device.sync", "everything"),
+    *rows("cuda.core", "cuda.core", "acts", _CORE_STREAMS, "Event.is_done", "asked_event"),
+    *rows("cuda.core", "cuda.core", "acts", _CORE_STREAMS, "Stream.record", "record_on"),
+    *rows("cuda.core", "cuda.core", "acts", _CORE_STREAMS, "Stream.wait", "core_wait"),
+)
+"""Those that are observed."""
+
+
 # --- Hand-overs --------------------------------------------------------------------------------------------------------
 
 
-def pointer_of(library: str, array: Any) -> int | None:
-    """The address of an array's memory, if that can be asked without a wait."""
+def address_of(library: str, array: Any) -> int | None:
+    """The address of the memory of an array of one of CUDA's libraries."""
     match library:
-        case "numpy":
-            return int(array.__array_interface__["data"][0]) if hasattr(array, "__array_interface__") else None
-        case "torch":
-            return int(array.data_ptr())
         case "cupy":
             return int(array.data.ptr)
         case "numba":
@@ -654,6 +712,6 @@ def hand_over(
         case "cupy":
             return order.verdict(order.spans_of_cupy(begun), consumer)
         case "numba" | "cuda.core":
-            pointer = pointer_of(origin, source)
+            pointer = address_of(origin, source)
             return order.verdict(None if pointer is None else order.written(pointer), consumer)
     return order.verdict(None, consumer)

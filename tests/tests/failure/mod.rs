@@ -8,7 +8,6 @@
 //! | `given_up` | what is given up leaves its queues at once |
 //! | `on_skip` | what is called in place of a skipped body |
 //! | `unretrieved` | failures that the program does not retrieve |
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod cancels;
 mod causes;

@@ -1,5 +1,4 @@
 //! Memory comes back: every deleter exactly once, and resident memory stays flat.
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::any::Any;
 

@@ -1,6 +1,4 @@
-//! Cost of waiting: by counts of looks, which do not depend on the machine.
-//!
-//! The counter is the process's, so the tests of this file take turns.
+//! What waiting costs: by counts of what is looked at, which do not depend on the machine.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};

@@ -7,7 +7,6 @@
 //! | `held` | leases that are held |
 //! | `own_leases` | operations that would wait for a lease of their own operand |
 //! | `reports` | what diagnoses and errors say of leases |
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod detached;
 mod guards;

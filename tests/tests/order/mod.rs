@@ -9,7 +9,6 @@
 //! | `priorities_age` | urgent operations keep no other one waiting for ever |
 //! | `sequential` | readers, writers, priorities, versions |
 //! | `submit_many` | many submissions with one wake-up |
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod access;
 mod at_once;

@@ -1,5 +1,4 @@
-//! Judgement of the program of the suite `scale` on the counts of callgrind.
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+//! How the program of the suite `scale` judges what callgrind has counted.
 
 use tests::scale::judge::{of_dump, verdict};
 use tests::scale::meter::SIZES;

@@ -2,10 +2,9 @@
 //!
 //! | part | what it has |
 //! |---|---|
-//! | `another_kind` | a kind of device that only this file knows |
+//! | `another_kind` | a kind of device that only tests know |
 //! | `fences` | the guarantees, in virtual time |
 //! | `queues` | what is settled on a device and what on the host, counted in driver calls |
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod another_kind;
 mod fences;

@@ -1,6 +1,4 @@
-//! Sizes of the stacks that bodies run on.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+//! How large the stacks are that bodies run on.
 
 use std::sync::mpsc;
 use std::time::Duration;
