@@ -14,7 +14,10 @@ use std::time::Duration;
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_links::{Address, Door, Link, LinkError, Received, Segment};
 
-use support::{Peer, assert_names_the_dead, failure, is_pending, outcome, role, two, until, wait};
+use support::{
+    Peer, assert_names_the_dead, failure, fork_until_the_test_ends, is_pending, outcome, role, two, until,
+    wait,
+};
 
 fn done() -> Fence {
     let (completer, fence) = host::promise("done");
@@ -159,17 +162,7 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
         link.try_send(&pending, &[]).unwrap();
         link.try_send(&done(), &[]).unwrap();
         let _kept = receive(&link);
-        // SAFETY: the child only waits and leaves.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // Longer than anything is waited for here, or until the test has ended, which has the other end of this pipe.
-            let mut output = libc::pollfd { fd: 1, events: 0, revents: 0 };
-            // SAFETY: as above.
-            unsafe {
-                libc::poll(&raw mut output, 1, 600_000);
-                libc::_exit(0);
-            }
-        }
+        let child = fork_until_the_test_ends();
         link.try_send(&done(), &child.to_le_bytes()).unwrap();
         std::thread::sleep(Duration::from_secs(600));
     }
@@ -226,15 +219,9 @@ fn who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them
     if let Some(door) = role() {
         let link = wait(Link::connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
         let door = Door::open().unwrap();
-        // SAFETY: the child only sleeps and leaves.
-        let child = unsafe { libc::fork() };
-        if child != 0 {
-            let note = [&child.to_le_bytes(), door.address().as_bytes()].concat();
-            link.try_send(&done(), &note).unwrap();
-        }
+        let note = [&fork_until_the_test_ends().to_le_bytes(), door.address().as_bytes()].concat();
+        link.try_send(&done(), &note).unwrap();
         std::thread::sleep(Duration::from_secs(600));
-        // SAFETY: as above.
-        unsafe { libc::_exit(0) };
     }
     let door = Door::open().unwrap();
     let mut peer = Peer::start(name, &door.address().to_string());
@@ -266,13 +253,7 @@ fn a_process_that_is_lost_and_not_gone_keeps_what_it_uses() {
         let (_promise, pending) = host::promise("never kept");
         link.try_send(&pending, &[]).unwrap();
         let _kept = receive(&link);
-        // SAFETY: the child only sleeps and leaves.
-        unsafe {
-            if libc::fork() == 0 {
-                std::thread::sleep(Duration::from_secs(5));
-                libc::_exit(0);
-            }
-        }
+        fork_until_the_test_ends();
         panic!("{}", std::process::Command::new("sleep").arg("600").exec());
     }
     let door = Door::open().unwrap();

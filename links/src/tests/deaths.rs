@@ -117,6 +117,7 @@ fn survive(what: &str, child: &Child, link: Link) {
 #[test]
 fn a_death_at_any_step_leaves_the_other_process_whole() {
     if let Ok(address) = std::env::var(DOOR) {
+        super::parent::end_with_parent();
         return victim(&address);
     }
     let name = "tests::deaths::a_death_at_any_step_leaves_the_other_process_whole";
