@@ -646,6 +646,41 @@ fn many_processes_wait_at_the_door_of_a_stopped_one() {
 }
 
 #[test]
+fn a_process_with_as_many_links_as_it_may_have_says_so_and_who_comes_waits() {
+    /// Doors and links of a process.
+    const MOST: usize = 4096;
+    let is_full = |error: &LinkError| error.to_string().contains("4096 doors and links are open");
+    two(
+        "a_process_with_as_many_links_as_it_may_have_says_so_and_who_comes_waits",
+        |_, link| {
+            let address = Address::from_bytes(receive(&link).note()).unwrap();
+            let new = wait(Link::connect(&address)).expect("it waits");
+            assert!(outcome(&new.try_send(&done(), b"come").unwrap()).is_ok());
+        },
+        |link| {
+            limits::limit(libc::RLIMIT_NOFILE, 2 * MOST as u64);
+            let door = Door::open().unwrap();
+            let mut doors = vec![];
+            let error = loop {
+                match Door::open() {
+                    Ok(more) => doors.push(more),
+                    Err(error) => break error,
+                }
+            };
+            assert!(is_full(&error) && doors.len() == MOST - 2, "{} doors: {error}", doors.len());
+            let error = wait(Link::connect(door.address())).unwrap_err();
+            assert!(is_full(&error), "{error}");
+            link.try_send(&done(), door.address().as_bytes()).unwrap();
+            let error = wait(door.accept()).unwrap_err();
+            assert!(is_full(&error), "{error}");
+            assert!(is_pending(pin!(door.accept())), "it is said once");
+            doors.truncate(MOST / 2);
+            assert_eq!(receive(&wait(door.accept()).unwrap()).note(), b"come");
+        },
+    );
+}
+
+#[test]
 fn who_waits_at_a_door_hears_what_this_process_lacks_and_the_door_goes_on() {
     /// Descriptors that a link takes, and more.
     const ENOUGH: u64 = 16;
