@@ -173,6 +173,7 @@ impl Hub {
         if user != own_user() {
             return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
         }
+        step!("greet 1");
         let is_host = side == Side::Connects && process != 0;
         let host = is_host.then(|| socket.peer_process(process)).transpose();
         let host = host.map_err(|error| match error.kind() {
@@ -225,6 +226,7 @@ impl Hub {
         let spins = self.spin_policy.may_spin(began);
         if spins {
             served.iter().for_each(|(_, link)| link.pause_served());
+            step!("serve 1");
         }
         let is_over = spins && self.spin_policy.spin(is_over, deadline);
         if spins && !is_over {
@@ -237,18 +239,21 @@ impl Hub {
         } else {
             let mut words = vec![(word, MAY_SLEEP), (&self.removed, removed)];
             words.extend(served.iter().map(|(_, link)| link.listen_by_futex()));
+            step!("serve 2");
             let change =
                 |from, to| word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok();
             let is_asleep = change(IS_AWAKE, MAY_SLEEP);
             let waited = if is_asleep { wait_for_any(&words, deadline) } else { Ok(true) };
             // From now on a wake-up is no call of the system.
             change(MAY_SLEEP, IS_AWAKE);
+            step!("serve 3");
             waited
         };
         // What a thread of this process has done says nothing of a peer.
         self.spin_policy.note_wait(began.elapsed(), has_come || has_events());
         for (token, link) in served {
             link.stop_serving();
+            step!("serve 4");
             self.dispatch(*token, link);
         }
         waited.ok()

@@ -340,11 +340,13 @@ impl Shared {
 
     pub(crate) fn listen(&self) {
         self.listener.listen(&self.own);
+        step!("listen");
     }
 
     /// Polls everything that the peer may have changed, and goes on listening if anyone waits. True when the link is over.
     pub(crate) fn dispatch(&self) -> bool {
         self.listener.pause(&self.own);
+        step!("dispatch");
         self.poll();
         if self.has_waiters() {
             self.listen();
@@ -507,10 +509,12 @@ impl Link {
         // Under the lock: what is over is cleared under it, once.
         shared.check_open()?;
         shared.check()?;
+        step!("send 1");
         let has_room =
             sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
         let slot = if has_room { sent.indices.take(&shared.own, kept) } else { None };
         let Some(slot) = slot else { return Err(LinkError::Full { process: self.process() }) };
+        step!("send 2");
         let is_pending = state.is_pending();
         match state.outcome() {
             None => shared.own.begin(slot),

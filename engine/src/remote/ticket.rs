@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, Reactor, host};
-use estafette_links::{Address, Door, Link as RawLink, LinkError, PeerMemory, Received, secret};
+use estafette_links::{Address, Door, Link as RawLink, LinkError, PeerMemory, Received, pass_step, secret};
 use estafette_report::model;
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
@@ -128,6 +128,8 @@ impl Ticket {
             return Err(Error::invalid(format!("{TICKETS_MAX} tickets are alive, which is the most")));
         }
         exports.insert(secret, Ticketed { export, is_for_one });
+        drop(exports);
+        pass_step("ticket");
         Ok(Self { address, process: std::process::id(), secret, reach, is_owner: !is_for_one })
     }
 
@@ -216,6 +218,7 @@ pub(crate) fn redeem(
     waited: Option<WaitNoted>,
 ) -> Result<Tensor, Error> {
     let (process, secret, reach) = (ticket.process, ticket.secret, ticket.reach.clone());
+    pass_step("redeem");
     builder.receive(move |completion| {
         if let Some(waited) = waited {
             waited.was_for(completion.scope().id());
@@ -393,6 +396,7 @@ async fn answer_to(link: Arc<RawLink>, number: [u8; 8], request: Request) {
 /// A ticket for a process that wants to pass on what it uses. It is valid until that process has answered.
 async fn pass_on(link: &RawLink, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
     let ticket = Ticket::new(export, false, Vec::new())?;
+    pass_step("pass on");
     let answer = link.send(&done(), &Note::Ticket(ticket.named()).to_bytes(&number)).await?;
     Reactor::global().when_settled([&answer], move |_| drop(ticket));
     Ok(())
@@ -406,6 +410,7 @@ async fn give(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>) -> Resu
     let (completer, known) = host::promise("a tensor that comes later");
     let note = Note::Later.to_bytes(&number);
     link.when_room(|| link.try_send_within(&known, &note, KEPT)).await?;
+    pass_step("later");
     // The end of the other process ends the link, however long this takes.
     let link = Arc::downgrade(link);
     notify(give_later(link, number, export), move |given| completer.settle(given.map_err(device_error)));
