@@ -131,7 +131,7 @@ impl Consumer {
     }
 
     /// Requests that are not answered.
-    #[cfg(test)]
+    #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
     pub(super) fn requests(&self) -> usize {
         self.requests
     }
