@@ -52,7 +52,7 @@ use estafette_devices::host;
 use estafette_devices::{
     Allocation, DLDevice, Descriptor, DeviceError, DeviceErrorKind, Fence, FenceSet, Identity, Reactor, table,
 };
-use estafette_links::{Link as RawLink, LinkError, PeerMemory, Received};
+use estafette_links::{Link as RawLink, LinkError, PeerMemory, Received, pass_step};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -372,6 +372,7 @@ async fn hand_over(
     let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
     let ready = export.ready.clone();
     let share = Share::new(link.process(), export);
+    pass_step("share");
     let description = Description { number, first, layout, key, share: share.0, is_writable: false };
     let note = Note::Tensor(description).to_bytes(prefix);
     let answer = link.when_room(|| link.try_send_within(&ready, &note, kept)).await?;
@@ -450,6 +451,7 @@ fn adopt(
         Ok(found) => found,
         Err(error) => return Err(refuse(received, error)),
     };
+    pass_step("adopt");
     let ready = received.fence().clone();
     let failure = Arc::new(OnceLock::<DeviceError>::new());
     let written = Arc::clone(&failure);

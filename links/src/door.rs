@@ -71,7 +71,7 @@ impl Door {
     /// A door with an address of its own.
     ///
     /// # Errors
-    /// Those of the system; this system or kernel has no links.
+    /// Those of the system; this system or kernel has no links; 4,096 doors and links are open in this process.
     pub fn open() -> Result<Self, LinkError> {
         let hub = Hub::get()?;
         let digits = secret()?.into_iter().flat_map(|byte| format!("{byte:02x}").into_bytes());
@@ -90,7 +90,8 @@ impl Door {
     /// The next link that another process has made.
     ///
     /// # Errors
-    /// The system refused to make one, which the door tries again in a moment; the process that came waits, or was hung up on.
+    /// The system refused to make one, or 4,096 doors and links are open, which the door tries again in a moment; the process that came waits,
+    /// or was hung up on.
     /// [`LinkError::Invalid`]: the door is closed. [`LinkError::Forked`].
     pub async fn accept(&self) -> Result<Link, LinkError> {
         self.hub.generation.check()?;
@@ -128,7 +129,8 @@ impl Link {
     /// A link to the process with a door at `address`.
     ///
     /// # Errors
-    /// Nothing is there any more, it has died, or it acts for another user; those of the system.
+    /// Nothing is there any more, it has died, or it acts for another user; those of the system; 4,096 doors and links are open in this
+    /// process.
     pub async fn connect(address: &Address) -> Result<Self, LinkError> {
         let hub = Hub::get()?;
         let system = |error| LinkError::system(format!("connecting to the door at {address}"))(error);

@@ -10,6 +10,7 @@ use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::board::SlotId;
 use crate::link::Shared;
+use crate::slots::Answer;
 
 /// Settles when the peer has settled the slot, or when it is known that the peer never will.
 pub(crate) struct PeerEvent {
@@ -52,6 +53,12 @@ impl PeerEvent {
                 completer.settle(outcome);
             }
         }
+    }
+}
+
+impl Answer for Arc<PeerEvent> {
+    fn outcome(&self) -> Option<Outcome> {
+        PeerEvent::outcome(self)
     }
 }
 

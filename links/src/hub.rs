@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use estafette_sync::essential::essential;
@@ -27,6 +27,8 @@ use crate::threads::{self, Single};
 
 /// The content of a greeting: that it is one, and the version of the protocol.
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 6";
+/// Doors and links of a process at the same time, and connections that become links. A link takes some 70 kB and three descriptors.
+const SOURCES_MAX: usize = 4096;
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
 /// Links of a door that wait to be accepted. Further connections wait in the kernel.
@@ -150,6 +152,7 @@ impl Hub {
 
     pub(crate) fn add_door(&self, socket: Socket, arrived: Arrived) -> Result<u64, LinkError> {
         let mut sources = self.sources.lock();
+        sources.check_room().map_err(LinkError::system("opening a door"))?;
         let token = sources.next_token();
         self.poll.add(socket.descriptor(), token).map_err(LinkError::system("waiting at a door"))?;
         let door = DoorSource { socket, arrived, is_short: AtomicBool::new(false) };
@@ -165,10 +168,12 @@ impl Hub {
         side: Side,
     ) -> Result<u64, LinkError> {
         let system = || LinkError::system("greeting another process");
+        self.sources.lock().check_room().map_err(system())?;
         let (process, user) = socket.peer().map_err(system())?;
         if user != own_user() {
             return Err(LinkError::Refused(format!("process {process} acts for another user, {user}")));
         }
+        step!("greet 1");
         let is_host = side == Side::Connects && process != 0;
         let host = is_host.then(|| socket.peer_process(process)).transpose();
         let host = host.map_err(|error| match error.kind() {
@@ -221,6 +226,7 @@ impl Hub {
         let spins = self.spin_policy.may_spin(began);
         if spins {
             served.iter().for_each(|(_, link)| link.pause_served());
+            step!("serve 1");
         }
         let is_over = spins && self.spin_policy.spin(is_over, deadline);
         if spins && !is_over {
@@ -233,18 +239,21 @@ impl Hub {
         } else {
             let mut words = vec![(word, MAY_SLEEP), (&self.removed, removed)];
             words.extend(served.iter().map(|(_, link)| link.listen_by_futex()));
+            step!("serve 2");
             let change =
                 |from, to| word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok();
             let is_asleep = change(IS_AWAKE, MAY_SLEEP);
             let waited = if is_asleep { wait_for_any(&words, deadline) } else { Ok(true) };
             // From now on a wake-up is no call of the system.
             change(MAY_SLEEP, IS_AWAKE);
+            step!("serve 3");
             waited
         };
         // What a thread of this process has done says nothing of a peer.
         self.spin_policy.note_wait(began.elapsed(), has_come || has_events());
         for (token, link) in served {
             link.stop_serving();
+            step!("serve 4");
             self.dispatch(*token, link);
         }
         waited.ok()
@@ -410,7 +419,8 @@ impl Hub {
             return pause();
         }
         // What the process at the other end sends is lost where there is no room for it.
-        let accepted = check_room(TO_ACCEPT).and_then(|()| door.socket.accept());
+        let has_room = check_room(TO_ACCEPT).and_then(|()| self.sources.lock().check_room());
+        let accepted = has_room.and_then(|()| door.socket.accept());
         let made = accepted.map_err(LinkError::system("accepting a connection"));
         let made = made.and_then(|socket| match socket {
             Some(socket) => self.greet(socket, Arc::clone(&door.arrived), Side::Accepts).map(|_| ()),
@@ -591,6 +601,15 @@ impl Sources {
             Source::Link(link) => Some((*token, Arc::clone(link))),
             Source::Door(_) | Source::Greeting(_) => None,
         })
+    }
+
+    /// Fails while there are as many as there may be.
+    fn check_room(&self) -> io::Result<()> {
+        if self.by_token.len() < SOURCES_MAX {
+            return Ok(());
+        }
+        let most = format!("{SOURCES_MAX} doors and links are open in this process, which is the most");
+        Err(io::Error::new(ErrorKind::QuotaExceeded, most))
     }
 
     fn next_token(&mut self) -> u64 {

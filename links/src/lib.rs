@@ -9,7 +9,7 @@
 //!
 //! | part | idea |
 //! |---|---|
-//! | `board`, `ring`, `notify` | shared words with one writer each: slots, messages, wake-ups; models |
+//! | `board`, `slots`, `ring`, `notify` | shared words with one writer each: slots, messages, wake-ups; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
 //! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | the interface |
 //! | `hub`, `liveness`, `threads`, `mailbox` | the link thread; the thread of liveness locks; values that they leave for futures |
@@ -48,6 +48,18 @@ macro_rules! step {
     };
 }
 
+/// A step of an engine: see `steps`.
+#[doc(hidden)]
+#[inline]
+pub fn pass_step(name: &str) {
+    #[cfg(all(
+        any(test, feature = "steps"),
+        not(any(estafette_portable, estafette_loom, estafette_shuttle))
+    ))]
+    steps::at(name);
+    let _ = name;
+}
+
 mod arena;
 mod board;
 mod descriptor;
@@ -68,6 +80,7 @@ mod notify;
 mod platform;
 mod ring;
 mod segment;
+mod slots;
 #[cfg(all(any(test, feature = "steps"), not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 #[doc(hidden)]
 pub mod steps;

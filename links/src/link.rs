@@ -2,14 +2,14 @@
 
 mod socket;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use estafette_devices::{DeviceError, Event, Fence, FenceState, Outcome, Reactor};
+use estafette_devices::{DeviceError, Fence, FenceState, Outcome, Reactor};
 use estafette_sync::sleeper::Sleeper;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
@@ -28,6 +28,7 @@ use crate::mailbox::{Futures, Registration};
 use crate::notify::{Listener, PeerNotifier, Wakeup};
 use crate::platform::{Descriptor, Memory, Socket, wake_all};
 use crate::ring::{Message, NOTE_BYTES, Reader, Violation, Writer};
+use crate::slots::Indices;
 
 /// The fate of the peer, as bits: it sends nothing more, and settles what it has sent.
 const FATE_CLOSING: u32 = 1;
@@ -88,51 +89,10 @@ pub(crate) struct Shared {
 }
 
 /// Messages that were sent and are not over.
+#[derive(Default)]
 struct Sent {
     writer: Writer,
-    /// Indices from here on were never used.
-    fresh: usize,
-    free: Vec<usize>,
-    /// The oldest first.
-    unanswered: VecDeque<(SlotId, Arc<PeerEvent>)>,
-}
-
-impl Sent {
-    /// An index that is not in use, if more than `kept` are not.
-    fn index(&mut self, own: &OwnBoard<Arc<Memory>>, kept: usize) -> Option<usize> {
-        self.reclaim(own, kept);
-        if self.room() <= kept {
-            return None;
-        }
-        let fresh = (self.fresh < SLOTS).then_some(self.fresh);
-        self.free.pop().or_else(|| fresh.inspect(|_| self.fresh += 1))
-    }
-
-    /// Indices that are not in use.
-    fn room(&self) -> usize {
-        self.free.len() + SLOTS - self.fresh
-    }
-
-    /// Takes back indices whose promise and answer are settled: the oldest, or where all but `kept` are in use any.
-    fn reclaim(&mut self, own: &OwnBoard<Arc<Memory>>, kept: usize) {
-        let is_over =
-            |(slot, answer): &(SlotId, Arc<PeerEvent>)| own.is_settled(*slot) && answer.outcome().is_some();
-        let free = |free: &mut Vec<usize>, (slot, answer): (SlotId, Arc<PeerEvent>)| {
-            if !answer.observed_done() {
-                own.free(slot);
-            }
-            free.push(slot.index);
-        };
-        while self.unanswered.front().is_some_and(is_over) {
-            self.unanswered.pop_front().into_iter().for_each(|over| free(&mut self.free, over));
-        }
-        if self.room() <= kept {
-            let (over, open) =
-                std::mem::take(&mut self.unanswered).into_iter().partition::<Vec<_>, _>(is_over);
-            self.unanswered = open.into();
-            over.into_iter().for_each(|over| free(&mut self.free, over));
-        }
-    }
+    indices: Indices<Arc<PeerEvent>>,
 }
 
 impl Shared {
@@ -156,12 +116,7 @@ impl Shared {
             broken: OnceLock::new(),
             listener: Listener::default(),
             notifier: PeerNotifier::default(),
-            sent: Mutex::new(Sent {
-                writer: Writer::default(),
-                fresh: 0,
-                free: Vec::new(),
-                unanswered: VecDeque::new(),
-            }),
+            sent: Mutex::default(),
             reader: Mutex::default(),
             receivers: Futures::default(),
             senders: Futures::default(),
@@ -385,11 +340,13 @@ impl Shared {
 
     pub(crate) fn listen(&self) {
         self.listener.listen(&self.own);
+        step!("listen");
     }
 
     /// Polls everything that the peer may have changed, and goes on listening if anyone waits. True when the link is over.
     pub(crate) fn dispatch(&self) -> bool {
         self.listener.pause(&self.own);
+        step!("dispatch");
         self.poll();
         if self.has_waiters() {
             self.listen();
@@ -450,12 +407,11 @@ impl Shared {
         let is_closed = self.is_closed.load(Ordering::SeqCst);
         let is_unused = self.in_use.load(Ordering::SeqCst) == 0;
         let mut sent = self.sent.lock();
-        let is_answered = || sent.unanswered.iter().all(|(_, answer)| answer.outcome().is_some());
-        if !(is_peer_over || is_closed && is_unused && is_answered()) {
+        if !(is_peer_over || is_closed && is_unused && sent.indices.are_answered()) {
             return false;
         }
         // The events refer to this link.
-        let answered = std::mem::take(&mut sent.unanswered);
+        let answered = sent.indices.close();
         drop(sent);
         drop(answered);
         // A peer that has left has seen every answer, also one that its thread here has not counted yet.
@@ -553,12 +509,12 @@ impl Link {
         // Under the lock: what is over is cleared under it, once.
         shared.check_open()?;
         shared.check()?;
+        step!("send 1");
         let has_room =
             sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
-        let index = if has_room { sent.index(&shared.own, kept) } else { None };
-        let Some(index) = index else { return Err(LinkError::Full { process: self.process() }) };
-        let generation = shared.own.next_generation(Kind::Ready, index);
-        let slot = SlotId { kind: Kind::Ready, index, generation };
+        let slot = if has_room { sent.indices.take(&shared.own, kept) } else { None };
+        let Some(slot) = slot else { return Err(LinkError::Full { process: self.process() }) };
+        step!("send 2");
         let is_pending = state.is_pending();
         match state.outcome() {
             None => shared.own.begin(slot),
@@ -566,8 +522,8 @@ impl Link {
         }
         step!("send 3");
         let answer = PeerEvent::new(Arc::clone(shared), SlotId { kind: Kind::Used, ..slot });
-        sent.unanswered.push_back((slot, Arc::clone(&answer)));
-        sent.writer.write(index, generation, note, &shared.own);
+        sent.indices.is_sent(slot, Arc::clone(&answer));
+        sent.writer.write(slot.index, slot.generation, note, &shared.own);
         drop(sent);
         step!("send 4");
         shared.notify();

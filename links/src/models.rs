@@ -14,7 +14,8 @@ use loom::model::Builder;
 use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, TEXTLESS, WORDS};
 use crate::link::after_fate;
 use crate::notify::{Listener, PeerNotifier, Wakeup};
-use crate::ring::{Reader, Writer};
+use crate::ring::{Message, Reader, Writer};
+use crate::slots::{Answer, Indices};
 
 type Shared = Arc<Vec<AtomicU64>>;
 
@@ -176,6 +177,15 @@ fn a_failure_has_its_own_text_or_none() {
     });
 }
 
+fn next(reader: &mut Reader, process: &Process) -> Message {
+    loop {
+        if let Some((message, _)) = reader.read(&process.own, &process.peer).expect("sense") {
+            return message;
+        }
+        thread::yield_now();
+    }
+}
+
 /// A message of two words, then another that needs the places of the first one.
 #[test]
 fn messages_are_whole_and_in_order() {
@@ -184,12 +194,7 @@ fn messages_are_whole_and_in_order() {
         let receiving = thread::spawn(move || {
             let mut reader = Reader::default();
             for round in 1..=3_u8 {
-                let message = loop {
-                    if let Some((message, _)) = reader.read(&receiver.own, &receiver.peer).expect("sense") {
-                        break message;
-                    }
-                    thread::yield_now();
-                };
+                let message = next(&mut reader, &receiver);
                 assert_eq!((message.generation, message.note), (u32::from(round), vec![round; 8]));
             }
         });
@@ -202,6 +207,77 @@ fn messages_are_whole_and_in_order() {
         }
         receiving.join().expect("it does not panic");
     });
+}
+
+/// The answer of the other process.
+struct Awaited(Arc<Process>, SlotId);
+
+impl Answer for Awaited {
+    fn outcome(&self) -> Option<Outcome> {
+        outcome(&self.0, self.1)
+    }
+}
+
+/// An answer that is not waited for.
+struct Given;
+
+impl Answer for Given {
+    fn outcome(&self) -> Option<Outcome> {
+        Some(Ok(()))
+    }
+}
+
+/// Sends twice with one index, which is free once both of its slots are settled. The second promise fails.
+fn uses_an_index_twice<A: Answer + 'static>(answer: fn(&Arc<Process>, SlotId) -> A) {
+    explore(move || {
+        let [sender, receiver] = processes();
+        let memory = Arc::new(Segment(UnsafeCell::new(0)));
+        let lent = Arc::clone(&memory);
+        let receiving = thread::spawn(move || {
+            let mut reader = Reader::default();
+            for round in 1..=2 {
+                let Message { index, generation, .. } = next(&mut reader, &receiver);
+                assert_eq!((index, generation), (0, round));
+                let settled = wait_for(&receiver, slot(Kind::Ready, generation));
+                assert_eq!((settled.is_ok(), lent.read()), (round == 1, u64::from(round)));
+                receiver.own.settle(slot(Kind::Used, generation), &Ok(()), &receiver.peer);
+            }
+            assert!(
+                outcome(&receiver, slot(Kind::Ready, 1)).is_none(),
+                "a later use is none of an earlier one"
+            );
+        });
+        let sender = Arc::new(sender);
+        let (mut writer, mut indices) = (Writer::default(), Indices::default());
+        for round in 1..=2 {
+            let slot = loop {
+                // One index is kept, so that this one is used again.
+                if let Some(slot) = indices.take(&sender.own, 1) {
+                    break slot;
+                }
+                thread::yield_now();
+            };
+            sender.own.begin(slot);
+            indices.is_sent(slot, answer(&sender, SlotId { kind: Kind::Used, ..slot }));
+            writer.write(slot.index, slot.generation, &[], &sender.own);
+            memory.write(round);
+            let settled = if round == 1 { Ok(()) } else { failed("second") };
+            sender.own.settle(slot, &settled, &sender.peer);
+        }
+        receiving.join().expect("it does not panic");
+    });
+}
+
+#[test]
+fn an_index_is_used_again_once_both_of_its_slots_are_settled() {
+    uses_an_index_twice(|sender, slot| Awaited(Arc::clone(sender), slot));
+}
+
+/// The sender writes the memory anew while the receiver reads it.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn an_index_that_is_used_again_before_the_answer_is_found() {
+    uses_an_index_twice(|_, _| Given);
 }
 
 /// Notifies twice beside a process that listens until it has seen both. A lost wake-up is a deadlock, which loom reports.

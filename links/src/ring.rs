@@ -90,6 +90,7 @@ impl Reader {
         if there == 0 {
             return Ok(None);
         }
+        step!("receive 1");
         let first = peer.ring(self.tail);
         let (index, bytes) = ((first >> 16 & 0xffff) as usize, (first & 0xffff) as usize);
         if there > RING || length(bytes) > there {

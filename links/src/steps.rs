@@ -9,9 +9,11 @@ use crate::platform::end_or_stop;
 pub const STEP: &str = "ESTAFETTE_LINKS_STEP";
 
 /// While a link is made.
-pub const GREETING: [&str; 5] = ["greet 2", "greet 3", "greet 4", "greet 5", "greet 6"];
+pub const GREETING: [&str; 6] = ["greet 1", "greet 2", "greet 3", "greet 4", "greet 5", "greet 6"];
 /// While it is open.
-pub const OPEN: [&str; 12] = [
+pub const OPEN: [&str; 22] = [
+    "send 1",
+    "send 2",
     "send 3",
     "send 4, ring",
     "send 4",
@@ -19,18 +21,37 @@ pub const OPEN: [&str; 12] = [
     "settle, text",
     "settle",
     "settle, notified",
+    "receive 1",
     "receive 2, copied",
     "receive 2",
     "answer",
     "answer, notified",
     "segment",
+    "segment, mapped",
+    "listen",
+    "dispatch",
+    "serve 1",
+    "serve 2",
+    "serve 3",
+    "serve 4",
 ];
+/// When a segment is over: its owner has said so, and the other process has released it.
+pub const RELEASING: [&str; 2] = ["release", "released"];
 /// At its end.
 pub const CLOSING: [&str; 2] = ["close", "left"];
 
+/// Of an engine that hands tensors over, which passes them by [`pass_step`](crate::pass_step).
+pub const TENSORS: [&str; 9] =
+    ["ticket", "redeem", "later", "granted", "staged", "copied", "share", "adopt", "pass on"];
+
+/// Every step of a link.
+pub fn of_links() -> impl Iterator<Item = &'static str> {
+    GREETING.into_iter().chain(OPEN).chain(RELEASING).chain(CLOSING)
+}
+
 /// Every step.
 pub fn all() -> impl Iterator<Item = &'static str> {
-    GREETING.into_iter().chain(OPEN).chain(CLOSING)
+    of_links().chain(TENSORS)
 }
 
 /// Ends or stops this process if it is the one that does so at this step.

@@ -2,8 +2,11 @@
 
 mod deaths;
 mod hostile;
+#[path = "../tests/support/parent.rs"]
+mod parent;
 #[path = "../tests/support/random.rs"]
 mod random;
+mod reused;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::pin;
@@ -287,6 +290,34 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     until("all descriptors are closed", || descriptors() <= before + 1);
 }
 
+/// A forked child that does nothing. It ends with this value, and with the thread that has made it.
+struct Forked(i32);
+
+impl Forked {
+    fn new() -> Self {
+        // SAFETY: the child does nothing until it is ended.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            parent::end_with_parent();
+            loop {
+                // SAFETY: sleeps.
+                unsafe { libc::pause() };
+            }
+        }
+        Self(child)
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        // SAFETY: a child of this process.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
 /// A child has the connection too, so that closing it here does not end it.
 #[test]
 fn a_connection_that_gives_way_leaves_the_link_thread_alone_although_a_forked_child_has_it() {
@@ -297,22 +328,11 @@ fn a_connection_that_gives_way_leaves_the_link_thread_alone_although_a_forked_ch
         socket
     };
     let oldest = connect();
-    // SAFETY: the child only sleeps and leaves.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        std::thread::sleep(2 * HUNG);
-        // SAFETY: as above.
-        unsafe { libc::_exit(0) };
-    }
+    let _child = Forked::new();
     let _others: Vec<_> = (0..100).map(|_| connect()).collect();
     oldest.send(b"late", &[]).expect("the child has the other end");
     let hub = crate::hub::Hub::get().expect("it runs");
     until("nothing is to be done", || hub.poll.wait(Some(Duration::ZERO)).expect("a set").is_empty());
-    // SAFETY: that child.
-    unsafe {
-        libc::kill(child, libc::SIGKILL);
-        libc::waitpid(child, std::ptr::null_mut(), 0);
-    }
     assert_works(&door);
 }
 
@@ -484,23 +504,11 @@ fn a_door_that_the_kernel_does_not_watch_leaves_nothing() {
 fn a_door_that_a_forked_child_has_too_is_closed_all_the_same() {
     let (door, _, _alone) = door();
     let mut waits = Box::pin(Link::connect(door.address()));
-    // SAFETY: the child does nothing until it is ended.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        loop {
-            // SAFETY: sleeps.
-            unsafe { libc::pause() };
-        }
-    }
+    let _child = Forked::new();
     door.close();
     let waker = std::task::Waker::noop();
     let refused = waits.as_mut().poll(&mut Context::from_waker(waker));
     assert!(matches!(refused, task::Poll::Ready(Err(_))), "{refused:?}");
-    // SAFETY: a child of this process.
-    unsafe {
-        libc::kill(child, libc::SIGKILL);
-        libc::waitpid(child, std::ptr::null_mut(), 0);
-    }
 }
 
 #[test]

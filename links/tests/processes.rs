@@ -14,7 +14,10 @@ use std::time::Duration;
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_links::{Address, Door, Link, LinkError, Received, Segment};
 
-use support::{Peer, assert_names_the_dead, failure, is_pending, outcome, role, two, until, wait};
+use support::{
+    Peer, assert_names_the_dead, failure, fork_until_the_test_ends, is_pending, outcome, role, two, until,
+    wait,
+};
 
 fn done() -> Fence {
     let (completer, fence) = host::promise("done");
@@ -159,17 +162,7 @@ fn the_dead_are_named_although_a_forked_child_of_them_lives() {
         link.try_send(&pending, &[]).unwrap();
         link.try_send(&done(), &[]).unwrap();
         let _kept = receive(&link);
-        // SAFETY: the child only waits and leaves.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // Longer than anything is waited for here, or until the test has ended, which has the other end of this pipe.
-            let mut output = libc::pollfd { fd: 1, events: 0, revents: 0 };
-            // SAFETY: as above.
-            unsafe {
-                libc::poll(&raw mut output, 1, 600_000);
-                libc::_exit(0);
-            }
-        }
+        let child = fork_until_the_test_ends();
         link.try_send(&done(), &child.to_le_bytes()).unwrap();
         std::thread::sleep(Duration::from_secs(600));
     }
@@ -226,15 +219,9 @@ fn who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them
     if let Some(door) = role() {
         let link = wait(Link::connect(&Address::from_bytes(door.as_bytes()).unwrap())).unwrap();
         let door = Door::open().unwrap();
-        // SAFETY: the child only sleeps and leaves.
-        let child = unsafe { libc::fork() };
-        if child != 0 {
-            let note = [&child.to_le_bytes(), door.address().as_bytes()].concat();
-            link.try_send(&done(), &note).unwrap();
-        }
+        let note = [&fork_until_the_test_ends().to_le_bytes(), door.address().as_bytes()].concat();
+        link.try_send(&done(), &note).unwrap();
         std::thread::sleep(Duration::from_secs(600));
-        // SAFETY: as above.
-        unsafe { libc::_exit(0) };
     }
     let door = Door::open().unwrap();
     let mut peer = Peer::start(name, &door.address().to_string());
@@ -266,13 +253,7 @@ fn a_process_that_is_lost_and_not_gone_keeps_what_it_uses() {
         let (_promise, pending) = host::promise("never kept");
         link.try_send(&pending, &[]).unwrap();
         let _kept = receive(&link);
-        // SAFETY: the child only sleeps and leaves.
-        unsafe {
-            if libc::fork() == 0 {
-                std::thread::sleep(Duration::from_secs(5));
-                libc::_exit(0);
-            }
-        }
+        fork_until_the_test_ends();
         panic!("{}", std::process::Command::new("sleep").arg("600").exec());
     }
     let door = Door::open().unwrap();
@@ -660,6 +641,41 @@ fn many_processes_wait_at_the_door_of_a_stopped_one() {
             let _links: Vec<_> = (0..LINKS).map(|_| wait(door.accept()).unwrap()).collect();
             all_came.complete();
             assert!(wait(link.receive()).is_err());
+        },
+    );
+}
+
+#[test]
+fn a_process_with_as_many_links_as_it_may_have_says_so_and_who_comes_waits() {
+    /// Doors and links of a process.
+    const MOST: usize = 4096;
+    let is_full = |error: &LinkError| error.to_string().contains("4096 doors and links are open");
+    two(
+        "a_process_with_as_many_links_as_it_may_have_says_so_and_who_comes_waits",
+        |_, link| {
+            let address = Address::from_bytes(receive(&link).note()).unwrap();
+            let new = wait(Link::connect(&address)).expect("it waits");
+            assert!(outcome(&new.try_send(&done(), b"come").unwrap()).is_ok());
+        },
+        |link| {
+            limits::limit(libc::RLIMIT_NOFILE, 2 * MOST as u64);
+            let door = Door::open().unwrap();
+            let mut doors = vec![];
+            let error = loop {
+                match Door::open() {
+                    Ok(more) => doors.push(more),
+                    Err(error) => break error,
+                }
+            };
+            assert!(is_full(&error) && doors.len() == MOST - 2, "{} doors: {error}", doors.len());
+            let error = wait(Link::connect(door.address())).unwrap_err();
+            assert!(is_full(&error), "{error}");
+            link.try_send(&done(), door.address().as_bytes()).unwrap();
+            let error = wait(door.accept()).unwrap_err();
+            assert!(is_full(&error), "{error}");
+            assert!(is_pending(pin!(door.accept())), "it is said once");
+            doors.truncate(MOST / 2);
+            assert_eq!(receive(&wait(door.accept()).unwrap()).note(), b"come");
         },
     );
 }

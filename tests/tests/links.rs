@@ -27,7 +27,7 @@ use estafette::report::roots::roots;
 use estafette::report::sentences::sentence;
 use estafette::report::{html, merge, perfetto, report};
 use estafette::trace::{self, Recorder, TraceOptions};
-use estafette::{DType, Engine, Error, Tensor};
+use estafette::{DType, Engine, Error, Produced, Tensor};
 use estafette_links::Link as RawLink;
 use futures::{FutureExt, StreamExt};
 
@@ -881,4 +881,38 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
             recorder.save().unwrap();
         },
     );
+}
+
+/// One in shared memory, one that is copied, one without a shape, which goes by a ticket, and one that is lent.
+#[test]
+fn what_could_not_be_sent_is_held_by_nothing() {
+    let (engine, private) = (engine(), Engine::builder().workers(1).build().expect("an engine"));
+    let door = Door::open().expect("a door");
+    let (near, far) = std::thread::scope(|scope| {
+        let far = scope.spawn(|| wait(engine.connect(door.address())).expect("a link"));
+        (wait(engine.accept(&door)).expect("a link"), far.join().expect("it does not panic"))
+    });
+    drop(far);
+    assert!(wait(near.receive()).expect("it was closed").is_none());
+    let shared = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+    let copied = private.zeros(&[LENGTH], DType::I64).expect("memory");
+    let lent = engine.empty(&[LENGTH], DType::I64, Memory::SharedForWriting).expect("memory");
+    let (come, may_come) = channel::<()>();
+    let result = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+    let undefined = engine.op("late").produce(move |[]| {
+        may_come.recv()?;
+        Ok(Produced::from(result))
+    });
+    let undefined = undefined.expect("submitted");
+    for tensor in [&shared, &copied, &undefined] {
+        let error = wait(near.send(tensor, &ShareOptions::default())).expect_err("the other end is closed");
+        assert!(error.to_string().contains("closed the link"), "{error}");
+    }
+    wait(near.lend(&lent)).expect_err("the other end is closed");
+    come.send(()).expect("it waits for that");
+    for (engine, tensor) in [(&engine, &shared), (&private, &copied), (&engine, &undefined), (&engine, &lent)]
+    {
+        fill(engine, tensor, 7);
+        assert_eq!(value(engine, tensor).expect("its lease has ended"), 7);
+    }
 }

@@ -3,7 +3,7 @@
 //! than those of `links`.
 //!
 //! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many are killed. With it, the process that
-//! dies large has a GiB, and a percentile is taken of how soon a death is known.
+//! dies large has 4 GiB, and more deaths are counted.
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
@@ -14,9 +14,11 @@ mod support;
 mod roles;
 
 use std::cell::{Cell, RefCell};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::process::ExitStatusExt;
 use std::pin::pin;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -25,7 +27,7 @@ use estafette::devices::DLDevice;
 use estafette::engine::Memory;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{DType, Engine, Error, Tensor};
-use estafette_links::steps::{self, CLOSING, GREETING, OPEN, STEP};
+use estafette_links::steps::{self, CLOSING, GREETING, OPEN, RELEASING, STEP};
 use tests::limits::limit;
 use tests::nothing_left::assert_nothing_left;
 
@@ -76,7 +78,7 @@ fn fill(engine: &Engine, tensor: &Tensor, version: u64, pause: Duration) {
 }
 
 /// Has a look at every element once they are ready. The tensor that it returns fails if one is of another version.
-fn look(engine: &Engine, tensor: &Tensor, version: u64) -> Tensor {
+fn read(engine: &Engine, tensor: &Tensor, version: u64) -> Tensor {
     let seen = engine.zeros(&[1], DType::I64).expect("memory");
     let looked = engine.op("look").reads([tensor]).writes([&seen]).run(move |[tensor], [_seen]| {
         let elements = tensor.as_slice::<i64>()?;
@@ -118,9 +120,9 @@ fn is_its_end(error: &str, process: u32) -> bool {
     })
 }
 
-/// Sends versions and uses those of the other process, until `rounds` are over or that process ends. `pause` before each write: what is
+/// Sends versions and uses those of the other process, until there are enough or that process ends. `pause` before each write: what is
 /// sent is pending then. Every value is the version that was sent, or the failure of that version.
-fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
+fn work(engine: &Engine, link: &Link, are_enough: impl Fn(u64) -> bool, pause: Duration) {
     let ring = [(); RING].map(|()| engine.zeros(&[LENGTH], DType::I64).expect("memory"));
     let mut looks: Vec<(u64, Tensor, Option<Tensor>)> = Vec::new();
     let received = Cell::new(0);
@@ -129,7 +131,7 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
         match next {
             Poll::Ready(Ok(Some(tensor))) => {
                 let version = received.replace(received.get() + 1);
-                let seen = look(engine, &tensor, version);
+                let seen = read(engine, &tensor, version);
                 // Some are held for longer than their look.
                 looks.push((version, seen, version.is_multiple_of(5).then_some(tensor)));
                 true
@@ -162,8 +164,8 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
         });
     };
     let mut is_open = true;
-    for version in 0..rounds {
-        if !is_open {
+    for version in 0.. {
+        if !is_open || are_enough(version) {
             break;
         }
         let tensor = &ring[(version % RING as u64) as usize];
@@ -172,7 +174,8 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
         while pause.is_zero() && is_open && !tensor.is_ready() {
             is_open = receive(&mut looks);
             check(&mut looks, false);
-            std::thread::yield_now();
+            // This thread serves the link meanwhile. How the version ends is looked at elsewhere.
+            let _ = tensor.wait_timeout(Duration::from_micros(50));
         }
         if let Err(error) = wait(link.send(tensor, &ShareOptions::default())) {
             assert!(is_its_end(&error.to_string(), link.process()), "{error}");
@@ -185,7 +188,7 @@ fn work(engine: &Engine, link: &Link, rounds: u64, pause: Duration) {
     for tensor in &ring {
         // Its leases in the other process end, also with that process.
         fill(engine, tensor, 0, Duration::ZERO);
-        let seen = look(engine, tensor, 0);
+        let seen = read(engine, tensor, 0);
         seen.wait_timeout(Duration::from_secs(60)).expect("it was written when its readers were gone");
     }
 }
@@ -209,7 +212,15 @@ fn is_the_other() -> bool {
     true
 }
 
+static HAS_BEEN_STOPPED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn goes_on(_signal: libc::c_int) {
+    HAS_BEEN_STOPPED.store(true, Ordering::Relaxed);
+}
+
 fn be_the_other(place: &str) {
+    // SAFETY: nothing else uses the signal, and the handler stores a flag.
+    unsafe { libc::signal(libc::SIGCONT, goes_on as extern "C" fn(libc::c_int) as usize) };
     let engine = engine();
     match &*std::env::var(TASK).expect("a task") {
         "makes a ticket" => {
@@ -223,6 +234,14 @@ fn be_the_other(place: &str) {
         "lacks memory" => return lacks_memory(&engine, place),
         "holds" => return holds(&engine, place),
         "is large" => return is_large(&engine, place),
+        "is passed on" => {
+            let link = wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address")));
+            let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
+            fill(&engine, &x, 0, Duration::ZERO);
+            let link = link.expect("a link");
+            wait(link.send(&x, &ShareOptions::default())).expect("sent");
+            until_killed();
+        }
         "owes" => {
             let link = wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address")));
             let owed = engine.zeros(&[LENGTH], DType::I64).expect("memory");
@@ -248,12 +267,17 @@ fn be_the_other(place: &str) {
             let step = std::env::var(STEP).unwrap_or_default();
             let closes = step.ends_with("stop") || CLOSING.iter().any(|it| step.starts_with(it));
             let rounds = if closes { ROUNDS } else { u64::MAX };
+            let comes_before = !CLOSING.iter().any(|it| step.starts_with(it));
+            let must_stop = step.ends_with("stop") && comes_before;
+            let are_enough =
+                |version| version >= rounds && (!must_stop || HAS_BEEN_STOPPED.load(Ordering::Relaxed));
             let link = link.expect("a link");
             match task {
                 "passes on" => passes_on(&engine, &link, rounds),
                 pair if pair.contains(' ') => roles::play(&engine, link, pair),
                 pause => {
-                    work(&engine, &link, rounds, Duration::from_micros(pause.parse().expect("a number")));
+                    let pause = Duration::from_micros(pause.parse().expect("a number"));
+                    work(&engine, &link, are_enough, pause);
                 }
             }
         }
@@ -424,20 +448,22 @@ fn a_death_at_any_step_ends_leases_and_promises_and_nothing_else() {
     let name = "a_death_at_any_step_ends_leases_and_promises_and_nothing_else";
     let _alone = alone();
     let survivor = Survivor::new();
-    let open = OPEN.map(|step| (step, 4)).into_iter();
+    let open = OPEN.into_iter().chain(["granted", "share", "adopt"]).map(|step| (step, 4));
     let once = GREETING.into_iter().chain(CLOSING).map(|step| (step, 0));
     for (step, count) in open.chain(once) {
         // A segment is shown once.
-        let count = if step == "segment" { 0 } else { count };
+        let count = if step.starts_with("segment") { 0 } else { count };
+        // A process whose writes take long does not wait.
+        let pauses = if step.starts_with("serve") { &["0"][..] } else { &["0", "300"] };
         for connects in [true, false] {
-            for pause in ["0", "300"] {
+            for pause in pauses {
                 let what = format!("{step}, it connects: {connects}, its writes take {pause} µs");
                 let said = (!connects).then(|| Said::new("kills"));
                 let (child, link) =
                     survivor.meet(name, Some(&format!("{step}:{count}")), said.as_ref(), pause);
                 assert!(link.is_some() || GREETING.contains(&step), "{what}: there is a link");
                 if let Some(link) = &link {
-                    work(&survivor.engine, link, u64::MAX, Duration::ZERO);
+                    work(&survivor.engine, link, |_| false, Duration::ZERO);
                 }
                 drop(link);
                 survivor.assert_nothing_of(&what, child);
@@ -456,6 +482,8 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
     let survivor = Survivor::new();
     let engine = &survivor.engine;
     for step in GREETING.into_iter().chain([
+        "share",
+        "receive 1",
         "receive 2, copied",
         "receive 2",
         "segment",
@@ -483,9 +511,18 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
         survivor.assert_nothing_of(step, owner);
     }
     // The consumer sends the request, and receives the answer.
-    for step in
-        GREETING.into_iter().chain(["send 3", "send 4", "send 5", "receive 2, copied", "receive 2", "answer"])
-    {
+    for step in GREETING.into_iter().chain([
+        "redeem",
+        "send 3",
+        "send 4",
+        "send 5",
+        "segment, mapped",
+        "receive 1",
+        "receive 2, copied",
+        "receive 2",
+        "adopt",
+        "answer",
+    ]) {
         let said = Said::new("tickets");
         let x = engine.zeros(&[LENGTH], DType::I64).expect("memory");
         fill(engine, &x, 0, Duration::ZERO);
@@ -495,9 +532,21 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
         end_of(step, &mut consumer);
         drop(ticket);
         fill(engine, &x, 1, Duration::ZERO);
-        look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("its lease has ended");
+        read(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("its lease has ended");
         drop(x);
         survivor.assert_nothing_of(step, consumer);
+    }
+}
+
+/// Why a process that passes on tensors, and sends some of its own, does not come to the step, if it does not.
+fn why_never_between(step: &str) -> Option<&'static str> {
+    match step {
+        "redeem" => Some("what it is sent has its place in shared memory"),
+        "staged" | "copied" => Some("its own tensors are in shared memory"),
+        "pass on" => Some("no other process passes on its own tensors"),
+        _ if RELEASING.contains(&step) => Some("its segments, and those that it is shown, stay"),
+        _ if step.starts_with("serve") => Some("it waits where threads serve no link"),
+        _ => None,
     }
 }
 
@@ -512,12 +561,13 @@ fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
     let survivor = Survivor::new();
     let engine = &survivor.engine;
     let mut passed_on_before = 0;
-    for step in steps::all() {
+    for step in steps::all().filter(|step| why_never_between(step).is_none()) {
         // It greets this process, is greeted, and greets again. While links are open it is owner and consumer by turns.
         let counts: &[u64] = match step {
             _ if GREETING.contains(&step) => &[0, 1, 2],
-            "segment" | "close" | "left" => &[0],
-            _ => &[0, 2, 4, 7, 12],
+            "segment" | "segment, mapped" | "close" | "left" => &[0],
+            _ if is_long() => &[0, 2, 4, 7, 12],
+            _ => &[0, 4, 7],
         };
         for count in counts {
             let what = format!("{step}:{count}");
@@ -529,7 +579,7 @@ fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
                 let passed_on =
                     wait(link.send(&x, &ShareOptions::default())).and_then(|()| wait(link.receive()));
                 let whole = |tensor: Option<Tensor>| {
-                    let seen = tensor.as_ref().map(|it| look(engine, it, 0));
+                    let seen = tensor.as_ref().map(|it| read(engine, it, 0));
                     seen.map_or(Ok(()), |seen| seen.wait_timeout(Duration::from_secs(60))).map(|()| tensor)
                 };
                 match passed_on.and_then(whole) {
@@ -538,22 +588,59 @@ fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
                         assert!(is_its_end(&format!("{error} {error:?}"), link.process()), "{what}: {error}")
                     }
                 }
-                work(engine, link, u64::MAX, Duration::from_micros(count % 2 * 300));
+                work(engine, link, |_| false, Duration::from_micros(count % 2 * 300));
             }
             drop(link);
             end_of(&what, &mut child);
             fill(engine, &x, 1, Duration::ZERO);
             if let Some(kept) = kept {
                 passed_on_before += 1;
-                look(engine, &kept, 0).wait_timeout(Duration::from_secs(60)).expect("it stays");
+                read(engine, &kept, 0).wait_timeout(Duration::from_secs(60)).expect("it stays");
                 assert!(!x.is_ready(), "{what}: the write waits for who was passed the tensor");
             }
-            look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("its leases have ended");
+            read(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("its leases have ended");
             drop(x);
             survivor.assert_nothing_of(&what, child);
         }
     }
     assert!(passed_on_before > 10, "of {passed_on_before} deaths the tensor had been passed on before");
+}
+
+/// The process that dies owns what this one passes on: to itself, by its own door.
+#[test]
+fn a_death_of_the_owner_while_its_tensor_is_passed_on_leaves_the_tensor_or_a_failure() {
+    if is_the_other() {
+        return;
+    }
+    let name = "a_death_of_the_owner_while_its_tensor_is_passed_on_leaves_the_tensor_or_a_failure";
+    let _alone = alone();
+    let survivor = Survivor::new();
+    let engine = &survivor.engine;
+    for step in
+        ["greet 1", "greet 6", "receive 1", "ticket", "pass on", "send 2", "send 4, ring", "send 5", "share"]
+    {
+        // It greets this process twice, and has sent its door and the tensor before it is asked for a ticket and, by that, for the tensor.
+        let count = match step {
+            "send 2" | "send 4, ring" => 2,
+            "send 5" => 3,
+            "greet 1" | "greet 6" | "share" => 1,
+            _ => 0,
+        };
+        let step = format!("{step}:{count}");
+        let (child, link) = survivor.meet(name, Some(&step), None, "is passed on");
+        let (process, link) = (child.id(), link.expect("a link"));
+        let x = wait(link.receive()).expect("a link").expect("a tensor");
+        read(engine, &x, 0).wait_timeout(Duration::from_secs(60)).expect("it is whole");
+        let ticket = x.ticket(&ShareOptions::default()).expect("a ticket");
+        let passed_on = engine.from_ticket(&ticket).expect("a promise");
+        if let Err(error) = read(engine, &passed_on, 0).wait_timeout(Duration::from_secs(60)) {
+            let error = format!("{error} {error:?}");
+            assert!(is_its_end(&error, process), "{step}: {error}");
+        }
+        read(engine, &x, 0).wait_timeout(Duration::from_secs(60)).expect("what was ready stays ready");
+        drop((ticket, passed_on, x, link));
+        survivor.assert_nothing_of(&step, child);
+    }
 }
 
 /// True if `ESTAFETTE_KILLS_S` asks for the long form of these tests.
@@ -566,7 +653,7 @@ fn is_large(engine: &Engine, place: &str) {
     let link =
         wait(engine.connect(&Address::from_bytes(place.as_bytes()).expect("an address"))).expect("a link");
     let _memory = engine
-        .empty(&[if is_long() { 1 << 30 } else { 32 << 20 }], DType::U8, Memory::Shared(DLDevice::CPU))
+        .empty(&[if is_long() { 4 << 30 } else { 32 << 20 }], DType::U8, Memory::Shared(DLDevice::CPU))
         .expect("memory");
     let [lent, _held] = [(); 2].map(|()| wait(link.receive()).expect("a link").expect("a tensor"));
     let owed = engine.zeros(&[LENGTH], DType::I64).expect("memory");
@@ -639,19 +726,35 @@ fn large_dies(survivor: &Survivor, name: &str) -> bool {
     let told = (killed.elapsed(), has_ended(process));
     assert!(is_its_end(&error, process), "{error}");
     for (tensor, check) in [&lent, &held].into_iter().zip(checks) {
-        look(engine, tensor, 1).wait_timeout(Duration::from_secs(60)).expect("its leases have ended");
+        read(engine, tensor, 1).wait_timeout(Duration::from_secs(60)).expect("its leases have ended");
         check.wait().expect("after the end of its threads");
     }
     let gone = killed.elapsed();
     println!("told after {:?}, gone after {gone:?}", told.0);
     child.wait().expect("a child");
-    look(engine, &lent, 1).wait().expect("nothing writes any more");
+    read(engine, &lent, 1).wait().expect("nothing writes any more");
     drop((owed, lent, held, link));
     survivor.assert_nothing_of(name, child);
     !told.1 && told.0 < gone / 2
 }
 
-/// The long form kills as many processes as a percentile takes.
+/// The time from when a thread hears of an end that waits for the process itself. It competes for the processors as other waiting threads
+/// do, so that the load of the machine cancels out.
+fn since_its_end(process: u32) -> std::thread::JoinHandle<Instant> {
+    // SAFETY: takes two integers; the descriptor is new.
+    let end =
+        unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::syscall(libc::SYS_pidfd_open, process, 0) as i32) };
+    std::thread::spawn(move || {
+        let mut ended = libc::pollfd { fd: end.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor, which is open.
+        assert_eq!(unsafe { libc::poll(&raw mut ended, 1, 60_000) }, 1, "it ends");
+        Instant::now()
+    })
+}
+
+/// The most between the end of a process and the failure of a promise of it, in most of many deaths.
+const TOLD: Duration = Duration::from_millis(5);
+
 #[test]
 fn who_waits_for_a_process_is_told_of_its_death_soon() {
     if is_the_other() {
@@ -660,14 +763,15 @@ fn who_waits_for_a_process_is_told_of_its_death_soon() {
     let name = "who_waits_for_a_process_is_told_of_its_death_soon";
     let _alone = alone();
     let survivor = Survivor::new();
-    let mut told: Vec<_> = (0..if is_long() { 200 } else { 5 })
+    let mut told: Vec<_> = (0..if is_long() { 200 } else { 25 })
         .map(|_| {
             let (mut child, link) = survivor.meet(name, None, None, "owes");
             let owed = wait(link.as_ref().expect("a link").receive()).expect("a link").expect("a promise");
-            let killed = Instant::now();
+            let ended = since_its_end(child.id());
             child.kill().expect("it runs");
             let error = owed.wait_timeout(Duration::from_secs(60)).expect_err("it is dead").to_string();
-            let told = killed.elapsed();
+            let told = Instant::now();
+            let told = told.saturating_duration_since(ended.join().expect("it does not panic"));
             assert!(is_its_end(&error, child.id()), "{error}");
             drop((owed, link));
             survivor.assert_nothing_of(name, child);
@@ -676,9 +780,8 @@ fn who_waits_for_a_process_is_told_of_its_death_soon() {
         .collect();
     told.sort_unstable();
     let [median, late] = [50, 99].map(|percent| told[(told.len() - 1) * percent / 100]);
-    println!("told after {median:?}, p99 {late:?}");
-    // On a loaded machine this process may wait for the processor for some time slices.
-    assert!(!is_long() || late < Duration::from_millis(250), "p99 {late:?}");
+    println!("told {median:?} after the end, p99 {late:?}");
+    assert!(median < TOLD, "the median of {} deaths is {median:?}", told.len());
 }
 
 #[test]
@@ -707,7 +810,7 @@ fn kills_at_random_moments_leave_whole_versions_and_nothing_else() {
                 // SAFETY: a signal to a child of this process that is not reaped.
                 unsafe { libc::kill(child.id().cast_signed(), libc::SIGKILL) };
             });
-            work(&survivor.engine, &link, u64::MAX, Duration::from_micros(u64::from(kills % 2) * 300));
+            work(&survivor.engine, &link, |_| false, Duration::from_micros(u64::from(kills % 2) * 300));
         });
         drop(link);
         survivor.assert_nothing_of(&what, child);
@@ -727,31 +830,52 @@ fn a_stop_at_any_step_is_waited_for() {
     let name = "a_stop_at_any_step_is_waited_for";
     let _alone = alone();
     let survivor = Survivor::new();
-    for step in steps::all() {
-        let place = survivor.door.address().to_string();
-        let child = start(name, Some(&format!("{step}:0:stop")), &place, "300");
-        let process = child.id().cast_signed();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // SAFETY: waits for a child of this process until it stops, and lets it go on; it is not reaped.
-                unsafe {
-                    let mut status = 0;
-                    assert_eq!(libc::waitpid(process, &raw mut status, libc::WUNTRACED), process);
-                    assert!(libc::WIFSTOPPED(status), "{step}: it came there");
-                    std::thread::sleep(Duration::from_millis(5));
-                    libc::kill(process, libc::SIGCONT);
-                }
+    let engine = &survivor.engine;
+    let once = GREETING.into_iter().chain(CLOSING);
+    for step in OPEN.into_iter().chain(["granted", "share", "adopt"]).chain(once.clone()) {
+        for connects in [true, false] {
+            let what = format!("{step}, it connects: {connects}");
+            let said = (!connects).then(|| Said::new("stops"));
+            let place = said.as_ref().map(|said| format!("file {}", said.path()));
+            let place = place.unwrap_or_else(|| survivor.door.address().to_string());
+            let pause = if step.starts_with("serve") { "0" } else { "300" };
+            let mut child = start(name, Some(&format!("{step}:0:stop")), &place, pause);
+            let process = child.id();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // SAFETY: has a look at a child of this process, which is not reaped.
+                    until(&format!("{what}: it came there"), || unsafe {
+                        let mut info: libc::siginfo_t = std::mem::zeroed();
+                        let how = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT;
+                        assert_eq!(libc::waitid(libc::P_PID, process, &raw mut info, how), 0);
+                        info.si_pid() != 0
+                    });
+                    if once.clone().all(|it| it != step) {
+                        // All that this process sends it is used by it, and written again after that.
+                        let holder = format!("process {process}");
+                        until(&format!("{what}: it is named"), || {
+                            engine.diagnose().to_string().contains(&holder)
+                        });
+                    } else {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    // SAFETY: as above.
+                    unsafe { libc::kill(process.cast_signed(), libc::SIGCONT) };
+                });
+                let link = match &said {
+                    None => wait(engine.accept(&survivor.door)),
+                    Some(said) => {
+                        wait(engine.connect(&Address::from_bytes(&said.wait()).expect("an address")))
+                    }
+                };
+                let link = link.expect("a link");
+                work(engine, &link, |_| false, Duration::ZERO);
+                let last = wait(link.receive()).expect("it has not died");
+                assert!(last.is_none(), "{what}: it has closed the link");
             });
-            let link = wait(survivor.engine.accept(&survivor.door)).expect("a link");
-            work(&survivor.engine, &link, u64::MAX, Duration::ZERO);
-            assert!(
-                wait(link.receive()).expect("it has not died").is_none(),
-                "{step}: it has closed the link"
-            );
-        });
-        let mut child = child;
-        child.kill().expect("it runs");
-        survivor.assert_nothing_of(step, child);
+            child.kill().expect("it runs");
+            survivor.assert_nothing_of(&what, child);
+        }
     }
 }
 
@@ -806,7 +930,7 @@ fn a_stopped_process_keeps_its_leases_and_promises_and_is_named() {
     assert!(diagnosis.contains(&format!("process {process}")), "{diagnosis}");
     // SAFETY: as above.
     unsafe { libc::kill(process, libc::SIGCONT) };
-    look(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("written once it was released");
+    read(engine, &x, 1).wait_timeout(Duration::from_secs(60)).expect("written once it was released");
     owed.wait_timeout(Duration::from_secs(60)).expect("the promise is kept");
     assert_eq!(owed.to_vec::<i64>().expect("elements"), vec![7; LENGTH as usize]);
     drop((owed, link));

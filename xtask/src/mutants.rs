@@ -56,6 +56,12 @@ const MUTANTS: &[Mutant] = &[
         caught_by: Test::Processes("a_process_that_is_lost_and_not_gone_keeps_what_it_uses"),
     },
     Mutant {
+        fault: "an index is used again before its answer",
+        file: "slots.rs",
+        edits: &[["own.is_settled(*slot) && answer.outcome().is_some()", "own.is_settled(*slot)"]],
+        caught_by: Test::Model("models::an_index_is_used_again_once_both_of_its_slots_are_settled"),
+    },
+    Mutant {
         fault: "a use ends twice",
         file: "link.rs",
         edits: &[["self.answer.take()", "self.answer.clone()"]],

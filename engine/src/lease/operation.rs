@@ -24,7 +24,7 @@ use crate::trace::hooks;
 #[derive(Debug)]
 pub(crate) struct LeaseOp {
     pub(crate) details: LeaseDetails,
-    stage: Mutex<Stage>,
+    stage: Mutex<LeaseStage>,
     /// True if the consumer orders its work after earlier work. The lease is then held with that work
     /// pending.
     consumer_orders: bool,

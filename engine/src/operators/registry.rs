@@ -32,7 +32,7 @@ type OperatorMap = BTreeMap<Arc<str>, Arc<Operator>>;
 /// See [`operators`].
 #[derive(Debug)]
 pub struct Operators {
-    known: ProcessBound<Mutex<Known>>,
+    known: ProcessBound<Mutex<OperatorMap>>,
 }
 
 /// An operator that was not added, and why.
@@ -115,7 +115,7 @@ impl Operators {
         Ok(self.known()?.values().cloned().collect())
     }
 
-    pub(super) fn known(&self) -> Result<MutexGuard<'_, Known>, Forked> {
+    pub(super) fn known(&self) -> Result<MutexGuard<'_, OperatorMap>, Forked> {
         Ok(self.known.get()?.lock())
     }
 

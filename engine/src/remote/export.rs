@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use estafette_devices::host::{self, HostDevice};
 use estafette_devices::{DLDevice, Device, Fence, FenceState, SharedSegment};
-use estafette_links::{Arena, Link, LinkError, Segment};
+use estafette_links::{Arena, Link, LinkError, Segment, pass_step};
 use estafette_report::shown::shown;
 use estafette_sync::sync::Mutex;
 
@@ -190,6 +190,7 @@ impl Export {
 
     /// Keeps the lease for as long as the memory is shown, or for as long as it takes to copy it.
     async fn granted(&self, lease: Lease, copy: Option<bool>) -> Result<(), Error> {
+        pass_step("granted");
         if self.shown.get().is_none() {
             let (tensor, definition) = (lease.tensor(), lease.tensor().inner.definition()?);
             let shown = show(tensor, definition, copy)?;
@@ -198,8 +199,10 @@ impl Export {
         }
         match self.shown.get() {
             Some(Shown::Here(SegmentRange { copied: Some((target, core)), .. })) => {
+                pass_step("staged");
                 let copying = copy::for_processes(core.clone(), lease.tensor().clone(), Arc::clone(target));
                 by_an_operation(core.clone(), "copy for another process", copying).await?;
+                pass_step("copied");
                 drop(lease);
             }
             Some(Shown::Here(_)) => {

@@ -28,7 +28,7 @@ mod serve;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use estafette_links::{Address, secret};
+use estafette_links::{Address, pass_step, secret};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 
@@ -116,6 +116,8 @@ impl Ticket {
             return Err(Error::invalid(format!("{TICKETS_MAX} tickets are alive, which is the most")));
         }
         exports.insert(secret, Ticketed { export, is_for_one });
+        drop(exports);
+        pass_step("ticket");
         Ok(Self { address, process: std::process::id(), secret, reach, is_owner: !is_for_one })
     }
 

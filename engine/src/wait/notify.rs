@@ -291,7 +291,7 @@ fn wait_for_one(
         waiting.push((&op.handle.payload().core, op.handle.clone()));
     }
     for tensor in tensors {
-        let ended = Ended::new(&tensor.inner, true);
+        let ended = VersionEnd::new(&tensor.inner, true);
         if let Some(query) = ended.handle() {
             noted.extend(QueryNoted::of(&query));
             waiting.push((&tensor.inner.core, query));

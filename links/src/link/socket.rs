@@ -117,6 +117,7 @@ impl Shared {
                 }
                 (RELEASED, 8, Ok(Err(none))) if none.is_empty() => {
                     over.extend(seen.remove(&number(&bytes)));
+                    step!("released");
                     None
                 }
                 _ => Some(Violation("an unknown message")),
@@ -166,6 +167,7 @@ impl Shared {
             }
         };
         seen.insert(number, new);
+        step!("segment, mapped");
         Ok(())
     }
 }
@@ -206,6 +208,7 @@ impl Shared {
                 return;
             }
             shown.free.push(number.wrapping_add(SEGMENTS as u32));
+            step!("release");
         }
     }
 }

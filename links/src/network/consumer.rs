@@ -130,6 +130,12 @@ impl Consumer {
         self.lent.values().for_each(|loan| (loan.remark)(&name, what));
     }
 
+    /// Requests that are not answered.
+    #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+    pub(super) fn requests(&self) -> usize {
+        self.requests
+    }
+
     /// Sends a heartbeat if it is time. Returns when this consumer is due again.
     pub(super) fn next(&mut self, now: Instant) -> Option<Instant> {
         let wire = self.wire.as_mut()?;

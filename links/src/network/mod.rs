@@ -26,6 +26,8 @@
 
 mod clock;
 mod consumer;
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod deaths;
 mod owner;
 mod thread;
 mod wire;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+mod parent;
+
 use std::ffi::OsStr;
 use std::future::Future;
 use std::io::{BufRead, BufReader};
@@ -142,9 +144,26 @@ impl Drop for Peer {
     }
 }
 
-/// The address that this process was started with, if it is the second process of test.
+/// The address that this process was started with, if it is the second process of a test. It ends with the first one.
 pub fn role() -> Option<String> {
-    std::env::var(DOOR).ok()
+    let door = std::env::var(DOOR).ok()?;
+    parent::end_with_parent();
+    Some(door)
+}
+
+/// Forks a child that does nothing, and outlives this process, for as long as the test has the other end of its output. Returns the child's
+/// number.
+pub fn fork_until_the_test_ends() -> i32 {
+    // SAFETY: the child only waits and leaves.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let mut output = libc::pollfd { fd: libc::STDOUT_FILENO, events: 0, revents: 0 };
+            libc::poll(&raw mut output, 1, -1);
+            libc::_exit(0);
+        }
+        child
+    }
 }
 
 /// Runs `second` in a process of its own with a link to this one, and `first` here. The second one ends well.

@@ -181,14 +181,17 @@ fn a_process_whose_files_may_not_be_as_large_has_an_error_for_shared_memory_and_
 /// temporary files. Where the system refuses a mount namespace, the process has both, and must leave them alone.
 #[test]
 fn a_process_without_a_writable_file_system_shares_memory() {
+    const SMALL: &str = "mount -t tmpfs -o size=64m none /dev/shm";
     const READ_ONLY: &str =
         "for folder in /dev/shm /tmp /var/tmp /run; do mount -t tmpfs -o ro none $folder || exit 1; done";
+    /// More than fits in a small `/dev/shm`.
+    const VAST: i64 = 9 << 20;
     let name = "shortage::a_process_without_a_writable_file_system_shares_memory";
     if let Some(door) = role() {
         let engine = engine();
         let door = Address::from_bytes(door.as_bytes()).unwrap();
         let link = wait(engine.connect(&door)).unwrap();
-        let x = engine.zeros(&[LARGE], DType::I64).unwrap();
+        let x = engine.empty(&[VAST], DType::I64, Memory::Shared(DLDevice::CPU)).unwrap();
         fill(&engine, &x, 7);
         wait(link.send(&x, &ShareOptions::default())).unwrap();
         let ticket = x.ticket(&ShareOptions::default()).unwrap();
@@ -206,14 +209,17 @@ fn a_process_without_a_writable_file_system_shares_memory() {
     let engine = engine();
     let door = Door::open().unwrap();
     let is_permitted = std::process::Command::new("unshare").args(["-rm", "true"]).status();
-    let script = format!("{READ_ONLY}; exec \"$0\" \"$@\"");
-    let alone = ["unshare", "-rm", "sh", "-c", &script];
-    let starter = if is_permitted.is_ok_and(|status| status.success()) { &alone[..] } else { &[] };
-    let mut peer = Peer::start_by(starter, name, &door.address().to_string());
-    let link = wait(engine.accept(&door)).unwrap();
-    let x = receive(&link);
-    let y = engine.from_ticket(&receive_ticket(&link)).unwrap();
-    assert_eq!([x, y].map(|tensor| value(&engine, &tensor).unwrap()), [7, 7]);
-    say(&engine, &link);
-    assert!(peer.0.wait().unwrap().success());
+    let is_permitted = is_permitted.is_ok_and(|status| status.success());
+    for folders in [READ_ONLY, SMALL] {
+        let script = format!("{folders}; exec \"$0\" \"$@\"");
+        let alone = ["unshare", "-rm", "sh", "-c", &script];
+        let starter = if is_permitted { &alone[..] } else { &[] };
+        let mut peer = Peer::start_by(starter, name, &door.address().to_string());
+        let link = wait(engine.accept(&door)).unwrap();
+        let x = receive(&link);
+        let y = engine.from_ticket(&receive_ticket(&link)).unwrap();
+        assert_eq!([x, y].map(|tensor| value(&engine, &tensor).unwrap()), [7, 7]);
+        say(&engine, &link);
+        assert!(peer.0.wait().unwrap().success());
+    }
 }

@@ -1,9 +1,9 @@
 //! Tensors whose memory is not shared, and tensors that have no memory yet, in another process.
 
+use estafette::BodyResult;
 use estafette::bindings;
 use estafette::devices::Device;
 use estafette::devices::sim::{SimDevice, SimOptions};
-use estafette::{BodyResult, Produced};
 
 use super::*;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, Reactor};
-use estafette_links::{Address, Link as RawLink, LinkError, PeerMemory, Received};
+use estafette_links::{Address, Link as RawLink, LinkError, PeerMemory, Received, pass_step};
 use estafette_report::model;
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
@@ -40,6 +40,7 @@ pub(crate) fn redeem(
     waited: Option<WaitNoted>,
 ) -> Result<Tensor, Error> {
     let (process, secret, reach) = (ticket.process, ticket.secret, ticket.reach.clone());
+    pass_step("redeem");
     builder.receive(move |completion| {
         if let Some(waited) = waited {
             waited.was_for(completion.scope().id());

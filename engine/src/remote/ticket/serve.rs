@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use estafette_devices::{DeviceErrorKind, Reactor, host};
-use estafette_links::{Address, Door, Link as RawLink};
+use estafette_links::{Address, Door, Link as RawLink, pass_step};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 
@@ -88,6 +88,7 @@ async fn answer_to(link: Arc<RawLink>, number: [u8; 8], request: TicketRequest) 
 /// A ticket for a process that wants to pass on what it uses. It is valid until that process has answered.
 async fn pass_on(link: &RawLink, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
     let ticket = Ticket::new(export, false, Vec::new())?;
+    pass_step("pass on");
     let answer = link.send(&done(), &Note::Ticket(ticket.named()).to_bytes(&number)).await?;
     Reactor::global().when_settled([&answer], move |_| drop(ticket));
     Ok(())
@@ -101,6 +102,7 @@ async fn send_version(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>)
     let (completer, known) = host::promise("a tensor that comes later");
     let note = Note::Later.to_bytes(&number);
     link.when_room(|| link.try_send_within(&known, &note, KEPT)).await?;
+    pass_step("later");
     // The end of the other process ends the link, however long this takes.
     let link = Arc::downgrade(link);
     notify(send_when_known(link, number, export), move |sent| completer.settle(sent.map_err(device_error)));
