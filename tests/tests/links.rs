@@ -383,6 +383,34 @@ fn a_version_can_be_used_while_a_later_one_of_the_same_memory_is_pending() {
 }
 
 #[test]
+fn a_version_that_is_cancelled_behind_a_lease_fails_at_once_in_the_process_that_has_the_lease() {
+    two(
+        "a_version_that_is_cancelled_behind_a_lease_fails_at_once_in_the_process_that_has_the_lease",
+        |peer, engine, link| {
+            let x = engine.zeros(&[LENGTH], DType::I64).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
+            let waits = engine.op("waits").writes([&x]).run(|[], [_x]| Ok(())).unwrap();
+            wait(link.send(&x, &ShareOptions::default())).unwrap();
+            let ticket = x.ticket(&ShareOptions::default()).unwrap();
+            send_ticket(engine, &link, &ticket);
+            heard(&link);
+            assert!(waits.cancel());
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |engine, link| {
+            let former = receive(&link);
+            let cancelled = [receive(&link), engine.from_ticket(&receive_ticket(&link)).unwrap()];
+            say(engine, &link);
+            for version in cancelled {
+                let failure = version.wait_timeout(Duration::from_secs(60)).unwrap_err().to_string();
+                assert!(failure.contains("`waits`") && failure.contains("cancelled"), "{failure}");
+            }
+            assert_eq!(value(engine, &former).unwrap(), 0);
+        },
+    );
+}
+
+#[test]
 fn a_ticket_is_a_promise_in_a_process_without_a_link() {
     two(
         "a_ticket_is_a_promise_in_a_process_without_a_link",

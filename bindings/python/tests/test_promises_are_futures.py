@@ -392,7 +392,7 @@ class TestOthers:
 
         asyncio.run(main())
 
-    def test_mistakes(self, late, gate):
+    def test_mistakes(self, np, late, gate):
         with pytest.raises(ValueError, match="return_when is one of"):
             est.wait(late, return_when="SOME_COMPLETED")
         for wait in (est.wait, lambda promises: list(est.as_completed(promises))):
@@ -400,6 +400,8 @@ class TestOthers:
                 wait(late[0])
             with pytest.raises(TypeError, match="3 is no promise"):
                 wait([late[0], 3])
+            with pytest.raises(TypeError, match=r"array\(\[1\.\]\) is no promise"):
+                wait([late[0], np.ones(1)])
         assert est.wait([]) == (set(), set()) and list(est.as_completed([])) == []
         gate.open()
 

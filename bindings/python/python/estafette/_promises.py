@@ -324,11 +324,12 @@ def _checked(promises):
     """The promises that are waited for. `concurrent.futures` would fail where it asks for a condition."""
     if _is_promise(promises):
         raise TypeError(f"a list of promises is waited for, not {type(promises).__qualname__}: write `[x]`")
-    promises = set(promises)
+    # An array, which is none, has no hash either.
+    promises = list(promises)
     for promise in promises:
         if not hasattr(promise, "_condition"):
             raise TypeError(f"{promise!r} is no promise: tensors, operations and futures of concurrent.futures are")
-    return promises
+    return set(promises)
 
 
 def _is_promise(promise):
