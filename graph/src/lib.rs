@@ -16,7 +16,7 @@
 //! | `operation/` | operations: memory, submission, grant, completion, withdrawal |
 //! | `inspect/` | the waits of operations: steps, walks, snapshots |
 //! | [`program`] | operations that are recorded once and run many times |
-//! | `graph.rs`, `graph_ref.rs`, `registry.rs` | the graph, what keeps it alive, the list of its variables |
+//! | `graph.rs`, `registry.rs` | the graph, what keeps it alive, the list of its variables |
 //! | `biased_lock.rs`, `reentry.rs` | one thread without locked instructions; closures that use the graph are refused |
 //! | `addresses.rs`, `id.rs` | maps and sets of addresses; names of operations and variables |
 //!
@@ -61,7 +61,6 @@ extern crate estafette_sync;
 mod addresses;
 mod biased_lock;
 mod graph;
-mod graph_ref;
 mod id;
 mod inspect;
 mod operation;

@@ -82,7 +82,8 @@ where
         let grant = &Grant::OF_BODY;
         let result = running
             .call(|| body(reads.defined()?.views(grant), writes.views_mut(grant), updates.views_mut(grant)));
-        let _releasing = releasing();
+        // Without tensors, nothing is left to release.
+        let _releasing = std::mem::needs_drop::<(R, W, U)>().then(releasing);
         let next = running.finish(result);
         // Drops the operands last: if a handle is the last of its memory, the drop must see what the
         // operation left on the variables.

@@ -7,11 +7,9 @@ use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 
 use crate::biased_lock::CriticalSection;
-use crate::graph::GraphState;
-use crate::graph_ref::GraphRef;
+use crate::graph::{GraphRef, GraphState};
 use crate::id::OpId;
-use crate::operation::access::{AccessNode, Spilled, Target};
-use crate::operation::accesses::Accesses;
+use crate::operation::access::{AccessNode, Accesses, Spilled, Target};
 use crate::operation::targets::{self, Targets};
 use crate::variable::var::VarNode;
 

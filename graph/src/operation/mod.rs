@@ -3,7 +3,7 @@
 //! | part | what is in it |
 //! |---|---|
 //! | [`block`] | the memory of one operation, with its two counters |
-//! | [`access`], [`accesses`] | one access to one variable; all accesses of one operation |
+//! | [`access`] | one access to one variable; all accesses of one operation |
 //! | [`targets`] | variables and modes, sorted and merged before submission |
 //! | [`slab`], [`magazine`] | free blocks: of the graph, and of each thread |
 //! | [`pending`] | an operation that is described and not submitted |
@@ -14,7 +14,6 @@
 //! | [`withdraw`], [`split`] | an operation leaves its queues; a part of its accesses becomes a second operation |
 
 pub(crate) mod access;
-pub(crate) mod accesses;
 pub(crate) mod block;
 pub(crate) mod completed;
 pub(crate) mod granted;

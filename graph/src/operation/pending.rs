@@ -8,8 +8,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::mem;
 
-use crate::graph::Graph;
-use crate::graph_ref::GraphRef;
+use crate::graph::{Graph, GraphRef};
 use crate::id::{OpId, VarId};
 use crate::operation::access::{AccessMode, Target};
 use crate::operation::block::{Block, BlockPtr};

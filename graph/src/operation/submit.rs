@@ -1,8 +1,7 @@
 //! Submission: an operation joins the queues of all its variables in one atomic step.
 
 use crate::biased_lock::CriticalSection;
-use crate::operation::access::{AccessPtr, Target};
-use crate::operation::accesses::Accesses;
+use crate::operation::access::{AccessPtr, Accesses, Target};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::granted::Granted;
 use crate::operation::targets::{self, Targets};

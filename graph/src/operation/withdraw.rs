@@ -5,8 +5,7 @@
 //! granted. So the operation either waits, and is taken out, or has been granted already, and stays.
 
 use crate::biased_lock::CriticalSection;
-use crate::operation::access::{AccessMode, AccessPtr};
-use crate::operation::accesses::Accesses;
+use crate::operation::access::{AccessMode, AccessPtr, Accesses};
 use crate::operation::block::Block;
 use crate::operation::completed::Completed;
 use crate::operation::granted::{DeliverGranted, Granted, grant_next};

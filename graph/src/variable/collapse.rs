@@ -8,8 +8,7 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
-use crate::graph::Graph;
-use crate::graph_ref::GraphRef;
+use crate::graph::{Graph, GraphRef};
 use crate::operation::access::{AccessMode, AccessPtr, Target};
 use crate::operation::block::Block;
 use crate::operation::granted::Granted;

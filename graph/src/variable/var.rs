@@ -9,8 +9,7 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::addresses::Set;
 use crate::biased_lock::CriticalSection;
-use crate::graph::GraphState;
-use crate::graph_ref::GraphRef;
+use crate::graph::{GraphRef, GraphState};
 use crate::id::{OpId, VarId};
 use crate::operation::access::{AccessMode, AccessNode};
 use crate::operation::op_ref::OpRef;
