@@ -5,13 +5,13 @@
 
 use std::hint::black_box;
 
-use benches::{Access, Body, OPERATIONS, VARIABLES, patterns, submit};
+use benches::{Access, OPERATIONS, SpinBody, VARIABLES, patterns, submit};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use estafette::{Engine, Variable};
 
 fn run(engine: &Engine, vars: &[Variable], accesses: &[Access]) {
     for access in accesses {
-        submit(engine, vars, access, Body::EMPTY).expect("a running engine accepts operations");
+        submit(engine, vars, access, SpinBody::EMPTY).expect("a running engine accepts operations");
     }
     engine.wait_all(None).expect("empty bodies end");
 }

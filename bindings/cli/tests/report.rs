@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use estafette::Engine;
 use estafette::trace::{Recorder, TraceOptions};
+use estafette::{DType, Engine};
 
 /// Records two operations of which one waits for the other, and gives the file.
 fn recorded(folder: &Path, name: &str, slow: Duration) -> PathBuf {
     // One recorder at a time is kept per process, and each test that records is the only one of its file.
     let engine = Engine::builder().workers(1).build().unwrap();
     let recorder = Recorder::open(TraceOptions::default()).unwrap();
-    let x = engine.var();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
     x.call_in_report("batch");
-    let produce = engine.op("produce").writes_vars(&[&x]);
+    let produce = engine.op("produce").writes([&x]);
     produce
-        .run(move |[], []| {
+        .run(move |[], [_x]| {
             std::thread::sleep(slow);
             Ok(())
         })
         .unwrap();
-    engine.op("consume").reads_vars(&[&x]).run(|[], []| Ok(())).unwrap();
+    engine.op("consume").reads([&x]).run(|[_x], []| Ok(())).unwrap();
     engine.wait_all(None).unwrap();
     let path = folder.join(name);
     estafette_report::perfetto::write(&recorder.finish(), fs::File::create(&path).unwrap()).unwrap();

@@ -93,7 +93,7 @@ pub fn on_wait(engine: &Engine, hook: impl WaitHook + 'static) {
 
 /// Releases a handle that may be the last one of the program: what is in flight goes on as if it were, and `ended` is called once
 /// all of it has ended, with a handle until then and on the thread that finds that out.
-pub fn leave(engine: Engine, ended: impl FnOnce(&Engine) + Send + 'static) {
+pub fn detach(engine: Engine, ended: impl FnOnce(&Engine) + Send + 'static) {
     engine.core().run_rest();
     let idle = async move {
         let core = engine.core();

@@ -36,7 +36,7 @@ use crate::tensor::handle::{Definition, Tensor};
 use crate::tensor::memory::{ALIGN, host_can_use, retried};
 use crate::trace;
 use crate::wait::notify::{device_error, notify};
-use crate::wait::ready::Ended;
+use crate::wait::ready::VersionEnd;
 
 /// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
 pub(super) struct Export {
@@ -156,7 +156,7 @@ impl Export {
         let (knows, known) = is_staged.then(|| host::promise("memory for another process")).unzip();
         let known = known.unwrap_or_else(|| ready.clone());
         let owner = owner.elsewhere();
-        let version = Ended::new(&tensor.inner, false);
+        let version = VersionEnd::new(&tensor.inner, false);
         let (request, lease) = tensor.lease_within(access, owner.clone()).submitted()?;
         let key = trace::process_key().wrapping_add(lease);
         let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
@@ -221,7 +221,7 @@ impl Export {
 }
 
 /// The lease, or at once the failure of a version that was cancelled: the lease may wait for other leases until it fails.
-async fn granted_unless_cancelled(mut request: LeaseRequest, version: Ended) -> Result<Lease, Error> {
+async fn granted_unless_cancelled(mut request: LeaseRequest, version: VersionEnd) -> Result<Lease, Error> {
     let mut version = Some(version);
     poll_fn(move |cx| {
         if let Poll::Ready(lease) = Pin::new(&mut request).poll(cx) {

@@ -12,7 +12,7 @@ use estafette::exchange::flush_deleters;
 use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, ImportOptions, Produced, Tensor};
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{alias_of, engine, look, set, tensor, waits};
+use tests::ops::{alias_of, engine, read, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
 /// The time in which a test looks for an event that comes too early. On a slow machine the test may miss one.
