@@ -19,7 +19,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
-use tests::ops::{add, alias_of, engine, fail, get, like, look, set, tensor, until, waits};
+use tests::ops::{add, alias_of, engine, fail, get, like, read, set, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
 fn gate(engine: &Engine, x: &Tensor) -> Gate {
