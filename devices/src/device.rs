@@ -179,10 +179,11 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::invalid(format!("device {} needs no staging ({bytes} bytes)", self.id())))
     }
 
-    /// The C type of the native events of this kind, which [`event_of_fence`](Device::event_of_fence) makes, as Arrow's C device
-    /// interface names it (apache/arrow:docs/source/format/CDeviceDataInterface.rst); `None` where there are none (the default).
-    fn event_type(&self) -> Option<&'static str> {
-        None
+    /// True if this kind has native events, of the type that Arrow's C device interface gives it
+    /// (apache/arrow:docs/source/format/CDeviceDataInterface.rst): [`event_of_fence`](Device::event_of_fence) makes one of a fence. By
+    /// default there are none.
+    fn has_events(&self) -> bool {
+        false
     }
 
     /// The fence of an event of this device's own kind, recorded by foreign code. The fence queries the event

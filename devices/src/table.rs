@@ -63,7 +63,8 @@ pub trait Backend: Sync {
     }
 }
 
-/// Questions to the runtime of a registered context.
+/// Questions to the runtime of a registered context. [`entry`](Self::entry) and [`is_same`](Self::is_same) are called under the lock of the
+/// table, and must not use the table.
 pub trait Contexts {
     /// The device whose number stands for the context without being registered.
     ///
@@ -281,8 +282,9 @@ pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
 
 /// Every entry: the devices of the backends, if there are runtimes, and what is registered. Loads all of them.
 pub fn entries() -> Vec<DeviceEntry> {
-    let own = backends().into_iter().flat_map(|backend| backend.all());
-    own.chain(TABLE.lock().entries.values().cloned().collect::<Vec<_>>()).collect()
+    let mut entries: Vec<_> = backends().into_iter().flat_map(|backend| backend.all()).collect();
+    entries.extend(TABLE.lock().entries.values().cloned());
+    entries
 }
 
 /// As [`entries`], of one kind: no other runtime is loaded, and no device of another kind is opened.

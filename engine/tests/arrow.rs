@@ -173,7 +173,7 @@ fn what_a_tensor_cannot_have_is_named_and_released() {
         ("format is `u`, text", c"u", |_array| ()),
         ("format is `b`, bit-packed", c"b", |_array| ()),
         ("sync_event is set", c"f", |array| array.sync_event = ptr::dangling_mut()),
-        ("wait for the array's event", c"f", |array| {
+        ("wait for that event", c"f", |array| {
             (array.device_type, array.device_id, array.sync_event) = (10, 0, ptr::dangling_mut());
         }),
         ("device cuda:3 is not available", c"f", |array| (array.device_type, array.device_id) = (2, 3)),

@@ -5,6 +5,7 @@ The module is also what the package `estafette` knows of the kind (`KIND`).
 
 import contextlib
 import ctypes
+import threading
 
 from estafette import _estafette
 from estafette._kinds import Kind
@@ -93,20 +94,28 @@ _sources = []
 """What streams may still read."""
 
 _default = Stream()
-_current = [_default]
+
+class _Current(threading.local):
+    """The current streams of a thread, the innermost last."""
+
+    def __init__(self):
+        self.streams = [_default]
+
+
+_current = _Current()
 
 
 def current_stream():
-    return _current[-1]
+    return _current.streams[-1]
 
 
 @contextlib.contextmanager
 def use(stream):
-    _current.append(stream)
+    _current.streams.append(stream)
     try:
         yield
     finally:
-        _current.pop()
+        _current.streams.pop()
 
 
 class _OperationStream(OperationStream):

@@ -1,8 +1,8 @@
 //! Threads from outside of the pool: deques of those that push, and slots of those that wait.
 //!
 //! A job that such a thread pushes to its deque costs it no locked instruction, stays visible to every thread, and
-//! is found by the thread itself first when it helps. A thread is registered with the pool that it pushed to last. Its registration ends when it pushes to another pool, or ends. The jobs in
-//! its deque then move to the shared queue.
+//! is found by the thread itself first when it helps. A thread is registered with the pool that it pushed to last. Its
+//! registration ends when the thread pushes to another pool, or ends. The jobs in its deque then move to the shared queue.
 //!
 //! A slot is the right of a thread that is no worker to run jobs which share a lock, while it waits for one of them.
 

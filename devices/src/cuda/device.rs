@@ -340,11 +340,11 @@ impl Device for CudaDevice {
         self.allocate_pinned(bytes, 64)
     }
 
-    /// The native event of a CUDA device is a pointer to a `cudaEvent_t` (`CUevent`).
-    fn event_type(&self) -> Option<&'static str> {
-        Some("cudaEvent_t*")
+    fn has_events(&self) -> bool {
+        true
     }
 
+    /// The native event of a CUDA device is a pointer to a `cudaEvent_t` (`CUevent`).
     unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
         self.context.intact()?;
         // SAFETY: by contract a pointer to an event.

@@ -283,12 +283,11 @@ impl Device for SimDevice {
         })
     }
 
-    /// The native event of a simulated device is a [`Fence`] of it.
-    // A pointer to a fence.
-    fn event_type(&self) -> Option<&'static str> {
-        Some("an event of the extension's own")
+    fn has_events(&self) -> bool {
+        true
     }
 
+    /// The native event of a simulated device is a [`Fence`] of it.
     unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
         // SAFETY: by contract of this method, a live event of this kind of device.
         let fence = unsafe { event.cast::<Fence>().as_ref() }.clone();

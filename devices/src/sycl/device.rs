@@ -349,11 +349,11 @@ impl Device for SyclDevice {
         unsafe { queue.copy(src, dst, bytes) }
     }
 
-    /// The native event of a SYCL device is a `sycl::event`.
-    fn event_type(&self) -> Option<&'static str> {
-        Some("sycl::event*")
+    fn has_events(&self) -> bool {
+        true
     }
 
+    /// The native event of a SYCL device is a `sycl::event`.
     unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
         let api = self.shared.api()?;
         // SAFETY: by contract a live event; the copy is ours.

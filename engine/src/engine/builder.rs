@@ -216,10 +216,16 @@ impl EngineBuilder {
             stack_size,
             is_shared: self.is_shared,
         });
-        let _ = WAIT_WITHOUT_ENGINE.set(fence::wait_without_engine);
-        let _registered = stand_in::register(&core);
-        let handle =
-            Arc::new(EngineHandle { core, ends_nothing: false, _registered, watch: OnceLock::new() });
+        let registered = stand_in::register(&core);
+        if registered.is_some() {
+            let _ = WAIT_WITHOUT_ENGINE.set(fence::wait_without_engine);
+        }
+        let handle = Arc::new(EngineHandle {
+            core,
+            ends_nothing: false,
+            _registered: registered,
+            watch: OnceLock::new(),
+        });
         if let Some((limit, report)) = self.watch {
             let watched = Arc::downgrade(&handle);
             let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, report)

@@ -44,7 +44,7 @@ impl Engine {
                 let id = tensor.device();
                 let device = self.core().device(id).ok_or_else(|| {
                     Error::invalid(format!(
-                        "device {id} is not available in this engine, so no queue can wait for the array's event"
+                        "sync_event is set, but this engine has no device {id} whose queues could wait for that event"
                     ))
                 })?;
                 // SAFETY: the caller says what the event is. It lives until the array is released, and the reaper does that
@@ -111,7 +111,7 @@ impl Tensor {
     /// The device of this memory, where one of the engine's has events to give away.
     fn device_with_events(&self) -> Result<Option<Arc<dyn Device>>, Error> {
         let id = self.device()?;
-        Ok(self.inner.core.device(id).filter(|device| device.event_type().is_some()))
+        Ok(self.inner.core.device(id).filter(|device| device.has_events()))
     }
 
     /// The export as a reader on a queue of the device: when it is granted, the queue has been made to wait for

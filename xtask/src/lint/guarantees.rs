@@ -246,7 +246,7 @@ mod tests {
             "oder",
             "suite *none*",
         ] {
-            assert_eq!(sources.misses(part).count(), 1, "{part}");
+            assert!(sources.misses(part).count() > 0, "{part}");
         }
     }
 }

@@ -14,6 +14,7 @@ from typing import overload
 from ._errors import OperationError
 from ._estafette import Tensor
 from ._reports import Device
+from ._streams import Stream
 
 __all__ = [
     "Body",
@@ -117,7 +118,7 @@ DtypeLike: TypeAlias = Any
 """An element type: its name (``"float32"``), or the dtype of a library."""
 Like: TypeAlias = Union[tuple[ShapeLike, DtypeLike], HasShapeAndDtype]
 """The likeness of a result: a pair (shape, dtype), or something that has both."""
-StreamLike: TypeAlias = Union[int, SupportsCudaStream]
+StreamLike: TypeAlias = Union[int, SupportsCudaStream, Stream]
 """A stream of a device: an object of its library, or its number as in DLPack."""
 FutureLike: TypeAlias = Union[Awaitable[Any], CallsBack]
 """An object that ``from_future`` takes."""

@@ -17,8 +17,8 @@ use crate::core::invalid_tensor::InvalidTensor;
 pub struct Imported {
     /// One-dimensional, without gaps, and read-only, as Arrow's memory never changes. Its deleter releases the array.
     pub tensor: ManagedTensor,
-    /// The event after which the data may be used, of the type that the device has
-    /// ([`Device::event_type`](estafette_devices::Device::event_type)). The event lives until the deleter is called.
+    /// The event after which the data may be used, of the type that Arrow gives to the kind of device
+    /// ([`Device::has_events`](estafette_devices::Device::has_events)). The event lives until the deleter is called.
     /// `None`: the data may be used at once.
     pub sync_event: Option<NonNull<c_void>>,
 }

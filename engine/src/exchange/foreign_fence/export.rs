@@ -341,7 +341,7 @@ unsafe extern "C" fn native(context: *mut c_void, device: DLDevice) -> *mut c_vo
     let exported = unsafe { exported(context) };
     let kind_of = |device: DLDevice| device.queue_device().device_type;
     let fits = kind_of(device) == kind_of(exported.fence.device());
-    let maker = exported.device.as_ref().filter(|maker| fits && maker.event_type().is_some());
+    let maker = exported.device.as_ref().filter(|maker| fits && maker.has_events());
     let Some(maker) = maker else { return std::ptr::null_mut() };
     guarded(std::ptr::null_mut(), || {
         let made =

@@ -15,7 +15,7 @@ class Row(NamedTuple):
     """A function that hands data over, or waits."""
 
     library: str
-    """Module of the function."""
+    """The library that has the function."""
     module: str
     """The module whose import makes it."""
     name: str
