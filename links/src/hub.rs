@@ -26,8 +26,9 @@ use crate::platform::{
 use crate::threads::{self, Single};
 
 /// The content of a greeting: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 6";
-/// Doors and links of a process at the same time, and connections that become links. A link takes some 70 kB and three descriptors.
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 7";
+/// Doors and links of a process at the same time, connections that become links, and closed links with pending promises or uses. A link
+/// takes some 70 kB and three descriptors.
 const SOURCES_MAX: usize = 4096;
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
@@ -196,6 +197,8 @@ impl Hub {
         })?;
         step!("greet 4");
         let mut sources = self.sources.lock();
+        // Other threads may have connected meanwhile.
+        sources.check_room().map_err(system())?;
         let token = sources.next_token();
         self.poll.add(socket.descriptor(), token).map_err(system())?;
         host.iter().try_for_each(|host| self.poll.add(host, token | 1)).map_err(system())?;
@@ -608,7 +611,8 @@ impl Sources {
         if self.by_token.len() < SOURCES_MAX {
             return Ok(());
         }
-        let most = format!("{SOURCES_MAX} doors and links are open in this process, which is the most");
+        let most =
+            format!("{SOURCES_MAX} doors and links of this process are open or in use, which is the most");
         Err(io::Error::new(ErrorKind::QuotaExceeded, most))
     }
 

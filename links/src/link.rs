@@ -522,7 +522,7 @@ impl Link {
         }
         step!("send 3");
         let answer = PeerEvent::new(Arc::clone(shared), SlotId { kind: Kind::Used, ..slot });
-        sent.indices.is_sent(slot, Arc::clone(&answer));
+        sent.indices.note_sent(slot, Arc::clone(&answer));
         sent.writer.write(slot.index, slot.generation, note, &shared.own);
         drop(sent);
         step!("send 4");
@@ -641,9 +641,9 @@ impl Link {
 pub struct Peer(Arc<Shared>);
 
 impl Peer {
-    /// True if it has closed the link or died, or has broken the protocol.
+    /// True if it has left the link or died, or has broken the protocol. A process that has closed the link still settles what it has sent.
     pub fn has_ended(&self) -> bool {
-        self.0.check().is_err()
+        self.0.hub.generation.is_inherited() || self.0.fate.load(Ordering::Acquire) & !FATE_CLOSING != 0
     }
 }
 

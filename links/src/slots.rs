@@ -40,8 +40,8 @@ impl<A: Answer> Indices<A> {
         Some(SlotId { kind: Kind::Ready, index, generation })
     }
 
-    /// The index is in use until the promise in its slot and `answer` are settled.
-    pub(crate) fn is_sent(&mut self, slot: SlotId, answer: A) {
+    /// Keeps the index in use until the promise in its slot and `answer` are settled.
+    pub(crate) fn note_sent(&mut self, slot: SlotId, answer: A) {
         self.unanswered.push_back((slot, answer));
     }
 
@@ -75,7 +75,7 @@ impl<A: Answer> Indices<A> {
         self.unanswered.iter().all(|(_, answer)| answer.outcome().is_some())
     }
 
-    /// Gives up what it has of answers: nothing more is sent.
+    /// Returns the pending answers, to be dropped under no lock. Nothing is sent after this.
     pub(crate) fn close(&mut self) -> impl Sized + use<A> {
         std::mem::take(&mut self.unanswered)
     }

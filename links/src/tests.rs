@@ -19,7 +19,7 @@ use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::board::{
-    BYTES, CLOSED, CLOSING, HEAD, LISTENING, LIVENESS, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
+    BYTES, CLOSED, HEAD, LEFT, LISTENING, LIVENESS, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
 };
 use crate::hub::{GREETING, Hub};
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
@@ -109,7 +109,7 @@ fn a_thread_that_spins_finds_what_is_waited_for_and_nothing_else() {
     // The link thread may spin, too.
     until("news", || link.shared.has_events() || woken.0.load(Ordering::Acquire));
     assert!(received.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
-    own.store(CLOSED, CLOSING);
+    own.store(CLOSED, LEFT);
     until("a last word", || link.shared.has_events() || link.peer().has_ended());
     link.shared.dispatch();
     assert!(!link.shared.has_events(), "that is known");

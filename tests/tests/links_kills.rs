@@ -738,12 +738,13 @@ fn large_dies(survivor: &Survivor, name: &str) -> bool {
     !told.1 && told.0 < gone / 2
 }
 
-/// The time from when a thread hears of an end that waits for the process itself. It competes for the processors as other waiting threads
-/// do, so that the load of the machine cancels out.
+/// The time at which a thread hears of an end that waits for the process itself. It competes for the processors as other waiting threads do.
 fn since_its_end(process: u32) -> std::thread::JoinHandle<Instant> {
-    // SAFETY: takes two integers; the descriptor is new.
-    let end =
-        unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::syscall(libc::SYS_pidfd_open, process, 0) as i32) };
+    // SAFETY: takes two integers.
+    let end = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) } as i32;
+    assert!(end >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor is new.
+    let end = unsafe { std::os::fd::OwnedFd::from_raw_fd(end) };
     std::thread::spawn(move || {
         let mut ended = libc::pollfd { fd: end.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one descriptor, which is open.
@@ -752,8 +753,10 @@ fn since_its_end(process: u32) -> std::thread::JoinHandle<Instant> {
     })
 }
 
-/// The most between the end of a process and the failure of a promise of it, in most of many deaths.
+/// The most between the end of a process and the failure of a promise of it, in most of many deaths, on a machine that does nothing else.
 const TOLD: Duration = Duration::from_millis(5);
+/// As [`TOLD`], beside other tests: three threads wake one after the other.
+const TOLD_BESIDE_OTHERS: Duration = Duration::from_millis(50);
 
 #[test]
 fn who_waits_for_a_process_is_told_of_its_death_soon() {
@@ -781,7 +784,8 @@ fn who_waits_for_a_process_is_told_of_its_death_soon() {
     told.sort_unstable();
     let [median, late] = [50, 99].map(|percent| told[(told.len() - 1) * percent / 100]);
     println!("told {median:?} after the end, p99 {late:?}");
-    assert!(median < TOLD, "the median of {} deaths is {median:?}", told.len());
+    let most = if is_long() { TOLD } else { TOLD_BESIDE_OTHERS };
+    assert!(median < most, "the median of {} deaths is {median:?}", told.len());
 }
 
 #[test]
@@ -821,6 +825,18 @@ fn kills_at_random_moments_leave_whole_versions_and_nothing_else() {
     assert!(seconds.is_none_or(|seconds| u64::from(kills) >= seconds.as_secs()), "so few kills say little");
 }
 
+/// Kills a child if this thread panics, so that no other thread waits for that child.
+struct KilledOnPanic(u32);
+
+impl Drop for KilledOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // SAFETY: a signal to a child of this process that is not reaped.
+            unsafe { libc::kill(self.0.cast_signed(), libc::SIGKILL) };
+        }
+    }
+}
+
 /// A process that is stopped at any step is no dead process: nothing fails, and all goes on with it.
 #[test]
 fn a_stop_at_any_step_is_waited_for() {
@@ -843,6 +859,7 @@ fn a_stop_at_any_step_is_waited_for() {
             let process = child.id();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
+                    let _killed = KilledOnPanic(process);
                     // SAFETY: has a look at a child of this process, which is not reaped.
                     until(&format!("{what}: it came there"), || unsafe {
                         let mut info: libc::siginfo_t = std::mem::zeroed();

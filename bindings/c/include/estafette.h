@@ -1648,8 +1648,7 @@ estafette_status estafette_link_send(const struct estafette_link *link,
  * memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
  * thread runs no operation meanwhile.
  *
- * A tensor that the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`, and when it closed the link with
- * `ESTAFETTE_CANCELLED` or `ESTAFETTE_FAILED`. What was ready stays readable.
+ * A tensor that the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`. What was ready stays readable.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;
  * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a link that is closed meanwhile, or when the other process has sent what makes no sense;
@@ -1681,8 +1680,8 @@ estafette_status estafette_link_descriptor(const struct estafette_link *link,
                                            int32_t *out);
 
 /**
- * Closes a link and gives its handle up. What was received stays readable. Promises that were sent and are not kept fail in the other
- * process. Calls of other threads that wait for the link return `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
+ * Closes a link and gives its handle up. What was received stays readable. What was sent comes to the other process for as long as this one
+ * lives. Calls of other threads that wait for the link return `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a link that was closed before; `ESTAFETTE_FORKED`:
  * there the link is leaked. May be called by any thread. `link` may be any value.

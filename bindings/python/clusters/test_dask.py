@@ -321,8 +321,15 @@ def failing(held):
     return x
 
 
-def is_asking(dask_worker):
-    return dask_worker.state.transfer_incoming_count > 0
+async def is_asked():
+    """True if the event loop of this worker waits for a promise for another machine."""
+
+    def waits(coroutine):
+        while coroutine is not None and getattr(coroutine, "__name__", None) != "_get_ready_data":
+            coroutine = getattr(coroutine, "cr_await", None)
+        return coroutine is not None
+
+    return any(waits(task.get_coro()) for task in asyncio.all_tasks())
 
 
 def test_a_promise_that_another_machine_asks_for_holds_no_event_loop_up(far):
@@ -332,7 +339,7 @@ def test_a_promise_that_another_machine_asks_for_holds_no_event_loop_up(far):
         x = on(client, owner, make, *arguments)
         used = on(client, asker, use, x)
         deadline = time.monotonic() + 60
-        while not client.run(is_asking, workers=[asker])[asker]:
+        while not client.run(is_asked, workers=[owner])[owner]:
             assert time.monotonic() < deadline
         # The event loop of the owner takes this.
         on(client, owner, open_gate).result(60)

@@ -993,9 +993,11 @@ elif sys.argv[3] == "in use":
     it.get(source.write.remote(2.0))  # waits for both readers
     it.get(sink.wait_for_pending.remote())
 elif sys.argv[3] == "being freed":
-    references = [source.current.remote() for _ in range(20)]
-    it.get([sink.value.remote(reference) for reference in references])
-    del references
+    print(*pids, flush=True)
+    while True:
+        references = [source.current.remote() for _ in range(20)]
+        it.get([sink.value.remote(reference) for reference in references])
+        del references
 print(*pids, flush=True)
 time.sleep(600)
 """

@@ -94,7 +94,8 @@ fn start_as(number: u32, address: &Address) -> Child {
 }
 
 fn check(chooses_numbers: bool) {
-    let address = format!("estafette-{:032x}", u64::from(std::process::id()) << 32 | 7);
+    let secret = crate::secret().expect("random bytes");
+    let address = format!("estafette-{:032x}", u128::from_le_bytes(secret));
     let address = Address::from_bytes(address.as_bytes()).expect("an address");
     let mut first = Owing::new(&address, command(&[], &address.to_string()).spawn().expect("a process"));
     let (process, fences) = (first.0.id(), first.fences());

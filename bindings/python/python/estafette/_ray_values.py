@@ -65,11 +65,17 @@ class Sender:
             values = [packed(version) for version in versions]
             delivered = ask(receiver).remote(deliver, number, values)
             # Nothing is held for a receiver that has died.
-            delivered.future().add_done_callback(lambda _: self._forget(number))
+            delivered.future().add_done_callback(functools.partial(self._is_delivered, number, receiver))
         except Exception:
             # The receiver finds that its transfer is unknown.
             _LOG.exception("a value could not be passed on to %s", receiver)
             self._forget(number)
+
+    def _is_delivered(self, number: str, receiver: Any, delivered: Future[None]) -> None:
+        error = delivered.exception()
+        if error is not None:
+            _LOG.warning("a value could not be passed on to %s: %s", receiver, error)
+        self._forget(number)
 
     def _forget(self, number: str) -> None:
         with self._lock:
@@ -79,14 +85,14 @@ class Sender:
 class Receiver:
     """Versions that other actors have promised to this one."""
 
-    def __init__(self, look: Callable[..., list[str]]) -> None:
+    def __init__(self, look: Callable[..., tuple[int, list[str]]]) -> None:
         self._lock = threading.Lock()
         # By the number of a transfer.
         self._expected: dict[str, list[Future[Tensor]]] = {}
         # The actor that the values come from, and the number of its process.
         self._sources: dict[str, tuple[Any, int]] = {}
         self._is_watching = False
-        # Called in an actor: which transfers it does not know.
+        # Called in an actor: the number of its process, and the transfers that it does not know.
         self._look = look
 
     def expect(self, number: str, count: int) -> list[Future[Tensor]]:
@@ -137,22 +143,34 @@ class Receiver:
                 if not expected:
                     self._is_watching = False
                     return
-            for name in {str(source) for _, source, _ in expected} - set(looks):
-                of_it = [it for it in expected if str(it[1]) == name]
-                numbers = [number for number, _, _ in of_it]
-                looks[name] = numbers, of_it[0][2], ask(of_it[0][1]).remote(self._look, numbers)
-            # An actor that stands still answers none.
-            ready, _ = ray.wait([answer for _, _, answer in looks.values()], num_returns=len(looks), timeout=_LOOK_S)
-            for name, (numbers, process, answer) in list(looks.items()):
-                if answer in ready:
-                    del looks[name]
-                    self._learn(numbers, process, answer)
+            try:
+                self._look_once(looks, expected)
+            except Exception as error:
+                # Without this thread what comes no more would never fail.
+                looks.clear()
+                _LOG.warning("actors that owe values could not be asked: %s", error)
+
+    def _look_once(self, looks: dict[str, tuple[list[str], int, Any]], expected: Sequence[tuple[str, Any, int]]) -> None:
+        """Asks the actors that are not being asked. `looks`: the questions without an answer."""
+        for name in {str(source) for _, source, _ in expected} - set(looks):
+            of_it = [it for it in expected if str(it[1]) == name]
+            numbers = [number for number, _, _ in of_it]
+            looks[name] = numbers, of_it[0][2], ask(of_it[0][1]).remote(self._look, numbers)
+        # An actor that stands still answers none.
+        ready, _ = ray.wait([answer for _, _, answer in looks.values()], num_returns=len(looks), timeout=_LOOK_S)
+        for name, (numbers, process, answer) in list(looks.items()):
+            if answer in ready:
+                del looks[name]
+                self._learn(numbers, process, answer)
 
     def _learn(self, numbers: Sequence[str], process: int, answer: Any) -> None:
         error: EstafetteError
         try:
-            lost = ray.get(answer)
-            error = EstafetteError(f"process {process} could not pass a value on: its log says why")
+            now, lost = ray.get(answer)
+            if now == process:
+                error = EstafetteError(f"process {process} could not pass a value on: its log says why")
+            else:
+                error = PeerDiedError(f"process {process} died before it had passed a value on", process)
         except ray.exceptions.ActorUnavailableError:
             # It may live.
             return

@@ -76,17 +76,22 @@ class _Plugin(WorkerPlugin):
         worker.handlers["get_data"] = self._get_ready_data
 
     def teardown(self, worker: Any) -> None:
-        worker.handlers["get_data"] = self._get_data
+        # Another plugin may have taken it over.
+        if worker.handlers["get_data"] == self._get_ready_data:
+            worker.handlers["get_data"] = self._get_data
 
-    async def _get_ready_data(self, comm: Any, keys: Collection[Any], **arguments: Any) -> Any:
-        """As Dask's handler, which serializes on the event loop: nothing may be waited for there."""
+    async def _get_ready_data(self, comm: Any, keys: Collection[Any], serializers: Any = None, **arguments: Any) -> Any:
+        """As Dask's handler, which serializes on the event loop: nothing may be waited for there.
+
+        Dask passes `serializers` by name only if the signature has it.
+        """
         if not _is_on_this_machine({"sender": comm.local_info, "recipient": comm.remote_info}):
             for tensor in [self._in_memory(key) for key in keys]:
                 if isinstance(tensor, Tensor):
                     # A failure crosses.
                     with contextlib.suppress(EstafetteError):
                         await tensor
-        return await self._get_data(comm, keys=keys, **arguments)
+        return await self._get_data(comm, keys=keys, serializers=serializers, **arguments)
 
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
         value = self._in_memory(key) if finish == "memory" else None

@@ -129,8 +129,9 @@ def _deliver(_actor: Any, number: str, values: list[tuple[dict[str, Any], list[b
     _transport().receiver.deliver(number, values)
 
 
-def _unknown(_actor: Any, numbers: list[str]) -> list[str]:
-    return _transport().sender.unknown(numbers)
+def _unknown(_actor: Any, numbers: list[str]) -> tuple[int, list[str]]:
+    """The number of this process, which Ray may have started in place of another one, and the transfers that it does not know."""
+    return os.getpid(), _transport().sender.unknown(numbers)
 
 
 # Ray aborts a receive after a minute. An abort that comes after its receive has ended is kept until so many others have come.

@@ -357,7 +357,7 @@ impl PyLink {
         self.received(py, |py| Ok(py.None()))
     }
 
-    /// Closes the link. What was received stays readable. Promises that were sent and are not kept fail in the other process. Where others
+    /// Closes the link. What was received stays readable. What was sent comes to the other process while this one lives. Where others
     /// wait for the link, `InvalidError` is raised.
     fn close(&self, py: Python<'_>) {
         self.link.close(py);
