@@ -49,7 +49,7 @@ pub struct Report {
     /// The first failures, equal ones as one.
     #[serde(default)]
     pub failures: Vec<FailureRow>,
-    /// Waiting time by cause at the root, in the order of [`Cause::ALL`].
+    /// Waiting time by cause at the root, in the order of [`Cause::ALL`](crate::model::Cause::ALL).
     pub causes: Vec<CauseRow>,
     /// The worst waits, equal ones as one, those that took most time together first.
     pub worst: Vec<WorstRow>,
@@ -123,7 +123,7 @@ pub struct FailureRow {
 /// One cause.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CauseRow {
-    /// [`Cause::name`].
+    /// [`Cause::name`](crate::model::Cause::name).
     pub cause: String,
     /// Time.
     pub waited_ns: Nanos,
@@ -166,7 +166,7 @@ pub struct OperationRow {
     pub running_ns: Nanos,
     /// Time that they waited.
     pub waited_ns: Nanos,
-    /// That time by cause at the root, in the order of [`Cause::ALL`].
+    /// That time by cause at the root, in the order of [`Cause::ALL`](crate::model::Cause::ALL).
     #[serde(default)]
     pub causes_ns: Vec<Nanos>,
     /// Time that others waited for them, at the root.
