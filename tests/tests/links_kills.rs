@@ -754,9 +754,9 @@ fn since_its_end(process: u32) -> std::thread::JoinHandle<Instant> {
 }
 
 /// The most between the end of a process and the failure of a promise of it, in most of many deaths, on a machine that does nothing else.
-const TOLD: Duration = Duration::from_millis(5);
-/// As [`TOLD`], beside other tests: three threads wake one after the other.
-const TOLD_BESIDE_OTHERS: Duration = Duration::from_millis(50);
+const MOST_ALONE: Duration = Duration::from_millis(5);
+/// As [`MOST_ALONE`], beside other tests: three threads wake one after the other.
+const MOST_BESIDE_OTHERS: Duration = Duration::from_millis(50);
 
 #[test]
 fn who_waits_for_a_process_is_told_of_its_death_soon() {
@@ -784,7 +784,7 @@ fn who_waits_for_a_process_is_told_of_its_death_soon() {
     told.sort_unstable();
     let [median, late] = [50, 99].map(|percent| told[(told.len() - 1) * percent / 100]);
     println!("told {median:?} after the end, p99 {late:?}");
-    let most = if is_long() { TOLD } else { TOLD_BESIDE_OTHERS };
+    let most = if is_long() { MOST_ALONE } else { MOST_BESIDE_OTHERS };
     assert!(median < most, "the median of {} deaths is {median:?}", told.len());
 }
 

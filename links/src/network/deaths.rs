@@ -109,7 +109,7 @@ fn an_owner_that_dies_after_any_byte_fails_what_has_not_come_and_nothing_else() 
 }
 
 #[test]
-fn a_consumer_that_dies_after_any_byte_gives_back_what_it_was_lent() {
+fn a_consumer_that_dies_after_any_byte_returns_its_leases() {
     double::install();
     let (own, deadline) = (PROCESS.to_le_bytes(), 5_000_u32.to_le_bytes());
     let [first, second] = [1_u64, 2].map(u64::to_le_bytes);
