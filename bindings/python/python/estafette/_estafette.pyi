@@ -1357,7 +1357,7 @@ class Link:
     def receive_async(self) -> Awaitable[Tensor | None]:
         """As `receive`, to be awaited."""
     def close(self) -> None:
-        """Closes the link. What was received stays readable. Promises that were sent and are not kept fail in the other process. Where others
+        """Closes the link. What was received stays readable. What was sent comes to the other process while this one lives. Where others
         wait for the link, `InvalidError` is raised.
         """
     def __iter__(self) -> Self: ...
