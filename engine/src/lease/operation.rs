@@ -16,6 +16,7 @@ use crate::core::one_shot::OneShot;
 use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{self, OpGranted, OpHandle, OpTag};
 use crate::core::var_state::Ending;
+use crate::operation::cancellation;
 use crate::operation::run::{self, ReadyList};
 use crate::operation::withdraw::withdraw;
 use crate::trace::hooks;
@@ -140,11 +141,22 @@ impl LeaseOp {
         }
     }
 
-    fn notify(&self, outcome: Result<(), Error>) {
+    pub(crate) fn notify(&self, outcome: Result<(), Error>) {
         if let Some(one_shot) = &self.one_shot {
             one_shot.set(outcome);
         }
     }
+}
+
+/// Counts a request that was not granted at once, so that a cancel notifies it. Uncounted by [`no_longer_waits`].
+#[cold]
+pub(super) fn waits(handle: &OpHandle) {
+    cancellation::query_enters();
+    cancellation::query_waits(handle);
+}
+
+pub(super) fn no_longer_waits() {
+    cancellation::query_leaves();
 }
 
 /// Gives up a requested lease: its operation leaves its queues, or ends if it is granted.

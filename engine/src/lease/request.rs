@@ -16,7 +16,7 @@ use estafette_sync::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
 use super::consumer::Consumer;
-use super::operation::{LeaseOp, dispatch, end, give_up};
+use super::operation::{LeaseOp, dispatch, end, give_up, no_longer_waits, waits};
 use super::state::LeaseState;
 use super::{Access, Lease, check_writable};
 use crate::core::clock;
@@ -221,10 +221,12 @@ impl<L> LeaseRequest<L> {
         let consumer_orders = self.consumer.as_ref().is_some_and(Consumer::is_stream_ordered);
         let op = Arc::new(LeaseOp::requested(details, consumer_orders));
         let (handle, granted) = submit(core, &self.wanted, &op);
-        if let Some(granted) = granted {
-            dispatch(granted);
+        let is_counted = granted.is_none();
+        match granted {
+            Some(granted) => dispatch(granted),
+            None => waits(&handle),
         }
-        Ok(Submitted { op: Some(op), handle, pending: Pending::default() })
+        Ok(Submitted { op: Some(op), handle, pending: Pending::default(), is_counted })
     }
 
     /// The operation that a poll has submitted, or a new one. Leases that a poll has got are dropped first, since the new
@@ -348,6 +350,8 @@ struct Submitted {
     op: Option<Arc<LeaseOp>>,
     handle: OpHandle,
     pending: Pending,
+    /// Cancels count it.
+    is_counted: bool,
 }
 
 impl Submitted {
@@ -372,7 +376,7 @@ impl Submitted {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, what: &'static str) -> Poll<Result<(), Error>> {
-        let Self { op, handle, pending } = self;
+        let Self { op, handle, pending, .. } = self;
         let one_shot = op.as_ref().and_then(|op| op.one_shot.as_ref()).expect("a request has a signal");
         match one_shot.poll_alone(cx) {
             Poll::Pending => match pending.poll(cx, || Awaited::op(Some(what), handle)) {
@@ -397,6 +401,9 @@ impl Submitted {
 
 impl Drop for Submitted {
     fn drop(&mut self) {
+        if self.is_counted && self.handle.payload().core.generation.is_current() {
+            no_longer_waits();
+        }
         if let Some(op) = self.op.take() {
             give_up(&self.handle, op);
         }

@@ -2,7 +2,7 @@
 //!
 //! A cancelled operation may wait behind a lease for a long time before it is granted and skipped. Its
 //! failure is known at once, though, and so is the failure of every operation that needs its outputs. Such an
-//! operation is *cancelled by a source*, and the queries that wait for its outputs get the failure. The graph
+//! operation is *cancelled by a source*, and the queries that wait for its outputs get the failure. Requests of leases are queries here. The graph
 //! stays as it is, so the order of all other operations stays as well.
 //!
 //! # Two walks
@@ -30,7 +30,8 @@
 //! counted, then submitted, and then checks whether the table has an operation. All of these steps are
 //! sequentially consistent, so of a concurrent cancel and query at least one walks. If the cancel has not
 //! entered the operation by then, the thread that skips the operation does so, and that thread walks before
-//! the operation leaves its queues.
+//! the operation leaves its queues. A request of a lease is counted after its submission, if it was not granted at once: a cancel that
+//! has counted before is in the table when the request checks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 use crate::core::error::OperationError;
 use crate::core::one_shot::ReadySignal;
 use crate::core::operation::{OpHandle, OpKind, OpState, Phase};
+use crate::lease::LeaseOp;
 
 /// No verdict. Other values are the id of the cancelled source, or the current number of sound verdicts.
 pub(crate) const UNKNOWN: u64 = 0;
@@ -76,11 +78,32 @@ struct Verdicts {
     sound: u64,
 }
 
+/// The operation that a walk notifies.
+enum Query {
+    Ready(Arc<ReadySignal>),
+    Lease(Arc<LeaseOp>),
+}
+
+impl Query {
+    /// `None` for an operation of another kind.
+    fn of(state: &OpState) -> Option<Self> {
+        let ready = state.query().cloned().map(Self::Ready);
+        ready.or_else(|| state.lease().cloned().map(Self::Lease))
+    }
+
+    fn fail(self, cause: OperationError) {
+        match self {
+            Self::Ready(one_shot) => _ = one_shot.set(Err(cause.into())),
+            Self::Lease(op) => op.notify(Err(cause.into())),
+        }
+    }
+}
+
 /// Work that a walk leaves until the lock is released: dropping a reference may run code of the program, and
 /// so may notifying.
 #[derive(Default)]
 struct Walk {
-    notified: Vec<(Arc<ReadySignal>, OperationError)>,
+    notified: Vec<(Query, OperationError)>,
     walked: Vec<Op>,
     left: Option<OperationError>,
 }
@@ -94,9 +117,7 @@ impl Walk {
 
     /// Notifies the queries.
     fn end(self) {
-        for (one_shot, cause) in self.notified {
-            one_shot.set(Err(cause.into()));
-        }
+        self.notified.into_iter().for_each(|(query, cause)| query.fail(cause));
     }
 }
 
@@ -206,8 +227,8 @@ impl Verdicts {
             }
             descend
         });
-        let queries = walk.walked.iter().filter_map(|op| op.payload().query());
-        walk.notified.extend(queries.map(|query| (Arc::clone(query), cause.clone())));
+        let queries = walk.walked.iter().filter_map(|op| Query::of(op.payload()));
+        walk.notified.extend(queries.map(|query| (query, cause.clone())));
     }
 
     fn forget(&self, op: &OpHandle, walk: &mut Walk) {
@@ -233,11 +254,11 @@ impl Verdicts {
 
     /// Finds out whether a cancelled operation makes `query` fail, and notes that failure.
     fn walk_back(&self, query: Op, walk: &mut Walk) {
-        let one_shot = query.payload().query().cloned();
-        if let Some((one_shot, root)) = one_shot.zip(self.cancelled_source_of(query, walk))
+        let waits = Query::of(query.payload());
+        if let Some((waits, root)) = waits.zip(self.cancelled_source_of(query, walk))
             && let Some(cause) = self.cancelled.get(&root)
         {
-            walk.notified.push((one_shot, cause.clone()));
+            walk.notified.push((waits, cause.clone()));
         }
     }
 

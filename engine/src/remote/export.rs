@@ -9,10 +9,7 @@
 //! Where the tensor has no memory yet, or a ticket has an operation take the memory of a large copy, the read lease takes its place in the
 //! order at once, and the rest follows when it is granted.
 
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::Poll;
 
 use estafette_devices::host::{self, HostDevice};
 use estafette_devices::{DLDevice, Device, Fence, FenceState, SharedSegment};
@@ -28,7 +25,7 @@ use crate::core::operation::Name;
 use crate::engine::copy::drive;
 use crate::exchange::loan::{Loan, RemoteOrigin};
 use crate::exchange::{Layout, Storage};
-use crate::lease::{Access, Lease, LeaseOwner, LeaseRequest};
+use crate::lease::{Access, Lease, LeaseOwner};
 use crate::operation::builder::OpBuilder;
 #[cfg(feature = "nixl")]
 use crate::operation::import;
@@ -36,7 +33,6 @@ use crate::tensor::handle::{Definition, Tensor};
 use crate::tensor::memory::{ALIGN, host_can_use, retried};
 use crate::trace;
 use crate::wait::notify::{device_error, notify};
-use crate::wait::ready::VersionEnd;
 
 /// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
 pub(super) struct Export {
@@ -156,7 +152,6 @@ impl Export {
         let (knows, known) = is_staged.then(|| host::promise("memory for another process")).unzip();
         let known = known.unwrap_or_else(|| ready.clone());
         let owner = owner.elsewhere();
-        let version = VersionEnd::new(&tensor.inner, false);
         let (request, lease) = tensor.lease_within(access, owner.clone()).submitted()?;
         let key = trace::process_key().wrapping_add(lease);
         let shown = shown.map_or_else(OnceLock::new, OnceLock::from);
@@ -168,7 +163,7 @@ impl Export {
         let granted = Arc::downgrade(&export);
         let staged = is_staged.then(|| export.known.clone());
         let granted = async move {
-            let lease = granted_unless_cancelled(request, version).await?;
+            let lease = request.await?;
             if let Some(staged) = staged {
                 staged.settled().await?;
             }
@@ -218,24 +213,6 @@ impl Export {
         }
         Ok(())
     }
-}
-
-/// The lease, or at once the failure of a version that was cancelled: the lease may wait for other leases until it fails.
-async fn granted_unless_cancelled(mut request: LeaseRequest, version: VersionEnd) -> Result<Lease, Error> {
-    let mut version = Some(version);
-    poll_fn(move |cx| {
-        if let Poll::Ready(lease) = Pin::new(&mut request).poll(cx) {
-            return Poll::Ready(lease);
-        }
-        match version.as_mut().map(|version| Pin::new(version).poll(cx)) {
-            Some(Poll::Ready(Err(cancelled @ Error::Cancelled(_)))) => return Poll::Ready(Err(cancelled)),
-            // The request reports other failures, and retrieves them.
-            Some(Poll::Ready(_)) => version = None,
-            Some(Poll::Pending) | None => {}
-        }
-        Poll::Pending
-    })
-    .await
 }
 
 /// True if the tensor is known to be in memory of another process or a device.

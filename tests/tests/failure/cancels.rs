@@ -1,12 +1,14 @@
 //! A cancel notifies at once exactly the waits that can only end in the cancelled failure.
 
+use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use estafette::bindings;
-use estafette::wait::Ready;
+use estafette::lease::Access;
 use estafette::{Engine, Error, Op, Tensor};
 use tests::dice::{Dice, from_environment};
 use tests::gate::Gate;
@@ -14,7 +16,7 @@ use tests::ops::{engine, tensor, until};
 use tests::watchdog::Watchdog;
 
 /// The outcome of a wait so far.
-fn heard(wait: Pin<&mut Ready>) -> Option<Result<(), Error>> {
+fn heard(wait: Pin<&mut impl Future<Output = Result<(), Error>>>) -> Option<Result<(), Error>> {
     match wait.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => Some(outcome),
         Poll::Pending => None,
@@ -44,7 +46,8 @@ struct Step {
 
 /// One wait: for the version of a tensor that so many operations have made.
 struct Wait {
-    ready: Pin<Box<Ready>>,
+    ready: Pin<Box<dyn Future<Output = Result<(), Error>>>>,
+    is_lease: bool,
     tensor: usize,
     after: usize,
 }
@@ -97,8 +100,14 @@ fn random_cancels_are_heard_of_by_the_waits_that_depend_on_them_and_by_no_other(
                 }
                 4..8 => {
                     let tensor = dice.roll(TENSORS);
-                    let ready = Box::pin(tensors[tensor].ready());
-                    waits.push(Wait { ready, tensor, after: steps.len() });
+                    let is_lease = dice.once_in(3);
+                    let ready: Pin<Box<dyn Future<Output = _>>> = if is_lease {
+                        let lease = tensors[tensor].lease(Access::Read, "reader");
+                        Box::pin(async { lease.await.map(drop) })
+                    } else {
+                        Box::pin(tensors[tensor].ready())
+                    };
+                    waits.push(Wait { ready, is_lease, tensor, after: steps.len() });
                 }
                 8 if !steps.is_empty() => {
                     let step = dice.roll(steps.len());
@@ -112,13 +121,14 @@ fn random_cancels_are_heard_of_by_the_waits_that_depend_on_them_and_by_no_other(
             }
             waits.retain_mut(|wait| {
                 let doomed = is_doomed(&steps, TENSORS, wait.tensor, wait.after);
-                assert_eq!(is_cancelled(heard(wait.ready.as_mut())), doomed, "seed {seed}");
+                assert_eq!(is_cancelled(heard(pin!(&mut wait.ready))), doomed, "seed {seed}");
                 told += usize::from(doomed);
                 spared += usize::from(!doomed);
                 !doomed
             });
         }
         assert!(told > 0 && spared > 0, "seed {seed}: {told} waits were told, and {spared} looks found none");
+        waits.retain(|wait| !wait.is_lease);
         gate.open();
         engine.wait_all(None).unwrap();
         assert!(watchdog.still_watches());
@@ -149,16 +159,44 @@ fn of_a_cancel_and_a_wait_at_the_same_time_none_is_missed() {
         let waits = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 start.wait();
-                pairs.iter().map(|(_, y)| Box::pin(y.ready())).collect::<Vec<_>>()
+                let wait = |(_, y): &(Op, Tensor)| {
+                    let mut lease = Box::pin(y.lease(Access::Read, "reader"));
+                    let polled = lease.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                    (Box::pin(y.ready()), lease, polled.is_pending())
+                };
+                pairs.iter().map(wait).collect::<Vec<_>>()
             });
             start.wait();
             pairs.iter().for_each(|(made, _)| assert!(made.cancel()));
             waiting.join().unwrap()
         });
-        for mut wait in waits {
-            assert!(is_cancelled(heard(wait.as_mut())), "both have returned, so it is known");
+        for (mut ready, lease, is_pending) in waits {
+            assert!(is_cancelled(heard(ready.as_mut())), "both have returned, so it is known");
+            let lease = pin!(async { if is_pending { lease.await.map(drop) } else { Err(Error::Shutdown) } });
+            assert!(!is_pending || is_cancelled(heard(lease)), "known to the request too");
         }
         gate.open();
+        engine.wait_all(None).unwrap();
+    }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_thread_that_waits_for_a_lease_hears_of_a_cancel_behind_the_lease_of_another() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    for access in [Access::Read, Access::Write] {
+        let x = tensor(&engine, 0.0);
+        let held = x.lease(Access::Read, "another").wait(None).unwrap();
+        let write = submit(&engine, &[], std::slice::from_ref(&x));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| x.lease(access, "reader").wait(None).map(drop));
+            // A request that comes after the cancel hears of it as well.
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(write.cancel());
+            assert!(is_cancelled(Some(waits.join().unwrap())));
+        });
+        drop(held);
         engine.wait_all(None).unwrap();
     }
     assert!(watchdog.still_watches());
