@@ -649,7 +649,9 @@ fn many_processes_wait_at_the_door_of_a_stopped_one() {
 fn a_process_with_as_many_links_as_it_may_have_says_so_and_who_comes_waits() {
     /// Doors and links of a process.
     const MOST: usize = 4096;
-    let is_full = |error: &LinkError| error.to_string().contains("4096 doors and links are open");
+    let is_full = |error: &LinkError| {
+        error.to_string().contains("4096 doors and links of this process are open or in use")
+    };
     two(
         "a_process_with_as_many_links_as_it_may_have_says_so_and_who_comes_waits",
         |_, link| {

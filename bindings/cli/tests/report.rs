@@ -122,6 +122,9 @@ fn a_trace_is_reported_for_people_and_for_programs() {
     fs::write(&cut, [0xff; 64]).unwrap();
     let refused = refusal(&estafette(&[cut.to_str().unwrap()]));
     assert!(refused.contains("cut.pftrace is no trace"), "{refused}");
+    fs::write(&cut, []).unwrap();
+    let refused = refusal(&estafette(&[cut.to_str().unwrap()]));
+    assert!(refused.contains("cut.pftrace is empty"), "{refused}");
     let refused = refusal(&estafette(&[folder.join("absent").to_str().unwrap()]));
     assert!(refused.contains("absent"), "{refused}");
     // `--html *.pftrace`: the pattern's first file is OUT.

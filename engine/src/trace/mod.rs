@@ -301,6 +301,10 @@ impl std::error::Error for Unsaved {
 #[cfg(feature = "report")]
 pub fn read(path: &Path) -> io::Result<Trace> {
     let bytes = file::read(path)?;
+    if bytes.is_empty() {
+        let text = "is empty: its process ended before it wrote a trace, or the file is another one";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
     let trace =
         if unfinished::is_unfinished(&bytes) { unfinished::read(&bytes) } else { perfetto::read(&bytes) };
     if trace.operations.is_empty() && !trace.losses.damage.is_empty() {

@@ -317,7 +317,8 @@ impl PyLink {
     /// access: with ``"write"`` the other process alone uses the tensor until it is done, and what it has written is the next version. The
     /// version has failed if that process failed to write it, or died. For memory made with ``shared="write"``; else `NotSharedError`.
     ///
-    /// A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`.
+    /// A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`;
+    /// `DeviceError` once the other process has closed the link.
     #[pyo3(signature = (tensor, /, timeout = None, *, access = "read", copy = None))]
     fn send(
         &self,
