@@ -253,7 +253,7 @@ class TestImport:
         if name != "estafette":
             peer(name.removeprefix("estafette."))
         module = importlib.import_module(name)
-        submodules = {name.rpartition(".")[2] for name in sys.modules if name.startswith("estafette.")}
+        submodules = {name.split(".")[1] for name in sys.modules if name.startswith("estafette.")}
         public = {name for name in dir(module) if not name.startswith("_")}
         assert public - submodules == {name for name in module.__all__ if not name.startswith("_")}
 
