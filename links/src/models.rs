@@ -258,7 +258,7 @@ fn uses_an_index_twice<A: Answer + 'static>(answer: fn(&Arc<Process>, SlotId) ->
                 thread::yield_now();
             };
             sender.own.begin(slot);
-            indices.is_sent(slot, answer(&sender, SlotId { kind: Kind::Used, ..slot }));
+            indices.note_sent(slot, answer(&sender, SlotId { kind: Kind::Used, ..slot }));
             writer.write(slot.index, slot.generation, &[], &sender.own);
             memory.write(round);
             let settled = if round == 1 { Ok(()) } else { failed("second") };

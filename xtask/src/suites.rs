@@ -270,9 +270,19 @@ pub const SUITES: &[Suite] = &[
             }
             tests
         });
-        parts.into_iter().chain([pytest(context, &["tests/kinds"])]).collect()
+        // The wheel of a release has no kind of the tests.
+        let kinds = context.quick.then(|| pytest(context, &["tests/kinds"]));
+        parts.into_iter().chain(kinds).collect()
     })
     .quick()
+    .needs(&[Need::Python])
+    .counted(),
+    suite("kinds", "a kind of device that only tests have, in the Python package", 15, |context| {
+        let features = ["build", "--package", "estafette-python", "--features", "shared-build,another-kind"];
+        let mut tests = pytest(context, &["tests/kinds"]);
+        tests.env("ESTAFETTE_EXTENSION", context.target.join("debug/lib_estafette.so"));
+        vec![cargo(&context.target, &features, &[]), tests]
+    })
     .needs(&[Need::Python])
     .counted(),
     suite("sycl", "SYCL devices on the real runtime, with the processor as the device", 15, |context| {

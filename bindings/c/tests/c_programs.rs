@@ -183,8 +183,8 @@ fn blocks(page: &str) -> Vec<&str> {
 }
 
 /// The first C block of the page.
-fn first_program() -> PathBuf {
-    let file = scratch("page").join("first.c");
+fn first_program(folder: &Path) -> PathBuf {
+    let file = folder.join("first.c");
     std::fs::write(&file, blocks(include_str!("../../../docs/c.md"))[0]).expect("writable");
     file
 }
@@ -236,7 +236,7 @@ fn the_other_blocks_of_the_pages_compile() {
 /// By the page's own command, from a prefix where the system looks for no library.
 #[test]
 fn the_first_program_of_the_page_by_its_command() {
-    let program = first_program();
+    let program = first_program(&scratch("page"));
     let page = include_str!("../../../docs/c.md");
     let line = page.lines().find(|line| line.starts_with("cc first.c")).expect("the page has a command");
     let mut command = Command::new("sh");
@@ -249,13 +249,13 @@ fn the_first_program_of_the_page_by_its_command() {
 
 #[test]
 fn the_first_program_of_the_page_by_cmake() {
-    let (folder, program) = (scratch("cmake"), first_program());
+    let folder = scratch("cmake");
+    first_program(&folder);
     let project = "cmake_minimum_required(VERSION 3.18)\nproject(consumer C)\nfind_package(estafette 0.1 REQUIRED)\n\
                    foreach(kind estafette static)\n  add_executable(with_${kind} first.c)\n  \
                    target_link_libraries(with_${kind} PRIVATE estafette::${kind})\nendforeach()\n\
                    add_library(plugin MODULE first.c)\ntarget_link_libraries(plugin PRIVATE estafette::static)\n";
     std::fs::write(folder.join("CMakeLists.txt"), project).expect("writable");
-    std::fs::copy(program, folder.join("first.c")).expect("writable");
     let build = folder.join("build");
     let mut configure = Command::new("cmake");
     configure.arg("-S").arg(&folder).arg("-B").arg(&build);

@@ -6,7 +6,6 @@
 //! | `bad_input` | bad DLPack structs at the door of the engine |
 //! | `consumers` | memory that a consumer on a device has |
 //! | `fresh_memory` | what fresh memory costs |
-//! | `memory` | every deleter runs once, and resident memory stays flat |
 //! | `slow_deleters` | a deleter that does not return |
 //! | `waits_cost_little` | what waiting costs, by counts of what is inspected |
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
@@ -14,6 +13,5 @@
 mod bad_input;
 mod consumers;
 mod fresh_memory;
-mod memory;
 mod slow_deleters;
 mod waits_cost_little;
