@@ -233,7 +233,7 @@ mod models {
 
     #[test]
     fn what_a_thread_does_inside_happens_before_the_exit() {
-        check(None, [Interpreter::look_without_the_lock]);
+        check(None, [Interpreter::inspect_without_the_lock]);
     }
 
     #[test]
