@@ -1344,7 +1344,8 @@ class Link:
         access: with ``"write"`` the other process alone uses the tensor until it is done, and what it has written is the next version. The
         version has failed if that process failed to write it, or died. For memory made with ``shared="write"``; else `NotSharedError`.
 
-        A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`.
+        A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`;
+        `DeviceError` once the other process has closed the link.
         """
     def send_async(
         self, tensor: Tensor, /, *, access: Literal["read", "write"] = "read", copy: bool | None = None
