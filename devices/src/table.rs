@@ -92,7 +92,7 @@ pub trait Contexts {
 }
 
 estafette_sync::per_process! {
-    /// What other crates have added, by its kind.
+    /// Backends that other crates have added, by their kinds.
     static ADDED: Mutex<Vec<(DeviceType, &'static dyn Backend)>> = Mutex::new(Vec::new());
 }
 

@@ -35,7 +35,7 @@ pub const OPEN: [&str; 22] = [
     "serve 3",
     "serve 4",
 ];
-/// When a segment is over: its owner has said so, and the other process has released it.
+/// Steps at the end of a segment: its owner has said so, and the other process has released it.
 pub const RELEASING: [&str; 2] = ["release", "released"];
 /// At its end.
 pub const CLOSING: [&str; 2] = ["close", "left"];

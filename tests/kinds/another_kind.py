@@ -91,7 +91,7 @@ def from_dlpack(x):
 
 
 _sources = []
-"""What streams may still read."""
+"""Memory that streams may still read."""
 
 _default = Stream()
 

@@ -538,7 +538,7 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
     }
 }
 
-/// Why a process that passes on tensors, and sends some of its own, does not come to the step, if it does not.
+/// The reason that a process which passes on tensors, and sends some of its own, does not come to the step, if it does not.
 fn why_never_between(step: &str) -> Option<&'static str> {
     match step {
         "redeem" => Some("what it is sent has its place in shared memory"),

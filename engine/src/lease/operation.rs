@@ -148,14 +148,14 @@ impl LeaseOp {
     }
 }
 
-/// Counts a request that was not granted at once, so that a cancel notifies it. Uncounted by [`no_longer_waits`].
+/// Counts a request that was not granted at once, so that a cancel notifies it, until [`end_waiting`].
 #[cold]
-pub(super) fn waits(handle: &OpHandle) {
+pub(super) fn begin_waiting(handle: &OpHandle) {
     cancellation::query_enters();
     cancellation::query_waits(handle);
 }
 
-pub(super) fn no_longer_waits() {
+pub(super) fn end_waiting() {
     cancellation::query_leaves();
 }
 

@@ -16,7 +16,7 @@ use estafette_sync::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
 use super::consumer::Consumer;
-use super::operation::{LeaseOp, dispatch, end, give_up, no_longer_waits, waits};
+use super::operation::{LeaseOp, begin_waiting, dispatch, end, end_waiting, give_up};
 use super::state::LeaseState;
 use super::{Access, Lease, check_writable};
 use crate::core::clock;
@@ -224,7 +224,7 @@ impl<L> LeaseRequest<L> {
         let is_counted = granted.is_none();
         match granted {
             Some(granted) => dispatch(granted),
-            None => waits(&handle),
+            None => begin_waiting(&handle),
         }
         Ok(Submitted { op: Some(op), handle, pending: Pending::default(), is_counted })
     }
@@ -402,7 +402,7 @@ impl Submitted {
 impl Drop for Submitted {
     fn drop(&mut self) {
         if self.is_counted && self.handle.payload().core.generation.is_current() {
-            no_longer_waits();
+            end_waiting();
         }
         if let Some(op) = self.op.take() {
             give_up(&self.handle, op);

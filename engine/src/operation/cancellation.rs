@@ -78,7 +78,7 @@ struct Verdicts {
     sound: u64,
 }
 
-/// The operation that a walk notifies.
+/// The waiter behind an operation that waits for a version and has no body.
 enum Query {
     Ready(Arc<ReadySignal>),
     Lease(Arc<LeaseOp>),
@@ -254,11 +254,11 @@ impl Verdicts {
 
     /// Finds out whether a cancelled operation makes `query` fail, and notes that failure.
     fn walk_back(&self, query: Op, walk: &mut Walk) {
-        let waits = Query::of(query.payload());
-        if let Some((waits, root)) = waits.zip(self.cancelled_source_of(query, walk))
+        let waiting = Query::of(query.payload());
+        if let Some((waiting, root)) = waiting.zip(self.cancelled_source_of(query, walk))
             && let Some(cause) = self.cancelled.get(&root)
         {
-            walk.notified.push((waits, cause.clone()));
+            walk.notified.push((waiting, cause.clone()));
         }
     }
 

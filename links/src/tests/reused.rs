@@ -59,7 +59,7 @@ impl Owing {
         Self(child, link)
     }
 
-    /// What it keeps, and what it owes.
+    /// Fences of what it keeps, and of what it owes.
     fn fences(&self) -> [Fence; 2] {
         let (completer, promise) = host::promise("done");
         completer.complete();

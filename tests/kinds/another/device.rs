@@ -62,7 +62,7 @@ struct Submitted {
     clock: QueueClock,
 }
 
-/// How many pieces of work of a queue have completed.
+/// The number of pieces of work of a queue that have completed.
 #[derive(Debug)]
 struct Progress {
     queue: QueueId,

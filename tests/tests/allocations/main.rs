@@ -1,4 +1,4 @@
-//! How much memory operations, replays and traces take. The allocator counts for the whole process, so the tests take turns in a binary of
+//! Memory that operations, replays and traces take. The allocator counts for the whole process, so the tests take turns in a binary of
 //! their own.
 //!
 //! | part | what it has |
