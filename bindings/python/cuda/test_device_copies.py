@@ -105,6 +105,7 @@ def test_a_copy_is_where_its_source_is_also_of_what_is_not_known_yet(sim, eng, l
     moved, described_late = (eng.from_dlpack(t, copy=True, device="cuda") for t in (y, Fenced(y)))
     assert not gate.is_set() and not any(t.is_ready() for t in (of_device, of_host, moved, described_late))
     gate.set()
+    x.wait(30), y.wait(30)
     for copy, device, value in [(of_device, "cuda:0", 4), (of_host, "cpu:0", 5), (moved, "cuda:0", 5), (described_late, "cuda:0", 5)]:
         copy.wait(30)
         assert str(copy.device) == device and copy.data_ptr not in (x.data_ptr, y.data_ptr)

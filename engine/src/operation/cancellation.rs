@@ -2,8 +2,9 @@
 //!
 //! A cancelled operation may wait behind a lease for a long time before it is granted and skipped. Its
 //! failure is known at once, though, and so is the failure of every operation that needs its outputs. Such an
-//! operation is *cancelled by a source*, and the queries that wait for its outputs get the failure. Requests of leases are queries here. The graph
-//! stays as it is, so the order of all other operations stays as well.
+//! operation is *cancelled by a source*, and the queries that wait for its outputs get the failure. Requests of
+//! leases are queries here: a lease that is refused leaves the versions of its variables as they are, so both
+//! walks pass over leases. The graph stays as it is, so the order of all other operations stays as well.
 //!
 //! # Two walks
 //! - A *cancel* walks forward: from the outputs of the cancelled operation to the operations that read them,
@@ -30,8 +31,8 @@
 //! counted, then submitted, and then checks whether the table has an operation. All of these steps are
 //! sequentially consistent, so of a concurrent cancel and query at least one walks. If the cancel has not
 //! entered the operation by then, the thread that skips the operation does so, and that thread walks before
-//! the operation leaves its queues. A request of a lease is counted after its submission, if it was not granted at once: a cancel that
-//! has counted before is in the table when the request checks.
+//! the operation leaves its queues. A request of a lease is counted after its submission, if it was not granted at
+//! once: a cancel that has counted before is in the table when the request checks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -177,7 +178,7 @@ pub(crate) fn cancelled_leaves(op: &OpHandle) {
 /// came through the operation become invalid.
 pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> bool {
     let state = op.payload();
-    if state.kind == OpKind::ReadinessQuery || !is_any() {
+    if !makes_version(state) || !is_any() {
         return withdraw();
     }
     let mut walk = Walk::default();
@@ -189,6 +190,11 @@ pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> boo
         state.verdict.store(UNKNOWN, Ordering::Relaxed);
     }
     withdrawn
+}
+
+/// False for queries: the versions of their variables stay as they are, also if the query fails.
+fn makes_version(state: &OpState) -> bool {
+    state.kind != OpKind::ReadinessQuery && state.lease().is_none()
 }
 
 /// True if an operation that uses a variable in this mode fails by a failed version.
@@ -242,12 +248,15 @@ impl Verdicts {
         op.payload().verdict.store(LEAVES, Ordering::Relaxed);
     }
 
-    /// Walks from `op` to the readers of its writes, and on behind each operation for which `descend` returns
-    /// true. Visits each once.
+    /// Walks from `op` to the readers of its writes, and on behind each operation that makes a version and for
+    /// which `descend` returns true. Visits each once.
     fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, descend: impl Fn(&OpState) -> bool) {
         let mut open = vec![op.clone()];
         while let Some(op) = open.pop() {
-            op.dependents(|state, mode| inherits_failure(state, mode) && descend(state), &mut open);
+            if makes_version(op.payload()) {
+                let wanted = |state: &OpState, mode| inherits_failure(state, mode) && descend(state);
+                op.dependents(wanted, makes_version, &mut open);
+            }
             walk.walked.push(op);
         }
     }
@@ -297,7 +306,7 @@ impl Verdicts {
     fn step(&self, op: Op) -> (Op, Vec<Op>) {
         let mut sources = Vec::new();
         let state: &OpState = op.payload();
-        op.sources(|mode| inherits_failure(state, mode), |read| self.is_sound(read), &mut sources);
+        op.sources(|mode| inherits_failure(state, mode), makes_version, |op| self.is_sound(op), &mut sources);
         (op, sources)
     }
 }

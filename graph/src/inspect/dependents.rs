@@ -29,13 +29,19 @@ impl<V, T> Graph<V, T> {
 
 impl<V, T> OpRef<V, T> {
     /// Adds to `found` the `wanted` operations behind each write of this operation, up to and with the next
-    /// write of the same variable. Adds nothing once this operation has been completed or withdrawn.
+    /// write of the same variable by an operation that `makes_version`. Adds nothing once this operation has been
+    /// completed or withdrawn.
     ///
-    /// `wanted` runs under a lock, by the rules of [`Var::with_state`](crate::Var::with_state).
+    /// Both closures run under a lock, by the rules of [`Var::with_state`](crate::Var::with_state).
     ///
     /// # Panics
-    /// If `wanted` uses the graph, as [`Var::with_state`](crate::Var::with_state).
-    pub fn dependents(&self, mut wanted: impl FnMut(&T, AccessMode) -> bool, found: &mut Vec<Self>) {
+    /// If a closure uses the graph, as [`Var::with_state`](crate::Var::with_state).
+    pub fn dependents(
+        &self,
+        mut wanted: impl FnMut(&T, AccessMode) -> bool,
+        makes_version: impl Fn(&T) -> bool,
+        found: &mut Vec<Self>,
+    ) {
         self.each_queue(|queue, access| {
             // SAFETY: the lock is held and the access linked, so everything in the queue is in flight.
             unsafe {
@@ -45,10 +51,11 @@ impl<V, T> OpRef<V, T> {
                 for behind in queue.behind(access) {
                     let mode = behind.as_ref().target().mode();
                     let op = AccessNode::op(behind);
-                    if wanted(op.as_ref().payload(), mode) {
+                    let payload = op.as_ref().payload();
+                    if wanted(payload, mode) {
                         found.push(Self::retain(op));
                     }
-                    if mode.is_exclusive() {
+                    if mode.is_exclusive() && makes_version(payload) {
                         return;
                     }
                 }
@@ -56,11 +63,11 @@ impl<V, T> OpRef<V, T> {
         });
     }
 
-    /// Adds to `found` the last writer ahead of each access of this operation for whose mode `depends` returns
-    /// true. Adds nothing once this operation has been granted, completed or withdrawn.
+    /// Adds to `found` the last writer that `makes_version` ahead of each access of this operation for whose mode
+    /// `depends` returns true. Adds nothing once this operation has been granted, completed or withdrawn.
     ///
-    /// A search goes back over the reads in between, and ends without a result at a read for which `known`
-    /// returns true. Both closures run under a lock, by the rules of
+    /// A search goes back over what makes no version, and ends without a result at an operation of those for which
+    /// `known` returns true. The closures run under a lock, by the rules of
     /// [`Var::with_state`](crate::Var::with_state).
     ///
     /// # Panics
@@ -68,6 +75,7 @@ impl<V, T> OpRef<V, T> {
     pub fn sources(
         &self,
         depends: impl Fn(AccessMode) -> bool,
+        makes_version: impl Fn(&T) -> bool,
         mut known: impl FnMut(&T) -> bool,
         found: &mut Vec<Self>,
     ) {
@@ -83,22 +91,26 @@ impl<V, T> OpRef<V, T> {
                     return;
                 }
                 // In step with a search from the front: if all writes are far ahead, that one finds the last
-                // write first.
+                // write first. If that write makes no version, the search from behind goes on alone.
                 let mut front = queue.iter();
                 for (ahead, _) in queue.ahead_of(access) {
                     let op = AccessNode::op(ahead);
-                    if ahead.as_ref().target().is_exclusive() {
+                    let payload = op.as_ref().payload();
+                    if ahead.as_ref().target().is_exclusive() && makes_version(payload) {
                         found.push(Self::retain(op));
                         return;
                     }
-                    if known(op.as_ref().payload()) {
+                    if known(payload) {
                         return;
                     }
                     let Some((first, _)) = front.next() else { return };
-                    writes -= u32::from(first.as_ref().target().is_exclusive());
-                    if writes == 0 {
-                        found.push(Self::retain(AccessNode::op(first)));
-                        return;
+                    if writes > 0 && first.as_ref().target().is_exclusive() {
+                        writes -= 1;
+                        let last = AccessNode::op(first);
+                        if writes == 0 && makes_version(last.as_ref().payload()) {
+                            found.push(Self::retain(last));
+                            return;
+                        }
                     }
                 }
             }

@@ -1,17 +1,22 @@
 //! Steps along the queues: what looks at the writes of an operation, and whose writes it looks at.
 
-use crate::common::{Driver, OpRef, complete, r, w};
+use crate::common::{Driver, OpRef, Value, complete, r, w};
 use estafette_graph::AccessMode;
+
+/// False for what holds a variable alone and leaves its version as it is.
+fn makes_version(op: &Value) -> bool {
+    !op.name.contains("lease")
+}
 
 fn behind(op: &OpRef) -> Vec<String> {
     let mut found = Vec::new();
-    op.dependents(|_, mode| mode.reads(), &mut found);
+    op.dependents(|_, mode| mode.reads(), makes_version, &mut found);
     found.iter().map(|op| op.payload().name.clone()).collect()
 }
 
 fn ahead(op: &OpRef) -> Vec<String> {
     let mut found = Vec::new();
-    op.sources(AccessMode::reads, |op| op.name == "known", &mut found);
+    op.sources(AccessMode::reads, makes_version, |op| op.name.starts_with("known"), &mut found);
     found.iter().map(|op| op.payload().name.clone()).collect()
 }
 
@@ -64,6 +69,37 @@ fn the_last_of_several_writes_is_found_from_either_end() {
     assert_eq!(ahead(&update), ["second"], "and not itself");
     driver.submit("third", &[w(0)]);
     assert_eq!(ahead(&update), ["second"], "and nothing behind it");
+}
+
+#[test]
+fn both_searches_pass_over_writes_that_make_no_version() {
+    let mut driver = Driver::new(1);
+    driver.submit("locked", &[r(0)]);
+    let write = driver.submit_ref("write", &[w(0)]);
+    let lease = driver.submit_ref("lease", &[u(0)]);
+    let read = driver.submit_ref("read", &[r(0)]);
+    driver.submit("second lease", &[u(0)]);
+    let next = driver.submit_ref("next", &[u(0)]);
+    let last = driver.submit_ref("last", &[r(0)]);
+    assert_eq!(behind(&write), ["lease", "read", "second lease", "next"]);
+    assert_eq!(behind(&next), ["last"]);
+    for op in [&lease, &read, &next] {
+        assert_eq!(ahead(op), ["write"]);
+    }
+    assert_eq!(ahead(&last), ["next"]);
+    driver.submit("known lease", &[u(0)]);
+    assert_eq!(ahead(&driver.submit_ref("behind it", &[r(0)])), NONE);
+}
+
+#[test]
+fn with_writes_that_make_no_version_alone_ahead_nothing_is_found() {
+    let mut driver = Driver::new(1);
+    driver.submit("locked", &[r(0)]);
+    driver.submit("lease", &[u(0)]);
+    for name in ["a", "b", "c", "d"] {
+        let read = driver.submit_ref(name, &[r(0)]);
+        assert_eq!(ahead(&read), NONE);
+    }
 }
 
 #[test]
@@ -121,8 +157,8 @@ fn steps_among_operations_that_come_and_go() {
         for op in receive {
             let mut found = Vec::new();
             let pinned = op.clone();
-            pinned.dependents(|_, _| true, &mut found);
-            pinned.sources(|_| true, |_| false, &mut found);
+            pinned.dependents(|_, _| true, |_| true, &mut found);
+            pinned.sources(|_| true, |_| true, |_| false, &mut found);
             assert!(found.iter().all(|op| ["some", "behind"].contains(&op.payload().name.as_str())));
         }
     });

@@ -269,6 +269,9 @@ impl Model {
 
     fn verdict(&self, id: RequestId, soonest: bool) -> Verdict {
         let request = &self.requests[id];
+        if request.kind == RequestKind::Lease && soonest && self.fails_by_a_cancel(id) {
+            return Verdict::Skip;
+        }
         let mut fails = false;
         for (var, mode) in &request.accesses {
             if soonest && request.cancelled && !mode.is_exclusive() {
@@ -292,6 +295,40 @@ impl Model {
             _ if request.cancelled => Verdict::Skip,
             _ => Verdict::Begin,
         }
+    }
+
+    /// True if `id`, which waits, needs a version that a cancelled operation was to make, or an operation that fails
+    /// by one. Requests of leases and questions may learn that at once. A lease that is refused makes no version.
+    ///
+    /// An operation that was to fail by a cancel may fail by another one first, and leave. What it was to fail then
+    /// finds the failed version.
+    fn fails_by_a_cancel(&self, request: RequestId) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut open = vec![request];
+        while let Some(id) = open.pop() {
+            let inherits = self.requests[id].kind == RequestKind::Collapse;
+            for (var, _) in self.requests[id].accesses.iter().filter(|(_, mode)| inherits || mode.looks()) {
+                let queue = &self.vars[*var].queue;
+                let own = queue.iter().position(|(its, _)| *its == id).unwrap_or(0);
+                let makes_version = |(id, mode): &&(RequestId, AccessMode)| {
+                    mode.is_exclusive() && self.requests[*id].kind != RequestKind::Lease
+                };
+                let Some((writer, _)) = queue[..own].iter().rfind(makes_version) else {
+                    if id != request && self.vars[*var].failed {
+                        return true;
+                    }
+                    continue;
+                };
+                let Request { state, cancelled, .. } = self.requests[*writer];
+                if state == RequestState::Waiting && cancelled {
+                    return true;
+                }
+                if state == RequestState::Waiting && seen.insert(*writer) {
+                    open.push(*writer);
+                }
+            }
+        }
+        false
     }
 
     /// True if nothing is in the way of `request` on `var`; then, whether it finds a failed version.
@@ -367,7 +404,9 @@ impl Model {
     /// A request ends without having begun. What an operation would have written has failed; a lease changes
     /// nothing.
     pub fn skip(&mut self, request: RequestId) {
-        self.pass(request);
+        if !self.fails_by_a_cancel(request) {
+            self.pass(request);
+        }
         let changed = self.unqueue(request);
         if self.requests[request].kind == RequestKind::Work {
             changed.into_iter().for_each(|var| self.vars[var].failed = true);
@@ -636,8 +675,7 @@ impl Model {
     /// True if the question may have its answer: that all is `well`, or not. Of what was called off, and of
     /// what needs that, it is known beforehand.
     pub fn may_know(&self, question: &Question, well: bool) -> bool {
-        let called_off = |request: &Request| request.cancelled && request.state != RequestState::Over;
-        if !well && (question.failed || self.requests.iter().any(called_off)) {
+        if !well && (question.failed || self.fails_by_a_cancel(question.request)) {
             return true;
         }
         let is_granted = self.requests[question.request].state == RequestState::Over
