@@ -205,6 +205,32 @@ fn a_thread_that_waits_for_a_lease_hears_of_a_cancel_behind_the_lease_of_another
     assert!(watchdog.still_watches());
 }
 
+/// A refused lease leaves the versions of its other tensors as they are.
+#[test]
+fn a_lease_that_a_cancel_refuses_fails_no_wait_for_its_other_tensors() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (x, y, z) = (tensor(&engine, 0.0), tensor(&engine, 0.0), tensor(&engine, 0.0));
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
+    let write = submit(&engine, &[], std::slice::from_ref(&x));
+    let wanted = [(x.clone(), Access::Read), (y.clone(), Access::Write)];
+    let mut lease = pin!(async { engine.lease_all(&wanted, "both").await.map(drop) });
+    assert!(heard(lease.as_mut()).is_none());
+    submit(&engine, std::slice::from_ref(&y), std::slice::from_ref(&z));
+    let mut waits = vec![Box::pin(y.ready()), Box::pin(z.ready())];
+    let mut failing = pin!(x.ready());
+    assert!(waits.iter_mut().all(|wait| heard(wait.as_mut()).is_none()) && heard(failing.as_mut()).is_none());
+    assert!(write.cancel());
+    assert!(is_cancelled(heard(failing)), "it is behind the lease, and waits for the cancelled version");
+    waits.extend([Box::pin(y.ready()), Box::pin(z.ready())]);
+    assert!(waits.iter_mut().all(|wait| heard(wait.as_mut()).is_none()));
+    assert!(is_cancelled(heard(lease)));
+    gate.open();
+    engine.wait_all(None).unwrap();
+    assert!(waits.iter_mut().all(|wait| matches!(heard(wait.as_mut()), Some(Ok(())))));
+    assert!(watchdog.still_watches());
+}
+
 #[test]
 fn what_is_ready_and_not_begun_is_known_to_be_cancelled_while_every_worker_is_busy() {
     let engine = engine(1);
