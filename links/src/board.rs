@@ -7,6 +7,7 @@
 //! | [`TAIL`] | words of messages that the owner has taken from its peer's ring |
 //! | [`LISTENING`] | not 0: the owner wants a wake-up at the next change, and of which kind; each time another number |
 //! | [`CLOSED`] | see its constants |
+//! | [`SETTLED`] | how many slots the owner has settled that its peer may wait for |
 //! | ready, used | slots: how the owner's promise of an index settled; how its use of the peer's went |
 //! | ring | messages, one behind the other |
 //! | texts | why slots have failed |
@@ -52,7 +53,8 @@ pub(crate) const HEAD: usize = 0;
 pub(crate) const TAIL: usize = 8;
 pub(crate) const LISTENING: usize = 16;
 pub(crate) const CLOSED: usize = 24;
-pub(crate) const SLOTS_AT: usize = 32;
+pub(crate) const SETTLED: usize = 32;
+pub(crate) const SLOTS_AT: usize = 40;
 const RING_AT: usize = SLOTS_AT + 2 * SLOTS;
 const TEXTS_AT: usize = RING_AT + RING as usize;
 const MISSED: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
@@ -282,8 +284,11 @@ impl<W: Words> OwnBoard<W> {
         ((self.load(kind.place(index)) >> 32) as u32).wrapping_add(1)
     }
 
-    pub(crate) fn begin(&self, slot: SlotId) {
-        self.store(slot.kind.place(slot.index), word(slot.generation, PENDING, 0));
+    /// Of a promise that is about to be sent, which may have settled.
+    pub(crate) fn begin<P: Words>(&self, slot: SlotId, settled: Option<&Outcome>, peer: &PeerBoard<P>) {
+        let word = settled
+            .map_or_else(|| word(slot.generation, PENDING, 0), |outcome| self.settled(slot, outcome, peer));
+        self.store(slot.kind.place(slot.index), word);
     }
 
     /// Says that the answer was read, so that the peer may use its text again.
@@ -297,7 +302,19 @@ impl<W: Words> OwnBoard<W> {
 
     /// Settles a slot, with everything that was done before.
     pub(crate) fn settle<P: Words>(&self, slot: SlotId, outcome: &Outcome, peer: &PeerBoard<P>) {
-        let word = match outcome {
+        self.store_settled(slot, self.settled(slot, outcome, peer));
+    }
+
+    /// The peer polls a slot once it has seen the count, which so comes after the slot.
+    fn store_settled(&self, slot: SlotId, word: u64) {
+        self.store(slot.kind.place(slot.index), word);
+        step!("settle, slot");
+        self.words.words()[SETTLED].fetch_add(1, Ordering::Release);
+    }
+
+    /// The word of a settled slot. Writes the text of a failure.
+    fn settled<P: Words>(&self, slot: SlotId, outcome: &Outcome, peer: &PeerBoard<P>) -> u64 {
+        match outcome {
             Ok(()) => word(slot.generation, DONE, 0),
             Err(error) => {
                 let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
@@ -305,13 +322,12 @@ impl<W: Words> OwnBoard<W> {
                 step!("settle, text");
                 word(slot.generation, FAILED, (text << 8 | kind) as u64)
             }
-        };
-        self.store(slot.kind.place(slot.index), word);
+        }
     }
 
     /// Answers what was sent, and is not received any more.
     pub(crate) fn refuse(&self, slot: SlotId) {
-        self.store(slot.kind.place(slot.index), word(slot.generation, FAILED, UNRECEIVED << 8));
+        self.store_settled(slot, word(slot.generation, FAILED, UNRECEIVED << 8));
     }
 
     /// The number of a text for this slot; 0 if the peer has yet to read all of them.

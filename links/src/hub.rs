@@ -26,7 +26,7 @@ use crate::platform::{
 use crate::threads::{self, Single};
 
 /// The content of a greeting: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 7";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 8";
 /// Doors and links of a process at the same time, connections that become links, and closed links with pending promises or uses. A link
 /// takes some 70 kB and three descriptors.
 const SOURCES_MAX: usize = 4096;

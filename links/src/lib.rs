@@ -9,7 +9,7 @@
 //!
 //! | part | idea |
 //! |---|---|
-//! | `board`, `slots`, `ring`, `notify` | shared words with one writer each: slots, messages, wake-ups; models |
+//! | `board`, `slots`, `ring`, `notify`, `watched` | shared words with one writer each: slots, messages, wake-ups; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
 //! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | the interface |
 //! | `hub`, `liveness`, `threads`, `mailbox` | the link thread; the thread of liveness locks; values that they leave for futures |
@@ -87,6 +87,7 @@ pub mod steps;
 #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 mod tests;
 mod threads;
+mod watched;
 
 pub use self::{
     arena::Arena,

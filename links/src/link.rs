@@ -18,7 +18,8 @@ use estafette_sync::time::{Duration, Instant};
 use self::socket::{SegmentState, Shown, WAKE_UP};
 use crate::LinkError;
 use crate::board::{
-    CLOSED, CLOSING, EVENT_COUNT, HEAD, Kind, LEFT, LIVENESS, OwnBoard, PeerBoard, SLOTS, SlotId, TAIL,
+    CLOSED, CLOSING, EVENT_COUNT, HEAD, Kind, LEFT, LIVENESS, OwnBoard, PeerBoard, SETTLED, SLOTS, SlotId,
+    TAIL,
 };
 use crate::descriptor::Readable;
 use crate::fence::PeerEvent;
@@ -29,6 +30,7 @@ use crate::notify::{Listener, PeerNotifier, Wakeup};
 use crate::platform::{Descriptor, Memory, Socket, wake_all};
 use crate::ring::{Message, NOTE_BYTES, Reader, Violation, Writer};
 use crate::slots::Indices;
+use crate::watched::Watched;
 
 /// The fate of the peer, as bits: it sends nothing more, and settles what it has sent.
 const FATE_CLOSING: u32 = 1;
@@ -45,9 +47,6 @@ const FATE_BROKEN: u32 = 16;
 pub(crate) fn after_fate<T>(fate: &AtomicU32, read: impl FnOnce() -> T) -> (u32, T) {
     (fate.load(Ordering::Acquire), read())
 }
-
-/// Events that a spinning thread polls: the oldest.
-const POLLED_MAX: usize = 16;
 
 pub(crate) struct Channel {
     pub(crate) socket: Socket,
@@ -79,7 +78,7 @@ pub(crate) struct Shared {
     /// For event loops of the program, once one was asked for.
     pub(crate) readable: OnceLock<Readable>,
     /// Fences of the peer with subscribers.
-    watched: Mutex<Vec<Arc<PeerEvent>>>,
+    watched: Mutex<Watched<Arc<PeerEvent>>>,
     /// The number of messages that were received and are in use.
     in_use: AtomicUsize,
     /// This process has closed the link.
@@ -300,14 +299,14 @@ impl Shared {
         self.has_waiters() && self.listener.try_pause(&self.own)
     }
 
-    /// True if a [`poll`](Self::poll) has anything to do. Most of what comes is found, at the cost of a few loads; `poll` finds all.
+    /// True if a [`poll`](Self::poll) may have anything to do, at the cost of a few loads.
     pub(crate) fn has_events(&self) -> bool {
         let fate = self.fate.load(Ordering::Acquire);
         let reads =
             self.receivers.has_waiters() || self.is_closed.load(Ordering::SeqCst) && fate & FATE_BROKEN == 0;
         reads && self.peer.load(HEAD) != self.own.load(TAIL)
             || self.said() & !fate != 0
-            || self.watched.lock().iter().take(POLLED_MAX).any(|event| event.outcome().is_some())
+            || self.watched.lock().may_have_settled(self.peer.load(SETTLED))
     }
 
     /// The thread that serves the link is woken from now on by a change of the event count, which is returned with its value.
@@ -333,8 +332,7 @@ impl Shared {
 
     /// Releases an event that has settled. The link thread may be done with the link, and the event keeps the link.
     pub(crate) fn unwatch(&self, event: &PeerEvent) {
-        let gone = |watched: &mut Arc<PeerEvent>| std::ptr::eq(&raw const **watched, event);
-        let gone: Vec<_> = self.watched.lock().extract_if(.., gone).collect();
+        let gone = self.watched.lock().remove(|watched| std::ptr::eq(&raw const **watched, event));
         drop(gone);
     }
 
@@ -366,7 +364,11 @@ impl Shared {
         if self.is_closed.load(Ordering::SeqCst) && !is_broken {
             self.discard();
         }
-        let settled: Vec<_> = self.watched.lock().extract_if(.., |event| event.outcome().is_some()).collect();
+        // The end of a peer settles what it has not.
+        let all = self.fate.load(Ordering::Acquire) & !FATE_CLOSING != 0;
+        let mut watched = self.watched.lock();
+        let settled = watched.take_settled(self.peer.load(SETTLED), all);
+        drop(watched);
         settled.into_iter().for_each(|event| event.deliver());
         let fate = self.fate.load(Ordering::Acquire);
         if fate != 0 || self.peer.load(HEAD) != self.own.load(TAIL) {
@@ -516,10 +518,7 @@ impl Link {
         let Some(slot) = slot else { return Err(LinkError::Full { process: self.process() }) };
         step!("send 2");
         let is_pending = state.is_pending();
-        match state.outcome() {
-            None => shared.own.begin(slot),
-            Some(outcome) => shared.own.settle(slot, &outcome, &shared.peer),
-        }
+        shared.own.begin(slot, state.outcome().as_ref(), &shared.peer);
         step!("send 3");
         let answer = PeerEvent::new(Arc::clone(shared), SlotId { kind: Kind::Used, ..slot });
         sent.indices.note_sent(slot, Arc::clone(&answer));

@@ -11,11 +11,12 @@ use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
 use loom::model::Builder;
 
-use crate::board::{Kind, OwnBoard, PeerBoard, SlotId, TEXTLESS, WORDS};
+use crate::board::{Kind, OwnBoard, PeerBoard, SETTLED, SlotId, TEXTLESS, WORDS};
 use crate::link::after_fate;
 use crate::notify::{Listener, PeerNotifier, Wakeup};
 use crate::ring::{Message, Reader, Writer};
 use crate::slots::{Answer, Indices};
+use crate::watched::Watched;
 
 type Shared = Arc<Vec<AtomicU64>>;
 
@@ -257,7 +258,7 @@ fn uses_an_index_twice<A: Answer + 'static>(answer: fn(&Arc<Process>, SlotId) ->
                 }
                 thread::yield_now();
             };
-            sender.own.begin(slot);
+            sender.own.begin(slot, None, &sender.peer);
             indices.note_sent(slot, answer(&sender, SlotId { kind: Kind::Used, ..slot }));
             writer.write(slot.index, slot.generation, &[], &sender.own);
             memory.write(round);
@@ -316,6 +317,48 @@ fn a_process_that_goes_to_sleep_sees_the_change_or_is_woken() {
 #[should_panic(expected = "deadlock")]
 fn a_process_that_listens_without_a_fence_is_lost() {
     notifies_beside(|_, sleeper| sleeper.own.store(crate::board::LISTENING, 1));
+}
+
+/// A process polls as many events as the count says, the oldest first, while the other settles the newest first. A lost wake-up, or an event
+/// that is missed, is a deadlock.
+#[test]
+fn what_settles_is_polled_once_it_was_counted() {
+    explore(|| {
+        let [writer, sleeper] = processes();
+        let (sleeper, woken) = (Arc::new(sleeper), Arc::new(EventCount::default()));
+        let [oldest, newest] = [0, 1].map(|index| SlotId { kind: Kind::Used, index, generation: 1 });
+        let socket = Arc::clone(&woken);
+        let sleeping = thread::spawn(move || {
+            let (listener, mut watched) = (Listener::default(), Watched::default());
+            for slot in [oldest, newest] {
+                watched.push(Awaited(Arc::clone(&sleeper), slot));
+            }
+            let mut poll = || {
+                watched.take_settled(sleeper.peer.load(SETTLED), false);
+                watched.is_empty()
+            };
+            loop {
+                let before = socket.count();
+                listener.pause(&sleeper.own);
+                if poll() {
+                    break;
+                }
+                listener.listen(&sleeper.own);
+                if poll() {
+                    break;
+                }
+                socket.sleep(before);
+            }
+        });
+        let notifier = PeerNotifier::default();
+        for slot in [newest, oldest] {
+            writer.own.settle(slot, &Ok(()), &writer.peer);
+            if notifier.wakeup(&writer.peer).is_some() {
+                woken.notify();
+            }
+        }
+        sleeping.join().expect("it does not panic");
+    });
 }
 
 /// A thread serves until it is woken once. What comes then wakes the link thread, for which the thread leaves the rest.

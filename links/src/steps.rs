@@ -11,7 +11,7 @@ pub const STEP: &str = "ESTAFETTE_LINKS_STEP";
 /// While a link is made.
 pub const GREETING: [&str; 6] = ["greet 1", "greet 2", "greet 3", "greet 4", "greet 5", "greet 6"];
 /// While it is open.
-pub const OPEN: [&str; 22] = [
+pub const OPEN: [&str; 23] = [
     "send 1",
     "send 2",
     "send 3",
@@ -19,6 +19,7 @@ pub const OPEN: [&str; 22] = [
     "send 4",
     "send 5",
     "settle, text",
+    "settle, slot",
     "settle",
     "settle, notified",
     "receive 1",

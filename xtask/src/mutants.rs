@@ -62,6 +62,15 @@ const MUTANTS: &[Mutant] = &[
         caught_by: Test::Model("models::an_index_is_used_again_once_both_of_its_slots_are_settled"),
     },
     Mutant {
+        fault: "a slot is counted before it is settled",
+        file: "board.rs",
+        edits: &[[
+            "        self.store(slot.kind.place(slot.index), word);\n        step!(\"settle, slot\");\n        self.words.words()[SETTLED].fetch_add(1, Ordering::Release);",
+            "        self.words.words()[SETTLED].fetch_add(1, Ordering::Release);\n        self.store(slot.kind.place(slot.index), word);",
+        ]],
+        caught_by: Test::Model("models::what_settles_is_polled_once_it_was_counted"),
+    },
+    Mutant {
         fault: "a use ends twice",
         file: "link.rs",
         edits: &[["self.answer.take()", "self.answer.clone()"]],

@@ -347,7 +347,10 @@ def op(engine, function, reads, writes, options):
 
         @functools.wraps(function)
         def submitted(*args, **kwargs):
-            bound = signature.bind(*args, **kwargs)
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{_name_of(function)}: {error}") from None
             for name, default in defaults.items():
                 bound.arguments.setdefault(name, default)
             tensors = []

@@ -1,0 +1,64 @@
+//! Slots of the peer with subscribers. PROTOCOL.md, *dispatch*.
+
+use std::collections::VecDeque;
+
+use crate::slots::Answer;
+
+/// Events, the oldest first.
+#[derive(Debug)]
+pub(crate) struct Watched<E> {
+    events: VecDeque<E>,
+    /// The peer's count of settled slots at the last poll.
+    counted: u64,
+}
+
+impl<E> Default for Watched<E> {
+    fn default() -> Self {
+        Self { events: VecDeque::new(), counted: 0 }
+    }
+}
+
+impl<E: Answer> Watched<E> {
+    /// Adds an event, which the caller polls afterwards.
+    pub(crate) fn push(&mut self, event: E) {
+        self.events.push_back(event);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Removes an event: one of the newest, mostly.
+    pub(crate) fn remove(&mut self, is_it: impl Fn(&E) -> bool) -> Option<E> {
+        let at = self.events.iter().rposition(is_it)?;
+        self.events.remove(at)
+    }
+
+    /// True if events may have settled since the last poll, at which the peer's count was another one.
+    pub(crate) fn may_have_settled(&self, count: u64) -> bool {
+        !self.events.is_empty() && count != self.counted
+    }
+
+    /// Removes the events that have settled. `count` is the peer's count of settled slots, which the caller has read before this. Each slot
+    /// that settles changes it by one, so no more events are found than that, unless `all` may have settled. The search begins at both ends:
+    /// most uses end in the order in which they began, or they began last, beside some that last.
+    pub(crate) fn take_settled(&mut self, count: u64, all: bool) -> Vec<E> {
+        let new = count.wrapping_sub(std::mem::replace(&mut self.counted, count));
+        let most = if all { usize::MAX } else { usize::try_from(new).unwrap_or(usize::MAX) };
+        let mut settled = Vec::new();
+        // Events at each end that have not settled.
+        let (mut oldest, mut newest) = (0, 0);
+        while settled.len() < most && oldest + newest < self.events.len() {
+            let is_old = oldest <= newest;
+            let at = if is_old { oldest } else { self.events.len() - 1 - newest };
+            if self.events[at].outcome().is_some() {
+                settled.extend(self.events.remove(at));
+            } else if is_old {
+                oldest += 1;
+            } else {
+                newest += 1;
+            }
+        }
+        settled
+    }
+}
