@@ -19,6 +19,8 @@ const IDLE: usize = 200;
 const STREAM: usize = 20_000;
 const WINDOW: usize = 64;
 const IN_FLIGHT: usize = 10_000;
+/// Tensors that the other process keeps, as a cache does.
+const HELD: usize = 8_000;
 /// In this time a process that waits has gone to sleep.
 const ASLEEP: Duration = Duration::from_micros(500);
 /// Elements of a small tensor, and of a large one.
@@ -52,6 +54,11 @@ fn consume(engine: &Engine, role: &str, link: &Link) {
             let kept: Vec<_> = (0..IN_FLIGHT).map(|_| receive().expect("sent")).collect();
             block_on(link.send(&number(engine, 0), &ShareOptions::default())).expect("sent");
             drop((receive(), kept));
+        }
+        "consumer-holds" => {
+            let kept: Vec<_> = (0..HELD).map(|_| receive().expect("sent")).collect();
+            consume(engine, "consumer", link);
+            drop(kept);
         }
         "consumer-tickets" => {
             let bytes = receive().expect("sent");
@@ -318,6 +325,16 @@ fn in_flight(engine: &Engine, door: &Door) -> f64 {
     (now.0 - before.0) as f64 - (now.1 - before.1) as f64
 }
 
+/// Round trips while the other process holds many tensors.
+fn beside_held(engine: &Engine, door: &Door) -> Vec<f64> {
+    let peer = Peer::start(engine, door, "consumer-holds");
+    let held: Vec<_> = (0..HELD).map(|_| engine.zeros(&[SMALL], DType::I64).expect("memory")).collect();
+    held.iter().for_each(|x| block_on(peer.0.send(x, &ShareOptions::default())).expect("sent"));
+    let trips = (0..ROUNDS).map(|_| round_trips(engine, &peer.0, SMALL, AWAKE, None)).collect();
+    peer.end();
+    trips
+}
+
 /// An engine that has nothing to do with links: threads of theirs, and descriptors.
 fn without_links() {
     let before = descriptors();
@@ -363,6 +380,7 @@ fn measure() {
     figure("all pages of a segment are mapped", "us", &populate);
     figure("page faults for a tensor", "", &faults);
     figure("bytes copied for a tensor", "B", &copied);
+    figure("Rust: tensor, both awake, beside 8,000 that are held", "us", &beside_held(&engine, &door));
     tickets(&engine, &door);
     figure("descriptors for 10,000 tensors, beyond segments", "", &[in_flight(&engine, &door)]);
 }

@@ -62,3 +62,54 @@ impl<E: Answer> Watched<E> {
         settled
     }
 }
+
+#[cfg(all(test, not(estafette_loom)))]
+mod tests {
+    use std::cell::Cell;
+
+    use estafette_devices::Outcome;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    struct Slot<'a>(usize, &'a [Cell<bool>], &'a Cell<usize>);
+
+    impl Answer for Slot<'_> {
+        fn outcome(&self) -> Option<Outcome> {
+            self.2.set(self.2.get() + 1);
+            self.1[self.0].get().then_some(Ok(()))
+        }
+    }
+
+    #[test]
+    fn a_poll_looks_at_few_beside_many_that_are_held() {
+        let (slots, looks) = (vec![Cell::new(false); 1000], Cell::new(0));
+        let mut watched = Watched::default();
+        (0..slots.len()).for_each(|at| watched.push(Slot(at, &slots, &looks)));
+        let mut count = 0;
+        let mut settle = |watched: &mut Watched<Slot<'_>>, numbers: &[usize]| {
+            numbers.iter().for_each(|at| slots[*at].set(true));
+            count += numbers.len() as u64;
+            assert!(watched.may_have_settled(count));
+            looks.set(0);
+            let settled: Vec<_> = watched.take_settled(count, false).into_iter().map(|slot| slot.0).collect();
+            assert!(!watched.may_have_settled(count) && watched.take_settled(count, false).is_empty());
+            (settled, looks.get())
+        };
+        assert_eq!(settle(&mut watched, &[0]), (vec![0], 1));
+        assert_eq!(settle(&mut watched, &[999]), (vec![999], 2));
+        assert_eq!(settle(&mut watched, &[998, 1, 2, 997]), (vec![1, 2, 998, 997], 5));
+        assert_eq!(settle(&mut watched, &[500]).0, [500], "wherever it is");
+    }
+
+    #[test]
+    fn what_was_not_counted_is_polled_once_all_may_have_settled() {
+        let (slots, looks) = (vec![Cell::new(true); 3], Cell::new(0));
+        let mut watched = Watched::default();
+        (0..slots.len()).for_each(|at| watched.push(Slot(at, &slots, &looks)));
+        assert!(!watched.may_have_settled(0) && watched.take_settled(0, false).is_empty());
+        assert_eq!(watched.remove(|slot| slot.0 == 1).map(|slot| slot.0), Some(1));
+        assert_eq!(watched.take_settled(0, true).len(), 2);
+        assert!(watched.is_empty() && !watched.may_have_settled(1));
+    }
+}
