@@ -219,7 +219,7 @@ fn stream(engine: &Engine, link: &Link) -> f64 {
     let mut written: VecDeque<Tensor> = VecDeque::new();
     let start = Instant::now();
     for x in ring.iter().cycle().take(STREAM) {
-        // That the other process is done with the version before.
+        // Waits until the other process is done with the version before.
         if written.len() == WINDOW {
             written.pop_front().expect("it is full").wait().expect("written");
         }

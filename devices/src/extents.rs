@@ -116,7 +116,7 @@ impl<S: Span> Extents<S> {
     /// lock; it takes no block itself.
     ///
     /// # Errors
-    /// That of `make`, for the least that is needed.
+    /// The error of `make`, for the least that is needed.
     pub fn take<E>(
         &self,
         bytes: usize,
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(made(1), Ok(PIECE_MIN));
         assert_eq!(made(PIECE_MIN), Ok(2 * PIECE_MIN));
         assert!(made(10 << 30).is_ok_and(|bytes| bytes <= (10 << 30) + 64));
-        // What is free of the two small ones is too little.
+        // The free space of the two small pieces is too little.
         assert_eq!(made(2 * PIECE_MIN), Ok(PIECE_MAX));
     }
 }

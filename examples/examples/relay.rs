@@ -129,7 +129,7 @@ fn view_mut<'a, T: Element, D: Dimension>(
     Ok(view)
 }
 
-/// What every stage needs.
+/// The engine and the ledger, which every stage needs.
 #[derive(Clone)]
 struct Stage {
     engine: Engine,

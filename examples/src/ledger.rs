@@ -20,7 +20,7 @@ struct Counters {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Totals {
-    /// How often a library saw memory that another library had allocated.
+    /// The number of times that a library saw memory that another library had allocated.
     pub crossings: u64,
     /// Crossings after which the address of the data had changed.
     pub copies: u64,

@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// What each thread of a run does.
+    /// The work of each thread of a run.
     fn take_part(&self) {
         let mut ran = 0;
         while let Some(taken) = self.run.take() {

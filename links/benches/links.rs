@@ -1,4 +1,4 @@
-//! What a link costs, beside a pipe and a unix socket: `cargo bench -p estafette-links`.
+//! The cost of a link, beside a pipe and a unix socket: `cargo bench -p estafette-links`.
 //!
 //! Rounds are interleaved. Each figure is the median of its rounds, with the least and the largest; a round of round trips is itself a
 //! median. `ESTAFETTE_LINKS_GIB` says how much memory the processes have that are killed (1). With `ESTAFETTE_FIGURES` the figures are also

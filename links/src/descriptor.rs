@@ -62,7 +62,7 @@ impl Link {
         let place = &self.shared.readable;
         if place.get().is_none() {
             let new = Readable::new().map_err(LinkError::system("making a descriptor"))?;
-            // Where another thread was faster, its descriptor counts.
+            // If another thread was faster, its descriptor counts.
             let _ = place.set(new);
         }
         Ok(place.get().expect("it was set").event.0.number())

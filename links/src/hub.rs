@@ -125,7 +125,7 @@ pub(crate) enum Side {
 }
 
 impl Hub {
-    /// That of the process, whose threads start now if they have not.
+    /// The hub of the process, whose threads start now if they have not.
     pub(crate) fn get() -> Result<&'static Self, LinkError> {
         threads::started(&HUB, Self::new, |hub| {
             hub.liveness.start()?;
@@ -252,7 +252,7 @@ impl Hub {
             step!("serve 3");
             waited
         };
-        // What a thread of this process has done says nothing of a peer.
+        // Work of a thread of this process says nothing of a peer.
         self.spin_policy.note_wait(began.elapsed(), has_come || has_events());
         for (token, link) in served {
             link.stop_serving();
@@ -421,7 +421,7 @@ impl Hub {
         if door.arrived.len() >= ARRIVED_MAX {
             return pause();
         }
-        // What the process at the other end sends is lost where there is no room for it.
+        // Data that the process at the other end sends is lost if there is no room for it.
         let has_room = check_room(TO_ACCEPT).and_then(|()| self.sources.lock().check_room());
         let accepted = has_room.and_then(|()| door.socket.accept());
         let made = accepted.map_err(LinkError::system("accepting a connection"));
@@ -463,7 +463,7 @@ impl Hub {
             return;
         }
         self.abandon(token);
-        // Who connects may give up at this moment.
+        // The caller that connects may give up at this moment.
         let Some(greeting) = Arc::into_inner(greeting) else { return };
         let Greeting { socket, process, board, liveness_lock, arrived, side, .. } = greeting;
         let refused = |what: &str| LinkError::Refused(format!("process {process} {what}"));

@@ -151,7 +151,7 @@ impl PeerDeviceSegment {
     /// The result of `open` for the device, the descriptor and the length, at the first call that succeeds; the same at every later one.
     ///
     /// # Errors
-    /// That of `open`.
+    /// The error of `open`.
     ///
     /// # Panics
     /// Another call makes something of another type of it.

@@ -200,7 +200,7 @@ fn a_board_of_random_words_neither_crashes_nor_hangs_its_reader() {
                 }
             }
         });
-        // What it left it does not use, whatever else it has said.
+        // A peer does not use a link that it has left, whatever else it has said.
         drop(hostile);
         for fence in fences {
             assert!(fence.wait_timeout(Some(HUNG)).is_some(), "seed {seed}: {fence:?} hangs");
@@ -581,6 +581,6 @@ fn a_peer_that_hangs_up_without_a_word_is_lost() {
     drop(socket);
     let error = received.fence().wait_timeout(Some(HUNG)).expect("in time").expect_err("it fails");
     assert_eq!(error.kind(), DeviceErrorKind::PeerDied);
-    // What it uses is in its hands until it has ended.
+    // The peer holds a promise that it uses until the peer has ended.
     assert!(used.state().is_pending());
 }

@@ -1,4 +1,4 @@
-//! Where the time went: reads a trace of an engine and says who waited, for how long, why, and for whom.
+//! Analysis of where the time went: reads a trace of an engine and says which operations waited, for how long, why, and for what.
 //!
 //! Everything here works on plain data ([`Trace`]) after the fact. The crate knows no engine, starts no thread and looks
 //! at no clock; an engine makes a trace and hands it over, or a reader finds it in a file.

@@ -46,7 +46,7 @@ pub fn count_leak() {
 pub struct Generation(u32);
 
 impl Generation {
-    /// That of this process. From the first call on forks are noticed. One relaxed load.
+    /// The generation of this process. From the first call on forks are noticed. One relaxed load.
     #[inline(always)]
     pub fn current() -> Self {
         Self(fork::generation())
@@ -100,7 +100,7 @@ macro_rules! per_process {
 /// The type of what [`per_process!`](crate::per_process) declares.
 #[derive(Debug)]
 pub struct PerProcess<T: 'static> {
-    /// That of the first generation, which most processes are of: no pointer leads to it.
+    /// The value of the first generation, which most processes are of: no pointer leads to it.
     first: T,
     later: AtomicPtr<Later<T>>,
     make: fn() -> T,
@@ -159,7 +159,7 @@ struct Hook {
 static HOOKS: AtomicPtr<Hook> = AtomicPtr::new(ptr::null_mut());
 
 /// Calls `hook` in each forked child, on its one thread, from within `fork`. It changes thread-locals and atomics, and takes no lock.
-/// Where the system has no such handlers it is called as soon as the child asks for its generation.
+/// If the system has no such handlers, the hook is called as soon as the child asks for its generation.
 pub fn at_fork(hook: fn()) {
     Generation::current();
     let new = Box::into_raw(Box::new(Hook { run: hook, next: ptr::null_mut() }));
@@ -291,7 +291,7 @@ mod tests {
     fn hooks_run_in_children_and_in_these_alone() {
         std::thread_local!(static FORKS: std::cell::Cell<u8> = const { std::cell::Cell::new(0) });
         at_fork(|| FORKS.set(FORKS.get() + 1));
-        // Where the system has no handlers, the first question notices the fork.
+        // On a system without handlers, the first question notices the fork.
         let forks = || {
             Generation::current();
             FORKS.get()

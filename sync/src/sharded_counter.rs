@@ -94,7 +94,7 @@ impl ShardedCounter {
             Some(shard) => {
                 let used = self.used.load(Ordering::Relaxed);
                 let share = if ahead { AHEAD_MAX.min(limit / (8 * used)).min(room / 2).max(1) } else { 1 };
-                // What this thread has reserved and has not begun is part of the sum already.
+                // Beginnings that this thread has reserved and has not begun are part of the sum already.
                 let reserved = shard.reserved.load(Ordering::Relaxed) + share as u64;
                 shard.reserved.store(reserved, Ordering::Relaxed);
                 shard.begun.store(shard.begun.load(Ordering::Relaxed) + 1, Ordering::Relaxed);

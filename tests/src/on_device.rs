@@ -39,7 +39,7 @@ unsafe impl Send for Element {}
 unsafe impl Sync for Element {}
 
 impl Element {
-    /// That of `tensor`, which is defined.
+    /// The element of `tensor`, which is defined.
     pub fn of(tensor: &Tensor) -> Self {
         Self(tensor.data_ptr().expect("defined").cast_mut().cast())
     }

@@ -361,7 +361,7 @@ impl Control {
             && let Some(before) = self.before_long.take()
         {
             self.choose(before, Throughput::default());
-            // What the trials of long jobs have shown says nothing of short ones.
+            // The results of the trials of long jobs say nothing of short ones.
             (self.next_trial, self.pause) = self.before_pause;
             return before;
         }

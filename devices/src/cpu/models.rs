@@ -82,7 +82,7 @@ fn check_with(new: fn() -> Pool<Note>, preemptions: Option<usize>, count: usize,
         let pool = new();
         used(&pool, &|number| Note(number, record.clone()));
         record.wait(count);
-        // How a pool ends has models of its own.
+        // The end of a pool has models of its own.
         loom::stop_exploring();
         pool.shutdown();
         assert!(pool.join(None));

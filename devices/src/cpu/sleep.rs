@@ -30,7 +30,7 @@
 //! 2. The heavy side of the barrier, then look whether there is more work. If so, *post work* from step 3:
 //!    wake the next one.
 //!
-//! Where jobs are left to the threads that wait for them (`waiters.rs`), a worker omits ReadJob and sleeps for a limited time instead.
+//! If jobs are left to the threads that wait for them (`waiters.rs`), a worker omits ReadJob and sleeps for a limited time instead.
 //!
 //! Pushing happens for every job, the others only when work runs out, so pushing gets the light side
 //! ([`estafette_sync::barrier`]).
@@ -188,7 +188,7 @@ impl Sleep {
             self.counters.fetch_add(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
         }
         barrier::heavy();
-        // Where another thread has removed this worker already, its wake-up has to be consumed.
+        // If another thread has removed this worker already, its wake-up has to be consumed.
         !(stay_awake() && self.get_up(parker))
     }
 

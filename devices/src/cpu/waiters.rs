@@ -87,7 +87,7 @@ impl Waiters {
             _ => before.min(0),
         };
         self.in_a_row.store(in_a_row, Ordering::Relaxed);
-        // What was not new runs as it would have in the wait before.
+        // A job that was not new runs as it would have in the wait before.
         let is_single = new.0 == 1 || (new.0 == 0 && self.was_single.load(Ordering::Relaxed));
         self.was_single.store(is_single, Ordering::Relaxed);
         is_single

@@ -267,7 +267,7 @@ fn pause(round: u32) {
     }
 }
 
-// Which threads a pool has, and the spare ones that stand in for workers that block.
+// The threads of a pool, and the spare ones that stand in for workers that block.
 //
 // A worker that is about to block says so. Then one spare thread takes its role until it is back: as many
 // spare threads are active as workers are blocked, up to the limit. Spare threads are started when first

@@ -93,7 +93,7 @@ impl CudaQueue {
             context.check(code, "cannot end the capture of a graph")
         });
         joined[..taking_part].iter().for_each(|other| other.leave_capture());
-        // What captures does not wait for what is allocated meanwhile.
+        // A stream that captures does not wait for memory that is allocated meanwhile.
         let mut streams = iter::once(&stream).chain(&joined[..taking_part]);
         let pending = memory::pending();
         let awaited = streams

@@ -54,7 +54,7 @@ pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
     if code != 0 {
         return Err(CudaUnavailable(format!("cuInit says {} ({code})", name_of(&api, code))));
     }
-    // Where the handler cannot be registered, the exit is as it was.
+    // If the handler cannot be registered, the exit is as it was.
     exit::at_exit(at_exit);
     let mut count: c_int = 0;
     // SAFETY: as above.
@@ -246,7 +246,7 @@ driver! {
     }
 }
 
-// What the driver's numbers mean, as far as it matters here.
+// The meanings of the driver's numbers, as far as they matter here.
 
 pub(super) const NOT_READY: Code = 600;
 pub(super) const INVALID_VALUE: Code = 1;

@@ -281,7 +281,7 @@ impl EventCore {
     }
 
     fn settle(&self, outcome: &Outcome) {
-        // What the exit refuses has not failed.
+        // A call that the exit refuses is no failure of the event.
         if outcome.is_err() && driver::DRIVER.has_begun() {
             return;
         }

@@ -59,7 +59,7 @@ impl CudaQueue {
 
     pub(super) fn foreign(context: &Arc<Context>, foreign: Foreign) -> Arc<Self> {
         let id = QueueId::next();
-        // What this import was made to wait for stays ordered before whatever is enqueued there later.
+        // Work that this import was made to wait for stays ordered before everything that is enqueued there later.
         let waits = Waits { clock: QueueClock::new(id, false), depends: FenceSet::default() };
         Arc::new(Self::new(context, id, StreamOrigin::Foreign(foreign, Mutex::new(waits))))
     }

@@ -126,7 +126,7 @@ impl SharedAllocator {
         let memory = self.map(&block, bytes)?;
         self.allow(&memory, self.context.id.device_id, READ_WRITE)?;
         for other in self.reached_by.lock().clone() {
-            // Where it does not work, the driver refuses copies between the two.
+            // If the access cannot be allowed, the driver refuses copies between the two devices.
             let _ = self.allow(&memory, other, READ_WRITE);
         }
         Ok(SharedSegment::new(memory, self.identity, descriptor))
@@ -219,7 +219,7 @@ impl SharedMemory for SharedAllocator {
         let _current = self.context.make_current_relaxed()?;
         let mut block: u64 = 0;
         let number = ptr::without_provenance_mut(descriptor::number(descriptor) as usize);
-        // What another process sent may be anything, and an error of it is no fault of the device.
+        // A descriptor that another process sent may be anything, and an error of it is no fault of the device.
         let refused = |error: DeviceError| {
             let message =
                 format!("cannot open memory of another process on {}: {}", self.context.id, error.message());

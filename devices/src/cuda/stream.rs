@@ -121,7 +121,7 @@ impl Stream {
     pub(super) fn touch(&self) -> CUstream {
         let mut state = self.state();
         state.touched = true;
-        // What cannot be waited for now is waited for by the next use.
+        // An event that cannot be waited for now is waited for by the next use.
         let _ = self.catch_up(&mut state);
         self.raw()
     }
@@ -143,7 +143,7 @@ impl Stream {
 
     /// Nothing more is done here, because of `error`.
     pub(super) fn fail(&self, error: &DeviceError) {
-        // What the exit refuses has not failed.
+        // A call that the exit refuses is no failure of the stream.
         if driver::DRIVER.has_begun() {
             return;
         }
@@ -183,7 +183,7 @@ impl Drop for Stream {
 
 debug_as!(stream: Stream, "Stream({} of {}, {} done)", stream.id, stream.context.id, stream.completed());
 
-// What is enqueued on an own stream: numbers, the events that cover some of them, and the waits.
+// The work that is enqueued on an own stream: numbers, the events that cover some of them, and the waits.
 
 /// Every so many events on a stream the oldest are looked at unasked, so that they become free in chains that no
 /// thread polls. A look is a query of the driver, which costs more than an event and a wait.
@@ -241,14 +241,14 @@ impl Stream {
     }
 
     /// Makes what is enqueued here next wait for `event`, which is behind `fence`.
-    /// Where the driver refuses, no wait is enqueued.
+    /// If the driver refuses, no wait is enqueued.
     ///
     /// # Safety
     /// `event` is live.
     pub(super) unsafe fn wait(self: &Arc<Self>, fence: &Fence, event: CUevent) -> Result<(), DeviceError> {
         let mut state = self.state();
         self.not_capturing(&state)?;
-        // What was enqueued until now must not seem to wait as well.
+        // Work that was enqueued until now must not seem to wait as well.
         if state.sequence > self.completed() && state.covering(state.sequence).is_none() {
             self.mark(&mut state)?;
         }

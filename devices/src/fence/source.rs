@@ -80,7 +80,7 @@ pub trait Event: Send + Sync + Debug + Any {
         None
     }
 
-    /// Where it stands. May query the driver while pending; the answer after pending never changes.
+    /// The state of the event. May query the driver while pending; the answer after pending never changes.
     fn state(&self) -> FenceState;
 
     /// True if it is known to be done without asking anybody. May be false for something done.

@@ -86,7 +86,7 @@ impl SyclEvent {
         self.settle(outcome);
     }
 
-    /// Where it stands; asks the runtime while it is pending.
+    /// The state of the event; asks the runtime while it is pending.
     pub(super) fn poll(self: &Arc<Self>) -> FenceState {
         let status = self.query();
         self.end(status)
@@ -126,7 +126,7 @@ impl SyclEvent {
 
     /// Settles the event and notifies its subscribers, under no lock. Later calls do nothing.
     pub(super) fn settle(&self, outcome: Outcome) {
-        // What the exit ends has not failed.
+        // An event that the exit ends has not failed.
         if outcome.is_err() && RUNTIME.has_begun() {
             return;
         }

@@ -20,7 +20,7 @@ estafette_sync::statics! {
 
 /// To be called once, after the runtime has found its devices.
 pub(super) fn arrange() {
-    // Where the handler cannot be registered, the exit is as it was.
+    // If the handler cannot be registered, the exit is as it was.
     exit::at_exit(at_exit);
 }
 

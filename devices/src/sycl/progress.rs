@@ -106,7 +106,7 @@ impl Progress {
 
     /// The queue takes no more work, because of `error`.
     pub(super) fn fail(&self, error: &DeviceError) {
-        // What the exit refuses has not failed.
+        // A call that the exit refuses is no failure of the queue.
         if RUNTIME.is_driver_gone() {
             return;
         }
@@ -166,7 +166,7 @@ impl Timeline for Progress {
                 Status::Pending => break,
                 Status::Complete if self.in_order => complete = Some((sequence, event)),
                 status => {
-                    // What is done comes before what failed.
+                    // Events that are done come before an event that failed.
                     if let Some((sequence, event)) = complete.take() {
                         self.settle(sequence, &event, Status::Complete);
                     }

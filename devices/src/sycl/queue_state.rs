@@ -197,7 +197,7 @@ impl QueueState {
             self.touched = false;
         }
         if self.in_order {
-            // What comes next comes after what is there, which is on another queue of the runtime.
+            // The next work comes after the work that is there, which is on another queue of the runtime.
             let last = self.fresh.last().or(self.newest.as_ref()).filter(|last| !last.is_done());
             self.waits.extend(last.cloned());
         }
@@ -274,7 +274,7 @@ impl QueueState {
         self.choose()?;
         self.flush_to(0)?;
         if !self.timings.is_empty() && !self.touched && !self.handles[0].foreign {
-            // What other code enqueues by itself is between two barriers.
+            // Work that other code enqueues by itself is between two barriers.
             let called_ns = host_now_ns();
             let event = self.barrier()?;
             self.timed(&event, true, called_ns);

@@ -159,7 +159,7 @@ fn a_stream_of_a_green_context_is_one_of_its_device() {
     bench.assert_nothing_wrong();
 }
 
-/// That the context of a stream is gone says nothing about the primary context.
+/// The loss of a stream's context says nothing about the primary context.
 #[test]
 fn a_stream_of_a_destroyed_context_breaks_nothing() {
     let bench = bench();

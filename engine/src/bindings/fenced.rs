@@ -250,7 +250,7 @@ mod tests {
             assert!(imported.wait_timeout(Duration::from_millis(50)).is_err(), "a fence is pending");
             completer.complete();
             imported.wait().unwrap();
-            // What is described late is copied here, since this process knows the memory.
+            // A tensor that is described late is copied here, since this process knows the memory.
             assert_eq!(imported.is_read_only().unwrap(), !is_late);
         }
     }

@@ -1,7 +1,7 @@
 //! Copies between a device and the host, which no thread has to wait for.
 //!
-//! Where a copy of plain host memory may block the caller, the copy goes through chunks of [`staging`](super::staging): the
-//! device copies one chunk while the host copies another. Elsewhere it is one copy.
+//! If a copy of plain host memory may block the caller, it goes through chunks of [`staging`](super::staging): the
+//! device copies one chunk while the host copies another. Otherwise it is one copy.
 //!
 //! # Cancellation
 //! A dropped future leaves copies of the device in flight. Their memory lives until they end: a chunk by

@@ -34,7 +34,7 @@ impl<T: Default> PerDevice<T> {
             };
             (found, gone)
         };
-        // What was kept calls the driver as it goes.
+        // A kept value calls the driver when it is dropped.
         drop(gone);
         found
     }

@@ -157,7 +157,7 @@ impl Failures {
             let live = list.live.iter().filter_map(|listed| OperationError::upgrade(&listed.failure));
             (list.gone.iter().cloned().chain(live).collect::<Vec<_>>(), list.omitted)
         };
-        // What is dropped from here on may be the last of its kind, and no lock is held.
+        // A failure that is dropped from here on may be the last of its kind, and no lock is held.
         failures.retain(|failure| !failure.heard().is_retrieved());
         failures.sort_by_key(OperationError::id);
         failures.dedup_by(|a, b| Arc::ptr_eq(a.heard(), b.heard()));

@@ -28,7 +28,7 @@ pub(crate) const NEAR: usize = 256;
 pub(crate) enum On {
     /// The end (or, for queries and leases, the grant) of this operation.
     Op(OpHandle),
-    /// That any operation of an engine ends.
+    /// The end of any operation of an engine.
     AnyOther,
 }
 

@@ -260,7 +260,7 @@ fn add(device: Arc<dyn Device>, consumer_use: &Arc<Use>) {
         quarantine.start()
     };
     CHANGED.notify_one();
-    // What entered is given up in its time, unless a later use gets the thread.
+    // A use that entered is given up in its time, unless a later use gets the thread.
     if let Err(error) = started {
         tracing::error!(%error, "the quarantine of a device does not start");
     }

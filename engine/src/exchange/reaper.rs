@@ -18,7 +18,7 @@
 //! | this is a forked child | the parent owns the other half |
 //! | [`Reaper::stop`] has been called | the interpreter that the deleter needs may be gone |
 //!
-//! Where the system refuses the reactor's thread, so that no thread observes a fence, memory stays due: the next release behind a fence
+//! If the system refuses the reactor's thread, so that no thread observes a fence, memory stays due: the next release behind a fence
 //! and the next flush try again.
 //!
 //! Any other failure of a fence says that the work never ran or is over, so memory is released after it.
@@ -225,7 +225,7 @@ impl Reaper {
         self.shared.start(&mut queue);
         warn_without(queue, || self.shared.work.notify_all());
         let done = self.shared.wait_until(self.shared.lock(), left(), |queue| {
-            // What still waits for fences after a stop will leak some day; nothing can hurry it.
+            // Memory that still waits for fences after a stop will leak some day; nothing can hurry it.
             queue.first_epoch > last || queue.phase == Phase::Stopped
         });
         done.first_epoch > last

@@ -5,7 +5,7 @@
 //! the device is done. It may run as soon as that stream waits for the last uses of the block: the device keeps the order, and
 //! the host neither waits nor queries.
 //!
-//! That is right for this one stream. On another stream the wait would delay unrelated work, and not the next user of the block.
+//! The wait is right on this one stream. On another stream the wait would delay unrelated work, and not the next user of the block.
 //! No exchange protocol names the stream, so code that knows the allocator makes a [`ReleaseStream`].
 
 use std::any::Any;

@@ -83,7 +83,7 @@ impl Storage {
         Self::new(StorageOwner::Segment(segment))
     }
 
-    /// That segment.
+    /// The segment, if the memory is a segment of its own.
     #[cfg(feature = "links")]
     pub(crate) fn as_segment(&self) -> Option<&Arc<Segment>> {
         match &self.owner {

@@ -99,7 +99,7 @@ impl<'e> Target<'e> for Submission<'e> {
     }
 }
 
-/// What is known of a result before it is there: see [`OpBuilder::result`].
+/// The facts that are known of a result before it is there: see [`OpBuilder::result`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ResultOptions<'a> {
     /// Tensors that the result is a view of: operations are ordered with both, and the result is not copied.

@@ -540,7 +540,7 @@ fn readers_of(core: &CoreRef, vars: VarSet, by: OpId) -> Result<Readers, Error> 
         let mut reader = reader_of(core, alone.clone());
         if reader.is_none() {
             let user = unheld_user(&alone[0], by);
-            // What kept the reader out may be over.
+            // The operation that kept the reader out may be over.
             reader = reader_of(core, alone);
             if reader.is_none()
                 && let Some(other) = user
@@ -598,7 +598,7 @@ fn adopt(
     if shared || tensor.inner.lease.is_some() || !tensor.inner.all_fences().is_empty() {
         return copy(&tensor);
     }
-    // Where a writer waits already, only the lease keeps it out.
+    // If a writer waits already, only the lease keeps it out.
     let Some(reader) = reader_of(core, tensor.inner.vars.clone()) else { return copy(&tensor) };
     drop(lease);
     let inner = match Arc::try_unwrap(tensor.inner) {

@@ -150,9 +150,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             // memory behind it.
             accesses.push((tensor.inner.vars[0].clone(), AccessMode::Write));
         }
-        // Whether these tensors will be writable is not known yet, and a pure write is not skipped by the
-        // failure of a producer. What is read is there, unless the program has cleared the failure of its producer; the
-        // body finds that out, too late for `on_skip`.
+        // The writability of these tensors is not known yet, and a pure write is not skipped by the failure of a producer. A tensor that
+        // is read is there, unless the program has cleared the failure of its producer; the body finds that out, too late for `on_skip`.
         let looked_at = tensors.into_iter().filter(|(_, mode)| tells || *mode != AccessMode::Read);
         let promised: Declared = looked_at
             .flat_map(|(tensors, mode)| tensors.iter().map(move |tensor| (tensor, mode)))

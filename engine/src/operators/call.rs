@@ -190,7 +190,7 @@ fn describe(parts: &Parts, (priority, without_waiting): (i32, bool)) -> OpBuilde
 }
 
 fn check_overlap(operator: &Operator, builder: &OpBuilder<'_, Tensors, Tensors>) -> Result<(), Error> {
-    // What may work in place gets pointers; the others may have slices, which must not see memory twice.
+    // An operator that may work in place gets pointers; the others may have slices, which must not see memory twice.
     if operator.signature.in_place { Ok(()) } else { builder.check() }
 }
 

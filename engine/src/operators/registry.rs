@@ -65,7 +65,7 @@ impl Operators {
             Ok(known) => known,
             Err(forked) => return Err(Box::new(Refused { error: forked.into(), operator })),
         };
-        // What the implementation drops is foreign, so a refused one is dropped by the caller, outside of the map's lock.
+        // The values that an implementation drops are foreign, so the caller drops a refused operator, outside of the map's lock.
         if let Some(taken) = known.get(&operator.name) {
             let (name, by) = (shown(&operator.name), shown(&taken.origin));
             let text = format!("operator `{name}` is registered already, by {by}; `unregister` takes it out");

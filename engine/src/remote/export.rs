@@ -6,7 +6,7 @@
 //! | other memory of this process | a copy in shared memory of its device, or else of the host, made under a read lease that ends with it |
 //! | memory of another process | nothing: that process is asked, and shows the memory itself; once it has ended, a copy as above |
 //!
-//! Where the tensor has no memory yet, or a ticket has an operation take the memory of a large copy, the read lease takes its place in the
+//! If the tensor has no memory yet, or a ticket has an operation take the memory of a large copy, the read lease takes its place in the
 //! order at once, and the rest follows when it is granted.
 
 use std::sync::{Arc, OnceLock, Weak};

@@ -46,7 +46,7 @@ pub(crate) fn begin() {
         static ONCE: Once = Once::new();
     }
     ONCE.call_once(|| {
-        // What a forked child does is not recorded: the file is its parent's.
+        // The work of a forked child is not recorded: the file is its parent's.
         if OF.set(Generation::current()).is_err() {
             return;
         }
@@ -102,7 +102,7 @@ fn lock() -> std::sync::MutexGuard<'static, Option<OpenTrace>> {
 
 fn say(what: impl Display) {
     let text = what.to_string();
-    // Where nothing can be written, nothing can be said.
+    // A system that refuses the write also refuses a report.
     let _ = writeln!(std::io::stderr(), "estafette: ESTAFETTE_TRACE: {}", shown(&text));
 }
 

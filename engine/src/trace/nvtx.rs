@@ -110,7 +110,7 @@ struct Domain {
     pop: Pop,
 }
 
-/// That of the engines of this process, if a profiler wants ranges.
+/// The domain of the engines of this process, if a profiler wants ranges.
 static DOMAIN: OnceLock<Domain> = OnceLock::new();
 
 /// Has bodies be ranges if a profiler asks for them and this is the first call.

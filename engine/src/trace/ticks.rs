@@ -129,7 +129,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// That of so many ticks in all, of so many nanoseconds each.
+    /// The scale of `last` ticks in all, of `per_tick` nanoseconds each.
     pub(super) fn of(last: u64, per_tick: f64) -> Self {
         Self { per_tick, first: 0, last }
     }

@@ -244,7 +244,7 @@ fn folder_of(target: &Path) -> Option<&Path> {
 /// Creates the file. While it is locked, another process sees that it is being written.
 fn create(target: &Path) -> io::Result<(File, PathBuf)> {
     let (file, path) = file::create_beside(target, "unfinished")?;
-    // Where the file system has no locks, processes with the same target do not see each other.
+    // On a file system without locks, processes with the same target do not see each other.
     let _ = file.lock();
     Ok((file, path))
 }
@@ -329,7 +329,7 @@ impl Writing {
         }
         let known: Vec<usize> = self.cursors.keys().copied().collect();
         self.flush()?;
-        // What such a thread had submitted before may be in flight still.
+        // Operations that a new thread with a cut log had submitted before may be in flight still.
         let is_cut = |cursor: &Cursor| cursor.log.is_cut.load(Ordering::Acquire);
         let has_missed = self.cursors.iter().any(|(key, cursor)| !known.contains(key) && is_cut(cursor));
         if has_missed { self.write_anew() } else { Ok(()) }

@@ -55,8 +55,9 @@ pub(super) struct Session {
     /// Buffers that may still be taken.
     budget: AtomicUsize,
     free_list: FreeListHandle,
-    /// Where only the end is kept: when it was last looked for what is too old, and until when something may have been given up.
+    /// The time of the last search for buffers that are too old, if only the end is kept.
     trimmed: AtomicU64,
+    /// The time until which notes may have been given up, if only the end is kept.
     gone: AtomicU64,
     pub(super) threads: Mutex<Vec<Arc<ThreadLog>>>,
 }
@@ -67,7 +68,7 @@ impl Session {
         let program = program.unwrap_or_else(program_name);
         let ticks = Ticks::start(clock);
         let process = this_process(ticks.started_ns());
-        // What is given up is memory that was touched, so that none has to be made ready.
+        // Buffers that are given up have touched memory, so none has to be made ready.
         let free_list = FreeListHandle::of(if last.is_some() { 0 } else { buffers });
         let budget = AtomicUsize::new(buffers);
         let [trimmed, gone] = [(); 2].map(|()| AtomicU64::new(0));
@@ -123,8 +124,8 @@ impl Session {
         self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
-    /// Where only the end is kept: gives up buffers that are older, and the oldest one of all if one is `wanted`. Returns whether there was
-    /// one to give up.
+    /// Gives up the buffers that are older than the end that is kept; the oldest one of all if there is none and one is `wanted`. Gives up
+    /// nothing if everything is kept. Returns true if there was a buffer to give up.
     fn trim(&self, now: u64, wanted: bool) -> bool {
         let Some(kept) = self.kept() else { return false };
         let since = now.saturating_sub(self.trimmed.load(Ordering::Relaxed));
@@ -472,7 +473,7 @@ impl Writer {
         self.buffer = Some(self.log.buffers.append(self.buffer.as_deref(), buffer));
         self.at = 0;
         if self.session.last.is_some() {
-            // What describes variables and engines goes with the buffer that it is in.
+            // Descriptions of variables and engines go with the buffer that they are in.
             self.described.fill(0);
             self.engine = (0, 0);
         }

@@ -257,7 +257,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             pause = (pause * 2).min(LOOK_LAST);
             next_look = Instant::now() + pause;
             if std::mem::take(&mut is_wanted) {
-                // What the wait needs and is ready may have become near.
+                // Ready work that the wait needs may have become near.
                 watched = None;
                 continue;
             }

@@ -73,7 +73,7 @@ fn wait_for_scheduler(core: &CoreRef, fence: &Fence, timeout: Option<Duration>) 
     let _cover = core.cover();
     let mut stand_ins = StandInSet::default();
     wait_while(fence, timeout, || {
-        // What settles the fence may become ready later, when the threads are blocked.
+        // The work that settles the fence may become ready later, when the threads are blocked.
         if core.has_no_free_thread() {
             core.end_caller_runs();
             stand_ins.want(core);

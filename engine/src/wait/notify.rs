@@ -206,7 +206,7 @@ impl Tensor {
             return None;
         }
         let writers = var.with_ordering_state(|state, _| state.failure().is_none().then(|| state.writers()));
-        // What a version that has failed has left may end well.
+        // Work that a failed version has left may end well.
         let asked = Queried::query(&writers?);
         if asked.failed.is_some() || asked.pending.len() != 1 {
             return None;

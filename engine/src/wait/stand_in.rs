@@ -244,7 +244,7 @@ impl Blocked {
         let core = STANDS_IN.try_with(enter).ok().flatten()?;
         if let Some(core) = core {
             core.stand_ins.threads().blocked += 1;
-            // Where there are workers, the wait that finds all threads blocked calls.
+            // In an engine with workers, the wait that finds all threads blocked calls a stand-in.
             if core.stand_ins.is_kept(&core) {
                 // If there are too many, the waits find out.
                 core.stand_ins.call(&core);
@@ -377,7 +377,7 @@ fn stand_in(core: CoreRef) {
                 continue;
             }
             if !core.stand_ins.is_kept(&core) {
-                // Where there are workers, a wait that finds work which the pool cannot take calls again.
+                // In an engine with workers, a wait that finds work which the pool cannot take calls a stand-in again.
                 break;
             }
             let mut listening = core.notifier.listen();

@@ -269,7 +269,7 @@ impl<V, T> Queue<V, T> {
     }
 
     /// After an access, `exclusive` or not, was unlinked: grants what may go next, handing each to `grant`.
-    /// That is the next write if nothing granted is left, or the next run of reads if only reads are.
+    /// Grants the next write if nothing granted is left, or the next run of reads if nothing but reads is.
     ///
     /// # Safety
     /// The caller holds the variable's lock.
@@ -290,7 +290,7 @@ impl<V, T> Queue<V, T> {
                 }
                 grant(AccessNode::of(waiting));
                 waiting = Self::next(waiting);
-                // What was submitted long ago has left the cache.
+                // An access that was submitted long ago has left the cache.
                 prefetch::<1, _>(waiting);
             } else {
                 let joins = idle || exclusive && self.only_reads_are_granted();

@@ -18,7 +18,7 @@ fn crossed_submitters_on_a_biased_graph_run_alone() {
     });
 }
 
-/// What the owner granted without locks is completed by another thread, while the owner goes on.
+/// An operation that the owner granted without locks is completed by another thread, while the owner goes on.
 #[test]
 fn an_operation_granted_by_the_owner_is_completed_elsewhere() {
     model(2, || {

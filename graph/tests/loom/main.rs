@@ -38,13 +38,13 @@ fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// What operations touch while granted, without any lock: loom reports two that overlap and should not.
+/// The cells that operations touch while granted, without any lock: loom reports two operations that overlap and should not.
 struct Data {
     cells: Vec<UnsafeCell<usize>>,
     done: AtomicUsize,
 }
 
-/// Which cells an operation uses.
+/// The cells that an operation uses, each with its mode.
 type Uses = Vec<(usize, AccessMode)>;
 
 struct World {
@@ -123,7 +123,7 @@ impl World {
     }
 }
 
-/// What the executions of a model came across, so that a model can state that it saw every outcome.
+/// The outcomes that the executions of a model came across, so that a model can state that it saw every one.
 #[derive(Clone, Default)]
 struct Seen(std::sync::Arc<std::sync::Mutex<BTreeSet<usize>>>);
 

@@ -157,7 +157,7 @@ fn a_snapshot_is_taken_while_a_request_is_withdrawn() {
         thread.join().unwrap();
         world.run(held);
     });
-    // That of the read, and both or none of the request's.
+    // The snapshot has the access of the read, and both or none of the request's.
     lengths.assert([1, 3]);
 }
 

@@ -28,7 +28,7 @@ enum Step {
     },
 }
 
-/// What each thread submits, in order.
+/// The submissions of each thread, in order.
 #[derive(Clone, Debug)]
 struct Program {
     vars: usize,
@@ -47,7 +47,7 @@ struct State {
     writing: bool,
 }
 
-/// What an operation found on each variable it used.
+/// The version that an operation found on each variable it used, with the mode of the use.
 type Found = BTreeMap<VarId, (AccessMode, u64)>;
 
 type Token = Granted<State, Name>;
@@ -62,10 +62,10 @@ struct Machine<'p> {
     withdrawn: Mutex<HashSet<Name>>,
 }
 
-/// How many requests of a submitter are open at a time before it withdraws the oldest.
+/// The number of requests of a submitter that are open at a time before it withdraws the oldest.
 const OPEN_REQUESTS: usize = 3;
 
-/// What a machine ends with: notes, states, identities of the variables, and what was withdrawn.
+/// The results of a machine: notes, states, identities of the variables, and withdrawn operations.
 struct Outcome {
     notes: HashMap<Name, Found>,
     states: Vec<State>,
@@ -200,12 +200,12 @@ impl Machine<'_> {
     }
 }
 
-/// Whether only the reads of a request are withdrawn.
+/// True if only the reads of a request are withdrawn.
 fn only_reads_go((thread, index): Name) -> bool {
     (thread + index).is_multiple_of(2)
 }
 
-/// What an operation computes from: its own name and every state that it read.
+/// The input of an operation: its own name and every state that it read.
 #[derive(Clone, Copy)]
 struct Input(u64);
 

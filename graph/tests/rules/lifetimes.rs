@@ -1,4 +1,4 @@
-//! What lives how long: every state and payload is dropped exactly once, and never early.
+//! Lifetimes: every state and payload is dropped exactly once, and never early.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

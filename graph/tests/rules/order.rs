@@ -1,4 +1,4 @@
-//! Who may go when: situations of one thread, event by event.
+//! The order of grants: situations of one thread, event by event.
 
 use crate::common::{Driver, Graph, Value, complete, none, only, r, w};
 use estafette_graph::{AccessMode, OpId};

@@ -26,7 +26,7 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// That `f` is refused, and not by anything else that panics.
+/// Asserts that `f` is refused, and not by anything else that panics.
 fn refused<R>(f: impl FnOnce() -> R) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(f)) else { panic!("it was let in") };
     let text = panic.downcast_ref::<&str>().copied().unwrap_or_default();

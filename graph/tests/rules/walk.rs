@@ -1,4 +1,4 @@
-//! What is found by walking back from an operation that waits.
+//! The results of a walk back from an operation that waits.
 
 use crate::common::{Driver, Granted, Graph, OpRef, Value, Var, complete, none, only, r, w};
 use estafette_graph::{AccessMode, Step, StepKind, Walk};

@@ -24,7 +24,7 @@ impl ClockOffset {
         let round_trip = back.checked_sub(asked)?.checked_sub(answered.checked_sub(came)?)?;
         // No clock gets beyond half of these numbers.
         let ahead = |theirs: u64, own| theirs.wrapping_sub(own).cast_signed();
-        // What is rounded, and what a clock may have drifted while the answer took its time.
+        // The uncertainty includes rounding, and the drift that a clock may have had while the answer took its time.
         let uncertainty_ns = round_trip / 2 + 2 + (back - asked).div_ceil(DRIFT);
         Some(Self { ahead_ns: ahead(came, asked).midpoint(ahead(answered, back)), uncertainty_ns })
     }
@@ -66,7 +66,7 @@ impl PeerClock {
             let is_worse = |known: &ClockOffset| {
                 let known_off = known.uncertainty_ns;
                 let apart = known.ahead_ns.abs_diff(new.ahead_ns);
-                // Where not both can be true a clock was stopped or set.
+                // If the two offsets cannot both be true, a clock was stopped or set.
                 known_off < new.uncertainty_ns && apart <= known_off.saturating_add(new.uncertainty_ns)
             };
             if !self.offset(now).is_some_and(|known| is_worse(&known)) {

@@ -71,7 +71,7 @@ fn an_owner_that_dies_after_any_byte_fails_what_has_not_come_and_nothing_else() 
         (Kind::Kept, &[&kept]),
         (Kind::Offer, &[&offer(1, 4096), b"metadata", b"a note"]),
         (Kind::Heartbeat, &[]),
-        // What has no bytes comes at once.
+        // An offer of no bytes comes at once.
         (Kind::Offer, &[&offer(2, 0), b"metadata"]),
         (Kind::Replace, &[]),
     ];

@@ -24,7 +24,7 @@ const NEWS_TIME: Duration = Duration::from_secs(1);
 /// Checks of transfers of which nothing has come, half a deadline apart, after which they fail.
 const CHECKS_MAX: u32 = 8;
 const ALIGN: usize = 64;
-/// Where bytes are to come, this number is written before. A read has so many marks at most, evenly spread.
+/// The number that is written beforehand where bytes are to come. A read has at most `MARKS_MAX` marks, evenly spread.
 const MARK: u64 = u64::from_le_bytes(*b"\xd3estafet");
 const MARKS_MAX: usize = 1024;
 /// Bytes that take a considerable part of a deadline to make.
@@ -534,7 +534,7 @@ mod tests {
         let Err(Over::Failed(error)) = check(&mut owner) else { panic!("it is waited for") };
         assert!(error.message().contains("ports of UCX"), "{error}");
         assert_eq!(fetched.try_recv().expect_err("the network ends it"), TryRecvError::Empty);
-        // What has no room for a mark ends in the same time.
+        // A transfer that has no room for a mark ends in the same time.
         let _small = request(&mut owner);
         owner.reads.clear();
         assert!(check(&mut owner).is_ok());

@@ -72,12 +72,12 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// That of the process, if it has one.
+    /// The network of the process, if it has one.
     pub(super) fn known() -> Option<&'static Self> {
         NETWORK.lock().map(|(network, _)| network)
     }
 
-    /// That of the process, whose thread starts now if it has not.
+    /// The network of the process, whose thread starts now if it has not.
     pub(super) fn get() -> Result<&'static Self, LinkError> {
         threads::started(&NETWORK, Self::new, |network| {
             let run = move || essential("the thread of the network", || State::new(network).run());
@@ -225,7 +225,7 @@ impl State {
         match command {
             Command::Listen { listener, key, handler, refused } => {
                 let token = self.token();
-                // Where it cannot be waited for, those who come find a port that does not answer.
+                // If the listener cannot be waited for, processes that connect find a port that does not answer.
                 let _ = self.network.poll.add(&*listener, token);
                 self.listeners.insert(token, Listening { listener, key, handler, refused, is_short: false });
             }

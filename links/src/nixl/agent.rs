@@ -84,7 +84,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // What was not made is null.
+        // An object that was not made is null.
         if !self.object.is_null() {
             // SAFETY: made by this library, and used no more.
             unsafe { (self.destroy)(self.object) };

@@ -139,7 +139,7 @@ fn a_death_at_any_step_leaves_the_other_process_whole() {
     let file = std::env::temp_dir().join(format!("estafette-links-{}", std::process::id()));
     for step in steps::of_links() {
         for count in [0, 5] {
-            // What comes once on a link is passed once.
+            // A step that comes once on a link is passed once.
             if count > 0 && (steps::GREETING.contains(&step) || steps::CLOSING.contains(&step)) {
                 continue;
             }

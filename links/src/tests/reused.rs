@@ -114,7 +114,7 @@ fn check(chooses_numbers: bool) {
     assert!(!second.1.peer().has_ended());
 }
 
-/// Where the system refuses a namespace, the second process has the address of the first one, and not its number.
+/// If the system refuses a namespace, the second process has the address of the first one, and not its number.
 #[test]
 fn a_process_with_the_number_and_the_address_of_a_dead_one_is_another_one() {
     const ALONE: [&str; 3] = ["unshare", "-rpf", "--mount-proc"];

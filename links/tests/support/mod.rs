@@ -69,7 +69,7 @@ pub fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// That `fence` says that process `process` died.
+/// Asserts that `fence` says that process `process` died.
 pub fn assert_names_the_dead(fence: &Fence, process: u32) {
     let error = failure(fence);
     assert_eq!(

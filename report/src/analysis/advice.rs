@@ -21,7 +21,7 @@ const TRIED: usize = 3;
 /// The least saving of a change that is listed, in percent of the run time.
 pub(crate) const WORTH: u64 = 3;
 
-/// Where operations wait for a worker that sleeps.
+/// The advice for operations that wait for a worker that sleeps.
 const SUBMIT_TOGETHER: &str = "submit more at once: a worker with nothing to do sleeps, and must be woken";
 
 /// The parts of the walk that could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
@@ -163,7 +163,7 @@ fn change(trace: &Trace, what: What) -> Option<String> {
         }
         What::Stall(Cause::NoWorker, Blocker::Queue(_)) => "use more queues of the device".into(),
         What::Stall(Cause::NoWorker, Blocker::None) => return None,
-        // How long a function held the lock is not recorded.
+        // The time for which a function held the lock is not recorded.
         What::Stall(Cause::NoWorker, _) if needs_lock(trace) => {
             "use more workers, if what they run releases the Python lock".into()
         }

@@ -211,7 +211,7 @@ impl<S: Source> Attribution<'_, S> {
         Phases {
             blocker: waiting_for,
             waiting_for,
-            // What has not come from another process yet is computed there.
+            // A value that has not come from another process yet is computed there.
             began: if operation.kind == OperationKind::Import { Some(0) } else { operation.began },
             ended: if on_device { operation.issued } else { operation.done },
             cause: Cause::Computing,
@@ -224,7 +224,7 @@ impl<S: Source> Attribution<'_, S> {
         let mut waits = Waits::of(operation, self.source.about().duration);
         let on_device = queue_of(self.source.about(), operation).is_some();
         let by_name = operation.waits_for.and_then(|id| self.source.position(id));
-        // What each access waited for, and until when.
+        // The operation or lease that each access waited for, and the time until which it waited.
         let mut blocked: Vec<Option<(Phases, Hazard, Nanos)>> = before
             .iter()
             .map(|before| {
@@ -232,7 +232,7 @@ impl<S: Source> Attribution<'_, S> {
                     .iter()
                     .map(|earlier| {
                         let phases = self.phases(earlier.at, self.orders(on_device, earlier.at, operation));
-                        // What went on had let it pass by then, whatever became of the record.
+                        // An operation that went on was no longer blocked by then, whatever the record of the earlier one says.
                         let ended = phases.ended.unwrap_or(Nanos::MAX).clamp(waits.from, waits.ready);
                         (phases, earlier.hazard, ended)
                     })
@@ -275,7 +275,7 @@ impl<S: Source> Attribution<'_, S> {
     /// True if the device, not the host, orders `waiter` after the device work of the earlier operation.
     fn orders(&self, on_device: bool, earlier: usize, waiter: &Operation) -> bool {
         let earlier = &*self.source.operation(earlier);
-        // What began only when the earlier work was done was parked until then: no device could wait for it.
+        // An operation that began only when the earlier work was done was parked until then: no device could wait for it.
         let parked = || match (earlier.done, waiter.began) {
             (Some(done), Some(began)) => done <= began,
             _ => false,
@@ -349,7 +349,7 @@ impl<S: Source> Attribution<'_, S> {
         let (Some(track), Some(own_issue)) = (operation.track, operation.issued) else { return };
         let issued = own_issue.max(Waits::of(operation, self.source.about().duration).end);
         let done = operation.done.unwrap_or(self.source.about().duration).max(issued);
-        // What a device has begun waits for nothing any more.
+        // Work that a device has begun waits for nothing any more.
         let begun = operation.ran.map_or(done, |(from, _)| from.clamp(issued, done));
         let inputs: Vec<Option<(&Before, Nanos)>> = before
             .iter()

@@ -24,7 +24,7 @@ pub struct Barriers {
 
 /// Computes the cost from what was recorded; what the barriers would have delayed in turn is not counted.
 pub fn barriers(trace: &Trace) -> Barriers {
-    // What had been submitted at each moment would all be done at the greatest end so far.
+    // All work that had been submitted at a moment would be done at the greatest end so far.
     // A barrier waits for the work of its own process.
     let mut ends: BTreeMap<usize, Vec<(Nanos, Nanos)>> = BTreeMap::new();
     for operation in &trace.operations {

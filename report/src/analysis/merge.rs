@@ -167,7 +167,7 @@ fn clocks(traces: &[Trace]) -> (Vec<usize>, Vec<(usize, Span)>) {
         count = count.max(number + 1);
         clock_of.push(number);
     }
-    // What the second clock shows less what the first one shows.
+    // The difference of two clocks: the time that the second one shows less the time that the first one shows.
     let mut between: BTreeMap<(usize, usize), Span> = BTreeMap::new();
     for (trace, own) in traces.iter().zip(&clock_of) {
         for (clock, (from, to)) in offsets(trace) {
@@ -389,7 +389,7 @@ fn hand_over(trace: &mut Trace, programs: &[String], starts: &[(usize, Nanos)]) 
         let crossing = (*opened).clamp(shared, stall.to);
         let (cause, blocker) = (Cause::Queued, Blocker::Operation(*export));
         let before = Stall { from: shared, to: crossing, cause, blocker, ..*stall };
-        // What comes from another machine takes its time.
+        // A value that comes from another machine takes its time.
         let clock = |id| trace.processes.get(process_of(id)).map(|process| &process.clock);
         let (cause, blocker) = match clock(stall.waiter) == clock(*export) {
             true => (Cause::NotObserved, Blocker::Observer),
@@ -483,7 +483,7 @@ mod tests {
         let span = |came: &[_]| offsets(&trace(1, "a", 0, came))["b"];
         assert_eq!(span(&[before]), (-1, 11));
         assert_eq!(span(&[before, after]), (-1, 511));
-        // What comes later makes what was before more exact.
+        // A later import makes the offset at an earlier one more exact.
         assert_eq!(span(&[(10, "b", [-900, 900]), before]), (-2, 12));
         assert_eq!(span(&[(10, "b", [-900, 900]), (20_010, "b", [0, 10])]), (-4, 14));
     }
@@ -505,7 +505,7 @@ mod tests {
                 .collect();
             let consumer = trace(2, "consumer's", START, &told);
             let mut owner = trace(1, "owner's", START.wrapping_add_signed(ahead), &[]);
-            // What was done a little before it came.
+            // Operations of the owner that were done a little before their values came.
             owner.operations = (1..)
                 .zip(&came)
                 .map(|(id, (at, .., took))| {

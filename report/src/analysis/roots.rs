@@ -76,7 +76,7 @@ pub fn each_wait(trace: &Trace, mut of: impl FnMut(&[Root])) {
         let mut own = Vec::new();
         for (_, stall) in wait {
             follow(stall, &known, &mut own);
-            // What no later stall follows is forgotten.
+            // Roots that no later stall follows are forgotten.
             if let Some(blocker) = followed_by(stall)
                 && let Some(left) = followed.get_mut(&blocker)
             {

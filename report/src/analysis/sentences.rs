@@ -67,7 +67,7 @@ fn submitter(trace: &Trace, id: OperationId) -> Option<&str> {
 pub fn lease(trace: &Trace, id: OperationId) -> String {
     let Some(lease) = trace.lease(id) else { return format!("lease {id}") };
     let owner = trace.library(lease.library);
-    // Where the place is known, the owner's text would only say it again.
+    // If the place is known, the owner's text would only say it again.
     let function = lease.site.as_ref().map(|site| site.function.as_str());
     let words = function.filter(|function| !function.is_empty()).unwrap_or(&lease.owner);
     let owner = shown(owner.or_else(|| (!words.is_empty()).then_some(words)).unwrap_or("an unknown owner"));
@@ -193,7 +193,8 @@ pub fn sentence(trace: &Trace, root: &Root, waited: &str) -> String {
         _ => String::new(),
     };
     let because = match (root.cause, root.blocker) {
-        // What was to end, or to make room, was not there yet when the wait began: a permit without its operation, or one submitted meanwhile.
+        // The operation that was to end, or to make room, was not there yet when the wait began: a permit without its operation, or an
+        // operation that was submitted meanwhile.
         (Cause::Queued, Blocker::Operation(id))
             if trace.operation(id).is_some_and(|operation| root.from < operation.submitted) =>
         {

@@ -166,7 +166,7 @@ pub struct OperationRow {
     pub running_ns: Nanos,
     /// Time that they waited.
     pub waited_ns: Nanos,
-    /// That time by cause at the root, in the order of [`Cause::ALL`](crate::model::Cause::ALL).
+    /// The time that they waited, by cause at the root, in the order of [`Cause::ALL`](crate::model::Cause::ALL).
     #[serde(default)]
     pub causes_ns: Vec<Nanos>,
     /// Time that others waited for them, at the root.

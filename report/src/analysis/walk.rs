@@ -55,7 +55,7 @@ fn walked(trace: &Trace) -> Walker<'_> {
             (end(operation, trace.end_of(operation.id)), longest)
         });
     if let Some(last) = last {
-        // What came after the last of it was the program's own.
+        // The time after the end of the last operation was the program's own.
         let end = end(last, trace.end_of(last.id));
         walker.at = trace.duration.max(end);
         walker.step(end, What::Program);
@@ -112,7 +112,7 @@ impl<'a> Own<'a> {
     /// The stall that covers the time just before `at`, and otherwise the end of the last one before it. Counts what it looks at.
     fn before(&mut self, at: Nanos, looked_at: &mut usize) -> (Option<&'a Stall>, Option<Nanos>) {
         let mut left = self.left.unwrap_or(self.stalls.len());
-        // What begins no earlier than this covers no earlier time either.
+        // A stall that begins no earlier than this covers no earlier time either.
         while left > 0 && self.stalls[left - 1].from >= at {
             left -= 1;
             *looked_at += 1;
@@ -194,7 +194,7 @@ impl<'a> Walker<'a> {
     fn inside(&self, current: &Operation) -> Option<(Nanos, &'a Operation)> {
         let (track, began, _) = on_thread(self.trace, current)?;
         let is_part = |it: &Operation| it.waits_for != Some(current.id);
-        // What came back at this moment is no progress: two operations might take turns for ever.
+        // A wait that came back at this moment is no progress: two operations might take turns for ever.
         let last = self.last((track, Some(current.id)), self.at.checked_sub(1)?, is_part);
         last.filter(|(back, _)| *back > began)
     }
@@ -245,8 +245,8 @@ struct Threads {
 
 impl Threads {
     fn of(trace: &Trace) -> Self {
-        // What is submitted, and what begins and until when, by thread and time. Of what begins at once the longest is the outermost,
-        // and nothing is submitted from within what begins at that moment.
+        // Submissions, and beginnings with their ends, by thread and time. Of operations that begin at once the longest is the outermost,
+        // and nothing is submitted from within an operation that begins at that moment.
         let mut moments = Vec::new();
         for (at, operation) in trace.operations.iter().enumerate() {
             if let Some((track, began, end)) = on_thread(trace, operation) {
@@ -258,7 +258,7 @@ impl Threads {
         }
         moments.sort_unstable();
         let mut threads = Self::default();
-        // What the thread runs, the innermost last. What is over is removed as soon as it comes last.
+        // The operations that the thread runs, the innermost last. One that is over is removed as soon as it comes last.
         let mut running: Vec<(Nanos, OperationId)> = Vec::new();
         let mut thread = None;
         for (track, time, ends, at) in moments {

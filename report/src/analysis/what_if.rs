@@ -103,7 +103,7 @@ impl<'a> TaskGraph<'a> {
                 (OperationKind::Operation | OperationKind::Copy, None) => Resource::Worker,
                 _ => Resource::Program,
             };
-            // What a thread of the program does itself is over when the thread has come so far.
+            // Work that a thread of the program does itself is over when the thread has come so far.
             let runs = matches!(operation.kind, OperationKind::Operation | OperationKind::Copy);
             let own = place == Resource::Program && runs;
             let (time, takes) = match operation.done {

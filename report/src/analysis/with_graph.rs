@@ -136,7 +136,7 @@ fn calls(trace: &Trace) -> BTreeMap<String, ObservedCall> {
         else {
             continue;
         };
-        // What takes from a queue needs what it gets, and a thread that is joined has to end in any order.
+        // A call that takes from a queue needs what it gets, and a thread that is joined has to end in any order.
         if ["Queue.get", "Thread.join"].contains(&wait.name.as_str()) {
             continue;
         }

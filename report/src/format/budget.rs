@@ -18,7 +18,7 @@ pub struct Budget {
 pub struct Spent;
 
 impl Budget {
-    /// That of a file of so many bytes.
+    /// The budget of a file of so many bytes.
     pub fn of(file_bytes: usize) -> Self {
         let whole = file_bytes.saturating_mul(PER_BYTE).max(FREE);
         Self { whole, left: whole }

@@ -42,7 +42,7 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
 
     let groups = groups(trace);
     let mut thread = FIRST_THREAD;
-    // Where the flows of an operation or a lease start and end.
+    // The places and threads at which the flows of an operation or a lease start and end.
     let mut flow_ends = HashMap::new();
     for ((row, order), mut things) in groups {
         things.sort_by_key(|thing| (thing.placed.from, thing.placed.to));

@@ -127,7 +127,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Err(no_regular_file("copy it to one first"));
     }
     let mut bytes = Vec::with_capacity(usize::try_from(there.len()).unwrap_or(0));
-    // What is appended meanwhile is not awaited: a file that grows while it is read ends.
+    // Bytes that are appended meanwhile are not awaited: the reading of a file that grows ends as well.
     file.take(there.len()).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -228,7 +228,7 @@ impl Page {
     }
 
     fn operations(&mut self, report: &Report) {
-        // What the engine does for the program is not among what the program has named.
+        // Waits, exports and imports are done by the engine for the program. They are listed apart from what the program has named.
         let is_own = |row: &&OperationRow| matches!(row.kind.as_str(), "operation" | "copy");
         let (own, others): (Vec<_>, Vec<_>) = report.operations.iter().partition(is_own);
         for (title, of_kind) in [("Operations", own), ("Waits, exports and imports", others)] {

@@ -169,7 +169,7 @@ pub fn trace(operations: usize) -> Trace {
     trace
 }
 
-/// What has to end before what.
+/// The order in which operations have to end.
 struct Plan {
     before: Vec<Vec<usize>>,
     after: Vec<Vec<usize>>,
@@ -212,7 +212,7 @@ fn buffer_of(at: usize) -> u64 {
     (at / STAGES.len()) as u64 % BUFFERS
 }
 
-/// How far the simulation has come.
+/// The progress of the simulation.
 #[derive(Default)]
 struct Run {
     now: u64,

@@ -1,4 +1,4 @@
-//! What would help, of programs whose truth can be computed by hand: each trace has an engine of two workers and no time lost
+//! The advice for programs whose truth can be computed by hand: each trace has an engine of two workers and no time lost
 //! between an end and what it allows.
 
 use estafette_report::attribution::attribute;

@@ -1,4 +1,4 @@
-//! What failed is counted and listed apart from what was cancelled or skipped because of it.
+//! Failed operations are counted and listed apart from those that were cancelled or skipped because of them.
 
 use estafette_report::model::*;
 use estafette_report::terminal::{self, Style};

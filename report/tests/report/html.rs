@@ -28,7 +28,7 @@ fn embedded(page: &str) -> Value {
     serde_json::from_slice(&rest[..u32::from_le_bytes(*length) as usize]).expect("it is JSON")
 }
 
-/// How often a page opens and closes elements; no trace may change it.
+/// The counts of the elements that a page opens and closes; no trace may change them.
 fn markup(page: &str) -> (usize, usize) {
     (page.matches('<').count(), page.matches("</script").count())
 }

@@ -1,4 +1,4 @@
-//! What a trace becomes: files, pages, stalls and advice.
+//! The results of a trace: files, pages, stalls and advice.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 mod advice;

@@ -1,4 +1,4 @@
-//! What the run time of programs is spent on that were only observed: the traces are as observe mode writes them.
+//! The uses of the run time of programs that were only observed: the traces are as observe mode writes them.
 
 use estafette_report::Report;
 use estafette_report::model::*;

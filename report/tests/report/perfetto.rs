@@ -84,7 +84,7 @@ proptest! {
     }
 }
 
-/// Whether this operation is in the trace, apart from tracks and libraries whose names may have been lost.
+/// True if this operation is in the trace, apart from tracks and libraries whose names may have been lost.
 fn known(operation: &estafette_report::model::Operation, trace: &Trace) -> bool {
     trace.operation(operation.id).is_some_and(|whole| {
         (&whole.name, whole.submitted, whole.done, &whole.accesses)

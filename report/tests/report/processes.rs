@@ -360,7 +360,7 @@ fn what_a_process_left_unfinished_ends_with_its_own_trace() {
         assert_eq!((alone, ran), (500, 500), "{label}");
         let leased = both_report.tensors.iter().find(|row| row.name == "x @1").unwrap().leased_ns;
         assert_eq!(leased, 900, "{label}");
-        // What the end waited for is what ran then.
+        // The end of the run waited for the body only while the body ran.
         let of_body =
             both_report.run_time.iter().find(|row| row.what.contains("body")).map_or(0, |row| row.time_ns);
         assert!(of_body <= 500, "{label}: {:?}", both_report.run_time);

@@ -1,4 +1,4 @@
-//! How the program of the suite `scale` judges what callgrind has counted.
+//! The verdicts of the program of the suite `scale` on what callgrind has counted.
 
 use tests::scale::judge::{of_dump, verdict};
 use tests::scale::meter::SIZES;

@@ -1,4 +1,4 @@
-//! What waiting costs: by counts of what is looked at, which do not depend on the machine.
+//! The cost of waiting, as counts of what is looked at, which do not depend on the machine.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};

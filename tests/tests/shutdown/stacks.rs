@@ -1,4 +1,4 @@
-//! How large the stacks are that bodies run on.
+//! The sizes of the stacks that bodies run on.
 
 use std::sync::mpsc;
 use std::time::Duration;

@@ -418,7 +418,7 @@ fn a_wait_for_itself_is_an_error() {
                 myself.wait().unwrap_err(),
                 block_on(myself.clone()).unwrap_err(),
             ];
-            // What is called at the end waits for nothing.
+            // A function that is called at the end waits for nothing.
             bindings::operation::on_end(&myself, |_| ());
             said.send(errors)?;
             Ok(())

@@ -11,7 +11,7 @@ const KINDS: [&str; 7] = ["cuda", "sycl", "oneapi", "rocm", "opencl", "vulkan", 
 struct Place {
     folder: &'static str,
     extension: &'static str,
-    /// What is of one kind.
+    /// The files and folders that belong to one kind.
     of_kinds: &'static [&'static str],
     /// Files that may name a kind, each with its reason.
     allowed: &'static [(&'static str, &'static str)],

@@ -143,7 +143,7 @@ pub(super) fn c_programs(context: &SuiteContext) -> Vec<Command> {
     programs.env("ESTAFETTE_PREFIX", c_prefix(context));
     programs.env("ESTAFETTE_DLPACK", packages.join("tvm_ffi/include"));
     if context.quick {
-        // That test is of the library of a release.
+        // The skipped test checks the library of a release.
         programs.args(["--", "--skip", "the_shared_library_is_small"]);
     }
     vec![install_c(context), programs]

@@ -264,7 +264,7 @@ impl Parts {
         scope: Scope,
         completion: &mut PendingCompletion,
     ) -> Option<BodyResult<Option<Box<DeferredResult>>>> {
-        // That of an `async def` function begins when its event loop runs it.
+        // The body of an `async def` function begins when its event loop runs it.
         if !self.is_async {
             bindings::body_has_lock(scope.id());
         }

@@ -205,7 +205,7 @@ unsafe extern "C" fn order_on(context: *mut c_void, device: DLDevice, stream: *m
     let exported = unsafe { exported(context) };
     // SAFETY: as above.
     let known = unsafe { query(context) };
-    // What is done or failed needs no order.
+    // A fence that is done or has failed needs no order.
     let Some(own) = exported.device.as_ref().filter(|own| known == PENDING && own.id() == device) else {
         return known;
     };

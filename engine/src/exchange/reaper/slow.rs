@@ -158,7 +158,7 @@ impl Reaper {
             let age = since.elapsed();
             (age >= long).then(|| Release { id, what: what.to_string(), status, age })
         };
-        // What is ready waits for nothing else; while no deleter is slow it is about to go.
+        // Memory that is ready waits for nothing else; while no deleter is slow it is about to go.
         if !found.is_empty() {
             let oldest = waiting.into_iter().min_by_key(|(id, ..)| *id);
             found.extend(oldest.and_then(|oldest| waits(oldest, ReleaseStatus::Queued, slow)));

@@ -236,7 +236,7 @@ impl ReaperState {
                     queue.rest = LeaderState::Busy;
                     drop(queue);
                     if let Some(what) = overtaken {
-                        // What has returned before may be waited for.
+                        // Deleters that have returned before may be waited for.
                         self.progress.notify_all();
                         tracing::warn!(%what, "a deleter is slow; the others continue without it");
                     }
@@ -371,7 +371,7 @@ impl ReaperState {
     pub(super) fn release(&self, storage: Storage) {
         let is_foreign = storage.is_foreign();
         let device = storage.as_foreign().map(ManagedTensor::device).and_then(of_deleter);
-        // Where the device is broken the deleter is called all the same.
+        // The deleter is called even if the device is broken.
         let current = device.as_deref().map(CurrentGuard::device);
         log_panic("deleter", || valgrind::foreign(|| drop(storage)));
         drop(current);

@@ -61,7 +61,7 @@ pub(super) struct NamedVersion {
     link: Arc<RawLink>,
     received: Received,
     description: Description,
-    /// That of the owner's door for tickets.
+    /// The address of the owner's door for tickets.
     address: Address,
 }
 

@@ -119,7 +119,8 @@ async fn send_when_known(link: Weak<RawLink>, number: [u8; 8], export: Arc<Expor
         Shown::RemoteMemory(RemoteOrigin { address, process, share, peer }, tensor) => {
             let answer =
                 match TicketOwner::request(address, *process, TicketRequest::PassOn(*share), None).await.0 {
-                    // That process has ended. What was ready is passed on as a copy: on the host, where its end is known by this answer alone.
+                    // The process with the memory has ended. A tensor that was ready is passed on as a copy: on the host, if the end of
+                    // that process is known by this answer alone.
                     Err(Error::Device(error))
                         if matches!(error.kind(), DeviceErrorKind::PeerDied | DeviceErrorKind::Cancelled) =>
                     {

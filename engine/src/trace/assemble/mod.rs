@@ -79,7 +79,7 @@ pub(super) struct EventIndex<'a> {
     /// Places of events that describe variables, sorted by variable.
     descriptions: Vec<u32>,
     names: Names<'a>,
-    /// Where the beginning is left out: what is in flight, if that is known.
+    /// The operations in flight, if these are known and the beginning is left out.
     pub(super) in_flight: Option<HashSet<u64>>,
     empty: Text,
     nameless: Text,
@@ -96,7 +96,7 @@ impl EventIndex<'static> {
             program,
             started_unix_ns: session.started_unix_ns,
             processes,
-            // What ran then may have been over long before the part that is kept.
+            // Bodies that ran then may have been over long before the part that is kept.
             began_amid_bodies: session.began_amid_bodies && !scale.is_cut(),
             ..Trace::default()
         };
@@ -349,7 +349,7 @@ impl<'a> EventIndex<'a> {
             ];
             self.kind_and_id(*place).0.is_some_and(|kind| submitting.contains(&kind))
         };
-        // What was over before the part that is kept may have lost its end already.
+        // An operation that was over before the part that is kept may have lost its end already.
         let is_kept = |places: &[u32]| {
             let in_time = |place: &u32| self.with(*place, |_, event| self.scale.has(event.ticks));
             places.iter().any(submits)

@@ -69,7 +69,7 @@ impl AssembledOp {
         if !device_work {
             self.operation.done = Some(at);
         }
-        // What the device said is later news.
+        // An outcome that the device has reported is newer than this one.
         if self.operation.outcome == Outcome::Unfinished || outcome != Outcome::Ok {
             self.operation.outcome = outcome;
         }
@@ -206,7 +206,7 @@ impl AssembledOp {
         if operation.awake.is_some_and(|awake| Some(awake) < operation.ready) {
             operation.awake = self.last_awake.filter(|last| Some(*last) >= operation.ready);
         }
-        // Where `on_skip` was called, that ran in place of the body.
+        // If `on_skip` was called, it ran in place of the body.
         if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) && self.locked.is_none() {
             operation.began = None;
             if what == UseKind::Copy && operation.accesses.is_empty() {

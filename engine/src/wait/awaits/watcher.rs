@@ -283,7 +283,7 @@ impl Due {
         inspection.run(EVERYTHING);
         let mut held = inspection.only_leases(!self.is_blocked);
         if let Some((tensor, numbers)) = &self.pins {
-            // Where every operation has ended, the inspection has found nothing.
+            // If every operation has ended, the inspection has found nothing.
             if held.is_none() && !self.ops.iter().all(|op| op.payload().phase() == Phase::Done) {
                 return None;
             }
@@ -397,7 +397,7 @@ fn poll_for_room(mut due: Vec<Due>, now: Instant) -> Vec<Instant> {
             held = deadlock::lasting_standstill(&core, &awaiting_bodies());
         }
         for due in own {
-            // Where the operations wait for submissions inside of them, the ends of these make room for one outside.
+            // If the operations wait for submissions inside of them, the ends of these submissions make room for one outside.
             let held = held.clone().filter(|leases| due.inside || !leases.is_empty());
             next.extend(due.settle(held.filter(|_| core.is_full(due.inside))));
         }

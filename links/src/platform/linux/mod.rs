@@ -70,7 +70,7 @@ pub fn may_be_process(descriptor: &Descriptor, process: u32) -> io::Result<bool>
 pub fn is_shortage(error: &io::Error) -> bool {
     let short = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::ENOBUFS, libc::EFBIG];
     let is_short = error.raw_os_error().is_some_and(|code| short.contains(&code));
-    // What the standard library allocates has no number.
+    // A failed allocation of the standard library has no number.
     is_short || error.kind() == io::ErrorKind::OutOfMemory
 }
 
@@ -79,7 +79,7 @@ pub fn check_room(count: usize) -> io::Result<()> {
     (0..count).map(|_| Waker::new()).collect::<io::Result<Vec<_>>>().map(drop)
 }
 
-/// That this process has as many descriptors as it may.
+/// The error that this process has as many descriptors as it may.
 pub fn too_many_open_files() -> io::Error {
     io::Error::from_raw_os_error(libc::EMFILE)
 }

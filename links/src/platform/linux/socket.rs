@@ -99,7 +99,7 @@ impl Socket {
             // SAFETY: the descriptor is new.
             Ok(_) => Ok(unsafe { OwnedFd::from_raw_fd(peer) }),
             Err((Some(libc::ENOPROTOOPT), _)) => open_process(process),
-            // Which of them says so depends on the version.
+            // The error that says so depends on the version of the kernel.
             Err((Some(libc::ESRCH | libc::EINVAL), _)) => Err(io::ErrorKind::NotFound.into()),
             Err((_, error)) => Err(error),
         }

@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn what_was_given_up_waited_for_what_was_submitted_before_it() {
         use OperationKind::{Export, Operation as Body, Wait};
-        // What stands before the second writer. A cancelled writer keeps its place.
+        // The last field lists the operations before the second writer. A cancelled writer keeps its place.
         let all: [(_, _, &[usize]); 5] = [
             (Wait, 0, &[0]),
             (Export, 0, &[1, 0]),

@@ -67,7 +67,7 @@ impl Pool {
 
     /// The parts of a time in which an operation lacked a worker: in order, at most [`PARTS_MAX`].
     pub(super) fn full_between(&self, operation: &Operation, from: Nanos, to: Nanos) -> Vec<NoWorker> {
-        // Where a file does not say it, the engine is that of the worker.
+        // If a file does not say the engine of an operation, the engine of its worker counts.
         let of_worker = || self.engine_of.get(&operation.track?);
         let full = match &self.full[..] {
             [only] => Some(only),
@@ -202,7 +202,7 @@ fn busy(
             && operation.awake.is_some()
             && about.tracks.get(track).is_some_and(|track| track.kind == TrackKind::Thread)
     };
-    // What runs inside of a wait is what the worker helps with.
+    // Operations that run inside of a wait are those that the worker helps with.
     let (mut outside, mut inside) = (Busy::new(), Busy::new());
     for operation in operations(source) {
         let is_counted = |track: &TrackId| workers.contains(track) || takes_turn(*track, &operation);

@@ -188,7 +188,7 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         Outcome::Skipped(why) => ("skipped", Some(why)),
         Outcome::Unfinished => ("unfinished", None),
     };
-    // What happens to an operation is counted from its submission on: small numbers, and readable ones.
+    // The times of an operation are counted from its submission on, so the numbers are small and readable.
     let since = |time: Option<u64>| time.map(|time| time.wrapping_sub(operation.submitted));
     let mut facts = Facts::default()
         .uint("id", operation.id)

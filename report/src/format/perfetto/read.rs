@@ -382,7 +382,7 @@ impl Sequence {
                         self.is_over = true;
                         return Err(if is_same { TWICE } else { ANOTHER }.into());
                     }
-                    // What is counted as it is written is known at the end.
+                    // Totals that are counted as the file is written are known at the end.
                     known.totals = known.totals.max(head.totals);
                     known.is_last |= head.is_last;
                     return Ok(());
