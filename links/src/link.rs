@@ -325,7 +325,7 @@ impl Shared {
         self.listener.stop_serving();
     }
 
-    /// Keeps an event that has subscribers until it has settled. The caller listens after this, and polls again.
+    /// Keeps an event that has subscribers until it has settled. The caller listens after this, and polls the event again.
     pub(crate) fn watch(&self, event: Arc<PeerEvent>) {
         self.watched.lock().push(event);
     }

@@ -361,6 +361,44 @@ fn what_settles_is_polled_once_it_was_counted() {
     });
 }
 
+/// A thread begins to watch a slot while the peer settles it and a later one, and another thread polls. The oldest event stays pending.
+#[test]
+fn what_settles_is_polled_also_beside_an_event_that_is_new() {
+    explore(|| {
+        let [writer, user] = processes();
+        let user = Arc::new(user);
+        let slots = [(Kind::Ready, 0), (Kind::Used, 0), (Kind::Used, 1)];
+        let [held, watched, new] = slots.map(|(kind, index)| SlotId { kind, index, generation: 1 });
+        let event = |slot| Awaited(Arc::clone(&user), slot);
+        let all = Arc::new(Mutex::new(Watched::default()));
+        all.lock().push(event(held));
+        all.lock().push(event(watched));
+        let poll = |user: &Process, all: &Mutex<Watched<Awaited>>| {
+            let mut all = all.lock();
+            all.take_settled(user.peer.load(SETTLED), false);
+        };
+        let writing = thread::spawn(move || {
+            [new, watched].into_iter().for_each(|slot| writer.own.settle(slot, &Ok(()), &writer.peer));
+        });
+        let (own, also) = (Arc::clone(&user), Arc::clone(&all));
+        let polling = thread::spawn(move || {
+            poll(&own, &also);
+            poll(&own, &also);
+        });
+        if outcome(&user, new).is_none() {
+            all.lock().push(event(new));
+            if outcome(&user, new).is_some() {
+                drop(all.lock().remove(|its| its.1 == new));
+            }
+        }
+        writing.join().expect("it does not panic");
+        polling.join().expect("it does not panic");
+        poll(&user, &all);
+        let left = all.lock().take_settled(0, true).len();
+        assert_eq!(left, 0, "an event that has settled is left");
+    });
+}
+
 /// A thread serves until it is woken once. What comes then wakes the link thread, for which the thread leaves the rest.
 fn serves_once(leave: fn(&Listener)) {
     explore(move || {

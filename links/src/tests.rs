@@ -19,7 +19,8 @@ use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::board::{
-    BYTES, CLOSED, HEAD, LEFT, LISTENING, LIVENESS, OwnBoard, RING, SLOTS, SLOTS_AT, TAIL, WORDS, Words,
+    BYTES, CLOSED, HEAD, LEFT, LISTENING, LIVENESS, OwnBoard, RING, SETTLED, SLOTS, SLOTS_AT, TAIL, WORDS,
+    Words,
 };
 use crate::hub::{GREETING, Hub};
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
@@ -134,12 +135,13 @@ fn scribble<W: std::ops::Deref<Target = Memory> + Words>(
     let sensible = small << 32 | (random.next() % 9) << 16 | (random.next() % 40);
     match random.below(20_000) {
         0 => own.words.half_word(LIVENESS).store(random.next() as u32, Ordering::Relaxed),
-        1..4 => own.store([HEAD, TAIL, CLOSED][random.below(3)], random.next()),
+        1..4 => own.store([HEAD, TAIL, CLOSED, SETTLED][random.below(4)], random.next()),
         4..8 => own.store(random.below(WORDS), random.next()),
         8..4_000 => wake_peer(),
         4_000..6_000 => own.store(HEAD, own.load(HEAD) + small),
         6_000..8_000 => own.store(TAIL, own.load(TAIL) + small % 2),
-        8_000..10_000 => own.store(LISTENING, small),
+        8_000..9_000 => own.store(LISTENING, small),
+        9_000..10_000 => own.store(SETTLED, own.load(SETTLED) + small),
         10_000..14_000 => own.set_ring(random.next(), sensible),
         _ => own.store(
             SLOTS_AT + random.below(8) + random.below(2) * SLOTS,

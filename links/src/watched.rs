@@ -19,9 +19,12 @@ impl<E> Default for Watched<E> {
 }
 
 impl<E: Answer> Watched<E> {
-    /// Adds an event, which the caller polls afterwards.
+    /// Adds an event, which the caller polls afterwards, unless it has settled: a poll before may have counted its slot, and the next one would
+    /// take it for another.
     pub(crate) fn push(&mut self, event: E) {
-        self.events.push_back(event);
+        if event.outcome().is_none() {
+            self.events.push_back(event);
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -39,12 +42,18 @@ impl<E: Answer> Watched<E> {
         !self.events.is_empty() && count != self.counted
     }
 
-    /// Removes the events that have settled. `count` is the peer's count of settled slots, which the caller has read before this. Each slot
-    /// that settles changes it by one, so no more events are found than that, unless `all` may have settled. The search begins at both ends:
-    /// most uses end in the order in which they began, or they began last, beside some that last.
+    /// Removes the events that have settled. `count` is the peer's count of settled slots, which the caller has read before this, and as long
+    /// as it has this to itself. Each slot that settles changes it by one, so no more events are found than that, unless `all` may have settled.
+    /// The search begins at both ends: most uses end in the order in which they began, or they began last, beside some that last.
     pub(crate) fn take_settled(&mut self, count: u64, all: bool) -> Vec<E> {
         let new = count.wrapping_sub(std::mem::replace(&mut self.counted, count));
-        let most = if all { usize::MAX } else { usize::try_from(new).unwrap_or(usize::MAX) };
+        if all {
+            let events = std::mem::take(&mut self.events).into_iter();
+            let (settled, open) = events.partition::<Vec<_>, _>(|event| event.outcome().is_some());
+            self.events = open.into();
+            return settled;
+        }
+        let most = usize::try_from(new).unwrap_or(usize::MAX);
         let mut settled = Vec::new();
         // Events at each end that have not settled.
         let (mut oldest, mut newest) = (0, 0);
@@ -104,9 +113,11 @@ mod tests {
 
     #[test]
     fn what_was_not_counted_is_polled_once_all_may_have_settled() {
-        let (slots, looks) = (vec![Cell::new(true); 3], Cell::new(0));
+        let (slots, looks) = (vec![Cell::new(false); 3], Cell::new(0));
         let mut watched = Watched::default();
         (0..slots.len()).for_each(|at| watched.push(Slot(at, &slots, &looks)));
+        slots.iter().for_each(|slot| slot.set(true));
+        watched.push(Slot(0, &slots, &looks));
         assert!(!watched.may_have_settled(0) && watched.take_settled(0, false).is_empty());
         assert_eq!(watched.remove(|slot| slot.0 == 1).map(|slot| slot.0), Some(1));
         assert_eq!(watched.take_settled(0, true).len(), 2);

@@ -71,6 +71,12 @@ const MUTANTS: &[Mutant] = &[
         caught_by: Test::Model("models::what_settles_is_polled_once_it_was_counted"),
     },
     Mutant {
+        fault: "a slot is watched that was settled and counted before",
+        file: "watched.rs",
+        edits: &[["if event.outcome().is_none() {", "{"]],
+        caught_by: Test::Model("models::what_settles_is_polled_also_beside_an_event_that_is_new"),
+    },
+    Mutant {
         fault: "a use ends twice",
         file: "link.rs",
         edits: &[["self.answer.take()", "self.answer.clone()"]],

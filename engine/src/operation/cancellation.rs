@@ -24,7 +24,6 @@
 //! - *Sound* is valid until a cancel walks past the operation, since the predecessors of an operation are
 //!   fixed when it is submitted. A cancel that does not walk, because no query waits, invalidates all sound
 //!   verdicts by a new number for them.
-//! - A write that is withdrawn invalidates the verdicts behind it.
 //!
 //! # Races
 //! The cancel enters the cancelled operation in a table, and then checks whether a query waits. A query is
@@ -49,7 +48,7 @@ use crate::lease::LeaseOp;
 /// No verdict. Other values are the id of the cancelled source, or the current number of sound verdicts.
 pub(crate) const UNKNOWN: u64 = 0;
 
-/// A cancelled operation that was skipped, or a write that is being withdrawn. No verdict, and not an id.
+/// A cancelled operation that was skipped. No verdict, and not an id.
 const LEAVES: u64 = u64::MAX;
 
 /// First number of sound verdicts. Ids of operations are smaller.
@@ -174,25 +173,8 @@ pub(crate) fn cancelled_leaves(op: &OpHandle) {
     walk.end();
 }
 
-/// Withdraws an operation that was not cancelled. `withdraw` returns whether it was in time. Verdicts that
-/// came through the operation become invalid.
-pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> bool {
-    let state = op.payload();
-    if !makes_version(state) || !is_any() {
-        return withdraw();
-    }
-    let mut walk = Walk::default();
-    VERDICTS.lock().forget(op, &mut walk);
-    walk.end();
-    let withdrawn = withdraw();
-    if !withdrawn {
-        let _verdicts = VERDICTS.lock();
-        state.verdict.store(UNKNOWN, Ordering::Relaxed);
-    }
-    withdrawn
-}
-
-/// False for queries: the versions of their variables stay as they are, also if the query fails.
+/// False for queries: the versions of their variables stay as they are, also if the query fails. A write lease that is held may make a
+/// version, and no cancelled operation is ahead of it.
 fn makes_version(state: &OpState) -> bool {
     state.kind != OpKind::ReadinessQuery && state.lease().is_none()
 }
@@ -237,17 +219,6 @@ impl Verdicts {
         walk.notified.extend(queries.map(|query| (query, cause.clone())));
     }
 
-    fn forget(&self, op: &OpHandle, walk: &mut Walk) {
-        self.walk_forward(op, walk, |state| {
-            let descend = state.phase() == Phase::Queued && self.cancelled_source(state).is_some();
-            if descend {
-                state.verdict.store(UNKNOWN, Ordering::Relaxed);
-            }
-            descend
-        });
-        op.payload().verdict.store(LEAVES, Ordering::Relaxed);
-    }
-
     /// Walks from `op` to the readers of its writes, and on behind each operation that makes a version and for
     /// which `descend` returns true. Visits each once.
     fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, descend: impl Fn(&OpState) -> bool) {
@@ -286,7 +257,7 @@ impl Verdicts {
                 if cancelled_source.is_some() || self.is_sound(state) {
                     walk.walked.push(source);
                 } else if state.verdict.load(Ordering::Relaxed) == LEAVES {
-                    // Soon the failure of `source` is in its variables, or the operation has left no trace.
+                    // Soon the failure of `source` is in its variables.
                     walk.walked.push(source);
                     break;
                 } else {

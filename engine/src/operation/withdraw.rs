@@ -35,7 +35,7 @@ impl Op {
 /// forked child.
 pub(crate) fn withdraw(op: &OpHandle) -> bool {
     let mut ready = ReadyList::new();
-    if !cancellation::withdrawing(op, || op.withdraw(|granted| ready.push(granted))) {
+    if !op.withdraw(|granted| ready.push(granted)) {
         return false;
     }
     withdrawn(op, ready);

@@ -102,7 +102,7 @@ fn lock() -> std::sync::MutexGuard<'static, Option<OpenTrace>> {
 
 fn say(what: impl Display) {
     let text = what.to_string();
-    // A system that refuses the write also refuses a report.
+    // An error of standard error has no other place to be reported.
     let _ = writeln!(std::io::stderr(), "estafette: ESTAFETTE_TRACE: {}", shown(&text));
 }
 

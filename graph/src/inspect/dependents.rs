@@ -91,8 +91,8 @@ impl<V, T> OpRef<V, T> {
                     return;
                 }
                 // In step with a search from the front: if all writes are far ahead, that one finds the last
-                // write first. If that write makes no version, the search from behind goes on alone.
-                let mut front = queue.iter();
+                // write first.
+                let (mut front, mut last) = (queue.iter(), None);
                 for (ahead, _) in queue.ahead_of(access) {
                     let op = AccessNode::op(ahead);
                     let payload = op.as_ref().payload();
@@ -104,13 +104,14 @@ impl<V, T> OpRef<V, T> {
                         return;
                     }
                     let Some((first, _)) = front.next() else { return };
-                    if writes > 0 && first.as_ref().target().is_exclusive() {
+                    if first.as_ref().target().is_exclusive() {
                         writes -= 1;
-                        let last = AccessNode::op(first);
-                        if writes == 0 && makes_version(last.as_ref().payload()) {
-                            found.push(Self::retain(last));
-                            return;
-                        }
+                        let op = AccessNode::op(first);
+                        last = if makes_version(op.as_ref().payload()) { Some(op) } else { last };
+                    }
+                    if writes == 0 {
+                        found.extend(last.map(|op| Self::retain(op)));
+                        return;
                     }
                 }
             }

@@ -24,8 +24,9 @@ const NEWS_TIME: Duration = Duration::from_secs(1);
 /// Checks of transfers of which nothing has come, half a deadline apart, after which they fail.
 const CHECKS_MAX: u32 = 8;
 const ALIGN: usize = 64;
-/// The number that is written beforehand where bytes are to come. A read has at most `MARKS_MAX` marks, evenly spread.
+/// The number that is written beforehand where bytes are to come.
 const MARK: u64 = u64::from_le_bytes(*b"\xd3estafet");
+/// The most marks of a read, over which they are evenly spread.
 const MARKS_MAX: usize = 1024;
 /// Bytes that take a considerable part of a deadline to make.
 const LARGE: usize = 256 << 20;
