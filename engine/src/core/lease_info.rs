@@ -237,7 +237,7 @@ pub(crate) struct LeaseDetails {
     pub(crate) owner: LeaseOwner,
     /// The kind of object that the owner has made of the memory, once known.
     pub(crate) object: OnceLock<Arc<str>>,
-    /// The thread that asked, if the owner is in this process.
+    /// The thread that asked, if the owner is in this process and no operation: any thread may have run a body, whose views are for others.
     thread: Option<ThreadId>,
     since: Coarse,
 }
@@ -245,7 +245,8 @@ pub(crate) struct LeaseDetails {
 impl LeaseDetails {
     #[inline(always)]
     pub(crate) fn new(access: Access, owner: LeaseOwner) -> Self {
-        let thread = (!owner.text.is_elsewhere).then(clock::this_thread);
+        let is_thread = !owner.text.is_elsewhere && owner.text.operation.is_none();
+        let thread = is_thread.then(clock::this_thread);
         Self { access, owner, object: OnceLock::new(), thread, since: Coarse::now() }
     }
 
@@ -281,9 +282,9 @@ pub struct LeaseInfo {
     /// True once the lease is granted and earlier work is done: from then on only its owner keeps others
     /// waiting.
     pub held: bool,
-    /// True if the thread that made this copy asked for the lease.
+    /// True if the thread that made this copy asked for the lease. False for views that operations lend.
     pub own: bool,
-    /// The thread that asked for the lease, if its owner is in this process.
+    /// The thread that asked for the lease, if its owner is in this process and no operation.
     pub(crate) thread: Option<ThreadId>,
 }
 

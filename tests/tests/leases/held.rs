@@ -280,6 +280,32 @@ fn views_in_a_body_wait_for_nothing_and_become_leases_of_the_same_mode_with_no_g
     assert!(watchdog.still_watches());
 }
 
+/// Any thread may run a body, so its views are no leases of the thread that did, which would wait for itself.
+#[test]
+fn a_view_that_a_waiting_thread_has_lent_is_waited_for_like_one_that_a_worker_has_lent() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let (lend, lent) = channel::<ManagedTensor>();
+    let consumer = std::thread::spawn(move || {
+        let view = lent.recv().expect("a view");
+        std::thread::sleep(Duration::from_millis(300));
+        drop(view);
+    });
+    let lending = x.clone();
+    let op = engine.op("lends").reads([&x]).run_external(move |completion| {
+        let view = completion.scope().export(&lending, &ExportOptions::from(Access::Read));
+        lend.send(view.expect("an operand")).expect("the consumer listens");
+        completion.complete(Ok(()));
+    });
+    drop(op.unwrap());
+    drop(set(&engine, &x, 2.0));
+    x.wait().unwrap();
+    assert_eq!(get(&x), 2.0);
+    consumer.join().unwrap();
+    assert!(watchdog.still_watches());
+}
+
 #[test]
 fn views_of_a_body_that_failed_become_leases_too() {
     let engine = engine(1);
