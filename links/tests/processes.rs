@@ -206,6 +206,9 @@ fn a_thread_that_has_made_a_link_may_end() {
     let peer = Peer::start(name, &door.address().to_string());
     let link = wait(door.accept()).unwrap();
     let received = receive(&link);
+    // A process whose thread has taken its liveness lock along is found to be lost within this time.
+    let lost = received.fence().wait_timeout(Some(Duration::from_millis(500)));
+    assert!(lost.is_none(), "the process lives: {lost:?}");
     link.try_send(&done(), b"now").unwrap();
     assert!(outcome(received.fence()).is_ok());
     drop((received, link));
