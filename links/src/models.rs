@@ -319,8 +319,8 @@ fn a_process_that_listens_without_a_fence_is_lost() {
     notifies_beside(|_, sleeper| sleeper.own.store(crate::board::LISTENING, 1));
 }
 
-/// A process polls as many events as the count says, the oldest first, while the other settles the newest first. A lost wake-up, or an event
-/// that is missed, is a deadlock.
+/// A process polls as many events as the count says, while the other settles the newest first. A lost wake-up, or an event that is missed, is
+/// a deadlock.
 #[test]
 fn what_settles_is_polled_once_it_was_counted() {
     explore(|| {

@@ -42,8 +42,8 @@ impl<E: Answer> Watched<E> {
         !self.events.is_empty() && count != self.counted
     }
 
-    /// Removes the events that have settled. `count` is the peer's count of settled slots, which the caller has read before this, and as long
-    /// as it has this to itself. Each slot that settles changes it by one, so no more events are found than that, unless `all` may have settled.
+    /// Removes the events that have settled. `count` is the peer's count of settled slots, which the caller reads under the lock of these
+    /// events. Each slot that settles changes the count by one, so no more events are found than that, unless `all` may have settled.
     /// The search begins at both ends: most uses end in the order in which they began, or they began last, beside some that last.
     pub(crate) fn take_settled(&mut self, count: u64, all: bool) -> Vec<E> {
         let new = count.wrapping_sub(std::mem::replace(&mut self.counted, count));
