@@ -256,9 +256,16 @@ impl Pending {
         }
     }
 
-    /// True if the future was woken since its last poll.
-    pub(crate) fn was_woken(&self) -> bool {
-        self.0.is_some_and(|(key, _)| list(key.list()).entry(key).is_some_and(|entry| entry.waker.is_none()))
+    /// True once the watcher has woken a blocked thread, which `waker` wakes. The first call calls `begin`; the later ones leave the entry
+    /// as it is, so that a wake-up counts that comes while the thread is awake for another reason.
+    pub(crate) fn was_woken(&mut self, waker: &Waker, begin: impl FnOnce() -> Awaited) -> bool {
+        match self.0 {
+            None => {
+                self.0 = register(begin(), waker.clone()).map(|key| (key, Generation::current()));
+                false
+            }
+            Some((key, _)) => list(key.list()).entry(key).is_some_and(|entry| entry.waker.is_none()),
+        }
     }
 
     /// The future is pending no more.

@@ -58,20 +58,17 @@ impl<'a, V: Clone + Delivered> Watched<'a, V> {
     /// Returns true where the thread has to inspect.
     pub(crate) fn wait_until(&mut self, deadline: Option<Instant>) -> bool {
         let waker = Waker::from(Arc::clone(&self.sleeper));
-        let cx = &mut Context::from_waker(&waker);
+        let (op, pause, helps) = (self.op, self.pause, self.helps);
         loop {
-            if self.one_shot.is_set(cx, &mut self.key) {
+            if self.one_shot.is_set(&mut Context::from_waker(&waker), &mut self.key) {
                 return false;
             }
-            let (op, pause, helps) = (self.op, self.pause, self.helps);
-            // The entry of a thread has no verdict: a woken thread inspects for itself.
-            let _ = self.pending.poll(cx, || Awaited::by_thread(op, pause, helps));
+            if self.pending.was_woken(&waker, || Awaited::by_thread(op, pause, helps)) {
+                self.pending.over();
+                return true;
+            }
             if !self.sleeper.sleep(deadline) {
                 return false;
-            }
-            if self.pending.was_woken() {
-                self.pending.over();
-                return !self.one_shot.is_set(cx, &mut self.key);
             }
         }
     }
@@ -80,5 +77,36 @@ impl<'a, V: Clone + Delivered> Watched<'a, V> {
 impl<V: Clone + Delivered> Drop for Watched<'_, V> {
     fn drop(&mut self) {
         self.one_shot.forget(&mut self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use estafette_sync::thread;
+
+    use super::*;
+    use crate::lease::Access;
+    use crate::wait::ready::{Polled, poll_or_query};
+    use crate::{DType, Engine};
+
+    #[test]
+    fn a_wake_up_between_two_sleeps_counts() {
+        let engine = Engine::builder().workers(1).build().expect("it starts");
+        let tensor = engine.zeros(&[4], DType::F32).expect("it is made");
+        let lease = tensor.lease(Access::Write, "the test").wait(None).expect("it is granted");
+        let Polled::Probing(query) = poll_or_query(&tensor.inner, true) else { panic!("the lease is held") };
+        let mut watched = Watched::new(&query.one_shot, &query.handle, Duration::from_millis(1), false);
+        // The thread is awake, as one that runs a signal handler, when the watcher finds that only a lease holds it up.
+        assert!(!watched.wait_until(Some(Instant::now())), "the wait has just begun");
+        let waker = Waker::from(Arc::clone(&watched.sleeper));
+        let start = Instant::now();
+        while !watched.pending.was_woken(&waker, || unreachable!("it is registered")) {
+            assert!(start.elapsed() < Duration::from_secs(30), "the watcher never looked");
+            thread::yield_now();
+        }
+        assert!(watched.wait_until(Some(Instant::now() + Duration::from_secs(10))), "the wake-up is lost");
+        drop(watched);
+        drop(lease);
+        tensor.wait().expect("the lease is over");
     }
 }
