@@ -714,6 +714,27 @@ def test_an_await_that_leads_back_to_its_own_operation_is_an_error(eng):
     run(main())
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_function_may_run_a_loop_of_its_own_that_awaits_other_functions(np, workers):
+    with est.Engine(workers=workers, lease_timeout=2.0) as eng:
+
+        def below(depth):
+            async def main():
+                return np.from_dlpack(await eng.call(below, depth - 1)) + 1
+
+            return asyncio.run(main()) if depth else np.zeros(1)
+
+        async def awaits(t):
+            return np.from_dlpack(await t).tolist()
+
+        # The last is deeper than the engine has threads to take the place of others.
+        for depth in (1, 2, 12):
+            assert run(awaits(eng.call(below, depth))) == [depth]
+            t = eng.call(below, depth)
+            t.wait()
+            assert np.from_dlpack(t).tolist() == [depth]
+
+
 def test_thousands_of_awaits_end(eng, np):
     x = eng.zeros(1, "int64")
 

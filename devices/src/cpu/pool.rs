@@ -149,7 +149,7 @@ impl<J: Job> Pool<J> {
         });
         let pool = Self { shared, counted: AtomicBool::new(true) };
         for (index, deque) in deques {
-            pool.start(index, deque).map_err(|error| {
+            pool.shared.start(index, deque).map_err(|error| {
                 let message = format!("cannot start worker {index} of {workers}: {error}");
                 DeviceError::new(DeviceErrorKind::Other, message)
             })?;
@@ -305,9 +305,9 @@ impl<J: Job> Pool<J> {
         workers::with_context(&self.shared, |_| ()).is_some()
     }
 
-    /// Called by a worker that is about to block: a spare thread, if the limit allows one, takes its role
-    /// until the guard is dropped, and its queued jobs can be stolen. Another thread releases its [slot](Self::take_slot) meanwhile. On a
-    /// thread that runs no job, and inside of another blocking section of the same thread, it does nothing.
+    /// Called by a worker, of this pool or another one, that is about to block: a spare thread of its pool, if the limit allows one, takes its
+    /// role until the guard is dropped, and its queued jobs can be stolen. Another thread releases its [slot](Self::take_slot) of this pool
+    /// meanwhile. On a thread that runs no job, and inside of another blocking section of the same thread, it does nothing.
     pub fn blocking(&self) -> BlockingGuard<J> {
         if SLOT.get() == self.shared.address() {
             SLOT.set(0);
@@ -318,23 +318,22 @@ impl<J: Job> Pool<J> {
                 not_send: PhantomData,
             };
         }
-        let covered = workers::with_context(&self.shared, |context| {
+        let entered = workers::with_own_context(|context| {
             let depth = context.blocking_depth.get();
             context.blocking_depth.set(depth + 1);
             if depth == 0 {
                 context.release_slot();
             }
-            depth == 0
+            (context.shared.clone(), depth == 0)
         });
-        if covered == Some(true)
-            && let Some((index, deque)) = self.shared.threads.block()
-            && let Err(error) = self.start(index, deque)
+        if let Some((shared, true)) = &entered
+            && let Some((index, deque)) = shared.threads.block()
+            && let Err(error) = shared.start(index, deque)
         {
-            self.shared.threads.not_started();
+            shared.threads.not_started();
             tracing::warn!(%error, "cannot start a spare worker; a blocked one is not covered");
         }
-        let shared = covered.is_some().then(|| self.shared.clone());
-        BlockingGuard { shared, had_slot: false, not_send: PhantomData }
+        BlockingGuard { shared: entered.map(|(shared, _)| shared), had_slot: false, not_send: PhantomData }
     }
 
     /// True if all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further
@@ -382,12 +381,14 @@ impl<J: Job> Pool<J> {
         }
         job.into_iter().for_each(|job| self.shared.queues.push(job));
     }
+}
 
-    fn start(&self, index: usize, deque: Deque<J>) -> std::io::Result<()> {
-        let shared = self.shared.clone();
+impl<J: Job> PoolState<J> {
+    fn start(self: &Arc<Self>, index: usize, deque: Deque<J>) -> std::io::Result<()> {
+        let shared = self.clone();
         let name = format!("{}-{index}", shared.name);
         let thread = name.clone();
-        self.shared.threads.start(name, move || essential(&thread, || workers::run(shared, index, deque)))
+        self.threads.start(name, move || essential(&thread, || workers::run(shared, index, deque)))
     }
 }
 
@@ -458,11 +459,18 @@ debug_as!([J: Job] pool: Pool<J>, "Pool({:?}, {} workers)", pool.shared.name, po
 /// While it lives, a spare thread covers the worker that called [`Pool::blocking`]. It stays on that thread.
 #[must_use = "the worker counts as blocked while the guard lives"]
 pub struct BlockingGuard<J: Job> {
-    /// `None` when the thread runs no job.
+    /// The pool that the thread works for; `None` when it runs no job.
     shared: Option<Arc<PoolState<J>>>,
     /// True if the thread is no worker and had a slot.
     had_slot: bool,
     not_send: PhantomData<*const ()>,
+}
+
+impl<J: Job> BlockingGuard<J> {
+    /// True if the thread works for a pool.
+    pub fn is_on_worker(&self) -> bool {
+        self.shared.is_some()
+    }
 }
 
 impl<J: Job> Drop for BlockingGuard<J> {

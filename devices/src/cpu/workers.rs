@@ -79,11 +79,15 @@ pub(super) fn with_context<J: Job, R>(
     shared: &Arc<PoolState<J>>,
     f: impl FnOnce(&WorkerContext<J>) -> R,
 ) -> Option<R> {
+    with_own_context(|context| Arc::ptr_eq(&context.shared, shared).then(|| f(context))).flatten()
+}
+
+/// Calls `f` with the context of this thread if the thread works for any pool of such jobs.
+pub(super) fn with_own_context<J: Job, R>(f: impl FnOnce(&WorkerContext<J>) -> R) -> Option<R> {
     let in_context = |current: &RefCell<Option<Rc<dyn Any>>>| {
         // Borrowed while `f` runs: it may look here again, and only the ends of a thread change what is here.
         let current = current.borrow();
-        let context = current.as_ref()?.downcast_ref::<WorkerContext<J>>()?;
-        Arc::ptr_eq(&context.shared, shared).then(|| f(context))
+        Some(f(current.as_ref()?.downcast_ref::<WorkerContext<J>>()?))
     };
     CURRENT.try_with(in_context).ok().flatten()
 }

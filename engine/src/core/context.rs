@@ -3,7 +3,7 @@
 //! A host body runs with its operation entered on its thread; an asynchronous body is wrapped so that the
 //! same holds during each of its polls. So the answer follows the task, not the thread.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,6 +12,7 @@ use estafette_graph::OpId;
 use estafette_sync::thread::LocalKey;
 use estafette_sync::thread_local;
 
+use crate::core::engine_core::{Core, Cover};
 use crate::core::operation::OpGranted;
 use crate::core::runtime;
 
@@ -24,6 +25,21 @@ thread_local! {
     static NOTIFYING: Cell<bool> = const { Cell::new(false) };
     /// True if this thread is polling an asynchronous body, so that it belongs to a tokio runtime.
     static ON_RUNTIME: Cell<bool> = const { Cell::new(false) };
+    static AWAITS: Cell<BodyAwaits> = const { Cell::new(BodyAwaits::Outside) };
+    /// One for each synchronous body on this thread that [has awaited](BodyAwaits::Covered), the innermost last.
+    static COVERS: RefCell<Vec<Cover>> = const { RefCell::new(Vec::new()) };
+}
+
+/// State of the innermost synchronous body on a thread, which may poll futures of the engine in an executor of its own (`block_on`,
+/// `asyncio.run`). The executor may sleep until other operations are done, and the engine does not see it sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BodyAwaits {
+    /// The thread runs no synchronous body.
+    Outside,
+    /// No poll of the body has been pending.
+    No,
+    /// A poll has been pending. The thread counts as blocked until the body ends.
+    Covered,
 }
 
 /// The depth to which operations may run inside waits of operations that run inside waits themselves. Each level costs
@@ -54,6 +70,9 @@ pub(crate) fn forget() {
     HELP_DEPTH.set(0);
     NOTIFYING.set(false);
     ON_RUNTIME.set(false);
+    AWAITS.set(BodyAwaits::Outside);
+    // Their drops would take locks that a thread of the parent may have held.
+    let _ = COVERS.try_with(|covers| covers.take().into_iter().for_each(std::mem::forget));
 }
 
 /// Sets a value of this thread until the guard is dropped, by a panic too.
@@ -100,6 +119,39 @@ impl Drop for CurrentGuard {
     fn drop(&mut self) {
         CURRENT.set(self.before);
     }
+}
+
+/// The calling thread runs a synchronous body until the guard is dropped.
+#[inline]
+pub(crate) fn begin_synchronous() -> SynchronousBody {
+    SynchronousBody { before: AWAITS.replace(BodyAwaits::No) }
+}
+
+/// See [`begin_synchronous`].
+pub(crate) struct SynchronousBody {
+    before: BodyAwaits,
+}
+
+impl Drop for SynchronousBody {
+    #[inline]
+    fn drop(&mut self) {
+        if AWAITS.replace(self.before) == BodyAwaits::Covered {
+            drop(COVERS.with_borrow_mut(Vec::pop));
+        }
+    }
+}
+
+/// Called where a poll of the calling code is pending: from here to its end, a synchronous body counts as blocked. Returns true where
+/// another thread has to take the place of this one meanwhile.
+pub(crate) fn cover_synchronous(core: &Core) -> bool {
+    if AWAITS.get() == BodyAwaits::No && !ON_RUNTIME.get() && !is_notification() {
+        let cover = core.cover();
+        // A thread that is ending has no list.
+        if cover.is_needed() && COVERS.try_with(|covers| covers.borrow_mut().push(cover)).is_ok() {
+            AWAITS.set(BodyAwaits::Covered);
+        }
+    }
+    AWAITS.get() == BodyAwaits::Covered
 }
 
 /// Sets whether the calling thread may run operations inside of the engine's functions. Returns the previous

@@ -121,8 +121,15 @@ pub(crate) struct Core {
 
 /// While it lives, the calling thread counts as blocked.
 pub(crate) struct Cover {
-    _spare: BlockingGuard<ReadyOp>,
-    _stand_in: Option<Blocked>,
+    spare: BlockingGuard<ReadyOp>,
+    stand_in: Option<Blocked>,
+}
+
+impl Cover {
+    /// True if the calling thread runs operations for an engine, so that another thread has to take its place.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.spare.is_on_worker() || self.stand_in.is_some()
+    }
 }
 
 impl Drop for Core {
@@ -290,7 +297,7 @@ impl Core {
     /// Covers the calling thread, which is about to block. Where this thread works for an engine, another
     /// thread does its work meanwhile.
     pub(crate) fn cover(&self) -> Cover {
-        Cover { _spare: self.pool.blocking(), _stand_in: Blocked::register() }
+        Cover { spare: self.pool.blocking(), stand_in: Blocked::register() }
     }
 
     /// True if the calling thread runs operations of any kind: a worker of this engine, or a stand-in.

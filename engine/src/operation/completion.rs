@@ -130,6 +130,7 @@ impl Prepared {
             }
         };
         let _current = context::make_current(op);
+        let _synchronous = context::begin_synchronous();
         let starting = Starting { scope: fallback.address(), is_lost: false };
         let _starting = context::replace(&STARTING, starting);
         match contain_panic(|| {

@@ -610,6 +610,7 @@ impl Running {
     #[inline]
     pub(crate) fn call<R>(&self, body: impl FnOnce() -> Result<R, BodyError>) -> Result<R, OperationError> {
         let _current = context::make_current(Current::of(self.op()));
+        let _synchronous = context::begin_synchronous();
         match contain_panic(body) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(self.tag().body_failure(error)),

@@ -52,9 +52,8 @@ const LOOK_MIN: Duration = Duration::from_millis(10);
 /// this part late.
 const FIRST_LOOK: u32 = 8;
 
-/// The time between inspections of a future that waits for room in an engine, where another engine has no
-/// workers.
-const ROOM_LOOK: Duration = Duration::from_millis(20);
+/// The time between inspections of a future that may need a [stand-in](crate::wait::stand_in) at any time.
+const STAND_IN_LOOK: Duration = Duration::from_millis(20);
 
 /// The target of the wait of a future or a thread.
 pub(crate) struct Awaited {
@@ -76,6 +75,8 @@ pub(crate) struct Awaited {
     blocked: Option<Duration>,
     /// True if this thread may run what it waits for.
     helps: bool,
+    /// A synchronous body [counts as blocked](context::cover_synchronous) for it.
+    is_covered: bool,
     /// The wait in a trace, if no operation of its own stands for it there.
     _noted: Option<WaitNoted>,
 }
@@ -133,6 +134,7 @@ impl Awaited {
             body: None,
             blocked: Some(pause),
             helps,
+            is_covered: false,
             _noted: None,
         }
     }
@@ -152,6 +154,7 @@ impl Awaited {
             body: polling_body(),
             blocked: None,
             helps: false,
+            is_covered: false,
             _noted: None,
         }
     }
@@ -189,10 +192,16 @@ impl Awaited {
         )
     }
 
+    /// True if what the wait needs may become ready at any time and have no thread that runs it: a wait for room, where another engine has
+    /// no workers, and one of a body whose own thread may have been the last one.
+    fn may_need_stand_in(&self) -> bool {
+        self.is_covered || (self.room && others_without_workers(&self.core))
+    }
+
     /// The time between inspections while no hold-up by leases is known.
     fn pause(&self) -> Option<Duration> {
-        if self.room && others_without_workers(&self.core) {
-            return Some(ROOM_LOOK);
+        if self.may_need_stand_in() {
+            return Some(STAND_IN_LOOK);
         }
         self.blocked.or_else(|| self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)))
     }
@@ -239,10 +248,11 @@ impl Pending {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, begin: impl FnOnce() -> Awaited) -> Option<Error> {
         match self.0 {
             None => {
-                let awaited = begin();
+                let mut awaited = begin();
                 if let Err(error) = awaited.check_self_wait() {
                     return Some(error);
                 }
+                awaited.is_covered = context::cover_synchronous(&awaited.core);
                 self.0 = register(awaited, cx.waker().clone()).map(|key| (key, Generation::current()));
                 None
             }

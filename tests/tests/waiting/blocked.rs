@@ -395,6 +395,38 @@ fn waits_nested_deeper_than_helping_goes_still_end() {
     }
 }
 
+/// As [`nest`], with an executor in each body, in `engines` by turns.
+fn nest_executors(engines: [&Engine; 2], depth: usize) -> Tensor {
+    let [outer, inner] = engines.map(Engine::clone);
+    let nested = engines[0].op("nest").produce(move |[]| {
+        let mut below = 0.0;
+        if depth > 0 {
+            let tensor = nest_executors([&inner, &outer], depth - 1);
+            block_on(tensor.ready())?;
+            below = tensor.to_vec::<f32>()?[0];
+        }
+        Ok(Produced::from_vec(vec![below + 1.0], &[1])?)
+    });
+    nested.expect("inside of operations the in-flight limit is higher")
+}
+
+#[test]
+fn an_executor_that_sleeps_inside_an_operation_is_covered_by_a_spare_worker() {
+    for workers in [0, 1, 2] {
+        let engines = [engine(workers), engine(workers)];
+        let watchdogs = engines.each_ref().map(Watchdog::of);
+        // The last depth is above the number of spare workers.
+        for depth in [1, 2, 20] {
+            for second in &engines {
+                let nested = nest_executors([&engines[0], second], depth);
+                block_on(nested.ready()).unwrap();
+                assert_eq!(get(&nested), depth as f32 + 1.0);
+            }
+        }
+        assert!(watchdogs.iter().all(Watchdog::still_watches));
+    }
+}
+
 #[test]
 fn a_wait_for_itself_is_an_error() {
     for workers in [0, 1, 2] {

@@ -178,6 +178,7 @@ struct Due {
     inside: bool,
     is_blocked: bool,
     helps: bool,
+    is_covered: bool,
 }
 
 /// Inspects the futures and threads whose time has come. Returns the times of the next inspections of the
@@ -203,10 +204,16 @@ fn inspect_due() -> Vec<Instant> {
                     inside: entry.awaited.body.is_some(),
                     is_blocked: entry.awaited.blocked.is_some(),
                     helps: entry.awaited.helps,
+                    is_covered: entry.awaited.is_covered,
                 }),
                 Some(time) => next.push(time),
                 None => {}
             }
+        }
+    }
+    for due in due.iter().filter(|due| due.is_covered) {
+        if due.core.has_no_free_thread() && due.core.pool.has_work() {
+            due.want(std::slice::from_ref(&due.core));
         }
     }
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
@@ -317,7 +324,7 @@ impl Due {
         entry.next_look
     }
 
-    /// Requests stand-ins of `others`, engines without workers.
+    /// Requests stand-ins of `others`, engines that have no thread for what is ready.
     fn want(&self, others: &[CoreRef]) {
         let mut entries = list(self.key.list());
         // This takes locks of the other engines, which take none of these lists.
@@ -352,8 +359,8 @@ impl Due {
                     entry.held_since = None;
                 }
                 let since = *entry.held_since.get_or_insert(now);
-                let again =
-                    entry.awaited.pause().filter(|_| self.room).and_then(|pause| now.checked_add(pause));
+                let again = entry.awaited.pause().filter(|_| self.room || self.is_covered);
+                let again = again.and_then(|pause| now.checked_add(pause));
                 entry.next_look = since.checked_add(limit.max(LOOK_MIN)).into_iter().chain(again).min();
                 if !first && now.saturating_duration_since(since) >= limit {
                     let mut leases = leases.clone();
