@@ -151,12 +151,12 @@ impl LeaseOp {
 /// Counts a request that was not granted at once, so that a cancel notifies it, until [`end_waiting`].
 #[cold]
 pub(super) fn begin_waiting(handle: &OpHandle) {
-    cancellation::query_enters();
+    cancellation::count_query();
     cancellation::query_waits(handle);
 }
 
 pub(super) fn end_waiting() {
-    cancellation::query_leaves();
+    cancellation::uncount_query();
 }
 
 /// Gives up a requested lease: its operation leaves its queues, or ends if it is granted.

@@ -122,7 +122,7 @@ impl Walk {
 }
 
 /// Counts a query, before its submission.
-pub(crate) fn query_enters() {
+pub(crate) fn count_query() {
     QUERIES.fetch_add(1, Ordering::SeqCst);
     sequentially_consistent();
 }
@@ -135,7 +135,7 @@ fn announce(cancelled: usize) -> bool {
 }
 
 /// Counts the end of a query, which was granted or withdrawn.
-pub(crate) fn query_leaves() {
+pub(crate) fn uncount_query() {
     QUERIES.fetch_sub(1, Ordering::SeqCst);
 }
 
@@ -154,15 +154,15 @@ pub(crate) fn query_waits(query: &OpHandle) {
     walk.end();
 }
 
-/// Enters a cancelled operation whose failure is set, and notifies every query that waits for its outputs.
-pub(crate) fn cancelled_enters(op: &OpHandle) {
+/// Registers a cancelled operation whose failure is set, and notifies every query that waits for its outputs.
+pub(crate) fn register_cancelled(op: &OpHandle) {
     let mut walk = Walk::default();
     VERDICTS.lock().visit(op, &mut walk);
     walk.end();
 }
 
 /// Removes a cancelled operation, which is about to be skipped. Its failure is set.
-pub(crate) fn cancelled_leaves(op: &OpHandle) {
+pub(crate) fn remove_cancelled(op: &OpHandle) {
     let mut walk = Walk::default();
     let mut verdicts = VERDICTS.lock();
     verdicts.visit(op, &mut walk);
@@ -293,7 +293,7 @@ mod models {
     fn of_a_cancel_and_a_query_at_the_same_time_one_walks() {
         loom::model(|| {
             let cancel = thread::spawn(|| announce(1));
-            query_enters();
+            count_query();
             let query_walks = is_any();
             let cancel_walks = cancel.join().expect("it does not panic");
             assert!(query_walks || cancel_walks);

@@ -20,7 +20,7 @@ type Issued = SmallVec<[(FenceSet, Option<OpTag>); 1]>;
 pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
     let one_shot = state.query().cloned().expect("every query is submitted with its signal");
-    cancellation::query_leaves();
+    cancellation::uncount_query();
     let mut fences = FenceSet::default();
     let mut issued = Issued::new();
     let mut failure = None;

@@ -437,7 +437,7 @@ fn skip(granted: OpGranted, mut cause: OperationError) -> Option<OpGranted> {
         granted.payload().fail(OpTag::of(&granted).cancellation());
         // Those who wait may have the cancellation already. An input that fails later does not change it.
         cause = granted.payload().failure().cloned().unwrap_or(cause);
-        cancellation::cancelled_leaves(&granted.to_ref());
+        cancellation::remove_cancelled(&granted.to_ref());
     } else {
         // The drop of an operand may end a lease, which asks how the writes under it have ended.
         granted.payload().fail(cause.clone());

@@ -24,7 +24,7 @@ impl Op {
             return false;
         }
         if self.handle.payload().has_on_skip() || !withdraw_reads(&self.handle) {
-            cancellation::cancelled_enters(&self.handle);
+            cancellation::register_cancelled(&self.handle);
         }
         true
     }

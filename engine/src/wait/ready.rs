@@ -65,7 +65,7 @@ fn submit_query(tensor: &TensorInner, blocks: bool) -> ReadinessQuery {
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
     }
-    cancellation::query_enters();
+    cancellation::count_query();
     let (handle, granted) = pending_op.submit();
     match granted {
         Some(granted) => run::dispatch_one(granted),
@@ -174,7 +174,7 @@ impl ReadinessQuery {
 impl Drop for ReadinessQuery {
     fn drop(&mut self) {
         if withdraw(&self.handle) {
-            cancellation::query_leaves();
+            cancellation::uncount_query();
         }
     }
 }
