@@ -385,8 +385,7 @@ impl Hub {
             Some(Source::Door(door)) => self.accept(token, &door),
             Some(Source::Greeting(greeting)) => self.finish_greeting(even, greeting, token != even),
             Some(Source::Link(link)) => {
-                // Senders try again as it is dispatched.
-                link.stop_waiting_for_room();
+                link.use_room();
                 if token != even {
                     link.note_gone();
                 } else if link.drain(true) {

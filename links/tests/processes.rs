@@ -394,14 +394,16 @@ fn a_segment_is_seen_as_it_was_when_its_fence_settled() {
     );
 }
 
+/// Segments that this process has mapped.
+fn mapped() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("a file of the kernel's");
+    maps.lines().filter(|line| line.contains("estafette-segment")).count()
+}
+
 #[test]
 fn segments_that_are_over_are_mapped_nowhere_and_make_room_for_others() {
     // More than a link shows at a time, and than a socket holds.
     const SEGMENTS: u32 = 3_000;
-    fn mapped() -> usize {
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("a file of the kernel's");
-        maps.lines().filter(|line| line.contains("estafette-segment")).count()
-    }
     two(
         "segments_that_are_over_are_mapped_nowhere_and_make_room_for_others",
         |_, link| {
@@ -433,6 +435,36 @@ fn segments_that_are_over_are_mapped_nowhere_and_make_room_for_others() {
                 received.complete();
             }
             assert_eq!(receive(&link).note(), b"the end");
+            until("nothing is mapped", || mapped() == 0);
+            let _ = wait(link.send(&done(), b"nothing is left")).expect("it is sent");
+            assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));
+        },
+    );
+}
+
+#[test]
+fn segments_that_are_over_while_the_socket_is_full_are_mapped_nowhere_once_it_has_room() {
+    // More than a socket holds.
+    const SEGMENTS: u32 = 1_000;
+    two(
+        "segments_that_are_over_while_the_socket_is_full_are_mapped_nowhere_once_it_has_room",
+        |peer, link| {
+            let segments: Vec<_> = (0..SEGMENTS).map(|_| Segment::new(4096).expect("memory")).collect();
+            for segment in &segments {
+                wait(link.when_room(|| link.show(segment))).expect("it is shown");
+            }
+            assert!(outcome(&wait(link.send(&done(), &[])).expect("it is sent")).is_ok());
+            peer.stop();
+            drop(segments);
+            peer.resume();
+            assert_eq!(receive(&link).note(), b"nothing is left");
+        },
+        |link| {
+            let received = receive(&link);
+            for number in 0..SEGMENTS {
+                drop(link.segment(number).expect("it is there"));
+            }
+            received.complete();
             until("nothing is mapped", || mapped() == 0);
             let _ = wait(link.send(&done(), b"nothing is left")).expect("it is sent");
             assert!(matches!(wait(link.receive()), Err(LinkError::Closed { .. })));

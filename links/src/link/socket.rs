@@ -81,9 +81,11 @@ impl Shared {
         }
     }
 
-    /// On the link thread, which has come: there is room, or senders find none and want it again.
-    pub(crate) fn stop_waiting_for_room(&self) {
-        self.want_room(&mut self.shown.lock(), false);
+    /// On the link thread, which has come: there is room, or what finds none wants it again. Senders try when the link is dispatched.
+    pub(crate) fn use_room(&self) {
+        let mut shown = self.shown.lock();
+        self.want_room(&mut shown, false);
+        self.send_releases(&mut shown);
     }
 
     /// Takes messages from the socket: up to the first wake-up on the link thread, which comes back if there is more; else all that may be
@@ -199,13 +201,14 @@ impl Shared {
         self.send_releases(&mut shown);
     }
 
-    /// Under the lock, so that messages of one number keep their order. What does not get through now follows with the next segment.
+    /// Under the lock, so that messages of one number keep their order. What does not get through now follows once there is room.
     fn send_releases(&self, shown: &mut Shown) {
         while let Some(number) = shown.released.pop() {
             let message = [[RELEASED; 4], number.to_le_bytes()].concat();
-            if self.channel.socket.send(&message, &[]).is_err() {
+            if let Err(error) = self.channel.socket.send(&message, &[]) {
                 shown.released.push(number);
-                return;
+                // There is none after the peer's end.
+                return self.want_room(shown, error.kind() == ErrorKind::WouldBlock);
             }
             shown.free.push(number.wrapping_add(SEGMENTS as u32));
             step!("release");
