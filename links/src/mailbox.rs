@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 
+use estafette_devices::log_panic;
 use estafette_sync::statics;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
@@ -30,9 +31,12 @@ impl Futures {
         drop(former);
     }
 
+    /// Wakers are foreign code: one that panics ends no thread that others rely on, and keeps no other one from being called.
     pub(crate) fn wake(&self) {
         let woken = std::mem::take(&mut *self.0.lock());
-        woken.into_values().for_each(Waker::wake);
+        for waker in woken.into_values() {
+            log_panic("a waker", || waker.wake());
+        }
     }
 }
 

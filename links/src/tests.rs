@@ -125,6 +125,29 @@ impl task::Wake for Flag {
     }
 }
 
+struct Panics;
+
+impl task::Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker of the program");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_ends_no_thread_and_holds_up_no_other_one() {
+    let (door, _, _alone) = door();
+    let (near, far) = pair(&door);
+    let woken = Arc::new(Flag::default());
+    let wakers = [task::Waker::from(Arc::new(Panics)), task::Waker::from(Arc::clone(&woken))];
+    let mut waits = wakers.each_ref().map(|_| Box::pin(near.receive()));
+    for (future, waker) in waits.iter_mut().zip(&wakers) {
+        assert!(future.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    drop(far);
+    until("the other one is woken", || woken.0.load(Ordering::Acquire));
+    assert_works(&door);
+}
+
 /// Words that come close to sense, and words that do not.
 fn scribble<W: std::ops::Deref<Target = Memory> + Words>(
     own: &OwnBoard<W>,
