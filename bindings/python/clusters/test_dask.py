@@ -321,6 +321,14 @@ def failing(held):
     return x
 
 
+def filled_inside(value, held):
+    return {"x": [filled(value, held)]}
+
+
+def value_inside(x):
+    return value(x["x"][0])
+
+
 async def is_asked():
     """True if the event loop of this worker waits for a promise for another machine."""
 
@@ -334,8 +342,9 @@ async def is_asked():
 
 def test_a_promise_that_another_machine_asks_for_holds_no_event_loop_up(far):
     client, owner, asker = far
-    for make, use, outcome in ((filled, value, [1.5] * 4), (failing, cause, "EstafetteError")):
-        arguments = (1.5, True) if make is filled else (True,)
+    cases = (filled, value, [1.5] * 4), (filled_inside, value_inside, [1.5] * 4), (failing, cause, "EstafetteError")
+    for make, use, outcome in cases:
+        arguments = (True,) if make is failing else (1.5, True)
         x = on(client, owner, make, *arguments)
         used = on(client, asker, use, x)
         deadline = time.monotonic() + 60

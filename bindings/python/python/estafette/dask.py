@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from dask.sizeof import sizeof
 from distributed import Client, WorkerPlugin
-from distributed.protocol.serialize import dask_deserialize, dask_serialize
+from distributed.protocol.serialize import check_dask_serializable, dask_deserialize, dask_serialize
 from distributed.worker_state_machine import FreeKeysEvent
 
 from . import default_engine
@@ -86,11 +86,10 @@ class _Plugin(WorkerPlugin):
         Dask passes `serializers` by name only if the signature has it.
         """
         if not _is_on_this_machine({"sender": comm.local_info, "recipient": comm.remote_info}):
-            for tensor in [self._in_memory(key) for key in keys]:
-                if isinstance(tensor, Tensor):
-                    # A failure crosses.
-                    with contextlib.suppress(EstafetteError):
-                        await tensor
+            for tensor in _tensors([self._in_memory(key) for key in keys]):
+                # A failure crosses.
+                with contextlib.suppress(EstafetteError):
+                    await tensor
         return await self._get_data(comm, keys=keys, serializers=serializers, **arguments)
 
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
@@ -131,6 +130,16 @@ class _Plugin(WorkerPlugin):
             self._worker.handle_stimulus(FreeKeysEvent(keys=[key], stimulus_id=f"estafette-peer-died-{time.time()}"))
         else:
             self._worker.loop.add_callback(self._drop, key, tensor, now)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in a value which Dask serializes as such."""
+    if isinstance(value, Tensor):
+        return [value]
+    # Dask pickles other values as a whole.
+    if type(value) not in (list, set, tuple, dict) or not check_dask_serializable(value):
+        return []
+    return [tensor for part in (value.values() if type(value) is dict else value) for tensor in _tensors(part)]
 
 
 def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
