@@ -505,6 +505,7 @@ impl Link {
             let message = format!("a note of {} bytes, and {NOTE_BYTES} is the most", note.len());
             return Err(LinkError::Invalid(message));
         }
+        self.check_process()?;
         let shared = &self.shared;
         let state = fence.state();
         let mut sent = shared.sent.lock();
@@ -697,5 +698,32 @@ impl Received {
 impl Drop for Received {
     fn drop(&mut self) {
         self.answer(Ok(()));
+    }
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use estafette_devices::host;
+    use estafette_sync::platform::child::in_forked_child;
+
+    use crate::LinkError;
+    use crate::tests::{door, pair};
+
+    #[test]
+    fn a_forked_child_is_refused_before_it_waits_for_a_lock() {
+        let (door, _, _alone) = door();
+        let (near, _far) = pair(&door);
+        let (completer, promise) = host::promise("done");
+        completer.complete();
+        // Other threads of the parent may have them at the fork.
+        let locks = (near.shared.sent.lock(), near.shared.seen.lock());
+        let is_refused = || {
+            // SAFETY: takes an integer. A child that hangs ends by the signal.
+            unsafe { libc::alarm(5) };
+            let (sent, found) = (near.try_send(&promise, &[]), near.segment(0));
+            matches!((sent, found), (Err(LinkError::Forked), Err(LinkError::Forked)))
+        };
+        assert!(in_forked_child(is_refused));
+        drop(locks);
     }
 }

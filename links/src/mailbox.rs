@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 
 use estafette_devices::log_panic;
+use estafette_sync::process::Generation;
 use estafette_sync::statics;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
@@ -45,11 +46,12 @@ pub(crate) struct Registration<'a> {
     futures: &'a Futures,
     /// Once it is registered.
     number: Option<u64>,
+    generation: Generation,
 }
 
 impl<'a> Registration<'a> {
     pub(crate) fn new(futures: &'a Futures) -> Self {
-        Self { futures, number: None }
+        Self { futures, number: None, generation: Generation::current() }
     }
 
     pub(crate) fn register(&mut self, context: &Context<'_>) {
@@ -60,7 +62,10 @@ impl<'a> Registration<'a> {
 
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
+        // In a forked child the lock may be held for ever.
+        if let Some(number) = self.number
+            && self.generation.is_current()
+        {
             let waker = self.futures.0.lock().remove(&number);
             drop(waker);
         }
@@ -132,6 +137,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
+    #[cfg(not(estafette_portable))]
+    use estafette_sync::platform::child::in_forked_child;
+
     use super::*;
 
     #[derive(Default)]
@@ -141,6 +149,25 @@ mod tests {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Other threads have the lock for a moment at each wake-up.
+    #[cfg(not(estafette_portable))]
+    #[test]
+    fn a_future_that_is_given_up_in_a_forked_child_waits_for_no_lock() {
+        let mailbox = Mailbox::<u32>::default();
+        let mut future = Some(Box::pin(mailbox.take()));
+        let polled =
+            future.as_mut().map(|future| future.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+        assert_eq!(polled, Some(Poll::Pending));
+        let held = mailbox.futures.0.lock();
+        assert!(in_forked_child(|| {
+            // SAFETY: takes an integer. A child that hangs ends by the signal.
+            unsafe { libc::alarm(5) };
+            drop(future.take());
+            true
+        }));
+        drop(held);
     }
 
     #[test]

@@ -40,7 +40,7 @@ fn descriptors() -> usize {
 }
 
 /// A door in a process whose threads run, with as many descriptors as the process has then.
-fn door() -> (Door, usize, MutexGuard<'static, ()>) {
+pub(crate) fn door() -> (Door, usize, MutexGuard<'static, ()>) {
     let alone = ONE_AT_A_TIME.lock();
     let door = Door::open().expect("a door");
     (door, descriptors(), alone)
@@ -55,7 +55,7 @@ fn until(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// Both ends of a link. Another process may have come to the door before.
-fn pair(door: &Door) -> (Link, Link) {
+pub(crate) fn pair(door: &Door) -> (Link, Link) {
     let near = || loop {
         let link = futures::executor::block_on(door.accept()).expect("a link");
         if link.process() == std::process::id() {

@@ -319,10 +319,10 @@ impl Link {
     /// The peer has shown none under this number. [`LinkError::System`]: this process lacks memory, address space or descriptors. The link
     /// stays as it is, and a later call succeeds once there are some; where descriptors were short, once the peer has shown the segment again.
     pub fn segment(&self, number: u32) -> Result<PeerMemory, LinkError> {
+        self.check_process()?;
         if let Some(SegmentState::Mapped(segment)) = self.shared.seen.lock().get(&number) {
             return Ok(segment.clone());
         }
-        self.check_process()?;
         self.shared.drain(false);
         let process = self.process();
         match self.shared.seen.lock().get_mut(&number) {
