@@ -429,6 +429,26 @@ def test_what_the_scheduler_has_passed_on_to_another_machine_says_so():
     assert bytes(estafette.dask._deserialize(header, frames)) == bytes(24)
 
 
+def test_a_message_of_a_worker_that_is_lost_holds_nothing():
+    async def get_data(comm, keys, serializers=None):
+        # As Dask does where there is much.
+        header, _frames = await distributed.utils.offload(estafette.dask._serialize, x, HERE)
+        if keys == ["lost"]:
+            raise OSError("the other worker has died")
+        return header["ticket"]
+
+    worker = unittest.mock.Mock(data={}, handlers={"get_data": get_data})
+    estafette.dask._Plugin().setup(worker)
+    comm = unittest.mock.Mock(local_info=HERE["sender"], remote_info=HERE["recipient"])
+    with est.Engine(workers=1, shared=True, lease_timeout=0.5) as eng:
+        x = eng.zeros(3, "int64")
+        with pytest.raises(OSError):
+            run(worker.handlers["get_data"](comm, ["lost"]))
+        eng.submit(lambda _: None, writes=[x]).wait(60)
+        ticket = run(worker.handlers["get_data"](comm, ["x"]))
+        assert np.from_dlpack(est.default_engine().from_ticket(ticket)).tolist() == [0, 0, 0]
+
+
 def test_a_tensor_comes_on_an_event_loop_although_its_engine_is_full():
     eng = est.default_engine()
     x, busy, gate = eng.zeros(3, "int64", shared=True), eng.zeros(1, "int64"), threading.Event()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import threading
 import time
@@ -33,7 +34,7 @@ from distributed.worker_state_machine import FreeKeysEvent
 
 from . import default_engine
 from ._errors import CancelledError, EstafetteError, NotSharedError, OperationError
-from ._estafette import Tensor, _from_tickets, _stand_for
+from ._estafette import Tensor, Ticket, _from_tickets, _stand_for
 from ._processes import failed, failed_by_death, machine, packed, unpacked
 
 __all__ = ["register"]
@@ -47,6 +48,9 @@ _BY_SCHEDULER = (
     "the tensor has come from another machine by way of Dask's scheduler, which passes on what it was sent as for its own machine; "
     "use `scatter` and `gather` with `direct=True`, or `Client(direct_to_workers=True)`"
 )
+
+_made: contextvars.ContextVar[list[Ticket] | None] = contextvars.ContextVar("estafette_dask_made", default=None)
+"""Tickets in the message that a worker is sending."""
 
 _WEIGHT = 256
 """Bytes. Dask spills what weighs much, and a tensor that others read would stay in memory all the same."""
@@ -66,7 +70,8 @@ def register(client: Client) -> Any:
 
 
 class _Plugin(WorkerPlugin):
-    """Brings this module to each worker, awaits what other machines ask it for, and has what a dead process has promised computed again."""
+    """Brings this module to each worker, awaits what other machines ask it for, revokes what a lost message had in it, and has what a dead
+    process has promised computed again."""
 
     name = "estafette"
 
@@ -90,7 +95,17 @@ class _Plugin(WorkerPlugin):
                 # A failure crosses.
                 with contextlib.suppress(EstafetteError):
                     await tensor
-        return await self._get_data(comm, keys=keys, serializers=serializers, **arguments)
+        made: list[Ticket] = []
+        token = _made.set(made)
+        try:
+            # The receiver acknowledges what it has.
+            return await self._get_data(comm, keys=keys, serializers=serializers, **arguments)
+        except BaseException:
+            for ticket in made:
+                ticket.revoke()
+            raise
+        finally:
+            _made.reset(token)
 
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
         value = self._in_memory(key) if finish == "memory" else None
@@ -154,7 +169,10 @@ def _is_on_this_machine(context: Mapping[str, Any] | None) -> bool:
 @dask_serialize.register(Tensor)
 def _serialize(tensor: Tensor, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     if _is_on_this_machine(context):
-        return {"ticket": bytes(tensor.ticket(once=True)), "machine": machine()}, []
+        ticket = tensor.ticket(once=True)
+        if (made := _made.get()) is not None:
+            made.append(ticket)
+        return {"ticket": bytes(ticket), "machine": machine()}, []
     # A tensor that cannot be put on the disk now stays in memory, where Dask logs the error.
     crossing = OperationError if context is None else EstafetteError
     if asyncio._get_running_loop() is None:
