@@ -1,5 +1,6 @@
 //! Errors of the engine as Python exceptions. The classes are in `estafette/_errors.py`.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -111,13 +112,16 @@ fn death(error: &Bound<'_, PyBaseException>, text: &str) -> Option<DeviceError> 
 /// of the first one.
 fn root_text(error: &Bound<'_, PyBaseException>) -> PyResult<String> {
     let failure = class(error.py(), "OperationError")?;
-    let (mut root, mut between) = (error.clone(), 0);
+    let (mut root, mut seen) = (error.clone(), HashSet::from([error.as_ptr()]));
     while root.is_instance(&failure)?
         && let Ok(cause) = root.getattr("__cause__")?.cast_into::<PyBaseException>()
         && cause.is_instance(&failure)?
+        // `raise error from error` makes a cycle.
+        && seen.insert(cause.as_ptr())
     {
-        (root, between) = (cause, between + 1);
+        root = cause;
     }
+    let between = seen.len() - 1;
     let text = root.str()?.to_string();
     let by = if between == 1 { "operation" } else { "operations" };
     Ok(if between == 0 { text } else { format!("{text}, by way of {between} more {by} that waited for it") })

@@ -341,6 +341,21 @@ def test_asynchronous_functions_run_on_the_loop_of_their_submitter(eng, np):
     run(main())
 
 
+def test_a_coroutine_goes_on_after_a_function_has_raised_what_the_coroutine_caught(eng):
+    async def main():
+        with pytest.raises(est.OperationError) as caught:
+            await eng.call(object)
+
+        def again():
+            raise caught.value
+
+        with pytest.raises(est.OperationError):
+            await eng.submit(again)
+        return "to its end"
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == "to its end"
+
+
 def test_asynchronous_functions_raise_to_whoever_waits(eng):
     async def main():
         async def fail():

@@ -142,6 +142,33 @@ def test_an_exception_whose_text_fails_is_told_by_its_name(eng):
         eng.submit(fail).wait()
 
 
+def test_an_error_that_is_its_own_cause_is_told_once():
+    # Of its own, as a worker that never came to an end of the causes would keep the Python lock.
+    run_program(
+        """
+        import estafette as est
+
+        def fail():
+            raise ValueError("no fuse")
+
+        def again():
+            try:
+                first.wait()
+            except est.OperationError as error:
+                raise error from error
+
+        with est.Engine(workers=1, failures="ignore") as eng:
+            first = eng.submit(fail)
+            try:
+                eng.submit(again).wait()
+            except est.OperationError as error:
+                assert error.message.endswith("failed: ValueError: no fuse"), error.message
+            else:
+                raise AssertionError
+        """
+    )
+
+
 def test_failing_using_is_a_failure_of_the_operation(eng):
     def using(_tensor):
         raise Boom("not my type")
@@ -194,6 +221,25 @@ def test_a_kept_error_keeps_no_view_and_so_no_lease(eng, np):
     assert arrays[0]() is None
     eng.submit(lambda x: x.fill(1), writes=[x], using=np.from_dlpack).wait(10)
     assert isinstance(kept.__cause__.__cause__, Boom)
+
+
+def test_an_error_of_a_generator_that_goes_on_may_be_raised_again(eng):
+    def steps():
+        try:
+            boom()
+        except Boom as error:
+            yield error
+        yield "the next step"
+
+    generator = steps()
+    error = next(generator)
+
+    def again():
+        raise error
+
+    with pytest.raises(est.OperationError, match="no fuse"):
+        eng.submit(again).wait()
+    assert next(generator) == "the next step"
 
 
 def test_a_view_that_outlives_a_failed_body_does_not_mend_what_it_wrote(eng, np):
