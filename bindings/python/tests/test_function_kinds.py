@@ -3,6 +3,7 @@
 import asyncio
 import collections.abc
 import functools
+import gc
 
 import pytest
 
@@ -156,6 +157,43 @@ def test_what_gives_a_coroutine_runs_as_a_task(np, kind):
             return t.to_list() if hasattr(t, "to_list") else np.array(np.from_dlpack(t)).tolist()
 
     assert asyncio.run(main()) == [7, 7, 7]
+
+
+@pytest.mark.parametrize("kind", ASYNCHRONOUS)
+def test_what_gives_a_coroutine_runs_where_tasks_are_made_without_a_context(eng, np, kind):
+    async def main():
+        asyncio.get_running_loop().set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop))
+        t = eng.zeros(3, "int8")
+        await asyncio.wait_for(eng.submit(ASYNCHRONOUS[kind], writes=[t], using=np.from_dlpack), 10)
+        return np.array(np.from_dlpack(t)).tolist()
+
+    assert asyncio.run(main()) == [7, 7, 7]
+
+
+@pytest.mark.parametrize("kind", ASYNCHRONOUS)
+def test_what_gives_a_coroutine_fails_where_no_task_is_made(eng, recwarn, kind):
+    def refuse(*_arguments, **_options):
+        raise LookupError("no task today")
+
+    async def main():
+        loop, told = asyncio.get_running_loop(), []
+        # Keeps what the error has in its frames.
+        loop.set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+        loop.set_task_factory(refuse)
+        try:
+            with pytest.raises(est.OperationError, match="no task today") as caught:
+                await eng.submit(ASYNCHRONOUS[kind], writes=[eng.zeros(3, "int8")])
+        finally:
+            loop.set_task_factory(None)
+        assert told == [caught.value.__cause__]
+
+    loop = asyncio.new_event_loop()
+    watch = loop.call_later(10, loop.stop)
+    loop.run_until_complete(main())
+    watch.cancel()
+    loop.close()
+    gc.collect()
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
 def test_a_coroutine_that_a_plain_function_returned_is_the_operation(np):

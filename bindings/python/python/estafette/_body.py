@@ -129,7 +129,6 @@ async def _in_span(awaitable):
 
 async def run_async(scope, function, using, arguments, done):
     """The body of an operation with an `async def` function, as a task on the submitter's loop."""
-    operation.set(scope)
     scope.begin()
     try:
         with _span():
@@ -141,23 +140,32 @@ async def run_async(scope, function, using, arguments, done):
 
 def start_async(scope, function, using, arguments, loop, context, done):
     """Starts `run_async` on the thread of `loop`; `done` gets the finished task."""
-    task = loop.create_task(run_async(scope, function, using, arguments, done), context=context)
-    _report(task, loop, context, done)
+    context.run(operation.set, scope)
+    body = run_async(scope, function, using, arguments, done)
+    _start(body, lambda: loop.create_task(body), loop, context, done)
 
 
 def start_coroutine(coroutine, loop, context, done):
     """As `start_async`, for the coroutine that a plain function has returned, with the context in which it was called."""
-    task = _loops.create_task(loop, _in_span(coroutine) if span else coroutine, done.failed, context=context)
+    body = _in_span(coroutine) if span else coroutine
+    task = _start(body, lambda: _loops.create_task(loop, body, done.failed), loop, context, done)
     if span and isinstance(coroutine, _loops.Coroutine):
         # As `create_task` closes what it gets.
         task.add_done_callback(lambda _: coroutine.close())
-    _report(task, loop, context, done)
 
 
-def _report(task, loop, context, done):
-    task.add_done_callback(done, context=context)
-    done.runs_in(task)
-    _loops.on_close(loop, done)
+def _start(body, create_task, loop, context, done):
+    try:
+        # Not by the argument `context`, which a task factory of the program may lack.
+        task = context.run(create_task)
+        task.add_done_callback(done, context=context)
+        done.runs_in(task)
+        _loops.on_close(loop, done)
+    except BaseException as error:
+        done.failed(error)
+        body.close()
+        raise
+    return task
 
 
 def _clear_frames(raised_at):

@@ -12,9 +12,14 @@ from collections.abc import Coroutine
 LEAVE = (KeyboardInterrupt, SystemExit)
 
 
-def create_task(loop, awaitable, failed, **options):
+def create_task(loop, awaitable, failed):
     """A task of `loop` that awaits `awaitable`, and calls ``failed(error)`` for an exception that leaves the loop."""
-    task = loop.create_task(_reported(awaitable, failed), **options)
+    reported = _reported(awaitable, failed)
+    try:
+        task = loop.create_task(reported)
+    except BaseException:
+        reported.close()
+        raise
     if isinstance(awaitable, Coroutine):
         # A task that is cancelled before its first step awaits nothing.
         task.add_done_callback(lambda _: awaitable.close())
