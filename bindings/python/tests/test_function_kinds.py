@@ -4,6 +4,7 @@ import asyncio
 import collections.abc
 import functools
 import gc
+from unittest import mock
 
 import pytest
 
@@ -278,3 +279,9 @@ def test_a_masked_array_is_refused(eng, np):
     assert isinstance(raised.value.__cause__, TypeError)
     z = eng.call(lambda: np.ma.masked_array([1.0, 2.0], mask=[False, True]).filled(0.0))
     assert np.from_dlpack(z).tolist() == [1.0, 0.0]
+
+
+def test_an_object_that_has_any_attribute_is_called_as_its_class(eng):
+    op = eng.submit(mock.Mock())
+    op.wait()
+    assert op.name == "Mock"

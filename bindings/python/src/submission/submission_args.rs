@@ -21,7 +21,7 @@ use crate::interpreter::fastcall;
 use crate::interpreter::once::intern;
 use crate::kinds;
 use crate::submission::body::Body;
-use crate::submission::function_kind::{FunctionFacts, FunctionKind};
+use crate::submission::function_kind::{FunctionFacts, FunctionKind, innermost};
 use crate::submission::on::On;
 use crate::submission::on_skip::OnSkip;
 use crate::submission::option_parameters::OPTIONS;
@@ -345,14 +345,11 @@ fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
 /// The name of a function.
 pub fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
     let py = function.py();
+    let function = innermost(function)?;
     for attribute in [intern!(py, "__qualname__"), intern!(py, "__name__")] {
         if let Ok(name) = function.getattr(attribute).and_then(|name| name.extract()) {
             return Ok(name);
         }
-    }
-    if let Ok(inner) = function.getattr("func") {
-        // `functools.partial`
-        return name_of(&inner);
     }
     let kind: Bound<'_, PyType> = function.get_type();
     Ok(kind.name()?.to_string())
