@@ -266,6 +266,38 @@ def test_an_interpreter_without_a_lock_has_one_once_the_package_is_loaded():
     assert out.strip() == "True"
 
 
+END = """
+    import os
+    import threading
+    import estafette as est
+
+    class Value:
+        def __del__(self):
+            {what}
+            ended.set()
+
+    def keep():
+        local.value = Value()
+
+    local, ended = threading.local(), threading.Event()
+    eng = est.Engine(workers=1)
+    eng.submit(keep).wait(30)
+    eng.shutdown()
+    del eng
+    # Threads that wait for each other have no end that the interpreter could wait for.
+    os._exit(0 if ended.wait(30) else 1)
+"""
+WHAT = {
+    "fork": "os.waitpid(os.fork() or os._exit(0), 0)",
+    "wait for a new worker": "est.Engine(workers=1).submit(int).wait(30)",
+}
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_what_a_worker_leaves_in_a_thread_local_may_at_its_end(what):
+    run_program(END.format(what=WHAT[what]))
+
+
 FAULTS = """
     import resource
     import numpy as np

@@ -85,6 +85,16 @@ impl Drop for LastingState {
     fn drop(&mut self) {
         // The thread ends. An interpreter that ends as well clears the state itself.
         guard::inside(|| {
+            // SAFETY: the guard is open, so the interpreter is there. The values of `threading.local` go while no lock is held: their finalizers
+            // may fork, or wait for a thread that makes its state.
+            unsafe {
+                let before = ffi::PyGILState_Ensure();
+                let values = ffi::PyThreadState_GetDict();
+                if !values.is_null() {
+                    ffi::PyDict_Clear(values);
+                }
+                ffi::PyGILState_Release(before);
+            }
             let lock = StatesLock::take();
             // SAFETY: the state made in `keep` is this thread's. The first release undoes this `Ensure` and keeps the lock;
             // the second one has been owed since `keep`, and deletes the state.
