@@ -312,6 +312,25 @@ class TestAsynchronousFunctions:
         assert not began and not reports
 
 
+@pytest.mark.parametrize("way", ASYNCHRONOUS)
+def test_ctrl_c_while_the_result_of_an_asynchronous_function_is_taken_leaves_the_loop(engine, way):
+    async def body():
+        return Unreadable(ctrl_c)
+
+    async def main():
+        promises.append(ASYNCHRONOUS[way](engine, body))
+        await asyncio.sleep(30)
+
+    loop, promises = asyncio.new_event_loop(), []
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(main())
+    assert isinstance(promises[0].exception(30).__cause__, KeyboardInterrupt)
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
 async def awaited(promise):
     return await promise
 

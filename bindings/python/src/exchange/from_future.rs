@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use crate::asyncio::stopped_loop::Begun;
 use crate::classes::handle::EngineHandle;
 use crate::error::Raised;
-use crate::interpreter::guard;
+use crate::interpreter::{guard, interrupt};
 use crate::submission::outcome::take_result;
 use crate::submission::submission_args::SubmissionArgs;
 
@@ -70,12 +70,18 @@ impl Delivery {
 
 #[pymethods]
 impl Delivery {
-    fn __call__(&self, value: &Bound<'_, PyAny>, error: Option<Bound<'_, PyAny>>, cancelled: bool) {
+    /// Raises what a signal handler has raised meanwhile.
+    fn __call__(
+        &self,
+        value: &Bound<'_, PyAny>,
+        error: Option<Bound<'_, PyAny>>,
+        cancelled: bool,
+    ) -> PyResult<()> {
         let py = value.py();
-        let Some(completion) = self.taken() else { return };
+        let Some(completion) = self.taken() else { return Ok(()) };
         let outcome = match error {
             Some(error) => Err(PyErr::from_value(error)),
-            None => take_result(value),
+            None => take_result(value).inspect_err(|error| _ = interrupt::note(py, error)),
         };
         // The frames behind the exception are the future's, and stay as they are.
         let outcome = outcome.map_err(|error| Raised::foreign(py, error));
@@ -84,6 +90,7 @@ impl Delivery {
             Err(why) if cancelled => completion.cancel(why),
             outcome => completion.produce(outcome),
         });
+        interrupt::take().map_or(Ok(()), Err)
     }
 
     /// The future is of this event loop, which runs on the calling thread.

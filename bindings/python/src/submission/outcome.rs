@@ -17,8 +17,8 @@ use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, Raised, raise};
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
 use crate::exchange::peers;
-use crate::interpreter::guard;
 use crate::interpreter::once::intern;
+use crate::interpreter::{guard, interrupt};
 use crate::submission::on::On;
 use crate::submission::results::{self, Results};
 
@@ -336,18 +336,21 @@ impl Drop for TaskDone {
 
 #[pymethods]
 impl TaskDone {
-    fn __call__(&self, task: &Bound<'_, PyAny>) {
+    /// Raises what a signal handler has raised meanwhile.
+    fn __call__(&self, task: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = task.py();
         let cancelled =
             task.call_method0(intern!(py, "cancelled")).and_then(|cancelled| cancelled.is_truthy());
-        let outcome = task
-            .call_method0(intern!(py, "result"))
-            .and_then(|value| take_deferred(&value, &self.completion.ending, || self.completion.scope()));
+        let outcome = task.call_method0(intern!(py, "result")).and_then(|value| {
+            take_deferred(&value, &self.completion.ending, || self.completion.scope())
+                .inspect_err(|error| _ = interrupt::note(py, error))
+        });
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         guard::detach(py, || match outcome {
             Err(why) if cancelled.unwrap_or(false) => self.completion.cancel(why),
             outcome => self.completion.end(outcome),
         });
+        interrupt::take().map_or(Ok(()), Err)
     }
 
     /// `task` runs the function, on the event loop of the calling thread.
