@@ -868,6 +868,26 @@ class TestTasksAreResumedAsTheyLeft:
 
         run(main())
 
+    def test_a_comparison_of_callbacks_that_raises_takes_no_task_its_wake_up(self, eng, gate):
+        class Uncomparable:
+            def __eq__(self, _other):
+                raise LookupError("not comparable")
+
+        op = eng.submit(gate)
+
+        async def main():
+            task = asyncio.create_task(awaited(op))
+            await asyncio.sleep(0)
+            with pytest.raises(LookupError):
+                task._fut_waiter.remove_done_callback(Uncomparable())
+            gate.open()
+            await asyncio.wait_for(task, 30)
+
+        async def awaited(op):
+            await op
+
+        run(main())
+
 
 @pytest.fixture
 def promise(eng):

@@ -118,17 +118,23 @@ impl AsyncioFuture {
 
     /// Removes a callback; says how often it was there.
     fn remove_done_callback(&self, py: Python<'_>, function: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let callbacks = std::mem::take(&mut self.inner.lock().callbacks);
-        let before = callbacks.len();
-        let mut kept = Vec::with_capacity(before);
+        // A comparison runs code of the program, which may raise, or end the future.
+        let callbacks = self
+            .inner
+            .lock()
+            .callbacks
+            .iter()
+            .map(|callback| callback.function.clone_ref(py))
+            .collect::<Vec<_>>();
+        let mut equal = Vec::new();
         for callback in callbacks {
-            if !callback.function.bind(py).eq(function)? {
-                kept.push(callback);
+            if callback.bind(py).eq(function)? {
+                equal.push(callback);
             }
         }
-        let removed = before - kept.len();
-        self.inner.lock().callbacks.extend(kept);
-        Ok(removed)
+        let is_equal = |callback: &mut Callback| equal.iter().any(|equal| equal.is(&callback.function));
+        let removed: Vec<_> = self.inner.lock().callbacks.extract_if(.., is_equal).collect();
+        Ok(removed.len())
     }
 
     /// Ends the waiting; the task hears of it in the next turn, as with any future of asyncio.
