@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use estafette::bindings::{self, Current, WaitHook};
-use estafette::wait::Status;
+use estafette::wait::{Status, without_helping};
 use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
@@ -381,6 +381,32 @@ fn a_blocking_wait_inside_an_operation_is_covered_by_a_spare_worker() {
     // The only worker waits for what only a worker may run.
     assert_eq!(get(&nest(&engine, 1, true)), 2.0);
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_wait_for_another_engine_inside_an_operation_is_covered_too() {
+    let soon = Duration::from_secs(20);
+    for kind in 0..3 {
+        let (engine, other) = (engine(1), engine(1));
+        let watchdog = Watchdog::of(&engine);
+        let (own, there) = (engine.clone(), other.clone());
+        let outer = engine.op("outer").run(move |[], []| {
+            let x = tensor(&own, 0.0);
+            let inner = own.op("inner").writes([&x]);
+            let inner = if kind == 0 { bindings::operation::worker_only(inner) } else { inner };
+            inner.run(|[], [_x]| Ok(()))?;
+            // It needs the only worker, which waits for it here.
+            let across = read(&there, &x);
+            match kind {
+                0 => across.wait()?,
+                1 => without_helping(|| across.wait())?,
+                _ => across.wait_timeout(Some(soon))?,
+            }
+            Ok(())
+        });
+        outer.unwrap().wait_timeout(Some(soon)).unwrap();
+        assert!(watchdog.still_watches());
+    }
 }
 
 #[test]
