@@ -55,6 +55,9 @@ const FIRST_LOOK: u32 = 8;
 /// The time between inspections of a future that may need a [stand-in](crate::wait::stand_in) at any time.
 const STAND_IN_LOOK: Duration = Duration::from_millis(20);
 
+/// The same time where there is none, of a wait that leases may hold up for any time: one may be made meanwhile.
+const ROOM_LOOK_LAST: Duration = Duration::from_millis(500);
+
 /// The target of the wait of a future or a thread.
 pub(crate) struct Awaited {
     core: CoreRef,
@@ -94,9 +97,9 @@ impl Awaited {
         Self { _noted: noted, ..Self::op(None, op) }
     }
 
-    /// The stand-ins of a wait for the end of `op`.
-    pub(crate) fn stand_ins(op: &OpHandle) -> StandInSet {
-        Self::op(None, op).stand_ins
+    /// The stand-ins of a wait for the ends of `ops`; `core` is the engine of one of them.
+    pub(crate) fn stand_ins<'a>(core: &CoreRef, ops: impl Iterator<Item = &'a OpHandle>) -> StandInSet {
+        Self::new(core.clone(), None, ops.cloned().collect()).with_stand_ins().stand_ins
     }
 
     /// A wait for the ends of all `uses` of a tensor, and of those of its leases without an operation that
@@ -203,7 +206,8 @@ impl Awaited {
         if self.may_need_stand_in() {
             return Some(STAND_IN_LOOK);
         }
-        self.blocked.or_else(|| self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)))
+        let look = self.blocked.or_else(|| self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)));
+        look.or(self.room.then_some(ROOM_LOOK_LAST))
     }
 }
 

@@ -29,6 +29,7 @@ use crate::wait::awaits::Awaited;
 use crate::wait::blocking;
 use crate::wait::fence;
 use crate::wait::ready::{Ready, VersionEnd};
+use crate::wait::stand_in::others_without_workers;
 
 /// A self-polling future: each wake-up polls it on the waking thread. Its output goes to a callback. Needs no
 /// executor.
@@ -131,7 +132,7 @@ where
     F: Future<Output = Result<(), Error>> + Send + 'static,
     C: FnOnce(Result<(), Error>) + Send + 'static,
 {
-    let stand_ins = op.map(Awaited::stand_ins);
+    let stand_ins = op.map(|op| Awaited::stand_ins(&op.payload().core, std::iter::once(op)));
     notify(ended, move |outcome| {
         drop(stand_ins);
         call_back(move || callback(outcome));
@@ -312,6 +313,13 @@ fn wait_for_one(
     let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
     // Another one may end while this thread would run the first.
     let takes_slots = waiting.len() == 1;
+    // This thread runs what the first one needs. Another one may end first, by what an engine without workers has to run.
+    let _stand_ins = match &waiting[..] {
+        [(core, _), _, ..] if others_without_workers(core) => {
+            Some(Awaited::stand_ins(core, waiting.iter().map(|(_, handle)| handle)))
+        }
+        _ => None,
+    };
     let mut outcome = Ok(Vec::new());
     for (core, handle) in waiting {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));

@@ -13,6 +13,7 @@ use estafette::engine::SharedLock;
 use estafette::exchange::foreign_fence::{OK, RawFence};
 use estafette::wait::without_helping;
 use estafette::{Access, Engine, Error, ExportOptions, ImportOptions, Op, Produced, Tensor};
+use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign::{self, Deleted};
 use tests::gate::Gate;
@@ -674,6 +675,45 @@ fn a_wait_for_any_of_several_that_has_no_time_only_looks() {
     writes.wait().unwrap();
     let both = [ops[0].clone(), writes];
     assert_eq!(wait_any_work(&both, &[x], Some(Duration::ZERO)).unwrap(), [1, 2]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_wait_for_any_of_several_has_what_it_needs_run_in_an_engine_without_workers() {
+    for timeout in [Some(SOON), None] {
+        let (engine, idle) = (engine(1), engine(0));
+        let watchdog = Watchdog::of(&engine);
+        let gate = Gate::on_tensors(&engine, &[tensor(&engine, 0.0)]);
+        // This one runs on the other engine, and needs that without workers.
+        let x = tensor(&idle, 0.0);
+        set(&idle, &x, 1.0);
+        let ops = [gate.op().clone(), read(&engine, &x)];
+        assert_eq!(wait_any(&ops, &[], timeout).unwrap(), [1]);
+        gate.open();
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn an_engine_without_workers_that_is_made_later_holds_up_no_shutdown() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 0.0);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x)).begun();
+    let (own, (said, heard)) = (engine.clone(), channel());
+    let later = engine.op("later").reads([&x]).run(move |[_x], []| {
+        let idle = Engine::builder().workers(0).build()?;
+        let y = tensor(&idle, 0.0);
+        set(&idle, &y, 1.0);
+        own.op("look").reads([&y]).run(|[_y], []| Ok(()))?;
+        Ok(said.send(idle)?)
+    });
+    drop(later.unwrap());
+    let mut shutdown = Box::pin(engine.shutdown());
+    assert!((&mut shutdown).now_or_never().is_none(), "the gate is closed");
+    gate.complete(Ok(()));
+    assert!(block_on(shutdown).drained);
+    drop(heard.recv().unwrap());
     assert!(watchdog.still_watches());
 }
 
