@@ -4,7 +4,7 @@
 //! other ([`Walk`]). So the cost is proportional to what the inspection finds, whatever else is alive or in
 //! flight, and the inspection holds up no other thread. Waits make few inspections: a blocking wait inspects
 //! what is [near](wait_for::NEAR) at its start, and one thread of the process inspects for all long waits
-//! ([`awaits`](crate::wait::awaits)), for a [hundredth](PACE) of its time at most.
+//! ([`awaits`](crate::wait::awaits)), for a [hundredth](PACE) of its time at most for each engine.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

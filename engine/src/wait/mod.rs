@@ -25,7 +25,7 @@
 //!   a submission runs none. Code inside `without_helping` runs none at all.
 //! - An inspection of what a wait waits for costs in proportion to what it finds, and holds one lock at a
 //!   time. A wait inspects at its start, with a limit. Then one thread of the process inspects for all
-//!   blocked threads and pending futures, for at most a hundredth of its time.
+//!   blocked threads and pending futures, for at most a hundredth of its time for each engine.
 //! - Of the threads that wait for room, or for everything to end, one checks for all (`deadlock`).
 //! - A wait that can only end in the failure of a cancelled operation ends with it at once.
 

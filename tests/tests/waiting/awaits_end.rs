@@ -422,3 +422,25 @@ fn an_await_for_room_continues_while_something_may_make_room() {
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
+
+#[test]
+fn what_is_in_flight_in_one_engine_holds_up_no_await_in_another() {
+    let (huge, other) = (
+        Engine::builder().workers(1).lease_timeout(LIMIT).in_flight_limit(200_000).build().unwrap(),
+        Engine::builder().workers(1).lease_timeout(4 * LIMIT).build().unwrap(),
+    );
+    let watchdog = Watchdog::of(&huge);
+    let (x, y) = (tensor(&huge, 1.0), tensor(&other, 1.0));
+    let held = [export(&x), export(&y)];
+    let last = (0..100_000).map(|_| set(&huge, &x, 2.0)).reduce(|_, last| last).unwrap();
+    let mut first = last.clone();
+    assert!((&mut first).now_or_never().is_none(), "it waits for a lease");
+    set(&other, &y, 2.0);
+    let began = Instant::now();
+    assert_held(block_on(y.ready()));
+    // An inspection of that many takes a tenth of a second, and the next one follows a hundred times later.
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    drop(held);
+    last.wait().unwrap();
+    assert!(watchdog.still_watches());
+}

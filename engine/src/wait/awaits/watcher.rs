@@ -121,27 +121,14 @@ impl Watcher {
     }
 
     fn work(&self) {
-        let mut not_before = Instant::now();
+        let mut paces = Vec::new();
         loop {
             self.next.store(NEVER, Ordering::SeqCst);
             foreign_fence::stand_in_for_queries();
             call_refused();
             let mut next =
                 coalesced::wake_those_of_other_threads().into_iter().chain(room::wake_held_up()).min();
-            let now = Instant::now();
-            let times = if now < not_before {
-                vec![not_before]
-            } else {
-                // Dropping the inspected objects may run code of users.
-                let inspected = inspect::inspected();
-                let looked = contain_panic(inspect_due);
-                not_before = Instant::now() + inspect::pause_after(inspect::duration(now, inspected));
-                looked.unwrap_or_else(|panic| {
-                    tracing::error!(%panic, "an inspection of what futures wait for panicked");
-                    vec![not_before]
-                })
-            };
-            for time in times {
+            for time in inspect_due(&mut paces) {
                 next = Some(next.map_or(time, |next| next.min(time)));
             }
             if let Some(next) = next {
@@ -181,17 +168,20 @@ struct Due {
     is_covered: bool,
 }
 
-/// Inspects the futures and threads whose time has come. Returns the times of the next inspections of the
-/// others.
-fn inspect_due() -> Vec<Instant> {
+/// Inspects the futures and threads whose time has come, those of one engine after those of another: what is in flight in one may take long
+/// to inspect, and the pause after that holds up no wait in another one. `paces` are the engines in such a pause, with its end. Returns the
+/// times of the next inspections.
+fn inspect_due(paces: &mut Vec<(u64, Instant)>) -> Vec<Instant> {
     let now = Instant::now();
+    paces.retain(|(_, from)| *from > now);
     let mut next = Vec::new();
-    let mut due = Vec::new();
+    let mut due: Vec<Due> = Vec::new();
     for number in 0..LISTS {
         let entries = list(number);
         for (place, (generation, entry)) in entries.places.iter().enumerate() {
             let Some(entry) = entry else { continue };
-            match entry.next_look {
+            let from = paces.iter().find(|(core, _)| *core == entry.awaited.core.id).map(|(_, from)| *from);
+            match entry.next_look.map(|time| from.map_or(time, |from| time.max(from))) {
                 Some(time) if time <= now => due.push(Due {
                     key: Key::new(number, place, *generation),
                     core: entry.awaited.core.clone(),
@@ -211,13 +201,31 @@ fn inspect_due() -> Vec<Instant> {
             }
         }
     }
+    while let Some(core) = due.last().map(|due| due.core.clone()) {
+        let (own, left): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.core.same(&core));
+        due = left;
+        let (id, began, before) = (core.id, Instant::now(), inspect::inspected());
+        // Dropping the inspected objects may run code of users.
+        let looked = contain_panic(move || inspect_engine(&core, own, began));
+        let from = Instant::now() + inspect::pause_after(inspect::duration(began, before));
+        paces.push((id, from));
+        next.extend(looked.unwrap_or_else(|panic| {
+            tracing::error!(%panic, "an inspection of what futures wait for panicked");
+            vec![from]
+        }));
+    }
+    next
+}
+
+/// Inspects futures and threads that wait in `core`. Returns the times of the next inspections.
+fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     for due in due.iter().filter(|due| due.is_covered) {
         if due.core.has_no_free_thread() && due.core.pool.has_work() {
             due.want(std::slice::from_ref(&due.core));
         }
     }
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
-    next.extend(poll_for_room(room, now));
+    let mut next = poll_for_room(core, room, now);
     if due.is_empty() {
         return next;
     }
@@ -246,15 +254,14 @@ fn inspect_due() -> Vec<Instant> {
             if due.ops.iter().zip(places).any(moves) { None } else { due.held_by() }
         })
         .collect();
-    let mut collected: SmallVec<[CoreRef; 1]> = SmallVec::new();
-    for ((_, (due, _)), held) in futures.iter().zip(&held) {
-        if held.is_some() && due.is_over_limit(now) && collected.iter().all(|known| !known.same(&due.core)) {
-            release_unwanted(&due.core);
-            collected.push(due.core.clone());
-        }
+    let would_fail =
+        |((_, (due, _)), held): (&(_, (Due, _)), &Option<_>)| held.is_some() && due.is_over_limit(now);
+    let collects = futures.iter().zip(&held).any(would_fail);
+    if collects {
+        release_unwanted(core);
     }
     for ((_, (due, _)), held) in futures.into_iter().zip(held) {
-        let held = if held.is_some() && !collected.is_empty() { due.held_by() } else { held };
+        let held = if held.is_some() && collects { due.held_by() } else { held };
         next.extend(due.settle(held));
     }
     next
@@ -385,31 +392,29 @@ impl Due {
     }
 }
 
-/// Makes engines without workers run what keeps others full, and ends submissions that wait for room in vain.
-fn poll_for_room(mut due: Vec<Due>, now: Instant) -> Vec<Instant> {
-    let mut next = Vec::new();
-    // One inspection for all that wait for room in the same engine.
-    while let Some(core) = due.last().map(|due| due.core.clone()) {
-        let (own, left): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.core.same(&core));
-        due = left;
-        if others_without_workers(&core) {
-            let others = deadlock::without_workers(&core);
-            own.iter().for_each(|due| due.want(&others));
-        }
-        let submits = own.iter().any(|due| due.limit.is_some());
-        let mut held = if submits { deadlock::lasting_standstill(&core, &awaiting_bodies()) } else { None };
-        // As for other futures: unwanted leases are released first.
-        if held.is_some() && own.iter().any(|due| due.is_over_limit(now)) {
-            release_unwanted(&core);
-            held = deadlock::lasting_standstill(&core, &awaiting_bodies());
-        }
-        for due in own {
-            // If the operations wait for submissions inside of them, the ends of these submissions make room for one outside.
-            let held = held.clone().filter(|leases| due.inside || !leases.is_empty());
-            next.extend(due.settle(held.filter(|_| core.is_full(due.inside))));
-        }
+/// Makes engines without workers run what keeps `core` full, and ends submissions that wait for room in vain.
+fn poll_for_room(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
+    if due.is_empty() {
+        return Vec::new();
     }
-    next
+    // One inspection for all of them.
+    if others_without_workers(core) {
+        let others = deadlock::without_workers(core);
+        due.iter().for_each(|due| due.want(&others));
+    }
+    let submits = due.iter().any(|due| due.limit.is_some());
+    let mut held = if submits { deadlock::lasting_standstill(core, &awaiting_bodies()) } else { None };
+    // As for other futures: unwanted leases are released first.
+    if held.is_some() && due.iter().any(|due| due.is_over_limit(now)) {
+        release_unwanted(core);
+        held = deadlock::lasting_standstill(core, &awaiting_bodies());
+    }
+    let settled = due.into_iter().filter_map(|due| {
+        // If the operations wait for submissions inside of them, the ends of these submissions make room for one outside.
+        let held = held.clone().filter(|leases| due.inside || !leases.is_empty());
+        due.settle(held.filter(|_| core.is_full(due.inside)))
+    });
+    settled.collect()
 }
 
 /// The asynchronous bodies with pending futures, and what each waits for.
