@@ -26,7 +26,7 @@ use crate::core::notifier::Notifier;
 use crate::core::operation::{OpKind, Phase};
 use crate::core::wait_for::{self, On};
 use crate::wait::blocking::{self, OpSummary, release_unwanted, release_unwanted_within};
-use crate::wait::inspect;
+use crate::wait::inspect::{self, Pace};
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
 /// The first sleep of a wait, and the time until the first check.
@@ -60,9 +60,10 @@ pub(crate) struct Checks<'a> {
     has_slept: bool,
     pause: Duration,
     pause_last: Duration,
+    lease_timeout: Duration,
     /// Other threads that run what this thread must not, or cannot, run.
     pub(crate) stand_ins: StandInSet,
-    /// Since when leases alone hold the wait up, as found by its earlier checks.
+    /// Since when leases alone hold the wait up, as found by earlier checks.
     held_since: Option<Instant>,
     generation: Generation,
 }
@@ -79,6 +80,7 @@ impl<'a> Checks<'a> {
             has_slept: false,
             pause: CHECK_FIRST,
             pause_last,
+            lease_timeout,
             stand_ins: StandInSet::default(),
             held_since: None,
             generation: Generation::current(),
@@ -160,6 +162,20 @@ impl<'a> Checks<'a> {
         if self.detector.stands_still.swap(stands_still, Ordering::SeqCst) != stands_still && stands_still {
             self.notifier.notify();
         }
+    }
+
+    /// Makes a check, unless other threads have made one a short while ago. A standstill that those have found counts for this wait, too; once
+    /// that holds it up for too long it checks whatever they do, or many waits would fail one after the other.
+    pub(crate) fn paced<R>(&mut self, pace: &Pace, check: impl FnOnce(&mut Self) -> R) -> Option<R> {
+        if self.held_since.is_some_and(|since| since.elapsed() >= self.lease_timeout) {
+            return Some(check(self));
+        }
+        let checked = pace.inspect(|| check(self));
+        if checked.is_none() {
+            let stands_still = self.detector.stands_still.load(Ordering::SeqCst);
+            self.held_since = stands_still.then(|| self.held_since.unwrap_or_else(Instant::now));
+        }
+        checked
     }
 
     /// Fails when a reached in-flight limit can never drain, or when only leases have kept the engine full

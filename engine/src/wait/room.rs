@@ -179,7 +179,8 @@ impl CoreRef {
         }
         if checks.are_due()
             && !self.is_moved_by(&mut checks.stand_ins)
-            && let Some(checked) = self.progress_looks.inspect(|| checks.check_room(self, in_flight))
+            && let Some(checked) =
+                checks.paced(&self.progress_looks, |checks| checks.check_room(self, in_flight))
         {
             checked?;
         }
@@ -250,7 +251,8 @@ impl CoreRef {
                 && checks.are_due()
                 && !self.is_moved_by(&mut checks.stand_ins)
                 && check
-                && let Some(checked) = self.progress_looks.inspect(|| checks.check_idle(self, deadline))
+                && let Some(checked) =
+                    checks.paced(&self.progress_looks, |checks| checks.check_idle(self, deadline))
             {
                 checked?;
             }

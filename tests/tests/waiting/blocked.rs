@@ -129,6 +129,33 @@ fn a_full_window_behind_a_lease_of_another_thread_is_refused_after_the_lease_tim
 }
 
 #[test]
+fn many_submissions_that_leases_hold_up_are_refused_together() {
+    // What is in flight takes a while to look at, and the looks of several threads are paced.
+    const LIMIT: usize = 4096;
+    let timeout = Duration::from_millis(500);
+    let engine = Engine::builder().workers(1).in_flight_limit(LIMIT).lease_timeout(timeout).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let theirs = x.clone();
+    let held = std::thread::spawn(move || theirs.export_wait(&ExportOptions::from(Access::Read)).unwrap());
+    let held = held.join().unwrap();
+    (0..LIMIT).for_each(|_| drop(set(&engine, &x, 2.0)));
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                let refused = engine.op("more").writes([&x]).run(|[], [_x]| Ok(())).unwrap_err();
+                assert!(matches!(refused, Error::LeaseHeld(_)), "{refused:?}");
+            });
+        }
+    });
+    assert!(began.elapsed() < 16 * timeout, "{:?}", began.elapsed());
+    drop(held);
+    engine.wait_all(None).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn a_blocking_submit_with_everything_in_flight_behind_itself_would_deadlock() {
     for workers in [0, 1, 2] {
         let engine = limited(workers, 2);
