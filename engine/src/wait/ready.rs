@@ -154,6 +154,8 @@ impl ReadinessQuery {
     /// A function of its own, so that the answer for a ready tensor is made where the future is awaited.
     #[inline(never)]
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        // What settles it is in the parent.
+        self.handle.payload().core.generation.check()?;
         let polled = match self.one_shot.poll_alone(cx) {
             Poll::Ready(outcome) => Poll::Ready(outcome),
             Poll::Pending => match self.pending.poll(cx, || Awaited::op(Some("a tensor"), &self.handle)) {

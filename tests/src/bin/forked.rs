@@ -13,6 +13,7 @@ use estafette::lease::LeaseRequest;
 use estafette::operation::ReadGuard;
 use estafette::tensor::TensorState;
 use estafette::trace::{Recorder, TraceOptions};
+use estafette::wait::Ready;
 use estafette::{
     Access, Completion, Engine, Error, ExportOptions, ImportOptions, Lease, ManagedTensor, Op, Tensor,
     Variable,
@@ -46,7 +47,7 @@ struct Things {
     /// Handles that end three operations that have begun.
     open: (Gate, Completion, ReadGuard),
     behind: Op,
-    polled: [LeaseRequest; 2],
+    polled: ([LeaseRequest; 2], Ready),
     failed: Op,
     var: Variable,
     device: Arc<SimDevice>,
@@ -146,6 +147,8 @@ fn prepare() -> Things {
         assert!((&mut request).now_or_never().is_none(), "the gate is closed");
         request
     });
+    let mut ready = busy.ready();
+    assert!((&mut ready).now_or_never().is_none(), "the gate is closed");
     let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
     OF.get_or_init(Generation::current);
     estafette::operation::on_unretrieved(|failure| {
@@ -170,7 +173,7 @@ fn prepare() -> Things {
         lease,
         open: (gate, completion, guard),
         behind,
-        polled,
+        polled: (polled, ready),
         failed,
         var,
         device,
@@ -301,8 +304,9 @@ fn in_child(things: Things) {
     assert_forked("a cleared error", busy.clear_error());
     assert_eq!((idle.version(), var.version()), (0, 0), "their locks are the parent's");
     assert_forked("the end of all uses", busy.writable().now_or_never().unwrap_or(Ok(())));
-    let [awaited, waited] = polled;
+    let ([awaited, waited], ready) = polled;
     assert_forked("an await that the parent began", awaited.now_or_never().expect("it ends at once"));
+    assert_forked("such an await of a tensor", ready.now_or_never().expect("it ends at once"));
     assert_forked("a wait for what the parent polled", waited.wait(Some(Duration::from_secs(1))));
     let report = engine.shutdown().now_or_never().expect("a child waits for nothing");
     assert!(!report.drained);
