@@ -55,8 +55,8 @@ const FIRST_LOOK: u32 = 8;
 /// The time between inspections of a future that may need a [stand-in](crate::wait::stand_in) at any time.
 const STAND_IN_LOOK: Duration = Duration::from_millis(20);
 
-/// The same time where there is none, of a wait that leases may hold up for any time: one may be made meanwhile.
-const ROOM_LOOK_LAST: Duration = Duration::from_millis(500);
+/// The time between inspections of a wait for room that leases may hold up for any time: another engine, without workers, may be made meanwhile.
+const ROOM_LOOK: Duration = Duration::from_millis(500);
 
 /// The target of the wait of a future or a thread.
 pub(crate) struct Awaited {
@@ -207,7 +207,7 @@ impl Awaited {
             return Some(STAND_IN_LOOK);
         }
         let look = self.blocked.or_else(|| self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)));
-        look.or(self.room.then_some(ROOM_LOOK_LAST))
+        look.or(self.room.then_some(ROOM_LOOK))
     }
 }
 

@@ -283,15 +283,15 @@ fn check_idle_progress(
     Ok(true)
 }
 
-/// The engines without workers, other than `core`, that have to run something before operations in flight in
-/// `core` can end.
-pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
+/// The engines, other than `core`, that have to run something before operations in flight in `core` can end, and have no thread for it:
+/// they have no workers, or all of these are blocked.
+pub(crate) fn without_free_threads(core: &Core) -> SmallVec<[CoreRef; 1]> {
     let snapshot = take_snapshot();
     let ready = |op: &&OpView<OpSummary>| {
         op.granted
             && op.label.phase == Phase::Queued
-            && op.label.home.has_no_workers()
             && op.label.core != core.id
+            && op.label.home.has_no_free_thread()
     };
     let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
     if snapshot.ops.iter().any(|op| ready(&op)) {

@@ -151,7 +151,7 @@ impl CoreRef {
         let _noted = WaitNoted::for_any(IN_FLIGHT_LIMIT, self, true);
         let _blocked = wait_for::register(|| On::AnyOther);
         let _cover = self.cover();
-        if checks.are_new() {
+        if checks.are_new() && others_without_workers(self) {
             self.want_others(&mut checks.stand_ins);
         }
         // Inside of an operation the limit differs from that of the notifier. And where nothing has moved for
@@ -219,7 +219,9 @@ impl CoreRef {
             if !helps {
                 checks.stand_ins.relieve(self);
             }
-            self.want_others(&mut checks.stand_ins);
+            if others_without_workers(self) {
+                self.want_others(&mut checks.stand_ins);
+            }
         }
         loop {
             let mut patience = 0;
@@ -273,12 +275,9 @@ impl CoreRef {
         has_work
     }
 
-    /// Requests stand-ins of other engines, without workers, that something in flight in this engine waits
-    /// for.
+    /// Requests stand-ins of other engines that something in flight in this engine waits for, and that have no thread for it.
     fn want_others(&self, stand_ins: &mut StandInSet) {
-        if others_without_workers(self)
-            && let Some(others) = self.others_looks.inspect(|| deadlock::without_workers(self))
-        {
+        if let Some(others) = self.others_looks.inspect(|| deadlock::without_free_threads(self)) {
             for core in &others {
                 stand_ins.want(core);
             }

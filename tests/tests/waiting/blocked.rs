@@ -437,6 +437,37 @@ fn a_wait_for_another_engine_inside_an_operation_is_covered_too() {
 }
 
 #[test]
+fn a_wait_for_all_of_another_engine_in_more_operations_than_there_may_be_threads_for_ends() {
+    for timeout in [None, Some(Duration::from_secs(20))] {
+        let (engine, other) = (engine(1), engine(1));
+        let watchdog = Watchdog::of(&other);
+        let begin = Arc::new(Barrier::new(2));
+        let count = 2 + std::thread::available_parallelism().unwrap().get();
+        let bodies: Vec<_> = (0..count)
+            .map(|number| {
+                let (begin, other) = (Arc::clone(&begin), other.clone());
+                let body = engine.op("waits").run(move |[], []| {
+                    if number == 0 {
+                        begin.wait();
+                    }
+                    Ok(other.wait_all(timeout)?)
+                });
+                body.unwrap()
+            })
+            .collect();
+        // It comes behind all of them, and they wait for what reads it.
+        let x = tensor(&engine, 0.0);
+        set(&engine, &x, 1.0);
+        let last = read(&other, &x);
+        begin.wait();
+        // A wait here would have it run.
+        until("the read has ended", || last.is_done());
+        bodies.iter().for_each(|body| body.wait().unwrap());
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
 fn waits_nested_deeper_than_helping_goes_still_end() {
     for workers in [0, 1, 2] {
         let engine = engine(workers);

@@ -399,7 +399,7 @@ fn poll_for_room(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     }
     // One inspection for all of them.
     if others_without_workers(core) {
-        let others = deadlock::without_workers(core);
+        let others = deadlock::without_free_threads(core);
         due.iter().for_each(|due| due.want(&others));
     }
     let submits = due.iter().any(|due| due.limit.is_some());
