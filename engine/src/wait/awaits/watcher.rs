@@ -219,10 +219,8 @@ fn inspect_due(paces: &mut Vec<(u64, Instant)>) -> Vec<Instant> {
 
 /// Inspects futures and threads that wait in `core`. Returns the times of the next inspections.
 fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
-    for due in due.iter().filter(|due| due.is_covered) {
-        if due.core.has_no_free_thread() && due.core.pool.has_work() {
-            due.want(std::slice::from_ref(&due.core));
-        }
+    if core.has_no_free_thread() && core.pool.has_work() {
+        due.iter().filter(|due| due.is_covered).for_each(|due| due.want(std::slice::from_ref(core)));
     }
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
     let mut next = poll_for_room(core, room, now);
