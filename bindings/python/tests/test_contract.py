@@ -300,6 +300,22 @@ def test_a_block_drains_its_engine():
         eng.submit(lambda: None)
 
 
+@pytest.mark.parametrize("end", [lambda eng: eng.shutdown(), lambda eng: eng.__exit__(None, None, None)])
+def test_an_end_refuses_what_other_threads_submit_while_it_waits(gate, end):
+    eng = est.Engine(workers=1)
+    follows = []
+    eng.submit(lambda: (gate(), follows.append(eng.call(int))))
+    ends = threading.Thread(target=end, args=[eng])
+    ends.start()
+    until(lambda: not eng._is_usable())
+    with pytest.raises(est.ShutdownError):
+        eng.submit(int)
+    gate.open()
+    ends.join(30)
+    # What a function submits is a part of what is waited for.
+    assert not ends.is_alive() and follows[0].done()
+
+
 def test_shutdown_reports(np):
     eng = est.Engine(workers=1)
     assert eng.shutdown().drained

@@ -23,7 +23,7 @@ use estafette::bindings::set_program_lock;
 use estafette::bindings::{self, reaper};
 use estafette::engine::ShutdownReport;
 use estafette::wait::{Activity, OpStatus, Status};
-use estafette::{Engine, Error, Tensor};
+use estafette::{Engine, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -39,7 +39,7 @@ use crate::classes::remote::prepare_queues;
 use crate::classes::report;
 use crate::classes::tensor::PyTensor;
 use crate::error::{self, OrRaise, import_module, raise, shutting_down};
-use crate::exchange::export::{EXPORTED, poll_once};
+use crate::exchange::export::EXPORTED;
 use crate::exchange::import::IMPORTED;
 use crate::interpreter::allocator;
 use crate::interpreter::exit;
@@ -137,19 +137,7 @@ impl PyEngine {
         if !at_once && engine.stats().in_flight > 0 && !stopped_loop::may_block(py)? {
             return Err(would_stop_the_loop(py));
         }
-        let report = guard::detach(py, || match timeout {
-            Some(timeout) => Ok(engine.shutdown_timeout(timeout)),
-            None => match engine.wait_all(None) {
-                Err(Error::Interrupted) => {
-                    // One poll refuses submissions from here on, and cancels nothing.
-                    let _ = poll_once(engine.shutdown());
-                    Err(Error::Interrupted)
-                }
-                // The wait ends early, with another error, only if leases hold up everything that is left.
-                _ => Ok(engine.shutdown_timeout(Duration::ZERO)),
-            },
-        })
-        .or_raise(py)?;
+        let report = guard::detach(py, || engine.shutdown_timeout(timeout.unwrap_or(Duration::MAX)));
         match interrupt::take() {
             Some(raised) => Err(raised),
             None => Ok(report),
