@@ -109,6 +109,21 @@ class TestOfThreadsAndProcesses:
         t = eng.from_future(pool.submit(lambda: eng.zeros(3, "int16")))
         assert np.from_dlpack(t).tolist() == [0, 0, 0] and t.dtype == "int16"
 
+    def test_a_promise_may_be_the_result_before_it_is_there(self, eng, np, pool, gate):
+        t = eng.from_future(pool.submit(lambda: eng.call(lambda: (gate(), np.arange(3))[1])))
+        total = eng.call(np.add, t, 1)
+        assert gate.entered.wait(30) and not t.is_ready()
+        gate.open()
+        assert np.from_dlpack(total).tolist() == [1, 2, 3]
+
+    def test_the_failure_of_a_promise_that_is_the_result_is_passed_on(self, eng, np, pool, gate):
+        t = eng.from_future(pool.submit(lambda: eng.call(lambda: (gate(), np.arange("a")))))
+        assert gate.entered.wait(30) and not t.done()
+        gate.open()
+        with pytest.raises(est.OperationError) as caught:
+            t.wait(30)
+        assert isinstance(caught.value.__cause__.__cause__, (TypeError, ValueError))
+
     def test_torch_futures_call_back_too(self, eng, np, torch):
         future = torch.futures.Future()
         t = eng.from_future(future)

@@ -7,13 +7,14 @@
 
 use std::sync::Arc;
 
-use estafette::{Completion, Tensor};
+use estafette::{Completion, Tensor, bindings};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::prelude::*;
 
 use crate::asyncio::stopped_loop::Begun;
 use crate::classes::handle::EngineHandle;
+use crate::classes::tensor::PyTensor;
 use crate::error::Raised;
 use crate::interpreter::{guard, interrupt};
 use crate::submission::outcome::take_result;
@@ -79,6 +80,16 @@ impl Delivery {
     ) -> PyResult<()> {
         let py = value.py();
         let Some(completion) = self.taken() else { return Ok(()) };
+        if error.is_none()
+            && let Ok(tensor) = value.cast::<PyTensor>()
+            && let Ok(tensor) = tensor.get().tensor(py).cloned()
+        {
+            // A pool of processes gives a promise, which no function of the program could have waited for.
+            guard::detach(py, || {
+                bindings::tensor::on_end(&tensor.clone(), move |_| completion.produce(Ok(tensor.into())));
+            });
+            return Ok(());
+        }
         let outcome = match error {
             Some(error) => Err(PyErr::from_value(error)),
             None => take_result(value).inspect_err(|error| _ = interrupt::note(py, error)),

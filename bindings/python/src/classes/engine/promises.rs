@@ -20,7 +20,8 @@ impl PyEngine {
     ///
     /// future: what has ``add_done_callback`` (`concurrent.futures`, Dask, PyTorch), on any thread and without blocking one;
     ///     an asyncio future or task, while its loop runs; a coroutine or another awaitable, which becomes a task of the
-    ///     running loop. Without such a loop it raises `RuntimeError`.
+    ///     running loop. Without such a loop it raises `RuntimeError`. Where its result is a promise, as from a pool of processes,
+    ///     that is waited for too.
     /// alias_of, like, copy: as in `call`.
     ///
     /// The wait for the future is an operation in flight, called `name`: it has a permit, `wait_all` and
