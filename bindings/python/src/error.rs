@@ -52,14 +52,14 @@ pub fn kept_errors(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyTuple>>> {
 impl Raised {
     /// Takes an exception out of the body that raised it, without the views in its frames.
     pub fn body_error(py: Python<'_>, error: PyErr) -> BodyError {
-        let raised = Self::new(py, error);
-        let bound = raised.kept.value.bind(py);
-        if let Err(error) = crate::submission::body::helper(py, "clear_locals")
-            .and_then(|clear_locals| clear_locals.call1((bound,)))
+        // With its traceback, which an error has apart from its value.
+        let value = error.into_value(py).into_bound(py).into_any();
+        if let Err(error) =
+            crate::submission::body::helper(py, "taken_out").and_then(|taken_out| taken_out.call1((&value,)))
         {
             error.write_unraisable(py, None);
         }
-        Box::new(raised)
+        Box::new(Self::new(py, PyErr::from_value(value)))
     }
 
     /// Adopts an exception that has other owners, as it is.

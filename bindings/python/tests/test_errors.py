@@ -32,6 +32,30 @@ def test_the_exception_comes_back_as_the_cause_with_its_traceback(eng):
     assert frames[-1].name == "boom" and frames[-1].filename == __file__
 
 
+class Holder:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize(
+    "function, hold",
+    [
+        (lambda held: [x * 2 for x in held], lambda t: {t}),
+        (lambda held: held.tensor.sum(), Holder),
+        (lambda held: next(held) < 1, lambda t: iter([t])),
+    ],
+)
+def test_a_tensor_where_none_is_looked_for_has_the_error_say_where_it_is(eng, np, function, hold):
+    t = eng.zeros(1, "int8")
+    with pytest.raises(est.OperationError, match="gives the function an array for each tensor that is an argument, or in a list"):
+        eng.call(function, hold(t), using=np.from_dlpack).wait()
+    # Errors of this package say so themselves, and errors of the function stay as they are.
+    for function in (lambda: float(t), lambda: 1 + "a"):
+        with pytest.raises(est.OperationError) as caught:
+            eng.call(function).wait()
+        assert isinstance(caught.value.__cause__, TypeError) and "for each tensor" not in str(caught.value)
+
+
 def test_every_waiter_gets_an_error_of_its_own_with_the_same_cause(eng, np):
     y = eng.call(boom)
     errors = []

@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
@@ -725,6 +726,14 @@ def test_a_promise_of_a_closed_link_fails_with_its_process(eng, other):
 
 
 class TestBadInput:
+    def test_engines_and_what_is_part_of_them_are_not_pickled(self, eng):
+        t, variable = eng.zeros(1, "int8"), eng.var()
+        with t.read() as view:
+            for thing in (eng, variable, eng.submit(int, writes=[variable]), eng.program(), t.write(), view):
+                for refused in (pickle.dumps, ForkingPickler.dumps, copy.copy):
+                    with pytest.raises(TypeError, match=r"estafette\.\w+' object: .*makes an engine of its own"):
+                        refused(thing)
+
     def test_a_tensor_is_not_pickled(self, eng):
         t = eng.zeros(3, "int8", shared=True)
         for refused in (lambda: pickle.dumps(t), lambda: copy.deepcopy(t)):

@@ -380,6 +380,11 @@ class TestDeclared:
         with pytest.raises(TypeError, match="outputs is the number of arrays"):
             eng.call(lambda: None, outputs=outputs)
 
+    @pytest.mark.parametrize("outputs", [65_537, 1 << 40, 1 << 70])
+    def test_too_many_are_refused(self, eng, outputs):
+        with pytest.raises(est.InvalidError, match=f"at most 65,536, not {outputs:,}"):
+            eng.call(lambda: None, outputs=outputs)
+
     def test_what_contradicts_is_refused(self, eng):
         like = ((3,), "float64")
         with pytest.raises(TypeError, match="do not say the same"):

@@ -337,6 +337,10 @@ class TestTheFile:
             est.report(path, html=tmp_path / page)
             assert "</html>" in (tmp_path / page).read_text()
 
+    def test_several_files_are_no_list(self, path):
+        with pytest.raises(TypeError, match=r"write `report\(\*paths\)`"):
+            est.report([path, path])
+
     def test_a_second_trace_to_the_same_file_is_refused(self, eng, path):
         before = est.record_call_sites(False)
         with est.record(path):

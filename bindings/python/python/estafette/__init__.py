@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit as _atexit
 import contextlib as _contextlib
+import copyreg as _copyreg
 import importlib as _importlib
 import os as _os
 import sys as _sys
@@ -90,7 +91,7 @@ from ._streams import Stream, current_stream, hold_barriers
 # As `typing` has it, which takes as long to import as all of this package.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Buffer, CapsuleType
+    from typing_extensions import Buffer, CapsuleType, NoReturn
 
     from ._merge import merge_traces
     from ._metrics import export_metrics
@@ -255,6 +256,18 @@ def from_dlpack(
 ) -> Tensor:
     """A promise of the memory behind `x`, without a copy, in the default engine. See ``Engine.from_dlpack``."""
     return default_engine().from_dlpack(x, device=device, copy=copy, writable=writable, freed_on=freed_on)
+
+
+def _refuse_to_pickle(thing: object) -> NoReturn:
+    raise TypeError(
+        f"cannot pickle 'estafette.{type(thing).__name__}' object: it belongs to its process; another one makes an engine of its own, as "
+        "`est.default_engine()` does, and is sent tensors"
+    )
+
+
+for _class in (Access, Door, Engine, Link, Operation, Program, Variable, View):
+    _copyreg.pickle(_class, _refuse_to_pickle)
+del _class
 
 
 def _in_child() -> None:

@@ -175,7 +175,23 @@ def _clear_frames(raised_at):
             frame.clear()
 
 
-def clear_locals(error):
+_ARRAYS_OF_ARGUMENTS = (
+    "; `using=np.from_dlpack` gives the function an array for each tensor that is an argument, or in a list, tuple, dict or dataclass "
+    "there, and for no other: pass it so"
+)
+
+
+def taken_out(error):
+    """Prepares an exception of a body for those who wait for its operation."""
+    text = error.args[0] if type(error) in (AttributeError, TypeError) and len(error.args) == 1 else None
+    # Errors of this package have an article before the name.
+    is_foreign = isinstance(text, str) and "estafette.Tensor" in text and "an estafette.Tensor" not in text
+    if is_foreign and not text.endswith(_ARRAYS_OF_ARGUMENTS):
+        error.args = (text + _ARRAYS_OF_ARGUMENTS,)
+    _clear_locals(error)
+
+
+def _clear_locals(error):
     """Clears the local variables in the frames of an exception and of those behind it.
 
     They would keep the views of the body alive, and with them leases of its operands, for as long as the program keeps

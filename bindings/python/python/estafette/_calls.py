@@ -12,6 +12,7 @@ import operator
 import sys
 
 from . import _kinds
+from ._errors import InvalidError
 from ._estafette import Tensor, Variable
 
 
@@ -264,9 +265,15 @@ def declared(outputs, like):
     return functools.partial(_take_mapping, names), lambda tensors: dict(zip(names, tensors)), likes
 
 
+# Each output is an operation of its own.
+OUTPUTS_MAX = 1 << 16
+
+
 def _outputs(outputs):
     # NumPy's integers are none of Python's.
     if isinstance(outputs, numbers.Integral) and not isinstance(outputs, bool) and outputs >= 0:
+        if outputs > OUTPUTS_MAX:
+            raise InvalidError(f"outputs is at most {OUTPUTS_MAX:,}, not {outputs:,}")
         return operator.index(outputs)
     if isinstance(outputs, (list, tuple)):
         names = list(outputs)

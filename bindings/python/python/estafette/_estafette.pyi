@@ -433,8 +433,8 @@ class Engine:
         unpacked as what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
         That waits for the function, unless the results are declared:
 
-        outputs: the number of arrays that the function returns in a tuple or list, or a list of their names in a dict. `call`
-            then returns a tuple or dict of promises at once; for 0 an `Operation`.
+        outputs: the number of arrays that the function returns in a tuple or list, at most 65,536, or a list of their names in a dict.
+            `call` then returns a tuple or dict of promises at once; for 0 an `Operation`.
         like: a list or dict of what each output is like declares them too.
         using: makes an array of a tensor; default the ``from_dlpack`` of the library whose function `fn` is, or of whose class, and else the
             engine's. An engine's that is no library's own ``from_dlpack`` comes first.

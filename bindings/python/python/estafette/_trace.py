@@ -80,6 +80,8 @@ def report(
     import json
     import shutil
 
+    if isinstance(path, (list, tuple)):
+        raise TypeError(f"each file is an argument of its own: write `report(*paths)`, not `report({path!r})`")
     columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
     page = None if html is None else os.fsdecode(html)
     paths = tuple(os.fsdecode(each) for each in (path, *others))
