@@ -176,7 +176,7 @@ def _clear_frames(raised_at):
 
 
 _ARRAYS_OF_ARGUMENTS = (
-    "; `using=np.from_dlpack` gives the function an array for each tensor that is an argument, or in a list, tuple, dict or dataclass "
+    "`using=np.from_dlpack` gives the function an array for each tensor that is an argument, or in a list, tuple, dict or dataclass "
     "there, and for no other: pass it so"
 )
 
@@ -186,8 +186,8 @@ def taken_out(error):
     text = error.args[0] if type(error) in (AttributeError, TypeError) and len(error.args) == 1 else None
     # Errors of this package have an article before the name.
     is_foreign = isinstance(text, str) and "estafette.Tensor" in text and "an estafette.Tensor" not in text
-    if is_foreign and not text.endswith(_ARRAYS_OF_ARGUMENTS):
-        error.args = (text + _ARRAYS_OF_ARGUMENTS,)
+    if is_foreign and _ARRAYS_OF_ARGUMENTS not in getattr(error, "__notes__", ()):
+        error.add_note(_ARRAYS_OF_ARGUMENTS)
     _clear_locals(error)
 
 
