@@ -76,6 +76,23 @@ def test_every_use_in_a_forked_child_is_a_clear_error(np):
     )
 
 
+def test_a_child_that_was_forked_in_a_function_starts_no_thread_of_its_parents_engine(np):
+    program(
+        """
+        eng = est.Engine(workers=1)
+
+        def check():
+            own = est.Engine(workers=1)
+            own.submit(lambda: None).wait(10)
+            # The number of the first spare thread.
+            names = {open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")}
+            assert "estafette-0" in names and "estafette-1" not in names, names
+
+        eng.submit(lambda: in_child(check)).wait(20)
+        """
+    )
+
+
 def test_a_child_drops_what_it_inherited_without_touching_the_parent(np):
     program(
         """

@@ -16,8 +16,7 @@ use super::deques::Worker as Deque;
 use super::outside::{EXTERNAL_QUEUES_MAX, FreeDeques, SLOT, is_registered, register, with_deque};
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
-use super::workers;
-use super::workers::Threads;
+use super::workers::{self, Threads, WorkerContext};
 
 /// A unit of work of a [`Pool`].
 pub trait Job: Send + 'static + Sized {
@@ -318,14 +317,19 @@ impl<J: Job> Pool<J> {
                 not_send: PhantomData,
             };
         }
-        let entered = workers::with_own_context(|context| {
+        let entered = workers::with_own_context(|context: &WorkerContext<J>| {
+            if context.shared.generation.is_inherited() {
+                // A forked child has none of the pool's threads.
+                return None;
+            }
             let depth = context.blocking_depth.get();
             context.blocking_depth.set(depth + 1);
             if depth == 0 {
                 context.release_slot();
             }
-            (context.shared.clone(), depth == 0)
+            Some((context.shared.clone(), depth == 0))
         });
+        let entered = entered.flatten();
         if let Some((shared, true)) = &entered
             && let Some((index, deque)) = shared.threads.block()
             && let Err(error) = shared.start(index, deque)

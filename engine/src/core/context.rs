@@ -33,7 +33,7 @@ thread_local! {
 /// State of the innermost synchronous body on a thread, which may poll futures of the engine in an executor of its own (`block_on`,
 /// `asyncio.run`). The executor may sleep until other operations are done, and the engine does not see it sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BodyAwaits {
+pub(crate) enum BodyAwaits {
     /// The thread runs no synchronous body.
     Outside,
     /// No poll of the body has been pending.
@@ -141,10 +141,22 @@ impl Drop for SynchronousBody {
     }
 }
 
+/// While the guard lives, polls on this thread are those of a blocking wait, which covers the thread itself and no longer than it lasts.
+pub(crate) fn polls_of_wait() -> Restore<BodyAwaits> {
+    let polls = match AWAITS.get() {
+        BodyAwaits::No => BodyAwaits::Covered,
+        known => known,
+    };
+    replace(&AWAITS, polls)
+}
+
 /// Called where a poll of the calling code is pending: from here to its end, a synchronous body counts as blocked. Returns true where
 /// another thread has to take the place of this one meanwhile.
 pub(crate) fn cover_synchronous(core: &Core) -> bool {
-    if AWAITS.get() == BodyAwaits::No && !ON_RUNTIME.get() && !is_notification() {
+    if ON_RUNTIME.get() || is_notification() {
+        return false;
+    }
+    if AWAITS.get() == BodyAwaits::No {
         let cover = core.cover();
         // A thread that is ending has no list.
         if cover.is_needed() && COVERS.try_with(|covers| covers.borrow_mut().push(cover)).is_ok() {

@@ -101,7 +101,7 @@ pub(crate) struct Core {
     pub(crate) room_checks: Detector,
     pub(crate) idle_checks: Detector,
     pub(crate) timed_checks: Detector,
-    /// Paces the inspections of what other engines, without workers, have to run.
+    /// Paces the inspections of what other engines have to run, and have no thread for.
     pub(crate) others_looks: Pace,
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.

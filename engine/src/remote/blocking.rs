@@ -60,7 +60,7 @@ pub fn block_on<T>(
     let sleeper = Arc::<Sleeper>::default();
     let waker = Waker::from(Arc::clone(&sleeper));
     let mut poll = || {
-        let _polls = context::replace(&POLLS, true);
+        let _polls = (context::replace(&POLLS, true), context::polls_of_wait());
         future.as_mut().poll(&mut Context::from_waker(&waker))
     };
     if let Poll::Ready(result) = poll() {

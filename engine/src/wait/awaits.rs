@@ -9,7 +9,7 @@
 //!
 //! A future registers at its first pending poll, in one of several lists so that threads do not meet. The
 //! future leaves the list when it is ready or dropped. The watcher first inspects an entry after an eighth of
-//! its engine's lease timeout, so most entries are never inspected.
+//! its engine's lease timeout, and sooner where a stand-in may be needed, so most entries are never inspected.
 
 mod watcher;
 
@@ -55,7 +55,8 @@ const FIRST_LOOK: u32 = 8;
 /// The time between inspections of a future that may need a [stand-in](crate::wait::stand_in) at any time.
 const STAND_IN_LOOK: Duration = Duration::from_millis(20);
 
-/// The time between inspections of a wait for room that leases may hold up for any time: another engine, without workers, may be made meanwhile.
+/// The longest time between inspections of a future that waits for room in an engine: other engines may have lost their last thread, or
+/// have been made without any, meanwhile.
 const ROOM_LOOK: Duration = Duration::from_millis(500);
 
 /// The target of the wait of a future or a thread.
@@ -207,7 +208,7 @@ impl Awaited {
             return Some(STAND_IN_LOOK);
         }
         let look = self.blocked.or_else(|| self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)));
-        look.or(self.room.then_some(ROOM_LOOK))
+        look.into_iter().chain(self.room.then_some(ROOM_LOOK)).min()
     }
 }
 

@@ -140,10 +140,15 @@ impl<'a> Checks<'a> {
         }
     }
 
+    /// Leases hold up something else from here on, if anything.
+    pub(crate) fn standstill_is_over(&mut self) {
+        self.held_since = None;
+    }
+
     /// Something has moved.
     pub(crate) fn start_over(&mut self) {
         self.pause = CHECK_FIRST;
-        self.held_since = None;
+        self.standstill_is_over();
         self.stand_ins.start_over();
     }
 

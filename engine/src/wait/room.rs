@@ -249,8 +249,9 @@ impl CoreRef {
             let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
             context::blocking(|| listening.wait_until(wake.into_iter().chain(deadline).min()));
             self.check_interrupt(&|stopped| stopped.iter().position(|op| op.core == self.id))?;
-            if self.in_flight() == before
-                && checks.are_due()
+            if self.in_flight() != before {
+                checks.standstill_is_over();
+            } else if checks.are_due()
                 && !self.is_moved_by(&mut checks.stand_ins)
                 && check
                 && let Some(checked) =
@@ -294,6 +295,7 @@ impl CoreRef {
         let deadline = clock::deadline(timeout);
         let _blocked = wait_for::register(|| On::AnyOther);
         let _cover = self.cover();
+        let _polls = context::polls_of_wait();
         // It notes the wait in a trace.
         let mut acquired = pin!(self.acquire_permit_async());
         while !clock::is_over(deadline) {

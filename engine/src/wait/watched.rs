@@ -95,7 +95,7 @@ mod tests {
         let tensor = engine.zeros(&[4], DType::F32).expect("it is made");
         let lease = tensor.lease(Access::Write, "the test").wait(None).expect("it is granted");
         let Polled::Probing(query) = poll_or_query(&tensor.inner, true) else { panic!("the lease is held") };
-        let mut watched = Watched::new(&query.one_shot, &query.handle, Duration::from_millis(1), false);
+        let mut watched = Watched::new(&query.one_shot, &query.handle, Duration::from_millis(300), false);
         // The thread is awake, as one that runs a signal handler, when the watcher finds that only a lease holds it up.
         assert!(!watched.wait_until(Some(Instant::now())), "the wait has just begun");
         let waker = Waker::from(Arc::clone(&watched.sleeper));

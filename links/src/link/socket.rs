@@ -207,8 +207,10 @@ impl Shared {
             let message = [[RELEASED; 4], number.to_le_bytes()].concat();
             if let Err(error) = self.channel.socket.send(&message, &[]) {
                 shown.released.push(number);
-                // There is none after the peer's end.
-                return self.want_room(shown, error.kind() == ErrorKind::WouldBlock);
+                if error.kind() == ErrorKind::WouldBlock {
+                    self.want_room(shown, true);
+                }
+                return;
             }
             shown.free.push(number.wrapping_add(SEGMENTS as u32));
             step!("release");

@@ -437,20 +437,31 @@ fn a_wait_for_another_engine_inside_an_operation_is_covered_too() {
 }
 
 #[test]
-fn a_wait_for_all_of_another_engine_in_more_operations_than_there_may_be_threads_for_ends() {
-    for timeout in [None, Some(Duration::from_secs(20))] {
+fn a_wait_for_another_engine_in_more_operations_than_there_may_be_threads_for_ends() {
+    type Wait = fn(&Engine, &Tensor) -> Result<(), Error>;
+    let waits: [Wait; 4] = [
+        |other, _| other.wait_all(None),
+        |other, _| other.wait_all(Some(Duration::from_secs(20))),
+        |other, _| {
+            block_on(other.shutdown());
+            Ok(())
+        },
+        |_, out| block_on(out.ready()),
+    ];
+    for wait in waits {
         let (engine, other) = (engine(1), engine(1));
+        let out = tensor(&other, 0.0);
         let watchdog = Watchdog::of(&other);
         let begin = Arc::new(Barrier::new(2));
         let count = 2 + std::thread::available_parallelism().unwrap().get();
         let bodies: Vec<_> = (0..count)
             .map(|number| {
-                let (begin, other) = (Arc::clone(&begin), other.clone());
+                let (begin, other, out) = (Arc::clone(&begin), other.clone(), out.clone());
                 let body = engine.op("waits").run(move |[], []| {
                     if number == 0 {
                         begin.wait();
                     }
-                    Ok(other.wait_all(timeout)?)
+                    Ok(wait(&other, &out)?)
                 });
                 body.unwrap()
             })
@@ -458,7 +469,7 @@ fn a_wait_for_all_of_another_engine_in_more_operations_than_there_may_be_threads
         // It comes behind all of them, and they wait for what reads it.
         let x = tensor(&engine, 0.0);
         set(&engine, &x, 1.0);
-        let last = read(&other, &x);
+        let last = other.op("last").reads([&x]).writes([&out]).run(|[_x], [_out]| Ok(())).unwrap();
         begin.wait();
         // A wait here would have it run.
         until("the read has ended", || last.is_done());

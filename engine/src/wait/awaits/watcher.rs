@@ -36,7 +36,7 @@ use crate::wait::blocking::{is_ready_work, release_unwanted};
 use crate::wait::deadlock;
 use crate::wait::inspect::{self, EVERYTHING, Inspection};
 use crate::wait::room;
-use crate::wait::stand_in::{call_refused, others_without_workers};
+use crate::wait::stand_in::call_refused;
 
 /// The longest time between two inspections for a blocked thread.
 const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
@@ -219,9 +219,6 @@ fn inspect_due(paces: &mut Vec<(u64, Instant)>) -> Vec<Instant> {
 
 /// Inspects futures and threads that wait in `core`. Returns the times of the next inspections.
 fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
-    if core.has_no_free_thread() && core.pool.has_work() {
-        due.iter().filter(|due| due.is_covered).for_each(|due| due.want(std::slice::from_ref(core)));
-    }
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
     let mut next = poll_for_room(core, room, now);
     if due.is_empty() {
@@ -235,6 +232,8 @@ fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     inspection.run(EVERYTHING);
     let reaches = inspection.reaches(inspect::moves);
     let wanted = wanted_threads(&inspection, &due, &places);
+    let stuck = stuck_engines(&inspection, &due);
+    due.iter().filter(|due| due.is_covered).for_each(|due| due.want(&stuck));
     let (threads, futures): (Vec<_>, Vec<_>) =
         due.into_iter().zip(places).enumerate().partition(|(_, (due, _))| due.is_blocked);
     drop(inspection);
@@ -283,6 +282,20 @@ fn wanted_threads(inspection: &Inspection, due: &[Due], places: &[Places]) -> Ve
         .enumerate()
         .filter(|(_, (due, places))| due.is_blocked && places.iter().any(|place| is_wanted(due, *place)));
     threads.map(|(number, _)| number).take(WOKEN_MAX).collect()
+}
+
+/// The engines that have something ready for these waits and no thread for it, where bodies with executors of their own are among them.
+fn stuck_engines(inspection: &Inspection, due: &[Due]) -> SmallVec<[CoreRef; 1]> {
+    let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
+    if due.iter().any(|due| due.is_covered) {
+        for (_, granted, op) in inspection.ops() {
+            let is_stuck = granted && is_ready_work(op) && op.core.has_no_free_thread();
+            if is_stuck && found.iter().all(|known| !known.same(&op.core)) {
+                found.push(op.core.clone());
+            }
+        }
+    }
+    found
 }
 
 impl Due {
@@ -396,10 +409,11 @@ fn poll_for_room(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
         return Vec::new();
     }
     // One inspection for all of them.
-    if others_without_workers(core) {
-        let others = deadlock::without_free_threads(core);
-        due.iter().for_each(|due| due.want(&others));
+    let mut stuck = deadlock::without_free_threads(core);
+    if core.has_no_free_thread() && core.pool.has_work() {
+        stuck.push(core.clone());
     }
+    due.iter().for_each(|due| due.want(&stuck));
     let submits = due.iter().any(|due| due.limit.is_some());
     let mut held = if submits { deadlock::lasting_standstill(core, &awaiting_bodies()) } else { None };
     // As for other futures: unwanted leases are released first.
