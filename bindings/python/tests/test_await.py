@@ -750,6 +750,17 @@ def test_a_function_may_run_a_loop_of_its_own_that_awaits_other_functions(np, wo
             assert np.from_dlpack(t).tolist() == [depth]
 
 
+@pytest.mark.parametrize("wait", [lambda t: t.wait(), lambda t: t.wait(20), lambda t: asyncio.run(asyncio.wait_for(t, 20))])
+def test_a_function_of_one_engine_that_waits_inside_a_function_of_another_holds_up_neither(np, wait):
+    with est.Engine(workers=1) as eng, est.Engine(workers=1) as other:
+
+        def inner():
+            # The thread that runs this may be the one worker of `eng`, in its wait for `other`.
+            wait(other.call(np.square, eng.call(np.ones, 1)))
+
+        eng.submit(lambda: other.submit(inner).wait()).wait(20)
+
+
 def test_thousands_of_awaits_end(eng, np):
     x = eng.zeros(1, "int64")
 

@@ -305,18 +305,15 @@ impl<J: Job> Pool<J> {
     }
 
     /// Called by a worker, of this pool or another one, that is about to block: a spare thread of its pool, if the limit allows one, takes its
-    /// role until the guard is dropped, and its queued jobs can be stolen. Another thread releases its [slot](Self::take_slot) of this pool
-    /// meanwhile. On a thread that runs no job, and inside of another blocking section of the same thread, it does nothing.
+    /// role until the guard is dropped, and its queued jobs can be stolen. A thread that has a [slot](Self::take_slot) of this pool releases it
+    /// meanwhile. On another thread that runs no job, and inside of another blocking section of the same thread, it does nothing.
     pub fn blocking(&self) -> BlockingGuard<J> {
-        if SLOT.get() == self.shared.address() {
+        // A worker of one pool may have a slot of another one.
+        let slot = (SLOT.get() == self.shared.address()).then(|| {
             SLOT.set(0);
             self.shared.release_slot();
-            return BlockingGuard {
-                shared: Some(self.shared.clone()),
-                had_slot: true,
-                not_send: PhantomData,
-            };
-        }
+            self.shared.clone()
+        });
         let entered = workers::with_own_context(|context: &WorkerContext<J>| {
             if context.shared.generation.is_inherited() {
                 // A forked child has none of the pool's threads.
@@ -337,7 +334,7 @@ impl<J: Job> Pool<J> {
             shared.threads.not_started();
             tracing::warn!(%error, "cannot start a spare worker; a blocked one is not covered");
         }
-        BlockingGuard { shared: entered.map(|(shared, _)| shared), had_slot: false, not_send: PhantomData }
+        BlockingGuard { shared: entered.map(|(shared, _)| shared), slot, not_send: PhantomData }
     }
 
     /// True if all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further
@@ -463,27 +460,30 @@ debug_as!([J: Job] pool: Pool<J>, "Pool({:?}, {} workers)", pool.shared.name, po
 /// While it lives, a spare thread covers the worker that called [`Pool::blocking`]. It stays on that thread.
 #[must_use = "the worker counts as blocked while the guard lives"]
 pub struct BlockingGuard<J: Job> {
-    /// The pool that the thread works for; `None` when it runs no job.
+    /// The pool that the thread is a worker of.
     shared: Option<Arc<PoolState<J>>>,
-    /// True if the thread is no worker and had a slot.
-    had_slot: bool,
+    /// The pool that the thread had a slot of.
+    slot: Option<Arc<PoolState<J>>>,
     not_send: PhantomData<*const ()>,
 }
 
 impl<J: Job> BlockingGuard<J> {
-    /// True if the thread works for a pool.
+    /// True if the thread works for a pool, as a worker or with a slot.
     pub fn is_on_worker(&self) -> bool {
-        self.shared.is_some()
+        self.shared.is_some() || self.slot.is_some()
     }
 }
 
 impl<J: Job> Drop for BlockingGuard<J> {
     fn drop(&mut self) {
-        let Some(shared) = self.shared.take() else { return };
-        if self.had_slot {
-            shared.concurrency().into_iter().for_each(Concurrency::exceed);
-            return SLOT.set(shared.address());
+        if let Some(slot) = self.slot.take() {
+            slot.concurrency().into_iter().for_each(Concurrency::exceed);
+            SLOT.set(slot.address());
         }
+        // In a forked child the locks may be held for ever.
+        let Some(shared) = self.shared.take().filter(|shared| !shared.generation.is_inherited()) else {
+            return;
+        };
         workers::with_context(&shared, |context| {
             let depth = context.blocking_depth.get() - 1;
             context.blocking_depth.set(depth);
@@ -495,4 +495,4 @@ impl<J: Job> Drop for BlockingGuard<J> {
     }
 }
 
-debug_as!([J: Job] guard: BlockingGuard<J>, "BlockingGuard(on a worker: {})", guard.shared.is_some());
+debug_as!([J: Job] guard: BlockingGuard<J>, "BlockingGuard(on a worker: {})", guard.is_on_worker());

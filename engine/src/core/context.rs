@@ -141,6 +141,11 @@ impl Drop for SynchronousBody {
     }
 }
 
+/// True if the calling code is a synchronous body.
+pub(crate) fn is_synchronous() -> bool {
+    AWAITS.get() != BodyAwaits::Outside && !ON_RUNTIME.get() && !is_notification()
+}
+
 /// While the guard lives, polls on this thread are those of a blocking wait, which covers the thread itself and no longer than it lasts.
 pub(crate) fn polls_of_wait() -> Restore<BodyAwaits> {
     let polls = match AWAITS.get() {
@@ -153,7 +158,7 @@ pub(crate) fn polls_of_wait() -> Restore<BodyAwaits> {
 /// Called where a poll of the calling code is pending: from here to its end, a synchronous body counts as blocked. Returns true where
 /// another thread has to take the place of this one meanwhile.
 pub(crate) fn cover_synchronous(core: &Core) -> bool {
-    if ON_RUNTIME.get() || is_notification() {
+    if !is_synchronous() {
         return false;
     }
     if AWAITS.get() == BodyAwaits::No {

@@ -265,6 +265,8 @@ impl Pending {
                 let verdict = poll_again(key, cx.waker());
                 if verdict.is_some() {
                     self.over();
+                } else if context::is_synchronous() {
+                    cover(key);
                 }
                 verdict
             }
@@ -398,6 +400,22 @@ fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
     drop(own);
     drop(Contained::new(before));
     verdict
+}
+
+/// A synchronous body polls a future that was pending elsewhere before.
+fn cover(key: Key) {
+    let uncovered = list(key.list())
+        .entry(key)
+        .filter(|entry| !entry.awaited.is_covered)
+        .map(|entry| entry.awaited.core.clone());
+    if uncovered.is_some_and(|core| context::cover_synchronous(&core)) {
+        let soon = Instant::now() + STAND_IN_LOOK;
+        if let Some(entry) = list(key.list()).entry(key) {
+            entry.awaited.is_covered = true;
+            entry.next_look = entry.next_look.into_iter().chain([soon]).min();
+        }
+        watcher().inspect_by(soon);
+    }
 }
 
 fn unregister(key: Key) {

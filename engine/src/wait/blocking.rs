@@ -474,7 +474,7 @@ impl Needed {
         is_over: &impl Fn() -> bool,
     ) -> bool {
         // Kept while the operations that it is for make others ready, for which a worker would be woken else.
-        let slot = if takes_slots { core.pool.take_slot() } else { None };
+        let slot = if takes_slots && !core.runs_anything_here() { core.pool.take_slot() } else { None };
         let take = || {
             let job = core.pool.take_matching(|job| {
                 let has_slot = slot.is_some() && job.0.payload().kind == OpKind::NeedsLock;

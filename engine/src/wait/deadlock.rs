@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 
 use estafette_graph::{Explained, OpId, OpView, Snapshot};
 use estafette_sync::process::Generation;
-use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
@@ -46,6 +46,8 @@ pub(crate) struct Detector {
     is_taken: AtomicBool,
     /// The last check found a standstill.
     stands_still: AtomicBool,
+    /// Number of checks that have found one.
+    standstills: AtomicU64,
 }
 
 /// The checks of one wait. Dropping it hands them over.
@@ -65,6 +67,8 @@ pub(crate) struct Checks<'a> {
     pub(crate) stand_ins: StandInSet,
     /// Since when leases alone hold the wait up, as found by earlier checks.
     held_since: Option<Instant>,
+    /// Standstills that were found before anything has moved last, or before the wait began.
+    earlier: u64,
     generation: Generation,
 }
 
@@ -83,6 +87,7 @@ impl<'a> Checks<'a> {
             lease_timeout,
             stand_ins: StandInSet::default(),
             held_since: None,
+            earlier: detector.standstills.load(Ordering::SeqCst),
             generation: Generation::current(),
         }
     }
@@ -143,6 +148,7 @@ impl<'a> Checks<'a> {
     /// Leases hold up something else from here on, if anything.
     pub(crate) fn standstill_is_over(&mut self) {
         self.held_since = None;
+        self.earlier = self.detector.standstills.load(Ordering::SeqCst);
     }
 
     /// Something has moved.
@@ -164,6 +170,7 @@ impl<'a> Checks<'a> {
 
     /// Notes whether a check found a standstill, and notifies the others of a new one.
     fn found(&self, stands_still: bool) {
+        self.detector.standstills.fetch_add(u64::from(stands_still), Ordering::SeqCst);
         if self.detector.stands_still.swap(stands_still, Ordering::SeqCst) != stands_still && stands_still {
             self.notifier.notify();
         }
@@ -177,7 +184,8 @@ impl<'a> Checks<'a> {
         }
         let checked = pace.inspect(|| check(self));
         if checked.is_none() {
-            let stands_still = self.detector.stands_still.load(Ordering::SeqCst);
+            let is_new = self.detector.standstills.load(Ordering::SeqCst) != self.earlier;
+            let stands_still = is_new && self.detector.stands_still.load(Ordering::SeqCst);
             self.held_since = stands_still.then(|| self.held_since.unwrap_or_else(Instant::now));
         }
         checked

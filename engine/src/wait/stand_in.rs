@@ -257,7 +257,8 @@ impl Blocked {
 impl Drop for Blocked {
     fn drop(&mut self) {
         let core = STANDS_IN.with_borrow_mut(|stands_in| {
-            let (core, depth) = stands_in.as_mut().expect("a stand-in stays one until its thread ends");
+            // A forked child has no stand-ins.
+            let (core, depth) = stands_in.as_mut()?;
             *depth -= 1;
             (*depth == 0).then(|| core.clone())
         });
@@ -343,7 +344,8 @@ impl StandIns {
         threads.resting += 1;
         // A wait that requested a stand-in in the meantime may have found this thread active, and two active
         // stand-ins may both rest.
-        if self.is_kept(core) && !core.is_over() && threads.active() == 0 {
+        let is_left = || self.is_wanted() && core.has_no_free_thread() && core.pool.has_work();
+        if threads.active() == 0 && !core.is_over() && (self.is_kept(core) || is_left()) {
             threads.resting -= 1;
             return true;
         }

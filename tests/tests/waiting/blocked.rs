@@ -1,5 +1,6 @@
 //! Hard cases: waiting and the in-flight limit.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
@@ -520,6 +521,53 @@ fn an_executor_that_sleeps_inside_an_operation_is_covered_by_a_spare_worker() {
         }
         assert!(watchdogs.iter().all(Watchdog::still_watches));
     }
+}
+
+#[test]
+fn executors_in_all_threads_may_wait_for_an_asynchronous_body_that_submits() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let out = tensor(&engine, 0.0);
+    let (begin, begun) = futures::channel::oneshot::channel();
+    let own = engine.clone();
+    let body = engine.op("asynchronous").writes([&out]).run_future(move |[], [_out]| async move {
+        begun.await?;
+        Ok(own.op("inner").run(|[], []| Ok(()))?.await?)
+    });
+    drop(body.unwrap());
+    let running = Arc::new(AtomicUsize::new(0));
+    let count = 1 + std::thread::available_parallelism().unwrap().get();
+    for _ in 0..count {
+        let (running, out) = (Arc::clone(&running), out.clone());
+        let body = engine.op("executor").run(move |[], []| {
+            running.fetch_add(1, Ordering::SeqCst);
+            Ok(block_on(out.ready())?)
+        });
+        drop(body.unwrap());
+    }
+    until("all threads have a body", || running.load(Ordering::SeqCst) == count);
+    begin.send(()).unwrap();
+    until("the asynchronous body has ended", || out.is_ready());
+    engine.wait_all(None).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+/// A future that a thread has polled goes to a body that is the last which could run what it needs.
+#[test]
+fn an_executor_may_get_a_future_that_is_pending_already() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 0.0);
+    let (give, given) = channel::<Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>>();
+    let body = engine.op("executor").run(move |[], []| Ok(block_on(given.recv()?)?));
+    set(&engine, &x, 1.0);
+    let tensor = x.clone();
+    let mut ready = Box::pin(async move { tensor.ready().await });
+    assert!((&mut ready).now_or_never().is_none(), "the one worker is taken");
+    give.send(ready).unwrap();
+    until("the write has ended", || x.is_ready());
+    body.unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
 }
 
 #[test]

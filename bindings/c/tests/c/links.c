@@ -513,10 +513,15 @@ static void a_close_ends_the_waits_of_other_threads(void) {
   waiting at_link = {.of = with("waits_for_a_word", 1)}, at_door = {.of = at_link.of};
   OK(estafette_door_open(&at_door.door));
   pthread_t receives = waits(&at_link), accepts = waits(&at_door);
+  /* The other process closes the link itself as soon as it has the word. */
+  CHECK(kill(at_link.of.process, SIGSTOP) == 0);
   say(at_link.of.engine, at_link.of.link);
-  end(&at_link.of);
-  OK(estafette_door_close(at_door.door));
+  OK(estafette_link_close(at_link.of.link));
   pthread_join(receives, 0);
+  CHECK(kill(at_link.of.process, SIGCONT) == 0);
+  ends_well(at_link.of.process);
+  OK(estafette_engine_destroy(at_link.of.engine));
+  OK(estafette_door_close(at_door.door));
   pthread_join(accepts, 0);
   CHECK(at_link.status == ESTAFETTE_INVALID && strstr(at_link.text, "closed"));
   CHECK(at_door.status == ESTAFETTE_INVALID && strstr(at_door.text, "closed"));

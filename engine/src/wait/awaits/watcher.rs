@@ -232,7 +232,11 @@ fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     inspection.run(EVERYTHING);
     let reaches = inspection.reaches(inspect::moves);
     let wanted = wanted_threads(&inspection, &due, &places);
-    let stuck = stuck_engines(&inspection, &due);
+    let mut stuck = stuck_engines(&inspection, &due);
+    // A body that these wait for may wait itself: the inspection does not see for what.
+    if core.has_no_free_thread() && core.pool.has_work() && stuck.iter().all(|known| !known.same(core)) {
+        stuck.push(core.clone());
+    }
     due.iter().filter(|due| due.is_covered).for_each(|due| due.want(&stuck));
     let (threads, futures): (Vec<_>, Vec<_>) =
         due.into_iter().zip(places).enumerate().partition(|(_, (due, _))| due.is_blocked);
