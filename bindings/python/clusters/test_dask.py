@@ -621,7 +621,7 @@ def test_what_is_spilled_keeps_its_value_and_no_lease_but_those_of_others(tmp_pa
             time.sleep(0.05)
         assert client.run(spilled, workers=[first])[first] == (1, 0)
         on(client, first, write_later).result(60)
-        # The array of the second worker holds it up. What the first one has just written to the disk may take a moment to end its lease.
+        # The array of the second worker holds it up. Other leases, of what was written to the disk, may last a moment.
         while not on(client, first, is_held_up).result(60):
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -469,7 +469,7 @@ pub struct BlockingGuard<J: Job> {
 
 impl<J: Job> BlockingGuard<J> {
     /// True if the thread works for a pool, as a worker or with a slot.
-    pub fn is_on_worker(&self) -> bool {
+    pub fn is_needed(&self) -> bool {
         self.shared.is_some() || self.slot.is_some()
     }
 }
@@ -495,4 +495,4 @@ impl<J: Job> Drop for BlockingGuard<J> {
     }
 }
 
-debug_as!([J: Job] guard: BlockingGuard<J>, "BlockingGuard(on a worker: {})", guard.is_on_worker());
+debug_as!([J: Job] guard: BlockingGuard<J>, "BlockingGuard(needed: {})", guard.is_needed());

@@ -128,7 +128,7 @@ pub(crate) struct Cover {
 impl Cover {
     /// True if the calling thread runs operations for an engine, so that another thread has to take its place.
     pub(crate) fn is_needed(&self) -> bool {
-        self.spare.is_on_worker() || self.stand_in.is_some()
+        self.spare.is_needed() || self.stand_in.is_some()
     }
 }
 
@@ -363,6 +363,11 @@ impl Core {
     /// True if no thread of the pool takes an operation: there is none, or all are blocked.
     pub(crate) fn has_no_free_thread(&self) -> bool {
         self.has_no_workers() || self.pool.is_stuck()
+    }
+
+    /// True if something is ready, and no thread of the pool takes it.
+    pub(crate) fn lacks_thread(&self) -> bool {
+        self.has_no_free_thread() && self.pool.has_work()
     }
 
     /// Notifies a thread of the work that was pushed to the pool: a worker or, without workers, a waiting

@@ -314,8 +314,7 @@ impl Relief {
     /// the work have had the time.
     fn see_to(&mut self, seen: &Inspection, what: &dyn Display) -> Result<(), Error> {
         let before = std::mem::take(&mut self.hopeless);
-        let is_left =
-            |op: &OpState| is_ready_work(op) && op.core.has_no_free_thread() && op.core.pool.has_work();
+        let is_left = |op: &OpState| is_ready_work(op) && op.core.lacks_thread();
         for (_, _, op) in seen.ops().filter(|(_, granted, op)| *granted && is_left(op)) {
             let Some(missing) = self.stand_ins.want(&op.core) else { continue };
             if before {

@@ -344,7 +344,7 @@ impl StandIns {
         threads.resting += 1;
         // A wait that requested a stand-in in the meantime may have found this thread active, and two active
         // stand-ins may both rest.
-        let is_left = || self.is_wanted() && core.has_no_free_thread() && core.pool.has_work();
+        let is_left = || self.is_wanted() && core.lacks_thread();
         if threads.active() == 0 && !core.is_over() && (self.is_kept(core) || is_left()) {
             threads.resting -= 1;
             return true;

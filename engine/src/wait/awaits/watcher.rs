@@ -234,7 +234,7 @@ fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     let wanted = wanted_threads(&inspection, &due, &places);
     let mut stuck = stuck_engines(&inspection, &due);
     // A body that these wait for may wait itself: the inspection does not see for what.
-    if core.has_no_free_thread() && core.pool.has_work() && stuck.iter().all(|known| !known.same(core)) {
+    if core.lacks_thread() && stuck.iter().all(|known| !known.same(core)) {
         stuck.push(core.clone());
     }
     due.iter().filter(|due| due.is_covered).for_each(|due| due.want(&stuck));
@@ -414,7 +414,7 @@ fn poll_for_room(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     }
     // One inspection for all of them.
     let mut stuck = deadlock::without_free_threads(core);
-    if core.has_no_free_thread() && core.pool.has_work() {
+    if core.lacks_thread() {
         stuck.push(core.clone());
     }
     due.iter().for_each(|due| due.want(&stuck));
