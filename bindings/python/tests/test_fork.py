@@ -317,6 +317,39 @@ if __name__ == "__main__":
     assert done.stdout.strip() == "[4.0, 4.0, 4.0]"
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_failure_in_a_process_of_multiprocessing_is_heard(tmp_path, method):
+    import os
+    import subprocess
+
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"""
+import logging, multiprocessing, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import estafette as est
+
+kept = []
+
+def child():
+    eng = est.Engine(workers=1)
+    x = eng.zeros(3, "float32")
+    eng.submit(lambda: 1 / 0, writes=[x])
+    # The tensor holds the failure until the process ends.
+    kept.extend([eng, x])
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context({method!r}).Process(target=child)
+    process.start()
+    process.join(20)
+    assert process.exitcode == 0, process.exitcode
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ZeroDivisionError") == 1, done.stderr
+
+
 def test_a_child_may_record_and_be_shown_although_another_thread_was_at_that(np, tmp_path):
     program(
         f"""

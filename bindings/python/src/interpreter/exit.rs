@@ -4,7 +4,8 @@
 //!    threads, as bodies may need them, and after, for what those threads have submitted. The wait ends when no operation has
 //!    ended for a while, when only leases hold up what is left, or by Ctrl-C; then what is left is named on the standard error.
 //! 2. Failures that nothing has looked at are reported; callbacks that are due are called, and what the engine has logged reaches
-//!    Python's log.
+//!    Python's log. In a process that `multiprocessing` has started this happens before Python joins its threads, as those that
+//!    were forked end without the rest.
 //! 3. The guard closes: operations that have not begun fail instead of calling Python. Those that run get a moment to end,
 //!    then an exception. One that is in C for longer stays there when it comes back to the finalizing interpreter (`finalization.rs`).
 //! 4. Links are closed.
@@ -29,6 +30,7 @@ use crate::classes::{promise, remote};
 use crate::error::class;
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
+use crate::interpreter::once::{intern, loaded};
 use crate::log;
 use crate::submission::running;
 
@@ -87,19 +89,17 @@ pub fn known(engine: &Engine) -> Option<EngineHandle> {
 #[pyfunction(name = "_before_threads_end")]
 pub fn before_threads_end(py: Python<'_>) {
     finish(py, false);
+    if is_child_of_multiprocessing(py).unwrap_or(false) {
+        // Those that *fork* and *forkserver* start end by `os._exit` after this function, without `atexit`.
+        report_what_is_left(py);
+    }
 }
 
 /// Called by `atexit`, on the main thread.
 #[pyfunction(name = "_at_exit")]
 pub fn at_exit(py: Python<'_>) {
     finish(py, true);
-    for engine in all() {
-        bindings::report(&engine.unretrieved());
-    }
-    // An abandoned engine had its time.
-    let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
-    promise::flush(py, grace);
-    log::flush(py, LAST_GRACE);
+    let grace = report_what_is_left(py);
     if ENGINES.lock().is_empty() {
         // None was ever made in this process, which may be a forked child.
         return;
@@ -117,6 +117,24 @@ pub fn at_exit(py: Python<'_>) {
         reaper().flush(DELETERS);
         reaper().stop(DELETERS);
     });
+}
+
+fn is_child_of_multiprocessing(py: Python<'_>) -> PyResult<bool> {
+    let Some(module) = loaded(py, intern!(py, "multiprocessing.process"))? else { return Ok(false) };
+    Ok(!module.call_method0(intern!(py, "parent_process"))?.is_none())
+}
+
+/// Reports failures that nothing has looked at, calls callbacks that are due, and hands over what the engine has logged.
+/// Returns the time that functions which run may take.
+fn report_what_is_left(py: Python<'_>) -> Duration {
+    for engine in all() {
+        bindings::report(&engine.unretrieved());
+    }
+    // An abandoned engine had its time.
+    let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
+    promise::flush(py, grace);
+    log::flush(py, LAST_GRACE);
+    grace
 }
 
 /// True if the exit waits for what is in flight.
