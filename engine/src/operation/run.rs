@@ -465,6 +465,17 @@ fn end(granted: OpGranted, ending: &Ending<'_>, failure: Option<OperationError>)
     dispatch_keeping_first(&mut ready, Some(core))
 }
 
+/// As [`end`], for an operation that has run.
+fn end_as_run(granted: OpGranted, fences: &[Fence], failure: Option<OperationError>) -> Option<OpGranted> {
+    if !fences.is_empty() && granted.is_referenced() {
+        granted.payload().note_left(fences);
+    }
+    // The name of the writer is needed only with a fence.
+    let tag = (!fences.is_empty()).then(|| OpTag::of(&granted));
+    let ending = Ending::Ran { left: tag.as_ref().map(|tag| (fences, tag)), failure: failure.as_ref() };
+    end(granted, &ending, failure.clone())
+}
+
 /// As [`end`], for an operation that succeeded and left no device work: the most frequent case.
 fn end_well(granted: OpGranted) -> Option<OpGranted> {
     if granted.payload().noted {
@@ -548,11 +559,8 @@ impl Running {
 
     /// Ends a host operation. Returns the operation to run next on this thread.
     #[inline]
-    pub(crate) fn finish(mut self, result: Result<(), OperationError>) -> Option<OpGranted> {
-        match result {
-            Ok(()) => end_well(self.take()),
-            Err(_) => self.finish_with(None, result),
-        }
+    pub(crate) fn finish(self, result: Result<(), OperationError>) -> Option<OpGranted> {
+        self.finish_with_all(&[], result)
     }
 
     /// Ends an operation. `fence` marks the device work that it left, also if the operation failed after
@@ -566,20 +574,17 @@ impl Running {
     }
 
     /// As [`finish_with`](Self::finish_with), for work on several queues.
+    #[inline]
     pub(crate) fn finish_with_all(
         mut self,
         fences: &[Fence],
         result: Result<(), OperationError>,
     ) -> Option<OpGranted> {
         let granted = self.take();
-        let failure = result.err();
-        if !fences.is_empty() && granted.is_referenced() {
-            granted.payload().note_left(fences);
+        if fences.is_empty() && result.is_ok() {
+            return end_well(granted);
         }
-        // The name of the writer is needed only with a fence.
-        let tag = (!fences.is_empty()).then(|| OpTag::of(&granted));
-        let ending = Ending::Ran { left: tag.as_ref().map(|tag| (fences, tag)), failure: failure.as_ref() };
-        end(granted, &ending, failure.clone())
+        end_as_run(granted, fences, result.err())
     }
 
     /// Ends the operation without running its body, as if an input had failed by `cause`.

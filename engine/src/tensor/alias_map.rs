@@ -6,7 +6,7 @@
 //! the older tensor into its set. So any two overlapping tensors share at least one variable. A tensor that
 //! lies inside an older one needs only the variables that it found.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
@@ -317,7 +317,7 @@ fn try_place(
             return (Resolution::Nothing, Some((vars, Arc::clone(region), Some(lease))));
         }
         let mut vars = VarSet::new();
-        let mut known = HashSet::new();
+        let mut known = BTreeSet::new();
         let mut inside = false;
         for region in found {
             let own = region.own();

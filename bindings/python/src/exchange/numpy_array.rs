@@ -387,9 +387,20 @@ fn number_of(dtype: DType) -> Option<c_int> {
     NUMBERS.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number)
 }
 
+/// The element types by NumPy's numbers.
+const BY_NUMBER: [Option<DType>; 24] = {
+    let mut types = [None; 24];
+    let mut at = 0;
+    while at < NUMBERS.len() {
+        types[NUMBERS[at].0 as usize] = Some(NUMBERS[at].1);
+        at += 1;
+    }
+    types
+};
+
 /// The element type that is in the byte order of this machine.
 fn dtype_of(dtype: &DTypeFields) -> Option<DType> {
     let foreign = if cfg!(target_endian = "little") { b'>' } else { b'<' };
-    let known = NUMBERS.iter().find(|(number, _)| *number == dtype.number);
-    known.filter(|_| dtype.byte_order as u8 != foreign).map(|(_, dtype)| *dtype)
+    let known = usize::try_from(dtype.number).ok().and_then(|number| *BY_NUMBER.get(number)?);
+    known.filter(|_| dtype.byte_order as u8 != foreign)
 }

@@ -79,14 +79,6 @@ impl PyEngine {
         let py = x.py();
         let engine = self.engine(py)?;
         let wanted = Wanted { device: device.map(kinds::parse_device).transpose()?, copy, writable };
-        if let Ok(tensor) = x.cast::<PyTensor>() {
-            if freed_on.is_some() {
-                return Err(PyValueError::new_err(
-                    "freed_on: a tensor of Estafette's own knows where its memory goes",
-                ));
-            }
-            return self.own(tensor, &wanted);
-        }
         let origin = || origin::of(x);
         if freed_on.is_none()
             && let Some(memory) = import::take_numpy(x, &wanted)
@@ -95,6 +87,14 @@ impl PyEngine {
                 scope::within(py, || bindings::engine::import_host(engine, memory, origin))?.or_raise(py)?;
             taken(x, &tensor);
             return self.object(py, tensor);
+        }
+        if let Ok(tensor) = x.cast::<PyTensor>() {
+            if freed_on.is_some() {
+                return Err(PyValueError::new_err(
+                    "freed_on: a tensor of Estafette's own knows where its memory goes",
+                ));
+            }
+            return self.own(tensor, &wanted);
         }
         // A copy that `__dlpack__` makes may be imported as read-only. One that is made here may be written.
         let may_be_copied = copy.unwrap_or(device.is_some());
