@@ -3,7 +3,7 @@
 //!
 //! `cargo xtask test --suite c` runs this, as it runs `c_programs`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 mod compile;
@@ -220,28 +220,40 @@ const MUTANTS: [Mutant; 24] = [
 fn every_mutant_is_caught_by_its_check() {
     let object = scratch("mutants").join("checks.o");
     run(gcc(&[checks()]).arg("-c").arg("-o").arg(&object));
-    for (number, Mutant(file, from, to, check)) in MUTANTS.iter().enumerate() {
-        let folder = scratch(&format!("mutant-{number}"));
-        let text = std::fs::read_to_string(example(file)).expect("the example is there");
-        assert!(text.matches(from).count() >= 1, "{file} has no `{from}`");
-        std::fs::write(folder.join(file), text.replacen(from, to, 1)).expect("writable");
-        let whole = if *file == "pool.c" { "reader.c" } else { "pool.c" };
-        let program = folder.join("checks");
-        let files = [example("check_libraries.c"), object.clone(), folder.join(file), example(whole)];
-        let mut compile = gcc(&files);
-        compile.args(["-Wno-error", "-w"]).arg("-o").arg(&program);
-        // Freed memory that this mutant uses may look right.
-        if *check == "a_retained_fence_outlives_its_tensor" {
-            compile.args(SANITIZERS);
+    let numbered: Vec<(usize, &Mutant)> = MUTANTS.iter().enumerate().collect();
+    // Most checks of a mutant wait until their patience is over.
+    std::thread::scope(|scope| {
+        for part in numbered.chunks(6) {
+            let object = &object;
+            scope.spawn(move || {
+                part.iter().for_each(|(number, mutant)| assert_caught(*number, mutant, object))
+            });
         }
-        run(&mut compile);
-        let mut checking = Command::new(&program);
-        // A mutant may wait for ever.
-        checking.env("DLPACK_FENCE_PATIENCE_MS", "1000").env("DLPACK_FENCE_ONLY", check);
-        let output = checking.output().expect("it can be started");
-        let out = String::from_utf8_lossy(&output.stdout);
-        assert!(!output.status.success(), "mutant {number} of {file} passes");
-        let caught = out.lines().any(|line| line == format!("FAILED  {check}"));
-        assert!(caught, "mutant {number} of {file} is not caught by {check}:\n{out}");
+    });
+}
+
+/// `object` is what the checks were compiled to.
+fn assert_caught(number: usize, Mutant(file, from, to, check): &Mutant, object: &Path) {
+    let folder = scratch(&format!("mutant-{number}"));
+    let text = std::fs::read_to_string(example(file)).expect("the example is there");
+    assert!(text.matches(from).count() >= 1, "{file} has no `{from}`");
+    std::fs::write(folder.join(file), text.replacen(from, to, 1)).expect("writable");
+    let whole = if *file == "pool.c" { "reader.c" } else { "pool.c" };
+    let program = folder.join("checks");
+    let files = [example("check_libraries.c"), object.to_path_buf(), folder.join(file), example(whole)];
+    let mut compile = gcc(&files);
+    compile.args(["-Wno-error", "-w"]).arg("-o").arg(&program);
+    // Freed memory that this mutant uses may look right.
+    if *check == "a_retained_fence_outlives_its_tensor" {
+        compile.args(SANITIZERS);
     }
+    run(&mut compile);
+    let mut checking = Command::new(&program);
+    // A mutant may wait for ever.
+    checking.env("DLPACK_FENCE_PATIENCE_MS", "1000").env("DLPACK_FENCE_ONLY", check);
+    let output = checking.output().expect("it can be started");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "mutant {number} of {file} passes");
+    let caught = out.lines().any(|line| line == format!("FAILED  {check}"));
+    assert!(caught, "mutant {number} of {file} is not caught by {check}:\n{out}");
 }
