@@ -4,8 +4,9 @@
 //! largest, up to a bound, since a piece takes memory that no block may ever need. Of those that are empty the largest stays, and the
 //! others go back. What is free is noted beside the memory, so that memory which the host cannot use is divided as well.
 //!
-//! A piece is made and dropped under no lock. One thread at a time makes one. Others that find no room wait for that piece, as a second
-//! one would take memory that no block needs; blocks that there is room for, releases and questions do not wait.
+//! A piece is made and dropped under no lock. One thread at a time makes a piece. Threads that find no room
+//! wait for it, as a second piece would take memory that no block needs. Allocations that fit, releases and
+//! queries do not wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use estafette_sync::sync::{Condvar, Mutex};
 
 const PIECE_MIN: usize = 16 << 20;
-/// The largest, but of what one block needs. As many as a link shows to another process, 1,024, are 256 GiB.
+/// The largest piece, unless one block needs more. A link shows at most 1,024 of them: 256 GiB.
 const PIECE_MAX: usize = 256 << 20;
 
 /// A piece of memory.
@@ -198,7 +199,7 @@ impl<S> Drop for Making<'_, S> {
     }
 }
 
-/// The size that a block of `bytes` bytes takes. More than there is stays more than there is.
+/// The size that a block of `bytes` bytes takes. Saturates: a size above all memory stays above it.
 fn size<S: Span>(bytes: usize) -> usize {
     bytes.max(1).checked_next_multiple_of(S::GRAIN).unwrap_or(usize::MAX)
 }

@@ -182,7 +182,8 @@ impl Link {
         let (first, layout, key) = (place.first as u64, place.layout.clone(), export.key);
         let description = Description { number, first, layout, key, share: 0, is_writable: true };
         let answer = self.link.send(&export.ready, &Note::Tensor(description).to_bytes(&[])).await?;
-        // One that closes the link answers what it has not received before the lease is granted.
+        // A receiver that closes the link answers messages that it has not received before the lease is
+        // granted.
         let fences = [answer.clone(), export.ready.clone()];
         Reactor::global().when_settled(fences, move |_| export.written(answer));
         Ok(())

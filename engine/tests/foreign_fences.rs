@@ -444,7 +444,7 @@ fn a_fence_that_can_order_keeps_the_wait_on_the_device() {
     assert_eq!(queue.order_after(&fence).unwrap(), Order::Device);
     assert_eq!(*foreign.ordered.lock(), [queue.native()]);
     assert!(foreign.calls.lock().is_empty(), "no thread of the host waits");
-    // One that cannot leaves it to the host.
+    // A fence that cannot order the queue leaves the wait to the host.
     let plain = adopt(Foreign::new().telling()).unwrap();
     assert_eq!(queue.order_after(&plain).unwrap(), Order::Host);
 }
@@ -547,7 +547,7 @@ fn our_own_fence_that_comes_back_is_the_same_fence() {
     unsafe { raw.release.unwrap()(raw.context) };
 }
 
-/// A fence whose `query` asks for what waits for the fence.
+/// A fence whose `query` depends on the fence.
 struct Circular {
     guarded: Mutex<Option<Fence>>,
     queries: AtomicUsize,
@@ -581,7 +581,7 @@ fn a_fence_whose_query_asks_for_what_it_guards_fails_with_a_clear_text_and_does_
     assert!(matches!(fence.state(), FenceState::Pending), "it asks for nothing yet");
     *circular.guarded.lock() = Some(fence.clone());
     let FenceState::Failed(error) = fence.state() else { panic!("it can never answer") };
-    assert!(error.to_string().contains("asks for what waits for that very fence"), "{error}");
+    assert!(error.to_string().contains("depends on that very fence"), "{error}");
     assert_eq!(circular.queries.load(SeqCst), 2);
     // Another fence may be asked meanwhile.
     let other = Foreign::new();

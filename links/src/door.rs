@@ -71,7 +71,8 @@ impl Door {
     /// A door with an address of its own.
     ///
     /// # Errors
-    /// Those of the system; this system or kernel has no links; 4,096 doors and links of this process are open or in use.
+    /// Errors of the system; this system or kernel has no links; 4,096 doors and links of this process are
+    /// open or in use.
     pub fn open() -> Result<Self, LinkError> {
         let hub = Hub::get()?;
         let digits = secret()?.into_iter().flat_map(|byte| format!("{byte:02x}").into_bytes());

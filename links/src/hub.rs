@@ -38,11 +38,11 @@ const ARRIVED_MAX: usize = 128;
 const SERVED_MAX: usize = 16;
 /// The time that a thread spins before it sleeps: about what going to sleep and waking up would cost, on a virtual machine.
 const SPIN_TIME: Duration = Duration::from_micros(150);
-/// Threads spin where the last wait was no longer. That of a thread which slept has its waking up in it, and its peer's as well: two peers
-/// that are quick find out of their sleep.
+/// Threads spin where the last wait was no longer. The wait of a thread that slept includes its own wake-up
+/// and its peer's, so this limit is above `SPIN_TIME`: two quick peers that sleep begin to spin again.
 const SHORT_WAIT: Duration = Duration::from_micros(300);
-/// A round in which a thread spins and that takes longer than `SPIN_TIME`: another thread has needed the processor. No thread spins for so
-/// many times as long after it. So spinning costs a sixteenth of the time at most, and is soon tried again after a loss that was short.
+/// If a spin round exceeds `SPIN_TIME`, another thread used the core. Then no thread spins for 16 times as
+/// long. So spinning costs at most a sixteenth of the time, and after a short loss threads soon try again.
 const PAUSE_FACTOR: u32 = 16;
 /// The most waits that do not spin after one that spun in vain, as a power of two.
 const IN_VAIN_MAX: u32 = 6;
@@ -118,9 +118,9 @@ struct Greeting {
 /// The side of a connection that this process is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// It learns why there is no link.
+    /// The connecting process gets the error of a failed connection.
     Connects,
-    /// Its door goes on as if a connection without a link had not been, but for what this process lacks.
+    /// A failed connection is dropped silently; only a lack of resources of this process is reported.
     Accepts,
 }
 
@@ -442,7 +442,8 @@ impl Hub {
         }
     }
 
-    /// Reads the greeting of a peer, and makes the link. That of a peer that `has_ended` has come, or never will.
+    /// Reads the greeting of a peer, and makes the link. If the peer `has_ended`, a greeting that is not here
+    /// never arrives.
     fn finish_greeting(&'static self, token: u64, greeting: Arc<Greeting>, has_ended: bool) {
         let meeting = |error| LinkError::system("meeting another process")(error);
         // The kernel drops the descriptors of a message for which there is no room.
@@ -508,8 +509,9 @@ impl Hub {
     }
 }
 
-/// The work of threads that wait in a [`Sleeper`](estafette_sync::sleeper::Sleeper): that of the link thread for links that any thread
-/// waits for, so that what arrives wakes one thread less. The link thread goes on where no thread waits, and sees the ends of peers.
+/// The work of threads that wait in a [`Sleeper`](estafette_sync::sleeper::Sleeper). Waiting threads
+/// serve links that threads wait for, in place of the link thread, so an arrival wakes one thread less. The
+/// link thread serves the other links, and observes the ends of peers.
 struct LinkHost;
 
 impl Host for LinkHost {
@@ -524,8 +526,9 @@ impl Host for LinkHost {
 }
 
 /// Adaptive spinning: threads poll for about as long as sleeping and waking up would take before they sleep.
-/// Threads that are ready run in between: with few cores the one that is waited for may be among them. But a thread that lets others run comes
-/// back late, where one that sleeps is woken at once; so where others need the processor, most waits do without.
+/// Between polls the thread yields: with few cores the thread that it waits for may be ready to run. But a
+/// yielding thread resumes late, and a sleeping one is woken at once. So where other threads need the
+/// processor, most waits skip spinning.
 #[derive(Debug, Default)]
 struct SpinPolicy(Mutex<SpinHistory>);
 
@@ -533,11 +536,11 @@ struct SpinPolicy(Mutex<SpinHistory>);
 struct SpinHistory {
     /// The last wait was short.
     was_short: bool,
-    /// The number of times that a thread has spun in vain since a peer last came in time.
+    /// Spins in vain since a peer last answered within `SPIN_TIME`.
     in_vain: u32,
-    /// Waits left that do without for that.
+    /// Waits left that skip spinning.
     skipped: u32,
-    /// Waits that begin before do without, as another thread has taken the processor.
+    /// No wait that begins before this spins, as another thread used the processor.
     paused_until: Option<Instant>,
 }
 
@@ -552,7 +555,7 @@ impl SpinPolicy {
         skipped == 0
     }
 
-    /// A thread has waited, and a peer has ended that or not. A thread that slept learns here that it could have spun.
+    /// Notes a wait of `time`, ended `by_peer` or not. A sleeping thread that waited briefly could have spun.
     fn note_wait(&self, time: Duration, by_peer: bool) {
         let mut history = self.0.lock();
         history.was_short = time < SHORT_WAIT;
@@ -561,7 +564,8 @@ impl SpinPolicy {
         }
     }
 
-    /// Returns true once the condition holds, if that is soon and before `deadline`.
+    /// Spins until the condition holds, for at most `SPIN_TIME` and until `deadline`. Returns whether it
+    /// holds.
     fn spin(&self, condition: impl Fn() -> bool, deadline: Option<Instant>) -> bool {
         let mut now = Instant::now();
         let end = now + SPIN_TIME;
@@ -582,7 +586,7 @@ impl SpinPolicy {
         }
     }
 
-    /// A round of spinning has taken so long.
+    /// Notes the time of a spin round.
     fn note_round(&self, time: Duration, now: Instant) {
         if time > SPIN_TIME {
             let mut history = self.0.lock();
@@ -605,7 +609,7 @@ impl Sources {
         })
     }
 
-    /// Fails while there are as many as there may be.
+    /// Fails while the number of sources is at its limit.
     fn check_room(&self) -> io::Result<()> {
         if self.by_token.len() < SOURCES_MAX {
             return Ok(());

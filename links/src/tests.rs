@@ -571,7 +571,7 @@ fn what_a_closed_link_never_received_is_not_in_use() {
         assert_eq!((error.kind(), error.message()), (DeviceErrorKind::Cancelled, &*closed));
     };
     is_refused(before);
-    // One that has not heard of the end yet.
+    // An end of the link that does not know of the close yet.
     if let Ok(after) = far.try_send(&promise, &[]) {
         is_refused(after);
     }

@@ -432,7 +432,7 @@ impl Survivor {
             // The link of a process that died in the midst of its greeting may come after the end of the process.
             drop(pin!(self.door.accept()).poll(&mut Context::from_waker(Waker::noop())));
             let now = counts();
-            // One that was about to be closed may have been counted before.
+            // A descriptor that was about to be closed may have been counted before.
             let descriptors = now.descriptors.max(self.before.descriptors);
             Counts { descriptors, ..self.before } == Counts { descriptors: self.before.descriptors, ..now }
         });

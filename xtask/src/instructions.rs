@@ -16,8 +16,8 @@ use crate::shell;
 /// Counted workloads. All on one thread, so that the count does not depend on the order of threads.
 const WORKLOADS: &[&str] = &["chain", "random", "ready-is", "ready-await"];
 
-/// Operations of the shorter and of the longer run: both more than the engine's window of 4,096, so that what is between
-/// them is an operation for which another one has to make room.
+/// Operations of the shorter and of the longer run: both more than the engine's in-flight limit of 4,096, so
+/// each operation between them needs the permit of another one.
 const FEWER: u64 = 100_000;
 const MORE: u64 = 200_000;
 

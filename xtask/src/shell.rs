@@ -174,7 +174,7 @@ fn guard(child: &Child, limit: Duration) -> (mpsc::Sender<()>, std::thread::Join
         let over_limit = wait.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
         if over_limit {
             let pids = with_descendants(child).iter().map(u32::to_string).collect::<Vec<_>>();
-            // One that ended in the meantime makes `kill` complain; the others are killed all the same.
+            // A process that ended in the meantime makes `kill` complain; the others are killed all the same.
             let _ = command("kill").arg("-KILL").args(&pids).stderr(Stdio::null()).status();
         }
         over_limit

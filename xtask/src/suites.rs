@@ -110,7 +110,8 @@ const CHECKED: &[&str] =
 /// For how many seconds processes are killed at random moments, where that is not quick.
 const KILLS_S: &str = "30";
 
-/// The Python tests in parts that run beside each other, by the first letters that each leaves out. Those of exits sleep most of the time.
+/// The Python tests in parts that run beside each other, by the first letters that each leaves out. Tests of
+/// exits mostly sleep.
 const PYTHON_PARTS: [&str; 6] = ["!a-c", "!df", "!e", "!g-o", "!p", "a-p"];
 
 /// Tests that meet the platform: fences of both sides, forks, clocks, libraries, memory and threads of the host. They are built without

@@ -18,7 +18,7 @@ pub enum DLManagedTensorFenced {}
 /// As `estafette_import`, of a tensor with fences: it is ready when its producer's `ready` is done, and its description may come as late.
 /// The deleter is called when the last use is over, so no fence is added.
 ///
-/// Returns as `estafette_import`. Of a tensor that is described late, what is wrong with the description fails the new tensor.
+/// Returns as `estafette_import`. If the description comes later and is invalid, the new tensor fails.
 ///
 /// # Safety
 /// As for `estafette_import`.

@@ -55,8 +55,8 @@ impl HandleKind {
         Self::ALL[self as usize - 1].1
     }
 
-    /// The tag of a place that nothing was in. Its generation is the page that this copy of the library is at, so that a handle of another
-    /// copy in the same process is in use in neither.
+    /// The tag of a place that was never used. The generation starts at the number of this copy's page in
+    /// memory, so a handle of another copy of the library in the same process is valid in neither.
     pub(crate) fn first_tag(self) -> u32 {
         let page = ((&raw const FREE).addr() >> 12) as u32;
         self.bits() | ((page << 1) & !(u32::MAX << KIND_SHIFT))

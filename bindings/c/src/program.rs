@@ -24,7 +24,7 @@ use crate::submit::{
 use crate::tensor::estafette_tensor;
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
-/// One that is destroyed while calls use it goes when the last of them returns.
+/// A program destroyed during a call is freed when the last call returns.
 #[derive(Debug)]
 pub enum estafette_program {}
 
@@ -34,7 +34,7 @@ static PROGRAMS: Table<Mutex<ProgramStage>> = Table::new(HandleKind::Program);
 enum ProgramStage {
     Recording(Box<ProgramBuilder>, Contexts),
     Ready(Program),
-    /// It is being finished, or could not be: then the contexts stay until it is destroyed.
+    /// The program is being finished, or could not be: then the contexts stay until it is destroyed.
     Abandoned(#[expect(dead_code, reason = "they are held, and dropped")] Contexts),
 }
 

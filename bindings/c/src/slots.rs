@@ -60,8 +60,8 @@ pub(crate) struct Begun {
     pub(crate) produces: bool,
 }
 
-/// A claim to a place. Dropping the claim releases the place. That of an operation lasts until its end is reported, or until it is known
-/// that it will never be called.
+/// A claim to a place. Dropping the claim releases the place. The claim of an operation lasts until the
+/// operation's end is reported, or until it is known that the operation will never be called.
 pub(crate) struct Held(NonNull<estafette_op>);
 
 // SAFETY: a handle is a number.
@@ -122,7 +122,8 @@ pub(crate) fn allocate_begun(begun: Begun) -> Result<*mut estafette_op, Refusal>
     Ok(places::handle(state.tag, number))
 }
 
-/// A place for an operation that is to be submitted, and whose function is none of C: it reports its own end. Dropping it gives the place back.
+/// A place for an operation that is to be submitted, and whose body is no C function: it reports its own end.
+/// Dropping the reservation releases the place.
 pub(crate) struct Submitted(NonNull<estafette_op>);
 
 impl Submitted {
@@ -189,7 +190,7 @@ pub(crate) fn release(op: *mut estafette_op) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Gives the place back if nothing holds it any more.
+/// Releases the place if nothing holds it any more.
 fn free_if_unused(number: u32, mut state: MutexGuard<'static, SlotState>) {
     if state.is_held() {
         return;
@@ -234,7 +235,7 @@ fn take_stage(state: &mut SlotState, with_tensor: Option<bool>) -> Result<Begun,
             let why = match &other {
                 FunctionStage::Waiting => "op: its function was not called yet",
                 FunctionStage::Ending | FunctionStage::Begun(_) => {
-                    "op: another thread is telling its end right now"
+                    "op: another thread is reporting its end right now"
                 }
                 FunctionStage::Ended => "op: its end was reported already",
                 FunctionStage::ReportsItself => REPORTS_ITSELF,

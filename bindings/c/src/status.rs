@@ -117,7 +117,7 @@ impl estafette_status {
         match device_error(failure).map(devices::DeviceError::kind) {
             Some(Kind::PeerDied) => ESTAFETTE_PEER_DIED,
             Some(Kind::Fault | Kind::OutOfMemory) => ESTAFETTE_DEVICE,
-            // One that a function returns is its own failure.
+            // A cancellation that a function returns is its own failure.
             Some(Kind::Cancelled) if failure.kind() == FailureKind::Device => ESTAFETTE_CANCELLED,
             _ => ESTAFETTE_FAILED,
         }

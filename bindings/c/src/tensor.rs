@@ -1,4 +1,4 @@
-//! Tensors: taking them over, asking, waiting, giving them up.
+//! Tensors: adopting, querying, waiting for and releasing them.
 
 use std::ffi::{c_char, c_void};
 use std::fmt::Display;

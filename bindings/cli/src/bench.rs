@@ -64,7 +64,7 @@ pub(crate) fn run(request: &BenchArguments, out: &mut impl Write) -> Result<(), 
         if let Some(lost) = recorder.map(|recorder| bindings::lost_events(&recorder)).filter(|lost| *lost > 0)
         {
             return Err(format!(
-                "the recorder has lost {lost} entries, which cost less than those it kept; use fewer rounds or a smaller --n"
+                "the recorder has lost {lost} events, which cost less than those it kept; use fewer rounds or a smaller --n"
             )
             .into());
         }

@@ -53,7 +53,7 @@ fn every_listed_workload_gives_a_record_with_its_quantities() {
     let listed = String::from_utf8(bench(&["--list"]).stdout).unwrap();
     let names: Vec<_> = listed.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
     assert!(names.contains(&"chain") && names.contains(&"python"));
-    // Those of the effective granularity have a test of their own, as they take a second each.
+    // Benchmarks of the effective granularity have a test of their own, as they take a second each.
     for name in names.into_iter().filter(|name| *name != "python" && !name.starts_with("metg")) {
         let records = records(&[name, "--n", N, "--rounds", "3", "--json"]);
         let [record] = &records[..] else { panic!("{name}: {} records", records.len()) };

@@ -228,7 +228,7 @@ def test_what_a_merge_says_of_a_thread_is_shown_and_not_obeyed(eng, tmp_path):
     with pytest.warns(UserWarning, match="did not fit") as said:
         est.merge_traces(tmp_path / "run.pftrace", to=tmp_path / "merged.json")
     text = "\n".join(str(warning.message) for warning in said)
-    assert r"entries of `\u{1b}]0;x` did not fit" in text and "\x1b" not in text, text
+    assert r"events of `\u{1b}]0;x` did not fit" in text and "\x1b" not in text, text
 
 
 def test_what_has_no_time_or_is_no_trace_is_refused(tmp_path):

@@ -29,7 +29,8 @@ use super::waiters::Waiters;
 
 /// With no job started for so long, at least, a waiting job may exceed the limit.
 const OVERDUE_NS: u64 = 1_000_000;
-/// While the lookout finds nothing overdue, it sleeps longer and longer, up to this: each look takes a core from a job for a moment.
+/// While the lookout finds nothing overdue, it sleeps longer and longer, up to this: each poll takes a core
+/// from a job for a moment.
 const LOOK_NS_MAX: u64 = 8_000_000;
 /// Jobs that take longer on average are long. Several threads that wait for each other's lock make jobs as much longer as there
 /// are threads, so jobs are long for certain only where they take that much longer.
@@ -223,7 +224,7 @@ impl Concurrency {
         may_wait && self.waiters.leaves(self.now())
     }
 
-    /// A thread that would run jobs itself waits for one. False where it should not.
+    /// Registers a thread that waits for a job and can run jobs meanwhile. False: it must run none.
     pub(super) fn begin_wait(&self) -> bool {
         self.waiters.begin(self.now(), self.pushes())
     }

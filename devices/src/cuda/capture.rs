@@ -58,12 +58,12 @@ impl CudaQueue {
         let api = context.api;
         let refused = |message: &str| Err(DeviceError::invalid(message));
         let Some(stream) = self.stream() else {
-            return refused("graphs are recorded on queues of our own");
+            return refused("graphs are captured on queues of our own");
         };
         let of_one_device = |other: &&&Self| Arc::ptr_eq(other.context(), context);
         let joined: Vec<_> = others.iter().filter(of_one_device).filter_map(|other| other.stream()).collect();
         if joined.len() < others.len() {
-            return refused("one graph is recorded on queues of our own, all of one device");
+            return refused("one graph is captured on queues of our own, all of one device");
         }
         let (Some(begin), Some(end), Some(instantiate), Some(destroy)) =
             (api.capture_begin, api.capture_end, api.graph_instantiate, api.graph_destroy)
@@ -74,7 +74,7 @@ impl CudaQueue {
             let _current = context.make_current()?;
             // SAFETY: a live stream.
             let code = unsafe { begin(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
-            context.check(code, "cannot begin to record a graph")
+            context.check(code, "cannot begin to capture a graph")
         })?;
         let mut taking_part = 0;
         let enqueued = catch_unwind(AssertUnwindSafe(|| {
@@ -115,7 +115,7 @@ impl CudaQueue {
     }
 }
 
-/// A graph that was recorded, destroyed when this is dropped; what was made ready of it stays.
+/// A captured graph, destroyed when this is dropped; what was made ready of it stays.
 struct CapturedGraph<'a> {
     context: &'a Context,
     raw: CUgraph,
@@ -166,7 +166,7 @@ pub(super) fn record(
     enqueue: Recorded<'_>,
 ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
     if queue.is_foreign() {
-        return Err(DeviceError::invalid("graphs are recorded on queues of our own"));
+        return Err(DeviceError::invalid("graphs are captured on queues of our own"));
     }
     let made: Vec<_> =
         (0..queues.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;

@@ -307,7 +307,7 @@ pub(super) fn inspect_soon(context: &Arc<Context>) {
     }
     let mut requests = REQUESTS.lock();
     if !requests.has_thread {
-        let body = || essential("the thread that asks CUDA for faults", run);
+        let body = || essential("the thread that queries CUDA for faults", run);
         requests.has_thread = stack::thread("estafette-cuda-faults").spawn(body).map(daemon).is_ok();
     }
     let has_thread = requests.has_thread;

@@ -255,13 +255,13 @@ impl Device for CudaDevice {
     /// foreign captures are not known.
     ///
     /// # Errors
-    /// With the driver's code, while a graph is recorded: it may work later.
+    /// With the driver's code, while a graph is captured: it may work later.
     fn barrier(&self) -> Result<Fence, DeviceError> {
         self.context.intact()?;
         {
             let captures = self.context.captures.lock();
             if *captures > 0 {
-                let what = "a barrier would spoil a graph that is being recorded";
+                let what = "a barrier would spoil a graph that is being captured";
                 return Err(driver::error(self.context.api, driver::CAPTURE_UNSUPPORTED, what));
             }
             match PooledEvent::record_context(&self.context) {

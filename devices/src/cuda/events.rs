@@ -45,7 +45,7 @@ pub(super) struct PooledEvent {
     context: Arc<Context>,
     raw: Handle<CUevent>,
     purpose: Purpose,
-    /// It belongs to a graph now, which waits for its last record at every launch.
+    /// A graph now owns the event, and waits for its last record at every launch.
     given_up: AtomicBool,
 }
 
@@ -116,7 +116,7 @@ impl PooledEvent {
         query(&self.context, self.raw())
     }
 
-    /// It stays as it is for ever: a graph waits for it whenever it is launched.
+    /// The event is never recorded again: a graph waits for it at every launch.
     pub(super) fn retire_from_pool(&self) {
         if !self.given_up.swap(true, Ordering::Relaxed) {
             self.context.counters.events_given_up.one();
@@ -197,7 +197,7 @@ pub(super) struct EventFence {
 pub(super) struct EventCore {
     context: Arc<Context>,
     native: Native,
-    /// Those of its stream, where that is foreign and known.
+    /// The records of the event's stream, where that stream is foreign and known.
     records: Option<Arc<Records>>,
     signal: HostEvent,
 }
@@ -394,7 +394,7 @@ impl fmt::Debug for EventCore {
     }
 }
 
-/// A point in a graph that is being recorded.
+/// A point in a graph that is being captured.
 ///
 /// Nothing has run when the point is made, and the work may run often or never: there is no moment at which
 /// the point is done. A query would invalidate the capture, so the point is never queried; its state is a
@@ -410,7 +410,7 @@ pub(super) struct Captured {
 
 impl Captured {
     pub(super) fn new(event: Arc<PooledEvent>, capture_id: Option<u64>) -> Self {
-        let message = "this point was recorded into a graph: it has no time of its own, what it stands for runs whenever the \
+        let message = "this point was captured into a graph: it has no time of its own, what it stands for runs whenever the \
                        graph is launched";
         Self { event, capture_id, failure: DeviceError::invalid(message) }
     }

@@ -174,7 +174,7 @@ impl SharedAllocator {
     /// Lets another device reach this memory, what is there and what will be.
     pub(super) fn share_with(&self, device: c_int) {
         self.reached_by.lock().push(device);
-        // One that is being made may not reach the device yet, and is waited for.
+        // `spans` waits for a segment that is being made, as the device may not reach it yet.
         let segments = self.extents.spans();
         let Ok(_current) = self.context.make_current_relaxed() else { return };
         for segment in segments {

@@ -275,7 +275,8 @@ impl Stream {
         fences.iter().filter_map(context_of).for_each(|context| context.adopt(self));
     }
 
-    /// Makes what is enqueued here next wait for an event behind allocations. Where that is recorded into a graph
+    /// Makes what is enqueued here next wait for an event behind allocations. Where that is captured into a
+    /// graph
     /// of this crate, each launch waits, and this stream does once the capture is over. No mark is needed before
     /// it, since nothing here comes before an allocation. Returns false where another library captures: the stream waits later, and
     /// the graph never.
@@ -360,7 +361,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Fails where what is enqueued now is recorded into a graph.
+    /// Fails where what is enqueued now is captured into a graph.
     fn not_capturing(&self, state: &QueueState) -> Result<(), DeviceError> {
         if !self.records(state)? {
             return Ok(());
@@ -374,12 +375,12 @@ impl Stream {
         Ok(state.capture || state.touched && is_capturing(&self.context, self.raw())?)
     }
 
-    /// True if what is enqueued now is recorded into a graph.
+    /// True if what is enqueued now is captured into a graph.
     pub(super) fn is_capturing(&self) -> Result<bool, DeviceError> {
         self.records(&self.state())
     }
 
-    /// From here on, what is enqueued is recorded into a graph. Everything before has an event: none could be
+    /// From here on, what is enqueued is captured into a graph. Everything before has an event: none could be
     /// had later.
     /// Fails where it is capturing already or broken, and with `begin`.
     pub(super) fn begin_capture(
@@ -454,7 +455,7 @@ pub(super) unsafe fn wait(
     Ok(())
 }
 
-/// True if what is enqueued on `stream` now is recorded into a graph.
+/// True if what is enqueued on `stream` now is captured into a graph.
 pub(super) fn is_capturing(context: &Context, stream: CUstream) -> Result<bool, DeviceError> {
     let mut status: u32 = 0;
     let _current = context.make_current()?;

@@ -51,7 +51,7 @@ impl HostEvent {
 
     /// Settles the event. Returns the subscribers, which the caller notifies under no lock. Later calls do
     /// nothing.
-    #[must_use = "the subscribers wait to be told"]
+    #[must_use = "the subscribers wait to be notified"]
     pub(crate) fn settle(&self, outcome: &Outcome) -> Vec<Ready> {
         let mut inner = self.inner.lock();
         if self.word.load(Ordering::Relaxed) != PENDING {

@@ -361,13 +361,13 @@ impl Fence {
     }
 }
 
-/// The answer of a backend. Those who ask may have granted operations in hand, so a panic is a failure.
+/// The answer of a backend. The caller may have granted operations in hand, so a panic becomes a failure.
 pub(crate) fn contained(query: impl FnOnce() -> FenceState) -> FenceState {
     contain_panic(query).unwrap_or_else(|panic| FenceState::Failed(panicked(&panic)))
 }
 
 pub(crate) fn panicked(panic: &str) -> DeviceError {
-    let message = format!("asking for the progress of device work panicked: {panic}");
+    let message = format!("querying the progress of device work panicked: {panic}");
     DeviceError::new(DeviceErrorKind::Fault, message)
 }
 

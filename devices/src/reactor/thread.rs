@@ -15,15 +15,15 @@ use crate::{DeviceError, DeviceErrorKind};
 use super::poll_list::{Armed, PollList};
 
 /// Sweeps with a busy pause between them after something settled: most work that is nearly done is done
-/// within them. (Models nap at once, since falling asleep is what they look at.)
+/// within them. (Models nap at once, since they check falling asleep.)
 const SPIN_SWEEPS: u32 = if cfg!(estafette_loom) { 1 } else { 64 };
 /// Sweeps with a yield between them after that: on a machine with two cores the work itself may need ours.
 const YIELD_SWEEPS: u32 = if cfg!(estafette_loom) { 0 } else { 64 };
 /// On a machine with cores to spare, yields go on this long where an answer is a load. A nap ends late by what the
 /// system takes to wake a thread: a nap of 50 µs takes 110 µs on a virtual machine.
 const YIELD_TIME: Duration = Duration::from_millis(20);
-/// The same where a driver has to be asked. Asking takes a microsecond, and holds up other calls of the driver: beside a
-/// thread that asks without pause, `cuLaunchKernel` takes 19 µs instead of 4.
+/// The same where the query calls a driver. A query takes a microsecond, and delays other calls of the
+/// driver: beside a thread that queries without pause, `cuLaunchKernel` takes 19 µs instead of 4.
 const DRIVER_YIELD_TIME: Duration = Duration::from_micros(200);
 const NAP_MIN: Duration = Duration::from_micros(50);
 /// The longest nap, and so the longest that a settled fence goes unobserved.

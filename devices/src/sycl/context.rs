@@ -7,8 +7,8 @@ use super::api::{Api, Object};
 use super::exit::Calls;
 use super::handle::{Handle, devices_in};
 
-/// A SYCL context: what memory, queues and events belong to. Those of different contexts know nothing of each
-/// other.
+/// A SYCL context, which memory, queues and events belong to. The runtime does not relate objects of
+/// different contexts.
 #[derive(Debug)]
 pub(super) struct Context {
     api: &'static Api,

@@ -206,7 +206,7 @@ fn a_barrier_leaves_an_own_capture_alone_and_comes_later() {
         Ok(())
     });
     let graph = graph.expect("nothing disturbed it");
-    let error = refused.expect("it was asked for").expect_err("a graph is being recorded");
+    let error = refused.expect("it was asked for").expect_err("a graph is being captured");
     assert_eq!(error.code(), Some(900), "the driver's word for it, which says that it may work later");
     assert!(error.message().contains("is being recorded"), "{error}");
     let blocked = block(&*queue);
@@ -234,7 +234,7 @@ fn a_barrier_that_meets_a_foreign_capture_is_refused_and_waits_for_nothing() {
     inside(&bench.device, || {
         begin(&stranger, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
         let waits = bench.device.counters().context_waits;
-        let error = bench.device.barrier().expect_err("a graph is being recorded");
+        let error = bench.device.barrier().expect_err("a graph is being captured");
         assert_eq!(error.code(), Some(900));
         assert_eq!(bench.device.counters().context_waits, waits, "nor is the context waited for instead");
         let mut graph: CUgraph = ptr::null_mut();

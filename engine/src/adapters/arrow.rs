@@ -79,7 +79,8 @@ impl Tensor {
     /// The tensor as an array, once it is ready. Writers wait until the array is dropped.
     ///
     /// # Errors
-    /// Those of [`export`](Self::export); [`Error::Invalid`] when the tensor is not a contiguous one of the array's type on the host.
+    /// Errors of [`export`](Self::export); [`Error::Invalid`] when the tensor is not contiguous, of the
+    /// array's type, and on the host.
     pub async fn lease_arrow<T>(&self) -> Result<PrimitiveArray<T>, Error>
     where
         T: ArrowPrimitiveType<Native: Element>,

@@ -74,9 +74,10 @@ impl Tensor {
     /// lease ends with what is on the stream when the [`CudarcLease`] is dropped.
     ///
     /// # Errors
-    /// Those of [`export`](Self::export); [`Error::Invalid`] for [`Access::Alias`], when the tensor is not a contiguous one of the element
-    /// type on the stream's device, for `bool`, whose bytes nothing can check there, and for a stream of another context than the
-    /// device's primary one, or one that means another stream on other threads.
+    /// Errors of [`export`](Self::export); [`Error::Invalid`] for [`Access::Alias`], when the tensor is not
+    /// contiguous, of the element type, and on the stream's device, for `bool`, whose bytes nothing can check
+    /// there, and for a stream of another context than the device's primary one, or a handle that means
+    /// another stream on other threads.
     ///
     /// # Panics
     /// As cudarc, when the driver makes no event.

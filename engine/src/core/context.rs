@@ -254,8 +254,8 @@ impl Drop for Helping {
     }
 }
 
-/// Runs `sleep`, which blocks the thread; in an asynchronous body by way of its runtime. A thread that sleeps may do what is no part of
-/// its operation.
+/// Runs `sleep`, which blocks the thread; in an asynchronous body by way of its runtime. While asleep, the
+/// thread does not count as running its operation: it may run other work.
 pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
     crate::core::coalesced::wake_held_back();
     let _entered = CurrentGuard { before: CURRENT.replace(None) };

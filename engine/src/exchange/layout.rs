@@ -20,7 +20,7 @@ pub type Dims = SmallVec<[i64; 4]>;
 
 /// The description of a tensor without its memory.
 ///
-/// Strides count elements and may be negative or zero (broadcast). Those of dimensions of size 0 or 1 say
+/// Strides count elements and may be negative or zero (broadcast). Strides of dimensions of size 0 or 1 say
 /// nothing about memory and foreign ones are often garbage, so they are normalized to what a row-major
 /// tensor would have.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -37,11 +37,11 @@ use estafette_sync::{daemon, stack, thread};
 /// The time that the thread of a device stays when nothing comes.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// The time after which a barrier that was refused for the time being is asked for again.
+/// The time after which a barrier that was refused for the time being is requested again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The longest such wait. Each refusal in a row doubles it: asking has spoilt the graph that was being recorded, and its
-/// program records it anew.
+/// The longest such wait. Each refusal in a row doubles the wait: the request has spoilt the capture of a
+/// graph, and the program captures it anew.
 const AGAIN_MAX: Duration = Duration::from_secs(2);
 
 /// The wait after so many refusals in a row, the last one included.
@@ -70,7 +70,8 @@ estafette_sync::per_process! {
 #[must_use = "dropping it ends the pause"]
 pub struct Pause(());
 
-/// Asks no device for a barrier until the result is dropped: for the time in which a graph is recorded, which a barrier would
+/// Asks no device for a barrier until the result is dropped: for the time in which a graph is captured, which
+/// a barrier would
 /// spoil. Memory in quarantine stays there meanwhile, and its time runs. Waits for a barrier that is being asked for, a second at most.
 pub fn pause() -> Pause {
     let mut pauses = PAUSES.lock();

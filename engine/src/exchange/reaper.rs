@@ -1,4 +1,4 @@
-//! The thread that gives memory back: it drops each `Storage` after its last use on a device, with no
+//! The thread that releases memory: it drops each `Storage` after its last use on a device, with no
 //! lock held, and never on a driver callback or a user's thread. Foreign deleters may take any lock, the
 //! Python one included, and may run for as long as they like; here they delay nothing but each other, and that for a quarter of
 //! a second at most.

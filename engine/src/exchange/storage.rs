@@ -21,7 +21,7 @@ use super::loan::Loan;
 use super::release_stream::ReleaseStream;
 use crate::core::var_state::has;
 
-/// The owner of a tensor's memory. Dropping it gives the memory back.
+/// The owner of a tensor's memory. Dropping it releases the memory.
 pub(crate) struct Storage {
     owner: StorageOwner,
 }
@@ -126,8 +126,8 @@ impl Storage {
         Self::new(StorageOwner::Any { data, is_inline: false, _owner: owner })
     }
 
-    /// Host memory of another library at `data`, without a struct. Dropping `owner` gives the memory back, and is as a deleter
-    /// [known to be quick](ManagedTensor::with_inline_deleter).
+    /// Host memory of another library at `data`, without a struct. Dropping `owner` releases the memory, and
+    /// is as quick as a deleter [known to be quick](ManagedTensor::with_inline_deleter).
     pub(crate) fn host(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
         Self::new(StorageOwner::Any { data, is_inline: true, _owner: owner })
     }

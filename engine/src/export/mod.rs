@@ -293,7 +293,7 @@ fn export_held_after(
 /// As [`export_held`], without a copy; `definition` is that of the leased tensor.
 #[inline]
 pub(crate) fn export_lease(lease: Arc<LeaseState>, definition: &Definition, abi: Abi) -> ManagedTensor {
-    // Holds are found among the holders of their variable.
+    // Pins are found among the holders of their variable.
     if lease.access() != Access::Alias
         && !lease.is_pin()
         && let Some(placed) = &definition.placed

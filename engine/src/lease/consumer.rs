@@ -202,7 +202,7 @@ impl EndsAfter {
     }
 }
 
-/// The fence of the work that is on `queue` now. No graph is recorded there.
+/// The fence of the work that is on `queue` now. No graph is captured there.
 ///
 /// # Errors
 /// The queue has failed.

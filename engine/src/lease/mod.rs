@@ -73,12 +73,12 @@ impl Lease {
     /// called when the last work with the memory is enqueued there.
     ///
     /// # Errors
-    /// [`Error::Invalid`] while a graph is recorded on the queue, which would use the memory at each launch;
+    /// [`Error::Invalid`] while a graph is captured on the queue, which would use the memory at each launch;
     /// [`Error::Device`] when the queue has failed.
     pub fn used_on(&self, queue: &Arc<dyn Queue>) -> Result<(), Error> {
         if queue.is_capturing()? {
             return Err(Error::invalid(
-                "a graph is being recorded on the queue: hand the memory to the queue, so that the lease lasts as long as the graph",
+                "a graph is being captured on the queue: hand the memory to the queue, so that the lease lasts as long as the graph",
             ));
         }
         self.used_until(consumer::last_work(queue)?);

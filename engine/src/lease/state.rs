@@ -221,9 +221,9 @@ impl LeaseState {
         }
     }
 
-    /// Makes `lease` the granted lease of this pending one: the granted lease lasts as long, and reports at its end what the tensors
-    /// have left that were derived from the pending one. A tensor may have been derived from `lease` only where both leases are for
-    /// reading. Readers need no order among each other.
+    /// Links the granted `lease` to this pending one. The granted lease lasts as long, and its end reports
+    /// the work that tensors derived from the pending one have left. A tensor may have been derived from
+    /// `lease` only where both leases are for reading: readers need no order among each other.
     pub(crate) fn become_granted(&self, lease: &Arc<Self>) {
         if let LeaseOrder::Pending(pending) = &self.order {
             if let Some(scope) = self.scope.get() {
@@ -331,8 +331,8 @@ impl LeaseState {
     }
 }
 
-/// The work that uses of tensors which were derived from a lease have left. These tensors keep the lease, so all uses have ended but for
-/// operations that were cancelled or are being skipped.
+/// Device work left by uses of tensors derived from the lease. These tensors keep the lease, so all uses have
+/// ended but for operations that were cancelled or are being skipped.
 struct Derived {
     writers: FenceSet,
     /// Uses that decide nothing for the version.

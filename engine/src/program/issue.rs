@@ -72,8 +72,8 @@ impl NodeFences {
         });
     }
 
-    /// The fences that the replay ends with. Those of earlier readers stay on their variables: their failure is none of the
-    /// replay.
+    /// The fences that the replay ends with. Fences of earlier readers stay on their variables: their failure
+    /// is none of the replay's.
     pub(super) fn last(&self, order: &program::ProgramOrder, earlier: &Earlier) -> Vec<Fence> {
         let mut last = FenceSet::default();
         for node in numbers(order.len()) {

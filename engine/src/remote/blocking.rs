@@ -49,7 +49,8 @@ pub(super) async fn noted<T>(what: &'static str, future: impl Future<Output = T>
 /// bodies, gets a stand-in, since the other process may wait for an operation of this engine.
 ///
 /// # Errors
-/// Those of `future`; [`Error::Timeout`]; [`Error::Interrupted`]; [`Error::WouldDeadlock`] where it would block in a callback.
+/// Errors of `future`; [`Error::Timeout`]; [`Error::Interrupted`]; [`Error::WouldDeadlock`] where it would
+/// block in a callback.
 pub fn block_on<T>(
     engine: &Engine,
     future: impl Future<Output = Result<T, Error>>,

@@ -13,7 +13,8 @@ pub(super) enum Note {
     Tensor(Description),
     /// The receiver gets the tensor by this ticket. The sender keeps the ticket until the message is answered.
     Ticket(Ticket),
-    /// The tensor is kept for the receiver. Another message follows once it is known what it is, unless the promise fails.
+    /// The tensor is kept for the receiver. A second message describes it once its layout is known, unless
+    /// the promise fails.
     Later,
     /// The door for tickets of the sender.
     Door(Address),

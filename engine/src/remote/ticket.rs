@@ -187,7 +187,7 @@ impl Engine {
     /// It fails if that process has died, or if the ticket was dropped before.
     ///
     /// # Errors
-    /// Those of a submission.
+    /// Errors of a submission.
     #[track_caller]
     pub fn from_ticket(&self, ticket: &Ticket) -> Result<Tensor, Error> {
         redeem(self.op(ticket.title()), ticket.named(), this_line(), None, None)

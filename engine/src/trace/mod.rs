@@ -296,8 +296,8 @@ impl std::error::Error for Unsaved {
 /// file's size (see [`perfetto::read`]).
 ///
 /// # Errors
-/// Those of the system; `InvalidInput` for what is no regular file; `InvalidData`, with a text that begins with "is", for a file that
-/// is no trace or of which nothing is left.
+/// Errors of the system; `InvalidInput` for what is no regular file; `InvalidData`, with a text that begins
+/// with "is", for a file that is no trace or of which nothing is left.
 #[cfg(feature = "report")]
 pub fn read(path: &Path) -> io::Result<Trace> {
     let bytes = file::read(path)?;
@@ -366,9 +366,10 @@ impl Recorder {
     /// ```
     ///
     /// # Errors
-    /// Those of the system for the unfinished file and the thread that writes it; `InvalidInput` where `path` is something else than a
-    /// regular file, or the signal none that may be used; `AlreadyExists` where the program handles that signal, or another recorder, of this
-    /// process or of another one, has the same file. The recorder is closed then.
+    /// Errors of the system for the unfinished file and the thread that writes it; `InvalidInput` where
+    /// `path` is not a regular file, or the signal may not be used; `AlreadyExists` where the program handles
+    /// that signal, or another recorder, of this process or of another one, has the same file. The recorder
+    /// is closed then.
     #[cfg(feature = "report")]
     pub fn to_file(self, path: impl AsRef<Path>) -> io::Result<Self> {
         let recorder = self.with_file(path.as_ref())?;
@@ -399,7 +400,8 @@ impl Recorder {
     /// whole and on disk. The unfinished file is removed then.
     ///
     /// # Errors
-    /// Those of the system; the file is as it was before, and the unfinished one stays. `InvalidInput` without [`to_file`](Self::to_file).
+    /// Errors of the system; the file is as it was before, and the unfinished one stays. `InvalidInput`
+    /// without [`to_file`](Self::to_file).
     #[cfg(feature = "report")]
     pub fn save(mut self) -> Result<(), Unsaved> {
         self.close();
@@ -422,7 +424,7 @@ impl Recorder {
     /// noted as [`save`](Self::save) does.
     ///
     /// # Errors
-    /// Those of the system; the file is as it was before.
+    /// Errors of the system; the file is as it was before.
     #[cfg(feature = "report")]
     pub fn snapshot(&self, path: impl AsRef<Path>) -> io::Result<()> {
         snapshot(&self.session, path.as_ref())

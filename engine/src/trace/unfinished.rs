@@ -132,7 +132,7 @@ impl Unfinished {
     /// Begins to write what is noted in `session` to a file beside `target`.
     ///
     /// # Errors
-    /// Those of the system, for the file or the thread.
+    /// Errors of the system, for the file or the thread.
     pub(super) fn begin(session: &Arc<Session>, target: &Path, signal: Option<i32>) -> io::Result<Self> {
         file::check_target(target)?;
         let claim = Claim::of(target)?;

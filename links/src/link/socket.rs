@@ -76,7 +76,7 @@ impl SegmentState {
 impl Shared {
     fn want_room(&self, shown: &mut Shown, is_wanted: bool) {
         if std::mem::replace(&mut shown.wants_room, is_wanted) != is_wanted {
-            // One that was taken out is over.
+            // Fails for a descriptor that was removed from the poll: that link has ended.
             let _ = self.hub.poll.watch_room(self.channel.socket.descriptor(), self.token, is_wanted);
         }
     }

@@ -17,8 +17,8 @@ use crate::nixl::{Agent, NixlError};
 const REQUESTS_MAX: usize = 1 << 16;
 /// The time that a connection may be silent before it greets.
 const GREETING_TIME: Duration = Duration::from_secs(10);
-/// Memory that its owner has released, and that the agent of a connection keeps: beyond so many segments or bytes another connection
-/// takes its place. Making one takes 0.1 s.
+/// The agent of a connection keeps memory that its owner has released. Past so many such segments, or bytes,
+/// a new connection replaces this one, which takes 0.1 s.
 const UNUSED_MAX: usize = 256;
 const UNUSED_BYTES_MAX: usize = 1 << 30;
 /// The longest text of a failure.
@@ -26,7 +26,7 @@ const TEXT_MAX: usize = 1 << 16;
 
 /// One connection. It has an agent of its own from the first offer on: see [`Agent`].
 pub(super) struct Consumer {
-    /// `None` once nothing can come any more, while what it was lent is kept.
+    /// `None` once the connection is lost; its loans are kept.
     pub(super) wire: Option<Wire>,
     key: Secret,
     handler: Handler,
@@ -73,7 +73,7 @@ impl Consumer {
         !self.lent.is_empty() && !self.is_silent
     }
 
-    /// Handles the messages that have come. True if the consumer is over.
+    /// Handles the received messages. True if the consumer has ended.
     pub(super) fn receive(
         &mut self,
         network: &'static Network,
@@ -91,7 +91,7 @@ impl Consumer {
             }
         }
         match end {
-            // Nothing of it can read any more. One that does not keep to the protocol has no rights.
+            // After a close, the consumer can read nothing more. A protocol violation counts as a close.
             Some(End::Closed | End::Violation(_)) => return true,
             Some(End::Lost(error)) => {
                 self.wire.take().iter().for_each(|wire| network.poll.remove(&*wire.stream));
@@ -122,7 +122,7 @@ impl Consumer {
 
     fn fall_silent(&mut self, why: &str) {
         self.is_silent = true;
-        self.remark(Some(&format!("suspected: it {why}; `declare_dead` gives the memory back")));
+        self.remark(Some(&format!("suspected: it {why}; `declare_dead` releases the memory")));
     }
 
     fn remark(&self, what: Option<&str>) {

@@ -46,7 +46,7 @@ per_process! {
 }
 
 statics! {
-    /// By step of the making of an agent: [`at_exit`] is registered.
+    /// Per construction step of an agent: [`at_exit`] is registered.
     static ARRANGED: [OnceLock<()>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
 }
 
@@ -234,7 +234,8 @@ impl State {
                 None => self.deferred.push(Box::new(move || drop(answer))),
             },
             Command::Fetch { reach, process, request } => {
-                // The owner knows one deadline of a connection, so those of tickets with other deadlines are others.
+                // A connection has one deadline, so tickets with different deadlines use different
+                // connections.
                 let known = self.owners.values_mut().find(|owner| owner.reach == reach && !owner.is_replaced);
                 match known {
                     Some(owner) => owner.request(request, now),

@@ -157,7 +157,8 @@ impl<'a, S: Source> Attribution<'a, S> {
     }
 }
 
-/// The number of the dependence of a wait on what it waits for by name. Those of accesses are below it.
+/// The number of the dependence of a wait on the operation that it waits for by name. The numbers of accesses
+/// are below it.
 fn by_name(waiter: usize) -> u64 {
     1 << 63 | waiter as u64
 }
@@ -203,7 +204,7 @@ impl<S: Source> Attribution<'_, S> {
                 waiting_for,
                 // Until its holder went on with it, the lease waited for that thread.
                 began: lease.as_ref().map(|lease| lease.opened.max(Waits::of(operation, duration).end)),
-                // One that was given up before it was held is over when that was noted.
+                // A lease that was given up before its grant ends when that was noted.
                 ended: lease.map_or(operation.issued, |lease| lease.closed),
                 cause: Cause::Leased,
             };
@@ -404,7 +405,7 @@ impl Waits {
         let from = operation.submitted;
         let (ready, end) = match operation.kind {
             OperationKind::Operation | OperationKind::Copy | OperationKind::Import => {
-                // One that was skipped has waited until then.
+                // An operation that was skipped has waited until it was skipped.
                 (operation.ready, operation.began.or(operation.issued))
             }
             OperationKind::Wait | OperationKind::Await => {

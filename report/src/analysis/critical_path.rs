@@ -62,7 +62,7 @@ pub fn critical_path(trace: &Trace) -> CriticalPath {
             graph.add_edge(*from, *to, ());
         }
     }
-    // A trace with lost entries may say nonsense, but then there is no path either.
+    // A trace that lost events may have a cycle; then it has no critical path.
     let Ok(order) = toposort(&graph, None) else { return CriticalPath::default() };
     let mut earliest = vec![0; graph.node_count()];
     let mut through: Vec<Option<NodeIndex>> = vec![None; graph.node_count()];

@@ -35,7 +35,7 @@ pub(crate) struct Exchanges<'t> {
 }
 
 impl<'t> Exchanges<'t> {
-    /// Those of the trace, for which nothing has waited.
+    /// The exchanges of the trace, before any wait is added.
     pub(crate) fn of(trace: &'t Trace) -> Self {
         let mut rows: BTreeMap<(&str, &str), Exchange> = BTreeMap::new();
         for operation in &trace.operations {

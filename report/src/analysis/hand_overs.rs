@@ -43,7 +43,7 @@ impl HandOver {
     }
 }
 
-/// Those of a trace, by lines: what is certain first, then the most.
+/// The hand-overs of a trace, by lines: certain ones first, then the most frequent.
 pub fn hand_overs(trace: &Trace) -> Vec<HandOver> {
     type Lines<'t> = (bool, (&'t str, &'t str), Option<&'t Site>, Option<&'t Site>, &'t Text);
     let mut counts: HashMap<Lines<'_>, usize> = HashMap::new();

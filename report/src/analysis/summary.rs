@@ -322,10 +322,10 @@ fn report_of(trace: &Trace, keep: &dyn Fn(&str) -> bool) -> Report {
 pub fn missing(trace: &Trace) -> Vec<String> {
     let (first, others) = trace.losses.records.split_at(trace.losses.records.len().min(LOSSES));
     let lost = first.iter().map(|lost| {
-        format!("{} entries of `{}` did not fit", lost.count, shown(trace.track_name(lost.track, "a thread")))
+        format!("{} events of `{}` did not fit", lost.count, shown(trace.track_name(lost.track, "a thread")))
     });
     let count = others.iter().fold(0, |count: u64, lost| count.saturating_add(lost.count));
-    let more = (!others.is_empty()).then(|| format!("{count} entries of {} more did not fit", others.len()));
+    let more = (!others.is_empty()).then(|| format!("{count} events of {} more did not fit", others.len()));
     let damage = trace.losses.damage.iter().map(|damage| shown(damage).to_string());
     lost.chain(more).chain(damage).collect()
 }

@@ -24,7 +24,7 @@ const HEAD: &str = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n";
 /// Writes `trace` to the file `path`, which is replaced if it was written so.
 ///
 /// # Errors
-/// Those of the system; `AlreadyExists` for a file that was not written so and is not empty.
+/// Errors of the system; `AlreadyExists` for a file that this function did not write and that is not empty.
 pub fn write_file(trace: &Trace, path: &Path) -> io::Result<()> {
     file::replace_alike(path, HEAD.as_bytes(), |out| write(trace, out))
 }
@@ -33,7 +33,7 @@ pub fn write_file(trace: &Trace, path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Those of `out`.
+/// Errors of `out`.
 pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     let mut events = Events { out: io::BufWriter::new(out), first: true };
     events.out.write_all(HEAD.as_bytes())?;

@@ -14,8 +14,8 @@ const NAMES_MAX: u32 = 1_000;
 /// leaves the old file as it was. A symbolic link at `path` is replaced itself; what it points to is not touched.
 ///
 /// # Errors
-/// Those of `content` and of the system; `InvalidInput` where `path` is something else than a regular file (a folder, a FIFO, a
-/// device), `PermissionDenied` where it is one that is read-only. The temporary file is removed.
+/// Errors of `content` and of the system; `InvalidInput` where `path` is not a regular file (a folder, a
+/// FIFO, a device), `PermissionDenied` where that file is read-only. The temporary file is removed.
 pub fn replace(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
     check_target(path)?;
     let (file, temporary) = create_beside(path, "tmp")?;
@@ -87,7 +87,7 @@ pub fn check_target(path: &Path) -> io::Result<()> {
 /// overwritten: if there is one of that name, the next gets a number.
 ///
 /// # Errors
-/// Those of the system.
+/// Errors of the system.
 pub fn create_beside(path: &Path, purpose: &str) -> io::Result<(File, PathBuf)> {
     // A thread of this process may write to the same path.
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -115,7 +115,7 @@ pub fn create_beside(path: &Path, purpose: &str) -> io::Result<(File, PathBuf)> 
 /// file, and so has no size that the memory for it could be compared with.
 ///
 /// # Errors
-/// Those of the system; `InvalidInput` for what is no regular file.
+/// Errors of the system; `InvalidInput` for what is no regular file.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut options = OpenOptions::new();
     options.read(true);

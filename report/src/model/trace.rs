@@ -60,7 +60,7 @@ pub struct Trace {
     /// True if bodies ran when it began, which are not in it. Only attribution needs it: no file has it.
     #[doc(hidden)]
     pub began_amid_bodies: bool,
-    /// Those of each engine. Empty in a file of before they were noted, and in a merged trace.
+    /// Workers of each engine. Empty in a file of a version that did not note them, and in a merged trace.
     #[doc(hidden)]
     pub workers: Vec<Workers>,
 }

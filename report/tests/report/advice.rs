@@ -395,5 +395,5 @@ fn losses_of_thousands_of_threads_are_told_in_a_few_lines() {
     trace.losses.records = (0..1_000).map(|track| LostRecords { track, count: 3 }).collect();
     let missing = report(&trace).missing;
     assert_eq!(missing.len(), 11, "{missing:?}");
-    assert_eq!(missing[10], "2970 entries of 990 more did not fit");
+    assert_eq!(missing[10], "2970 events of 990 more did not fit");
 }

@@ -13,7 +13,7 @@ pub fn file_name(stem: &str) -> String {
 /// at its first call.
 ///
 /// # Errors
-/// Those of the loader.
+/// Errors of the loader.
 ///
 /// # Safety
 /// Loading a library runs its code.

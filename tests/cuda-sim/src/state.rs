@@ -47,7 +47,7 @@ pub(crate) struct Event {
     pub(crate) reached: Option<u64>,
 }
 
-/// A recorded graph: its nodes in an order that respects their dependences.
+/// A captured graph: its nodes in an order that respects their dependences.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<GraphNode>,

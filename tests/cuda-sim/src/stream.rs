@@ -1,4 +1,4 @@
-//! Streams: lanes of commands, and how the legacy stream orders those that did not opt out.
+//! Streams: queues of commands, and how the legacy stream orders those that did not opt out.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar};

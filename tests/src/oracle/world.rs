@@ -334,7 +334,7 @@ impl World {
         self.assert_ready(op);
     }
 
-    /// Checks that the imports of `op` are ready, and its late tensor defined.
+    /// Checks that the imports of `op` are ready, and that its promised tensor is defined.
     pub(super) fn assert_ready(&self, op: OpIndex) {
         self.uses[op].begin(op);
         assert!(

@@ -361,7 +361,7 @@ fn a_queue_that_records_a_graph_is_no_further_stream_of_a_lease() {
         refused = lease.used_on(&recording).err();
         Ok(())
     });
-    assert!(refused.is_some_and(|error| error.to_string().contains("a graph is being recorded")));
+    assert!(refused.is_some_and(|error| error.to_string().contains("a graph is being captured")));
     drop(lease);
     bench.silent();
 }

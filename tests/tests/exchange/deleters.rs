@@ -277,8 +277,7 @@ fn memory_whose_last_use_can_never_be_known_is_leaked_and_counted_and_never_free
     let watchdog = Watchdog::of(&engine);
     let leaked = engine.stats().leaked;
     let deleted = Deleted::default();
-    // One that only a broken reader used, one that a later write has healed, and one that nothing happened
-    // to.
+    // A tensor that only a broken reader used, one that a later write has healed, and one that was not used.
     let [read, healed, sound] = [(); 3].map(|()| import(&engine, foreign_on(&device, &deleted)));
     device.fail_named("broken", DeviceError::new(DeviceErrorKind::Fault, "illegal address"));
     use_on(&engine, &queue, &read, "broken", false);

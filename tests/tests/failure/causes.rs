@@ -346,7 +346,7 @@ fn dependants_of_a_cancelled_operation_are_told_at_once_even_behind_a_lease() {
     let lease = x.export_wait(&ExportOptions::from(Access::Read)).unwrap();
     let write = set(&engine, &x, 2.0);
     let copy = engine.op("copy").reads([&x]).writes([&y]).run(|[_x], [_y]| Ok(())).unwrap();
-    // One that waits already, and others that come later, by any form of waiting.
+    // A future that waits already, and later waits of every form.
     let before = y.ready();
     assert!(waits(&engine, &write) && waits(&engine, &copy));
     assert!(write.cancel());

@@ -144,7 +144,7 @@ fn a_dropped_completion_fails_the_operation() {
     assert_caused_by(&behind.wait().unwrap_err(), "gate", "its completion was dropped without being used");
     let made = engine.op("made").produce_external(drop).unwrap();
     assert_caused_by(&made.wait().unwrap_err(), "made", "its completion was dropped without being used");
-    // One that promised a tensor and brings none, and the other way round.
+    // An operation that promised a tensor and brings none, and the other way round.
     let none = engine.op("none").produce_external(|completion| completion.complete(Ok(()))).unwrap();
     assert_eq!(none.wait().unwrap_err().operation().unwrap().kind(), FailureKind::Result);
     let some = engine.op("some").writes([&x]).run_external(|completion| {

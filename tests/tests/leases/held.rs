@@ -552,7 +552,7 @@ fn a_good_write_of_one_derived_tensor_does_not_hide_from_the_owner_that_another_
     drop((first, second));
     assert_eq!(block_on(t.ready()).unwrap_err().operation().unwrap().message(), "torn");
     set(&engine, &t, 2.0).wait().unwrap();
-    // One that is declared good is.
+    // A version that is declared good is good.
     let array = export(&t, Access::Write, "a consumer");
     let [first, second] = [import(0, 1), import(1, 1)];
     drop(array);

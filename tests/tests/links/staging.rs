@@ -117,7 +117,7 @@ fn a_ticket_of_memory_that_is_not_shared_takes_no_memory_itself_and_waits_for_no
             let before = segments();
             let ticket = x.ticket(&ShareOptions::default()).unwrap();
             assert_eq!(segments(), before);
-            // One that is gone before its memory is taken takes none, and nothing is copied for it.
+            // A ticket that is dropped before its memory is taken takes none, and nothing is copied for it.
             let unused = private.from_vec(vec![0_i64; MUCH as usize], &[MUCH]).unwrap();
             drop(unused.ticket(&ShareOptions::default()).unwrap());
             send_ticket(engine, &link, &ticket);

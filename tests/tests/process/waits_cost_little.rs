@@ -327,7 +327,7 @@ fn each_thread_that_waits_for_room_gets_the_only_place_that_is_left() {
         engine.op("behind").writes([&first]).run(|[], [_]| Ok(())).expect("submitted");
     }
     std::thread::scope(|scope| {
-        let submit = || drop(engine.op("more").writes([&mine]).run(|[], [_]| Ok(())).expect("a place"));
+        let submit = || drop(engine.op("more").writes([&mine]).run(|[], [_]| Ok(())).expect("a permit"));
         let threads: Vec<_> = (0..20).map(|_| scope.spawn(submit)).collect();
         std::thread::sleep(WHILE);
         // From here on a single place is free at a time, and a quarter of the in-flight limit never is.

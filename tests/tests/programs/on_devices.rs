@@ -331,7 +331,7 @@ fn nodes_that_end_elsewhere_hold_up_what_comes_after_them_and_nothing_else() {
             replay.wait().unwrap();
             assert_eq!(ran.load(Ordering::SeqCst), 11 * round);
         }
-        // One that fails, and one that is forgotten.
+        // A completion that fails, and one that is forgotten.
         for forgotten in [false, true] {
             engine.op("heals").writes_vars(&[&z]).run(|[], []| Ok(())).unwrap();
             let replay = program.replay().unwrap();

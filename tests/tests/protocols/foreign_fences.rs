@@ -102,7 +102,7 @@ unsafe extern "C" fn release(context: *mut c_void) {
 }
 
 impl Foreign {
-    /// Its fence, as the engine takes it over; the other scheduler gives its own share up at once.
+    /// The fence, adopted by the engine; the other scheduler releases its own reference at once.
     fn fence(self: &Arc<Self>) -> Fence {
         let context = Arc::as_ptr(self).cast_mut().cast();
         let mut raw = RawFence {

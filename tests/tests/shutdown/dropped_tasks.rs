@@ -64,7 +64,7 @@ fn a_million_dropped_awaits_of_a_pending_operation_keep_no_task() {
     let write = gate(&engine, &x);
     let op = read(&engine, &x);
     let counts = Arc::<Counts>::default();
-    // One that stays, before the others.
+    // A future that stays, before the others.
     let mut first = op.clone();
     poll_in_a_task(&counts, &mut first);
     for _ in 0..1_000_000 {

@@ -211,7 +211,7 @@ fn a_second_trace_to_the_same_file_is_refused_until_the_first_is_over() {
     }
     assert!(trace::read(&path).unwrap().operations.len() >= 10);
     assert_eq!(folder.names(), ["run", "within"]);
-    // One that cannot be begun keeps nothing from the file.
+    // A recording that cannot begin does not block the file for later ones.
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     open().to_file(&path).unwrap_err();

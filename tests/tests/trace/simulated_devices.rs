@@ -292,7 +292,7 @@ fn entries_that_do_not_fit_are_counted_and_the_rest_still_tiles() {
     engine.wait_all(None).unwrap();
     let trace = recorder.finish();
     tiles(&trace);
-    // Each operation makes two entries of two words at least, and half of the memory is four pages, which
+    // Each operation makes two events of two words at least, and half of the memory is four pages, which
     // hold 32,768 words.
     let kept = trace.operations.len();
     assert!(trace.losses.records_lost() >= 2 * 20_000 - 32_768 / 2, "{:?}", trace.losses);

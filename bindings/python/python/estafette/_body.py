@@ -103,7 +103,7 @@ def was_sent(error, raised_at):
 def run_on_stream(call, using, place, kept):
     """Makes `call` with the stream of `place`, the module of its kind, a handle and the number of its device, as the current one of the libraries.
 
-    kept: a list for what a graph needs that is recorded from the function; None if none is recorded.
+    kept: a list for what a graph needs that is captured from the function; None if none is captured.
     """
     module, handle, device = place
     kind = _kinds.named(module)

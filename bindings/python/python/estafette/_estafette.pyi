@@ -1026,7 +1026,7 @@ class View:
         memory is enqueued on ``stream``, a stream object or a handle as for ``__dlpack__``.
 
         Raises `ValueError` for memory that is not used on streams, and for a stream of another device; `InvalidError` while a
-        graph is recorded on ``stream``.
+        graph is captured on ``stream``.
         """
     def __arrow_c_device_array__(
         self, requested_schema: object | None = None, **kwargs: None

@@ -61,10 +61,10 @@ def current_stream() -> Stream | None:
 
 @contextlib.contextmanager
 def hold_barriers() -> Iterator[None]:
-    """Asks no device for a barrier meanwhile: for the time in which a library records a graph, which a barrier would spoil.
+    """Asks no device for a barrier meanwhile: for the time in which a library captures a graph, which a barrier would spoil.
 
     Memory that consumers returned without saying when their device is done with it is released after a barrier over the device
-    (docs/exchange.md, "When B is done"); CUDA refuses that while a graph is recorded in the process, and the graph is lost::
+    (docs/exchange.md, "When B is done"); CUDA refuses that while a graph is captured in the process, and the graph is lost::
 
         with est.hold_barriers(), torch.cuda.graph(graph):
             ...
@@ -81,7 +81,7 @@ class Row:
 
     `root` is the first part of its modules' names. `enter` makes the stream the thread's current one; None where the library has no
     such notion. `wait` waits for the thread's current stream. `how` is for people, and `source` says where this is from. `recorded`
-    makes the library allocate nothing that others are given while a graph is recorded; its list lives as long as the graph.
+    makes the library allocate nothing that others are given while a graph is captured; its list lives as long as the graph.
     """
 
     __slots__ = ("enter", "how", "recorded", "root", "source", "wait")
@@ -137,7 +137,7 @@ def entered(
 ) -> Iterator[None]:
     """Runs the block with the stream as the current one of this thread, in Estafette and in those of the libraries that have one.
 
-    kept: what a graph needs that is recorded from the block, instead of what an earlier attempt left there; None if none is recorded.
+    kept: what a graph needs that is captured from the block, instead of what an earlier attempt left there; None if none is captured.
     """
     if kept is not None:
         kept.clear()

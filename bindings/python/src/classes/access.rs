@@ -228,7 +228,7 @@ impl PyView {
     /// memory is enqueued on ``stream``, a stream object or a handle as for ``__dlpack__``.
     ///
     /// Raises `ValueError` for memory that is not used on streams, and for a stream of another device; `InvalidError` while a
-    /// graph is recorded on ``stream``.
+    /// graph is captured on ``stream``.
     #[pyo3(signature = (stream, /))]
     fn used_on(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let lease = self.lease(py)?;

@@ -75,7 +75,7 @@ pub fn write_observation(
                 "unknown" => false,
                 _ => return Err(unknown("order", &known)),
             };
-            // One that did not fit among the steps is not there.
+            // An operation that did not fit among the steps is missing.
             if let Ok(at) = operations.binary_search_by_key(&id, |operation| operation.id) {
                 let after = after.map(|place| made.site(place));
                 operations[at].disorder = Some(Box::new(Disorder { is_known, after, why: made.text(why) }));

@@ -41,7 +41,7 @@ impl PyOperators {
         Self { engine }
     }
 
-    /// Those of this process.
+    /// The operators of this process.
     /// Raises `ForkedError` where the engine is of a process that this one was forked from.
     fn of(&self, py: Python<'_>) -> PyResult<&'static Operators> {
         self.engine.engine(py).map(|_| operators())

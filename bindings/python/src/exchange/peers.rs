@@ -43,9 +43,10 @@ pub enum Omitted {
 pub enum Streams {
     /// Nothing is known: a handle may be another stream's when the consumer has released the tensor.
     Unknown,
-    /// They live as long as the process.
+    /// The streams live as long as the process.
     Last,
-    /// Those of PyTorch's pool do, and external ones may not. Its current stream says which it is.
+    /// Streams of PyTorch's pool live as long as the process; external ones may not. PyTorch's current
+    /// stream says which it is.
     PyTorchPool,
 }
 

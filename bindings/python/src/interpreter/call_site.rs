@@ -168,7 +168,7 @@ fn kept(code: &Bound<'_, PyAny>, position: i32) -> Option<(LeaseOwner, bool)> {
     let sites = SITES.lock();
     let site = sites[slot(code, position)].as_ref()?;
     let same = site.code.as_ptr() == code.as_ptr() && site.position == position;
-    // One that was kept before the switch was turned is formatted anew.
+    // A site that was kept before the switch was turned is formatted anew.
     let is_current = bindings::lease::owner_site(&site.place).is_some() == lease_sites::are_recorded();
     (same && is_current).then(|| (site.place.clone(), site.is_body))
 }

@@ -37,10 +37,10 @@ use crate::submission::running;
 /// The time that the exit waits while no operation ends, and that functions which run then may take to end by themselves.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The time that they may take once they were interrupted.
+/// Time that functions get to end after an interrupt.
 const LAST_GRACE: Duration = Duration::from_secs(1);
 
-/// The time that deleters which are due may take.
+/// Time that due deleters get.
 const DELETERS: Duration = Duration::from_secs(5);
 
 /// The time between two queries of what is in flight.
@@ -50,7 +50,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const NAMED: usize = 10;
 
 estafette_sync::per_process! {
-    /// The engines of this process that are there.
+    /// The live engines of this process.
     static ENGINES: Mutex<Vec<Weak<EngineState>>> = Mutex::new(Vec::new());
     /// Engines without an object, with operations in flight.
     static LEFT: Mutex<Vec<Engine>> = Mutex::new(Vec::new());
@@ -187,7 +187,7 @@ fn finish(py: Python<'_>, last: bool) {
 enum ExitOutcome {
     /// Nothing is in flight.
     Ended,
-    /// Only leases hold up what is.
+    /// Only leases block the operations in flight.
     Held,
     /// No operation has ended for [`GRACE`], or the wait was interrupted.
     Abandoned,

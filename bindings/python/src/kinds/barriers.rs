@@ -1,4 +1,4 @@
-//! Barriers over a device, held off while another library records a graph there.
+//! Barriers over a device, held off while another library captures a graph there.
 
 use estafette::exchange::quarantine::{Pause, pause};
 use estafette_sync::sync::Mutex;

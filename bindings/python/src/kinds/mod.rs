@@ -3,7 +3,7 @@
 //! | part | what it has |
 //! |---|---|
 //! | `another` | A kind that tests have, as a proof that a folder is all that a kind needs |
-//! | `barriers` | Barriers over a device, held off while another library records a graph there |
+//! | `barriers` | Barriers over a device, held off while another library captures a graph there |
 //! | `cuda` | CUDA's streams, and its array interface |
 //! | `device_table` | The device table: what has memory, and contexts of other libraries |
 //! | `kind` | Questions to one kind of device: [`Kind`] |

@@ -25,11 +25,11 @@ use crate::submission::results::{self, Results};
 /// The use of a function's result.
 #[derive(Clone)]
 pub enum Use {
-    /// Nothing: the operation is what it does to its operands.
+    /// The function is called for its effect on the operands.
     Ignored,
-    /// It becomes the promised tensor, or goes to the results if it is no single array.
+    /// The result becomes the promised tensor, or goes to `Results` if it is no single array.
     Produced(Option<Arc<Results>>),
-    /// It goes to the results.
+    /// The result goes to `Results`.
     Several(Arc<Results>),
 }
 
@@ -77,8 +77,8 @@ pub fn take_deferred(
     Ok(Some(Box::new(DeferredResult { produced: Some(produced), ready })))
 }
 
-/// One of several results that is an operand of the host itself, as the function has seen it: other operations make tensors of the results,
-/// and may not read it.
+/// A result that is the function's own operand, in memory of the host, as the function's scope sees it. The
+/// operations that make tensors of the results may not read that operand.
 fn take_operand(value: &Bound<'_, PyAny>, scope: impl Fn() -> Option<Scope>) -> PyResult<Option<Produced>> {
     let Ok(tensor) = value.cast::<PyTensor>() else { return Ok(None) };
     let py = value.py();

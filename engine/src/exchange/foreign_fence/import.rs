@@ -1,4 +1,4 @@
-//! Their fence as ours.
+//! A foreign fence as a fence of this crate.
 //!
 //! The cheapest way that the consumer allows is taken: `order_on` (or the native event) keeps the wait on the device;
 //! `subscribe` spares polling; a fence that has only `query` is polled by the reactor, which backs off.
@@ -33,7 +33,7 @@ use crate::exchange::storage::Storage;
 /// Abandoned subscriptions are looked for when a fence has so many, and then at each doubling.
 const SWEEP_MIN: usize = 16;
 
-/// Takes a foreign fence over: copies and retains it.
+/// Adopts a foreign fence: copies and retains it.
 ///
 /// `devices` are those whose native events may stand for it.
 ///
@@ -238,11 +238,12 @@ thread_local! {
     static ASKED: RefCell<Vec<*const ForeignEvent>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While this lives, the calling thread is in the `query` of a fence.
+/// While an instance lives, the calling thread is in the `query` of a fence.
 struct Asking(());
 
 impl Asking {
-    /// `None` if it is already: the function asks, by whatever way, for something that waits for the fence, and would without end.
+    /// `None` if this thread is already in that fence's query: the query depends on its own fence, and would
+    /// recurse without end.
     fn begin(event: &ForeignEvent) -> Option<Self> {
         let begin = |asked: &RefCell<Vec<_>>| {
             let (event, mut asked) = (std::ptr::from_ref(event), asked.borrow_mut());
@@ -251,7 +252,7 @@ impl Asking {
                 Self(())
             })
         };
-        // A thread that ends may have no list any more, and asks all the same.
+        // A thread that ends may have no list any more, and queries all the same.
         ASKED.try_with(begin).unwrap_or_else(|_| Some(Self(())))
     }
 }
@@ -262,10 +263,9 @@ impl Drop for Asking {
     }
 }
 
-/// A fault, since nothing is known of the work: memory that it uses is not released.
+/// A fault, since the state of the work is unknown: memory that the work uses is not released.
 fn asks_for_itself() -> DeviceError {
-    let message =
-        "the query of a foreign fence asks for what waits for that very fence, so it can never answer";
+    let message = "the query of a foreign fence depends on that very fence, so it can never answer";
     DeviceError::new(DeviceErrorKind::Fault, message)
 }
 
@@ -333,8 +333,8 @@ impl fmt::Debug for ForeignEvent {
 
 impl Drop for ForeignEvent {
     fn drop(&mut self) {
-        // This may be anywhere, under a variable's bit too, and releasing is foreign code. What the native event was made
-        // into goes first.
+        // The caller may hold a variable's lock, and `release` is foreign code, so the reaper drops both: the
+        // wrapper of the native event first.
         let native = self.native.take();
         if let Some(held) = self.held.take() {
             let storage = Storage::owned(Box::new((native, held)), std::ptr::null_mut());
@@ -353,7 +353,7 @@ struct Subscription {
 }
 
 impl Subscription {
-    /// Has the reactor notify the subscriber, together with the fence, whose last holder this may be.
+    /// Passes the subscriber and the fence to the reactor. The fence's last reference may be dropped there.
     fn deliver(self, outcome: Outcome) {
         let outcome = self.event.note(outcome);
         let notification = Notification { subscriber: self.subscriber, _event: self.event };

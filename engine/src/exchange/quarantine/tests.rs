@@ -43,7 +43,7 @@ impl Device for Slow {
         let left = self.refusals.load(Ordering::Relaxed);
         if left > 0 {
             self.refusals.store(left - 1, Ordering::Relaxed);
-            return Err(DeviceError::new(DeviceErrorKind::Invalid, "a graph is recorded").with_code(900));
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, "a graph is captured").with_code(900));
         }
         self.host.default_queue().record()
     }

@@ -63,7 +63,7 @@ pub(super) struct EventIndex<'a> {
     blocks: Vec<(u32, EventBlock)>,
     libraries: HashMap<Text, LibraryId>,
     queues: HashMap<u64, TrackId>,
-    /// Those of each engine.
+    /// Workers of each engine.
     workers: BTreeMap<u64, Workers>,
     /// Bodies that still ran, by operation: ticks, track.
     running: HashMap<u64, (u64, TrackId)>,
@@ -87,7 +87,7 @@ pub(super) struct EventIndex<'a> {
 }
 
 impl EventIndex<'static> {
-    /// Those of a session so far.
+    /// The events of a session so far.
     pub(super) fn of(session: &Session) -> Self {
         let program = session.program.as_str().into();
         let processes = vec![session.process.clone()];

@@ -233,7 +233,7 @@ fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     let reaches = inspection.reaches(inspect::moves);
     let wanted = wanted_threads(&inspection, &due, &places);
     let mut stuck = stuck_engines(&inspection, &due);
-    // A body that these wait for may wait itself: the inspection does not see for what.
+    // A body that these entries need may block; the inspection cannot see on what.
     if core.lacks_thread() && stuck.iter().all(|known| !known.same(core)) {
         stuck.push(core.clone());
     }
@@ -412,7 +412,7 @@ fn poll_for_room(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     if due.is_empty() {
         return Vec::new();
     }
-    // One inspection for all of them.
+    // One inspection for all entries.
     let mut stuck = deadlock::without_free_threads(core);
     if core.lacks_thread() {
         stuck.push(core.clone());

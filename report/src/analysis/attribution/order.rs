@@ -33,11 +33,12 @@ pub(crate) struct Order {
     queues: Vec<u32>,
     /// Places of writers that have no writer before them, or none after them.
     turns: Vec<u32>,
-    /// Places of what is to write and is in no reader's way for as long: waits until a variable may be written, and withdrawn accesses.
+    /// Places of pending writes that block no reader: waits until a variable may be written, and withdrawn
+    /// accesses.
     write_waits: Vec<u32>,
-    /// Accesses of what was given up before it was granted, sorted. Few.
+    /// Accesses of operations and leases that were given up before the grant, sorted. Few.
     given_up: Vec<u32>,
-    /// Places of accesses that left their queue when they were given up: all of them, and those that were to write.
+    /// Places of withdrawn accesses: all of them, and the writing ones.
     withdrawn: [Vec<u32>; 2],
 }
 
@@ -47,14 +48,14 @@ struct Used {
     stay: Stay,
 }
 
-/// The time that a use is in the way of others.
+/// The time that a use blocks others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stay {
     /// Until its operation ends.
     Firm,
-    /// Never: it only looks.
+    /// Never: a wait only observes the variable.
     Waits,
-    /// Until it was given up. What was before it was in the way as well, and perhaps for longer.
+    /// Until the request was withdrawn. Accesses ahead of it blocked too, perhaps for longer.
     Withdrawn,
 }
 
@@ -151,7 +152,7 @@ impl Order {
     /// Puts a queue into the order in which its accesses were granted, which mostly is the one that it has.
     fn sort(&mut self, source: &impl Source, places: Range<usize>) {
         let granted = |access: u32| granted(&source.operation(self.operation_of(access) as usize));
-        // Those of one operation stay in their order.
+        // Accesses of one operation stay in their order.
         let submitted = |access: u32| source.operation(self.operation_of(access) as usize).submitted;
         let compare = |a: (Nanos, u32), b: (Nanos, u32)| {
             let at_once = || submitted(a.1).cmp(&submitted(b.1)).then(a.1.cmp(&b.1));
@@ -183,8 +184,8 @@ impl Order {
         }
     }
 
-    /// As [`sort`](Self::sort), with accesses that were never granted: each is behind what was submitted before it, which it waited
-    /// for, however much later that was granted.
+    /// As [`sort`](Self::sort), with accesses that were never granted. Such an access waited for the accesses
+    /// that were submitted before it, so it comes after them, even where they were granted much later.
     fn sort_with(&mut self, source: &impl Source, places: Range<usize>, given_up: &[u32]) {
         let mut all: Vec<(Nanos, u32, Used, Nanos)> = places
             .clone()
@@ -195,7 +196,7 @@ impl Order {
             })
             .collect();
         all.sort_unstable_by_key(|(submitted, access, ..)| (*submitted, *access));
-        // When the last was granted of those so far that are in a reader's way, and in a writer's.
+        // Latest grant so far among accesses that block readers, and among accesses that block writers.
         let (mut writers, mut all_uses) = (0, 0);
         for (_, access, used, granted) in &mut all {
             if given_up.binary_search(access).is_ok() {

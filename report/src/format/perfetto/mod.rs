@@ -46,7 +46,7 @@ pub use write::{attribute_and_write, write};
 /// Refuses a path at which there is a file that is no such trace and not empty, or at which no file can be written.
 ///
 /// # Errors
-/// Those of the system; `AlreadyExists` for a file of another kind.
+/// Errors of the system; `AlreadyExists` for a file of another kind.
 pub fn check_file(path: &Path) -> io::Result<()> {
     file::check_alike(path, &messages::BLOCK)
 }

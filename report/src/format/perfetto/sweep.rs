@@ -1,8 +1,8 @@
 //! The events of a trace in order of time, each made when its time has come.
 //!
-//! A thing (an operation with its lease and its stalls) has several events. It is in memory from its first event on, and of it only
-//! the number and the time of its next event; the thing itself is made anew for each event, unless it was made lately. So what is
-//! taken follows what overlaps in time, not how much was recorded.
+//! An item (an operation with its lease and its stalls) has several events. From its first event to its last,
+//! memory has only its number and the time of its next event; the item is made anew for each event, unless it
+//! was made lately. So memory follows what overlaps in time, not the trace's size.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;

@@ -105,7 +105,7 @@ pub struct TraceTies<'a> {
     edges: Cow<'a, [Edge]>,
     /// Indices of edges, in the order of their earlier ends.
     leaving: Vec<u32>,
-    /// Those of leases, then those of stalls.
+    /// Orphans of leases, then those of stalls.
     orphans: Vec<Orphan>,
 }
 

@@ -1,7 +1,8 @@
 //! The tracks of a trace.
 //!
-//! Slices of one Perfetto track must lie inside each other or apart. Waits do neither, so whatever can overlap gets as many
-//! tracks as that takes, which the file marks to be shown as one. They are described when they are needed first.
+//! Slices of one Perfetto track must lie inside each other or apart. Waits overlap, so each group of slices
+//! gets several tracks, which the file marks to be shown as one. A track is described when it is needed
+//! first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,7 +17,7 @@ use crate::model::{LibraryId, Text, Trace};
 /// The track of everything that belongs to the whole trace.
 pub const ROOT: u32 = 1; // 0 is Perfetto's own default track
 
-/// Things that are shown as one track.
+/// Slices that are shown as one track.
 #[derive(Debug)]
 struct Group {
     /// The description of its first track.
@@ -41,9 +42,9 @@ const LIBRARY_GROUPS: [(&str, &str); 3] = [
 
 #[derive(Debug, Default)]
 pub struct Tracks {
-    /// The group of each track; that of one that has none does not matter.
+    /// Group per track; unspecified for a track without one.
     group_of: Vec<u32>,
-    /// Those of the tracks, then those of the libraries and of what belongs to none.
+    /// One group per track of the model, then three per library, then three for the rest.
     groups: Vec<Group>,
     model_tracks: usize,
     libraries: usize,
@@ -119,7 +120,7 @@ impl Tracks {
         descriptor
     }
 
-    /// The number of a library's group. That of a track's group is the track.
+    /// The number of a library's group. The number of a track's group is the track.
     pub fn library(&self, library: Option<LibraryId>, what: OfLibrary) -> usize {
         self.model_tracks + LIBRARY_GROUPS.len() * library.unwrap_or(self.libraries) + what as usize
     }

@@ -58,7 +58,7 @@ const TENSORS_PER_EVENT: usize = 256;
 ///
 /// # Errors
 ///
-/// Those of `out`.
+/// Errors of `out`.
 pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     write_packets(trace, &TraceTies::of(trace), out)
 }
@@ -69,7 +69,7 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Those of `out`.
+/// Errors of `out`.
 pub fn attribute_and_write(source: &impl Source, out: impl Write) -> io::Result<()> {
     write_packets(source, &Attribution::of(source), out)
 }

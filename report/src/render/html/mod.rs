@@ -47,7 +47,7 @@ const HEAD: &str = "<!doctype html><!-- a report of Estafette -->\n";
 /// Writes the page about `trace`, whose report this is, to the file `path`, which is replaced if it is such a page.
 ///
 /// # Errors
-/// Those of the system; `AlreadyExists` for a file that is no such page and not empty.
+/// Errors of the system; `AlreadyExists` for a file that is no such page and not empty.
 pub fn write_file(trace: &Trace, report: &Report, path: &Path) -> io::Result<()> {
     file::replace_alike(path, HEAD.as_bytes(), |out| write(trace, report, out))
 }
@@ -64,7 +64,7 @@ pub fn check_file(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Those of `out`.
+/// Errors of `out`.
 pub fn write(trace: &Trace, report: &Report, out: impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     let mut rest = PAGE;

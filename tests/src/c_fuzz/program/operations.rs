@@ -195,7 +195,8 @@ impl Program {
         let Some(op) = take(&mut self.ops, bytes) else { return };
         let ended = !matches!(estafette_op_query(op), ESTAFETTE_PENDING);
         accepts(estafette_op_release(op), "release an operation");
-        // One that is under way still holds its own handle, and so may one that has just ended.
+        // An operation that is under way still holds its own handle, and so may an operation that has just
+        // ended.
         if ended && self.over.len() < HELD_MAX && estafette_op_query(op) == ESTAFETTE_INVALID {
             self.over.push(op);
         }

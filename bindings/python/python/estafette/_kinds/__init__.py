@@ -29,13 +29,13 @@ class Kind:
     libraries: tuple[str, ...] = ()
     """Libraries whose arrays are on its devices alone."""
     names: Mapping[str, str] = {}
-    """Those of them that are not called as the first part of their modules' names is."""
+    """Library name by module root, where the two differ."""
     modules: tuple[str, ...] = ()
-    """The first parts of their modules' names."""
+    """Module roots: the first parts of the names of the libraries' modules."""
     paths: tuple[str, ...] = ()
     """Modules by which programs call functions that are observed."""
     host_waits: tuple[str, ...] = ()
-    """Those libraries that take each other's arrays by a wait of the host."""
+    """The libraries that take each other's arrays by a wait of the host."""
     observer: str | None = None
     """The module that follows the order of work on its devices in observe mode; `_observe/devices.py` says what it has."""
 
@@ -48,7 +48,7 @@ def named(module: str) -> type[Kind]:
 
 @functools.cache
 def kinds() -> tuple[type[Kind], ...]:
-    """All of them, in the extension's order."""
+    """All kinds, in the extension's order."""
     return tuple(map(named, _kind_modules()))
 
 

@@ -25,16 +25,16 @@ LIBRARIES = tuple(library for kind in _kinds.kinds() for library in kind.librari
 """Libraries whose arrays are on devices of one kind alone."""
 
 NAMES = {root: library for kind in _kinds.kinds() for root, library in kind.names.items()}
-"""Those libraries that are not called as the first part of their modules' names is."""
+"""Library name by module root, where the two differ."""
 
 MODULES = tuple(root for kind in _kinds.kinds() for root in kind.modules)
-"""The first parts of their modules' names."""
+"""Module roots: the first parts of the names of the libraries' modules."""
 
 PATHS = tuple(path for kind in _kinds.kinds() for path in kind.paths)
 """Modules by which programs call their functions."""
 
 HOST_WAITS = tuple(library for kind in _kinds.kinds() for library in kind.host_waits)
-"""Those that take each other's arrays by a wait of the host."""
+"""The libraries that take each other's arrays by a wait of the host."""
 
 
 @functools.cache

@@ -131,7 +131,7 @@ class Notes:
         self.broken.append(f"{type(error).__name__}: {error}"[:200] if not self.broken else "")
 
     def thread_notes(self) -> ThreadNotes:
-        """That of this thread."""
+        """The notes of this thread."""
         try:
             thread_notes: ThreadNotes = self.local.thread_notes
         except AttributeError:

@@ -61,7 +61,7 @@ pub fn run() -> ExitCode {
     std::thread::spawn(move || {
         let mut links = Vec::new();
         while let Ok(link) = block_on(engine.accept(&door)) {
-            // One that was given up by the other process gets nothing.
+            // A link that the other process gave up gets nothing.
             if block_on(link.send(&x, &ShareOptions::default())).is_ok() {
                 links.push(link);
             }
