@@ -7,7 +7,7 @@ use estafette_devices::{FenceState, Reactor, host};
 use estafette_sync::platform::child::in_forked_child;
 
 #[test]
-fn a_forked_child_is_told_so_and_the_parent_goes_on() {
+fn a_forked_child_gets_an_error_and_the_parent_goes_on() {
     let (completer, fence) = host::promise("parent's work");
     let (done, finished) = host::promise("finished before");
     done.complete();

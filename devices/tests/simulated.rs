@@ -149,7 +149,7 @@ fn the_trace_tells_what_happened_when() {
 }
 
 #[test]
-fn time_moves_only_as_far_as_it_is_told() {
+fn time_moves_only_as_far_as_it_is_advanced() {
     let device = device(SimOptions::default());
     let queue = device.queue(false);
     launch(&queue, "one", 100);

@@ -771,11 +771,11 @@ const MOST_ALONE: Duration = Duration::from_millis(5);
 const MOST_BESIDE_OTHERS: Duration = Duration::from_millis(50);
 
 #[test]
-fn who_waits_for_a_process_is_told_of_its_death_soon() {
+fn a_thread_that_waits_for_a_process_is_notified_of_its_death_soon() {
     if is_the_other() {
         return;
     }
-    let name = "who_waits_for_a_process_is_told_of_its_death_soon";
+    let name = "a_thread_that_waits_for_a_process_is_notified_of_its_death_soon";
     let _alone = alone();
     let survivor = Survivor::new();
     let mut told: Vec<_> = (0..if is_long() { 200 } else { 25 })

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_at_once_are_told_apart_and_run_together() {
+    fn commands_at_once_are_distinguished_and_run_together() {
         let (open, opener) = ("read line < \"$0\"; echo first", "echo > \"$0\"; echo second; exit 3");
         let pipe = std::env::temp_dir().join(format!("estafette-at-once-{}", std::process::id()));
         assert!(command("mkfifo").arg(&pipe).status().unwrap().success());

@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_tests_are_told_with_the_exit_status() {
+    fn failed_tests_are_reported_with_the_exit_status() {
         let outcome = line(judge(false, counts(4, 1, &[]), vec!["exit status: 100".into()]));
         assert_eq!(outcome, "some             failed: 1 of 5 tests failed; exit status: 100 (1.5 s)");
     }

@@ -89,7 +89,7 @@ def forget_pytorch(monkeypatch):
     del sys.modules["torch"]
 
 
-def test_a_library_that_another_thread_is_importing_is_told_once_it_is_there(sim, eng, monkeypatch, tmp_path):
+def test_a_library_that_another_thread_is_importing_gets_the_stream_once_it_is_there(sim, eng, monkeypatch, tmp_path):
     lib = Library(sim)
     importing = types.SimpleNamespace(begun=threading.Event(), resume=threading.Event(), torch=pytorch(lib))
     monkeypatch.setitem(sys.modules, "importing", importing)
@@ -374,7 +374,7 @@ class CuPy(types.ModuleType):
 
 
 @pytest.mark.parametrize("deprecated", [False, True])
-def test_cupy_is_told_the_stream_by_what_is_not_deprecated(sim, eng, monkeypatch, deprecated):
+def test_cupy_gets_the_stream_by_what_is_not_deprecated(sim, eng, monkeypatch, deprecated):
     lib = Library(sim)
     cupy = CuPy(lib, deprecated=deprecated)
     monkeypatch.setitem(sys.modules, "cupy", cupy)

@@ -105,7 +105,7 @@ class TestJax:
         assert f"{type(by_hand.value).__name__}: {by_hand.value}" in str(raised.value)
 
 
-def test_a_function_of_jax_finds_it_without_being_told(eng, np, jnp, functions):
+def test_a_function_of_jax_finds_it_without_an_argument(eng, np, jnp, functions):
     t = eng.from_dlpack(np.full(3, 2.0, np.float32))
     assert np.from_dlpack(eng.call(jnp.square, t)).tolist() == [4.0] * 3
     assert functions == []
@@ -201,7 +201,7 @@ class TestTorch:
         write.wait(timeout=20)
         assert calls == []
 
-    def test_a_function_of_torch_finds_it_without_being_told(self, eng, np, torch, calls):
+    def test_a_function_of_torch_finds_it_without_an_argument(self, eng, np, torch, calls):
         t = eng.from_dlpack(np.full(3, 2.0, np.float32))
         assert np.from_dlpack(eng.call(torch.square, t)).tolist() == [4.0] * 3
         assert calls == []

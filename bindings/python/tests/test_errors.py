@@ -156,7 +156,7 @@ def test_even_exceptions_that_end_programs_are_only_failures_here(eng, kind):
     assert type(caught.value.__cause__) is kind
 
 
-def test_an_exception_whose_text_fails_is_told_by_its_name(eng):
+def test_an_exception_whose_text_fails_is_reported_by_its_name(eng):
     class Silent(Exception):
         def __str__(self):
             raise RuntimeError("not even that")
@@ -168,7 +168,7 @@ def test_an_exception_whose_text_fails_is_told_by_its_name(eng):
         eng.submit(fail).wait()
 
 
-def test_an_error_that_is_its_own_cause_is_told_once():
+def test_an_error_that_is_its_own_cause_is_reported_once():
     # Of its own, as a worker that never came to an end of the causes would keep the Python lock.
     run_program(
         """

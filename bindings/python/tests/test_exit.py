@@ -440,7 +440,7 @@ class TestPending:
         assert "the wait for them was interrupted" in errors and "endless" in errors, errors
         assert "Traceback" not in errors, errors
 
-    def test_is_told_also_where_ctrl_c_comes_while_it_is_told(self):
+    def test_is_reported_also_where_ctrl_c_comes_while_it_is_reported(self):
         _, errors = program(
             """
             import os, signal

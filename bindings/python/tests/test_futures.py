@@ -488,7 +488,7 @@ class TestInFlight:
         t.wait(20)
         assert eng.shutdown(20).drained
 
-    def test_it_has_a_place_in_the_window(self, np):
+    def test_it_takes_a_permit(self, np):
         async def main():
             with pytest.raises(est.InFlightLimitError):
                 eng.from_future(asyncio.get_running_loop().create_future())

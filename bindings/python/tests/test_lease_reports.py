@@ -76,7 +76,7 @@ class TestFields:
         del array
         op.wait()
 
-    def test_held_leases_and_those_that_wait_are_told_apart(self, eng, np):
+    def test_held_leases_and_waiting_ones_are_distinguished(self, eng, np):
         t = eng.zeros(2, "int8")
         array = np.from_dlpack(t)
         op = fill(eng, np, t)

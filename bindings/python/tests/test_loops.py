@@ -689,7 +689,7 @@ class TestWakeUpsFromAnywhere:
         views.clear()
         assert task.result(10) == "resumed"
 
-    def test_that_the_loop_refuses_are_told(self, awaited, monkeypatch):
+    def test_that_the_loop_refuses_are_reported(self, awaited, monkeypatch):
         views, loop, task = awaited
         call, reports = loop.call_soon_threadsafe, []
         monkeypatch.setattr(sys, "unraisablehook", reports.append)
@@ -1006,7 +1006,7 @@ class TestOtherDrivers:
 
         run(main())
 
-    def test_a_driver_without_asyncio_is_told_to_wait_in_a_thread_and_may_go_on_once_it_is_ready(self, promise):
+    def test_a_driver_without_asyncio_is_advised_to_wait_in_a_thread_and_may_go_on_once_it_is_ready(self, promise):
         t, make_ready = promise
 
         async def persistent():

@@ -533,7 +533,7 @@ class TestOthers:
         first.open()
         until(lambda: len(results) == 2)
 
-    def test_a_second_wait_is_not_told_of_the_end_of_an_older_version(self, eng):
+    def test_a_second_wait_is_not_notified_of_the_end_of_an_older_version(self, eng):
         first, second = Gate(), Gate()
         t, op = eng.zeros(1, "int8"), eng.submit(first)
         eng.submit(lambda t: first(), writes=[t])

@@ -395,7 +395,7 @@ class TestTheFile:
         with pytest.raises(OSError, match="absent"):
             est.report(tmp_path / "absent")
 
-    def test_memory_is_bounded_and_the_loss_is_told(self, eng, np, path):
+    def test_memory_is_bounded_and_the_loss_is_reported(self, eng, np, path):
         with est.record(path, memory_max=512 << 10):
             for _ in range(20):
                 for _ in range(1_000):

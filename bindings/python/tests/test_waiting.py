@@ -121,8 +121,8 @@ class TestThePythonLock:
             assert not thread.is_alive()
 
 
-class TestTheWindow:
-    def test_a_full_window_holds_the_submitter_up(self):
+class TestTheInFlightLimit:
+    def test_a_reached_limit_blocks_the_submitter(self):
         with est.Engine(workers=1, in_flight_limit=4) as eng:
             seen = []
             for i in range(100):
@@ -143,7 +143,7 @@ class TestTheWindow:
             eng.wait_all(20)
             assert done == ["outer", "inner"]
 
-    def test_a_window_that_can_never_drain_is_an_error(self, np):
+    def test_a_limit_that_can_never_drain_is_an_error(self, np):
         eng = est.Engine(workers=1, in_flight_limit=1, lease_timeout=0.2)
         t = eng.zeros(1, "int8")
         array = np.from_dlpack(t)

@@ -502,7 +502,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_that_end_a_context_are_told_from_those_that_do_not() {
+    fn codes_that_end_a_context_are_distinguished_from_those_that_do_not() {
         let fault = [201, 214, 220, 226, 700, 702, 709, 710, 714, 719, 721, 806, 810, 911, 999];
         let other = [DEINITIALIZED, 3, 100, 600, 800, NOT_SUPPORTED, 805, 807, 808, 809];
         let invalid = [INVALID_VALUE, 400, 900, 906, 908];

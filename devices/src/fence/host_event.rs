@@ -235,7 +235,7 @@ mod models {
     }
 
     #[test]
-    fn a_subscriber_is_told_once_or_at_once() {
+    fn a_subscriber_is_notified_once_or_at_once() {
         settled_beside(
             || Ok(()),
             |model| {

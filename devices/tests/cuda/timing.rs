@@ -106,7 +106,7 @@ fn nobody_pays_for_what_is_not_measured_and_a_measurement_ends_with_the_next_rec
 }
 
 #[test]
-fn work_of_somebody_elses_stream_is_measured_and_an_unfinished_one_is_not_told() {
+fn work_of_a_foreign_stream_is_measured_and_unfinished_work_is_not_reported() {
     let bench = bench();
     let (memory, stream) = (bench.memory(64), bench.foreign_stream());
     // SAFETY: the stream lives as long as the test.

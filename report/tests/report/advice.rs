@@ -72,7 +72,7 @@ fn a_wait_at_the_end_is_no_advice() {
 }
 
 #[test]
-fn a_program_that_does_everything_itself_is_told_so_first() {
+fn a_program_that_does_everything_itself_is_reported_so_first() {
     let mut program = Program::new(&["loss"]);
     for turn in 0..3_u64 {
         let begin = (turn * 20 + 17) * MS;
@@ -388,7 +388,7 @@ fn a_trace_that_lasts_longer_than_sums_have_room_for_says_so() {
 }
 
 #[test]
-fn losses_of_thousands_of_threads_are_told_in_a_few_lines() {
+fn losses_of_thousands_of_threads_are_reported_in_a_few_lines() {
     let mut trace = made_up::trace(50);
     let track = trace.tracks[0].clone();
     trace.tracks.extend(vec![track; 1_000]);

@@ -121,7 +121,7 @@ fn after_damage_reading_goes_on_at_the_next_block() {
 }
 
 #[test]
-fn a_lost_head_is_told_from_its_copy_at_the_end() {
+fn a_lost_head_is_read_from_its_copy_at_the_end() {
     let trace = made_up::trace(20_000);
     let mut damaged = bytes(&trace);
     damaged[..4_000].fill(0);
@@ -140,7 +140,7 @@ fn a_file_of_something_else_is_called_that() {
 }
 
 #[test]
-fn a_time_that_cannot_be_is_refused_and_told() {
+fn a_time_that_cannot_be_is_refused_and_reported() {
     let mut trace = made_up::trace(70);
     trace.operations[3].done = Some(1 << 60);
     let part = perfetto::read(&bytes(&trace));

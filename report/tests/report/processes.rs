@@ -136,7 +136,7 @@ fn a_trace_that_a_file_has_twice_is_counted_once() {
 }
 
 #[test]
-fn processes_of_one_number_are_told_apart() {
+fn processes_of_one_number_are_distinguished() {
     let [first, mut second] = two();
     second.processes[0].number = 4711;
     let both = merge(vec![first, second]).unwrap();

@@ -29,7 +29,7 @@ fn a_missing_wait_is_found_although_timing_hides_it() {
 }
 
 #[test]
-fn events_and_what_the_host_was_told_are_orders() {
+fn events_and_what_the_host_observed_are_orders() {
     let bench = bench();
     let (a, b, c) = (non_blocking(), non_blocking(), non_blocking());
     let (x, y) = (device_memory(64), device_memory(64));

@@ -319,7 +319,7 @@ fn a_lease_ends_after_work_on_the_streams_that_it_was_used_on() {
 }
 
 #[test]
-fn a_lease_may_be_told_of_uses_without_end() {
+fn a_lease_may_be_given_uses_without_end() {
     let bench = bench();
     let theirs = bench.theirs();
     let x = bench.bytes();

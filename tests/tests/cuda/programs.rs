@@ -138,7 +138,7 @@ fn nodes_are_issued_with_one_wait_per_crossing_and_nothing_is_waited_for_on_the_
 }
 
 #[test]
-fn a_graph_is_recorded_by_the_first_replay_and_launched_by_one_call_for_each() {
+fn a_graph_is_captured_by_the_first_replay_and_launched_by_one_call_for_each() {
     let bench = bench();
     let [x, y, z, w] = [(); 4].map(|()| bench.bytes());
     let program = forked(&bench, [&x, &y, &z, &w], true);
@@ -223,7 +223,7 @@ fn a_graph_waits_for_its_inputs_on_the_device_and_others_wait_for_it_there() {
 }
 
 #[test]
-fn a_graph_that_only_reads_is_recorded_once_although_its_replays_are_not_ordered() {
+fn a_graph_that_only_reads_is_captured_once_although_its_replays_are_not_ordered() {
     let bench = bench();
     let x = bench.bytes();
     bench.fill(0, &x, 1).wait().unwrap();
@@ -268,7 +268,7 @@ fn a_body_that_is_captured_sees_on_the_host_what_no_earlier_node_writes() {
 
 /// The same with the order taken out: what one branch does to memory of another one is kept from the engine.
 #[test]
-fn what_the_engine_is_not_told_is_a_race_in_the_graph() {
+fn what_the_engine_does_not_know_is_a_race_in_the_graph() {
     let bench = bench();
     let x = bench.bytes();
     let mut builder = bench.engine.program("race");

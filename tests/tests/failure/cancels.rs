@@ -71,7 +71,7 @@ fn some_of(dice: &mut Dice, tensors: usize, most: usize) -> Vec<usize> {
 }
 
 #[test]
-fn random_cancels_are_heard_of_by_the_waits_that_depend_on_them_and_by_no_other() {
+fn random_cancels_are_reported_to_the_waits_that_depend_on_them_and_to_no_other() {
     const TENSORS: usize = 6;
     for seed in 0..from_environment("ESTAFETTE_SEEDS", 20) {
         let mut dice = Dice::new(seed);
@@ -257,7 +257,7 @@ fn what_is_ready_and_not_begun_is_known_to_be_cancelled_while_every_worker_is_bu
 }
 
 #[test]
-fn a_failure_that_was_mended_is_told_to_no_later_wait() {
+fn a_failure_that_was_mended_is_reported_to_no_later_wait() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 0.0), tensor(&engine, 0.0));

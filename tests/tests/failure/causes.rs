@@ -339,7 +339,7 @@ fn a_completion_that_is_dropped_fails_its_operation() {
 }
 
 #[test]
-fn dependants_of_a_cancelled_operation_are_told_at_once_even_behind_a_lease() {
+fn dependants_of_a_cancelled_operation_are_notified_at_once_even_behind_a_lease() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 0.0));
@@ -364,7 +364,7 @@ fn dependants_of_a_cancelled_operation_are_told_at_once_even_behind_a_lease() {
 }
 
 #[test]
-fn what_a_cancelled_operation_was_to_read_fails_later_and_the_cause_that_was_told_stays() {
+fn what_a_cancelled_operation_was_to_read_fails_later_and_the_reported_cause_stays() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);

@@ -225,7 +225,7 @@ fn deleters_run_after_failures_cancels_and_skips_too() {
 }
 
 #[test]
-fn a_failed_operation_is_told_once_it_is_out_of_the_way() {
+fn a_failed_operation_is_reported_once_it_is_out_of_the_way() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);

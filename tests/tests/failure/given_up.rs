@@ -229,7 +229,7 @@ fn waits_cancelled(engine: &Engine, name: &str) -> bool {
 }
 
 #[test]
-fn a_cancelled_reader_leaves_its_queues_and_its_place_in_the_window_at_once() {
+fn a_cancelled_reader_leaves_its_queues_and_returns_its_permit_at_once() {
     for workers in [0, 1] {
         let engine = Engine::builder().workers(workers).in_flight_limit(2).build().unwrap();
         let watchdog = Watchdog::of(&engine);

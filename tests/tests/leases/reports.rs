@@ -30,7 +30,7 @@ fn assert_owned(lease: &LeaseInfo, access: Access) {
 }
 
 #[test]
-fn a_lease_in_the_way_is_told_with_its_owner_wherever_somebody_asks() {
+fn a_lease_in_the_way_is_reported_with_its_owner_wherever_a_program_asks() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     for access in [Access::Read, Access::Write] {
@@ -58,7 +58,7 @@ fn a_lease_in_the_way_is_told_with_its_owner_wherever_somebody_asks() {
 }
 
 #[test]
-fn what_the_holder_has_made_of_it_is_told_once_it_is_noted() {
+fn what_the_holder_has_made_of_it_is_reported_once_it_is_noted() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
@@ -75,7 +75,7 @@ fn what_the_holder_has_made_of_it_is_told_once_it_is_noted() {
 }
 
 #[test]
-fn a_lease_that_waits_is_told_as_one_that_is_not_held() {
+fn a_lease_that_waits_is_reported_as_not_held() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);

@@ -135,7 +135,7 @@ fn an_operation_of_a_hundred_thousand_tensors_runs() {
 }
 
 #[test]
-fn a_window_of_a_million_is_filled_and_drained() {
+fn an_in_flight_limit_of_a_million_is_reached_and_drained() {
     // A tenth in `cargo xtask test` without `--all`.
     let in_flight_limit = if few_examples() { 100_000 } else { 1_000_000 };
     let engine = Engine::builder().workers(1).in_flight_limit(in_flight_limit).build().unwrap();

@@ -54,7 +54,7 @@ fn a_wait_inside_wakes_the_workers_first() {
 }
 
 #[test]
-fn a_full_window_inside_drains() {
+fn a_reached_in_flight_limit_inside_drains() {
     let engine = Engine::builder().workers(1).in_flight_limit(4).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let counter = engine.submit_many(|| count(&engine, 1_000));

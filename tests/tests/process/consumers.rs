@@ -292,7 +292,7 @@ fn a_lease_to_write_keeps_what_was_pending_before_it() {
 }
 
 #[test]
-fn a_failed_producer_is_told_to_the_consumer_and_a_failed_reader_is_not() {
+fn a_failed_producer_is_reported_to_the_consumer_and_a_failed_reader_is_not() {
     let _alone = exclusive();
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let (ours, theirs) = (queue(&device), device.queue(false));

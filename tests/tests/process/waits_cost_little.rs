@@ -318,7 +318,7 @@ fn two_hundred_threads_that_wait_for_all_check_as_seldom_as_one() {
 }
 
 #[test]
-fn each_thread_that_waits_for_room_gets_the_only_place_that_is_left() {
+fn each_thread_that_waits_for_room_gets_the_only_permit_that_is_left() {
     let _alone = exclusive();
     let engine = Engine::builder().workers(2).in_flight_limit(100).build().expect("an engine");
     let (first, single, mine) = (tensor(&engine), tensor(&engine), tensor(&engine));

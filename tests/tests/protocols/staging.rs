@@ -112,7 +112,7 @@ fn copies_that_are_given_up_anywhere_release_their_chunks() {
 /// The memory of a chunk that a broken queue may still use is leaked. Copies that wait for a chunk get
 /// another one.
 #[test]
-fn copies_that_wait_for_pieces_that_a_broken_queue_keeps_go_on() {
+fn copies_that_wait_for_chunks_that_a_broken_queue_keeps_go_on() {
     explore_in_time(SCHEDULES, || {
         let device = Watched::new();
         let engine = engine(&device);

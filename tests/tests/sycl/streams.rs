@@ -90,7 +90,7 @@ fn a_queue_from_outside_waits_for_us_and_we_for_it_and_the_host_for_nothing() {
 }
 
 #[test]
-fn the_c_interface_orders_a_sycl_queue_and_is_told_of_its_end() {
+fn the_c_interface_orders_a_sycl_queue_and_is_notified_of_its_end() {
     let device = sycl();
     let engine = Engine::builder().workers(1).build().unwrap();
     let ours = device.create_queue().unwrap();

@@ -83,7 +83,7 @@ fn it_is_written_when_an_engine_is_shut_down() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_told_and_the_program_runs() {
+fn what_cannot_be_recorded_is_reported_and_the_program_runs() {
     let folder = Folder::new("refused-variable");
     let absent = folder.0.join("absent").join("run");
     let said = run(&mut program("returns", &absent));

@@ -181,7 +181,7 @@ fn more_than_one_page_is_kept_by_each_thread() {
 }
 
 #[test]
-fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> Result<(), Error> {
+fn a_lease_that_is_granted_at_once_is_reported_with_its_owner_and_blocks_writers() -> Result<(), Error> {
     let (clock, recorder, _alone) = open();
     let engine = Engine::builder().workers(0).build()?;
     let x = engine.zeros(&[4], DType::F32)?;

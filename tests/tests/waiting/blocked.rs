@@ -59,7 +59,7 @@ impl WaitHook for Asked {
 }
 
 #[test]
-fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
+fn an_in_flight_limit_reached_behind_a_lease_of_another_thread_waits_for_the_lease() {
     const LOOKS: usize = 5;
     for workers in [0, 1] {
         let engine = limited(workers, 4);
@@ -97,7 +97,7 @@ fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
 }
 
 #[test]
-fn a_full_window_behind_a_lease_of_another_thread_is_refused_after_the_lease_timeout() {
+fn an_in_flight_limit_reached_behind_a_lease_of_another_thread_refuses_after_the_lease_timeout() {
     let timeout = Duration::from_millis(80);
     for workers in [0, 1] {
         let engine =
@@ -187,7 +187,7 @@ fn a_blocking_submit_with_everything_in_flight_behind_itself_would_deadlock() {
 }
 
 #[test]
-fn two_operations_that_fill_the_window_behind_each_other_would_deadlock() {
+fn two_operations_that_reach_the_in_flight_limit_behind_each_other_would_deadlock() {
     let engine = limited(2, 2);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 0.0), tensor(&engine, 0.0));
@@ -218,7 +218,7 @@ fn two_operations_that_fill_the_window_behind_each_other_would_deadlock() {
 }
 
 #[test]
-fn a_full_window_waits_for_room_and_helps_meanwhile() {
+fn a_reached_in_flight_limit_waits_for_room_and_helps_meanwhile() {
     for workers in [0, 1, 3] {
         let engine = limited(workers, 4);
         let watchdog = Watchdog::of(&engine);
@@ -235,7 +235,7 @@ fn a_full_window_waits_for_room_and_helps_meanwhile() {
 }
 
 #[test]
-fn many_submitters_never_exceed_the_window() {
+fn many_submitters_never_exceed_the_in_flight_limit() {
     let engine = limited(2, 8);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
@@ -372,7 +372,7 @@ fn operations_that_need_a_lock_of_their_own_world_are_not_run_by_waiting_threads
 }
 
 #[test]
-fn a_full_window_does_not_run_such_operations_either() {
+fn a_reached_in_flight_limit_does_not_run_such_operations_either() {
     let engine = limited(1, 2);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
@@ -609,7 +609,7 @@ fn a_wait_for_itself_is_an_error() {
 }
 
 #[test]
-fn two_operations_that_wait_for_each_other_are_told() {
+fn two_operations_that_wait_for_each_other_are_reported() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 0.0), tensor(&engine, 0.0));
@@ -630,7 +630,7 @@ fn two_operations_that_wait_for_each_other_are_told() {
 }
 
 #[test]
-fn a_circle_of_waits_by_way_of_a_queue_is_told() {
+fn a_circle_of_waits_by_way_of_a_queue_is_reported() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let (x, y, z) = (tensor(&engine, 0.0), tensor(&engine, 0.0), tensor(&engine, 0.0));

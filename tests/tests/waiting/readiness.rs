@@ -132,7 +132,7 @@ fn an_operation_tells_its_outcome_by_name_and_waiting_for_all_does_not() {
 }
 
 #[test]
-fn a_full_window_refuses_waits_or_is_awaited_and_never_overflows() {
+fn a_reached_in_flight_limit_refuses_waits_or_is_awaited_and_is_never_exceeded() {
     let engine = Engine::builder().workers(1).in_flight_limit(2).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
@@ -182,7 +182,7 @@ fn an_asynchronous_submission_leaves_its_thread_to_whoever_makes_room() {
 }
 
 #[test]
-fn submissions_inside_operations_bypass_the_window_up_to_a_hard_cap() {
+fn submissions_inside_operations_bypass_the_in_flight_limit_up_to_a_hard_cap() {
     let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);

@@ -131,7 +131,7 @@ fn polling_a_future_runs_no_body_on_the_executor() {
 }
 
 #[test]
-fn a_callback_and_a_fence_run_no_body_where_they_are_told() {
+fn a_callback_and_a_fence_run_no_body_where_they_are_notified() {
     let engine = engine(0);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
@@ -326,7 +326,7 @@ fn waits_with_timeouts_nested_deeper_than_there_may_be_threads_say_so() {
 }
 
 #[test]
-fn a_full_window_runs_no_body_on_the_submitter_while_there_is_a_worker() {
+fn a_reached_in_flight_limit_runs_no_body_on_the_submitter_while_there_is_a_worker() {
     let engine = Engine::builder().workers(1).in_flight_limit(4).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let lock = Arc::new(Mutex::new(0));

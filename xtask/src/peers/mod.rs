@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_fails_is_told_by_its_last_line() {
+    fn a_program_that_fails_is_reported_by_its_last_line() {
         let shell = |script: &str| {
             let mut command = shell::command("sh");
             command.args(["-c", script]);

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_is_told_with_its_reason() {
+    fn what_was_given_up_is_reported_with_its_reason() {
         let mut results = Results::default();
         for name in ["fan", "random"] {
             results.entry("gomp", workload(name), Setting::Alone).series.trouble = Some("over 120 s".into());
