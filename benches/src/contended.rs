@@ -48,7 +48,7 @@ enum Sharing {
 }
 
 /// The part of one thread.
-struct Share<'v> {
+struct ThreadPart<'v> {
     variables: &'v [Variable],
     accesses: Vec<Access>,
 }
@@ -58,7 +58,7 @@ fn run(settings: &Settings, threads: usize, sharing: Sharing) -> Result<Measured
     let variables = some_variables(&engine, VARIABLES);
     let body = SpinBody::lasting(settings.body_ns);
     let each = (settings.n / threads).max(1);
-    let shares: Vec<Share> = match sharing {
+    let shares: Vec<ThreadPart> = match sharing {
         Sharing::All => (0..threads).map(|thread| share(&variables, each, thread)).collect(),
         Sharing::None => {
             let own = variables.chunks_exact(VARIABLES / threads);
@@ -84,8 +84,8 @@ fn run(settings: &Settings, threads: usize, sharing: Sharing) -> Result<Measured
     Ok(Measured { n, quantities })
 }
 
-fn share(variables: &[Variable], n: usize, thread: usize) -> Share<'_> {
-    Share { variables, accesses: draw(n, variables.len(), SEED + thread as u64) }
+fn share(variables: &[Variable], n: usize, thread: usize) -> ThreadPart<'_> {
+    ThreadPart { variables, accesses: draw(n, variables.len(), SEED + thread as u64) }
 }
 
 /// Each share is submitted and awaited by its own thread. Returns the time from the first start to the last
@@ -93,12 +93,12 @@ fn share(variables: &[Variable], n: usize, thread: usize) -> Share<'_> {
 fn at_once(
     engine: &Engine,
     variables: &[Variable],
-    shares: &[Share],
+    shares: &[ThreadPart],
     body: SpinBody,
 ) -> Result<Duration, Error> {
     let expected = shares.iter().map(|share| writes(&share.accesses)).sum();
     let start = Barrier::new(shares.len());
-    let one = |share: &Share| {
+    let one = |share: &ThreadPart| {
         start.wait();
         let began = Instant::now();
         submit_all(engine, share.variables, &share.accesses, body)?;

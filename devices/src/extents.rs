@@ -1,11 +1,11 @@
-//! Blocks in large pieces of memory that others can be shown.
+//! Blocks in large chunks of memory that others can be shown.
 //!
-//! A piece costs calls of a system or a driver, and a mapping in each process that has it, so there are few: each is twice as large as the
-//! largest, up to a bound, since a piece takes memory that no block may ever need. Of those that are empty the largest stays, and the
+//! A chunk costs calls of a system or a driver, and a mapping in each process that has it, so there are few: each is twice as large as the
+//! largest, up to a bound, since a chunk takes memory that no block may ever need. Of those that are empty the largest stays, and the
 //! others go back. What is free is noted beside the memory, so that memory which the host cannot use is divided as well.
 //!
-//! A piece is made and dropped under no lock. One thread at a time makes a piece. Threads that find no room
-//! wait for it, as a second piece would take memory that no block needs. Allocations that fit, releases and
+//! A chunk is made and dropped under no lock. One thread at a time makes a chunk. Threads that find no room
+//! wait for it, as a second chunk would take memory that no block needs. Allocations that fit, releases and
 //! queries do not wait.
 
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use estafette_sync::sync::{Condvar, Mutex};
 
-const PIECE_MIN: usize = 16 << 20;
-/// The largest piece, unless one block needs more. A link shows at most 1,024 of them: 256 GiB.
-const PIECE_MAX: usize = 256 << 20;
+const CHUNK_MIN: usize = 16 << 20;
+/// The largest chunk, unless one block needs more. A link shows at most 1,024 of them: 256 GiB.
+const CHUNK_MAX: usize = 256 << 20;
 
-/// A piece of memory.
+/// A chunk of memory.
 pub trait Span {
     /// Blocks begin and end at a multiple of this.
     const GRAIN: usize;
@@ -29,11 +29,11 @@ pub trait Span {
     fn bytes(&self) -> usize;
 }
 
-/// Pieces, and what is free in them. All calls may be made from any thread.
+/// Chunks, and what is free in them. All calls may be made from any thread.
 #[derive(Debug)]
 pub struct Extents<S> {
     state: Mutex<ExtentsState<S>>,
-    /// A piece is there, or could not be made.
+    /// A chunk is there, or could not be made.
     made: Condvar,
 }
 
@@ -43,7 +43,7 @@ struct ExtentsState<S> {
     is_making: bool,
 }
 
-/// A piece and what is free in it: lengths by offsets, no two of them adjacent.
+/// A chunk and what is free in it: lengths by offsets, no two of them adjacent.
 #[derive(Debug)]
 struct Extent<S> {
     span: Arc<S>,
@@ -51,7 +51,7 @@ struct Extent<S> {
 }
 
 impl<S: Span> Extent<S> {
-    /// The offset of a block that was free. Pieces are aligned as far as `align` goes; what is beyond is of no use.
+    /// The offset of a block that was free. Chunks are aligned as far as `align` goes; what is beyond is of no use.
     fn take(&mut self, bytes: usize, align: usize) -> Option<usize> {
         let start = self.span.start();
         let fits = |(offset, length): (&usize, &usize)| {
@@ -102,7 +102,7 @@ impl<S> Extents<S> {
         }
     }
 
-    /// The pieces, once none is being made.
+    /// The chunks, once none is being made.
     pub fn spans(&self) -> Vec<Arc<S>> {
         let mut state = self.state.lock();
         while state.is_making {
@@ -113,7 +113,7 @@ impl<S> Extents<S> {
 }
 
 impl<S: Span> Extents<S> {
-    /// A block of `bytes` bytes: its piece, and where in it the block begins. `make` makes a piece of at least that many bytes, under no
+    /// A block of `bytes` bytes: its chunk, and where in it the block begins. `make` makes a chunk of at least that many bytes, under no
     /// lock; it takes no block itself.
     ///
     /// # Errors
@@ -138,19 +138,19 @@ impl<S: Span> Extents<S> {
         }
         state.is_making = true;
         let largest = state.extents.iter().map(|extent| extent.span.bytes()).max();
-        let usual = largest.map_or(PIECE_MIN, |largest| largest.saturating_mul(2).min(PIECE_MAX));
+        let usual = largest.map_or(CHUNK_MIN, |largest| largest.saturating_mul(2).min(CHUNK_MAX));
         drop(state);
         let _making = Making(self);
         let least = bytes.saturating_add(align);
         let span = make(usual.max(least)).or_else(|_| make(least))?;
         let free = BTreeMap::from([(0, span.bytes())]);
         let mut extent = Extent { span: Arc::new(span), free };
-        let block = found(&mut extent).expect("a new piece is large enough");
+        let block = found(&mut extent).expect("a new chunk is large enough");
         self.state.lock().extents.push(extent);
         Ok(block)
     }
 
-    /// Takes a block back, and drops the piece that is not kept any more. A piece of another process, which this one was forked from, is
+    /// Takes a block back, and drops the chunk that is not kept any more. A chunk of another process, which this one was forked from, is
     /// not known here.
     pub fn release(&self, span: &Arc<S>, offset: usize, bytes: usize) {
         let mut state = self.state.lock();
@@ -159,7 +159,7 @@ impl<S: Span> Extents<S> {
         drop(emptied);
     }
 
-    /// The piece that has `bytes` bytes at `address`, and where in it they are; `None` for other memory.
+    /// The chunk that has `bytes` bytes at `address`, and where in it they are; `None` for other memory.
     pub fn find(&self, address: usize, bytes: usize) -> Option<(Arc<S>, usize)> {
         self.state.lock().extents.iter().find_map(|Extent { span, .. }| {
             let offset = address.checked_sub(span.start())?;
@@ -168,14 +168,14 @@ impl<S: Span> Extents<S> {
         })
     }
 
-    /// True if one piece is left, and nothing is in it.
+    /// True if one chunk is left, and nothing is in it.
     pub fn is_one_empty(&self) -> bool {
         matches!(&self.state.lock().extents[..], [extent] if extent.is_empty())
     }
 }
 
 impl<S: Span> ExtentsState<S> {
-    /// The piece that is not kept any more.
+    /// The chunk that is not kept any more.
     fn release(&mut self, span: &Arc<S>, offset: usize, bytes: usize) -> Option<Arc<S>> {
         let extents = &mut self.extents;
         let at = extents.iter().position(|extent| Arc::ptr_eq(&extent.span, span))?;
@@ -189,7 +189,7 @@ impl<S: Span> ExtentsState<S> {
     }
 }
 
-/// The thread that makes a piece; dropped when that piece is there, or cannot be made.
+/// The thread that makes a chunk; dropped when that chunk is there, or cannot be made.
 struct Making<'a, S>(&'a Extents<S>);
 
 impl<S> Drop for Making<'_, S> {
@@ -221,14 +221,14 @@ mod tests {
     }
 
     #[test]
-    fn a_small_block_beside_a_large_one_takes_no_large_piece() {
+    fn a_small_block_beside_a_large_one_takes_no_large_chunk() {
         let extents = Extents::<usize>::new();
         let made = |bytes| Ok::<_, ()>(*extents.take(bytes, 64, Ok::<_, ()>)?.0);
-        assert_eq!(made(1), Ok(PIECE_MIN));
-        assert_eq!(made(PIECE_MIN), Ok(2 * PIECE_MIN));
+        assert_eq!(made(1), Ok(CHUNK_MIN));
+        assert_eq!(made(CHUNK_MIN), Ok(2 * CHUNK_MIN));
         assert!(made(10 << 30).is_ok_and(|bytes| bytes <= (10 << 30) + 64));
-        // The free space of the two small pieces is too little.
-        assert_eq!(made(2 * PIECE_MIN), Ok(PIECE_MAX));
+        // The free space of the two small chunks is too little.
+        assert_eq!(made(2 * CHUNK_MIN), Ok(CHUNK_MAX));
     }
 }
 
@@ -242,13 +242,13 @@ mod models {
     use super::*;
 
     /// Bytes that are only counted.
-    struct Piece {
+    struct Chunk {
         start: usize,
         bytes: usize,
-        pieces: Weak<Pieces>,
+        chunks: Weak<Chunks>,
     }
 
-    impl Span for Piece {
+    impl Span for Chunk {
         const GRAIN: usize = 64;
 
         fn start(&self) -> usize {
@@ -260,94 +260,94 @@ mod models {
         }
     }
 
-    impl Drop for Piece {
+    impl Drop for Chunk {
         fn drop(&mut self) {
-            if let Some(pieces) = self.pieces.upgrade() {
-                assert!(pieces.can_be_asked(), "this is under no lock");
-                pieces.dropped.fetch_add(1, Ordering::Relaxed);
+            if let Some(chunks) = self.chunks.upgrade() {
+                assert!(chunks.can_be_asked(), "this is under no lock");
+                chunks.dropped.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
     #[derive(Default)]
-    struct Pieces {
-        extents: Extents<Piece>,
+    struct Chunks {
+        extents: Extents<Chunk>,
         made: AtomicUsize,
         dropped: AtomicUsize,
     }
 
-    impl Pieces {
+    impl Chunks {
         /// Loom reports a deadlock where the calling thread has the lock.
         fn can_be_asked(&self) -> bool {
             self.extents.find(1, 1).is_none()
         }
 
-        fn make(self: &Arc<Self>, bytes: usize) -> Piece {
+        fn make(self: &Arc<Self>, bytes: usize) -> Chunk {
             assert!(self.can_be_asked(), "this is under no lock");
             let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
-            Piece { start: number << 40, bytes, pieces: Arc::downgrade(self) }
+            Chunk { start: number << 40, bytes, chunks: Arc::downgrade(self) }
         }
 
-        fn take(self: &Arc<Self>, bytes: usize) -> (Arc<Piece>, usize) {
+        fn take(self: &Arc<Self>, bytes: usize) -> (Arc<Chunk>, usize) {
             self.extents.take(bytes, 64, |bytes| Ok::<_, ()>(self.make(bytes))).expect("it is made")
         }
     }
 
     #[test]
-    fn two_blocks_at_once_are_in_one_piece_that_is_made_under_no_lock() {
+    fn two_blocks_at_once_are_in_one_chunk_that_is_made_under_no_lock() {
         loom::model(|| {
-            let pieces = Arc::<Pieces>::default();
-            let other = Arc::clone(&pieces);
+            let chunks = Arc::<Chunks>::default();
+            let other = Arc::clone(&chunks);
             let other = thread::spawn(move || other.take(64));
-            let (piece, offset) = pieces.take(64);
+            let (chunk, offset) = chunks.take(64);
             let (same, apart) = other.join().expect("it does not panic");
-            assert!(Arc::ptr_eq(&piece, &same) && offset.abs_diff(apart) >= 64);
-            assert_eq!(pieces.made.load(Ordering::Relaxed), 1);
+            assert!(Arc::ptr_eq(&chunk, &same) && offset.abs_diff(apart) >= 64);
+            assert_eq!(chunks.made.load(Ordering::Relaxed), 1);
         });
     }
 
     #[test]
-    fn who_waits_for_a_piece_that_cannot_be_made_makes_one() {
+    fn a_thread_that_waits_for_a_chunk_that_cannot_be_made_makes_one() {
         loom::model(|| {
-            let pieces = Arc::<Pieces>::default();
-            let other = Arc::clone(&pieces);
+            let chunks = Arc::<Chunks>::default();
+            let other = Arc::clone(&chunks);
             let refused = thread::spawn(move || {
                 let refuse =
                     |_| if other.can_be_asked() { Err(()) } else { unreachable!("this is under no lock") };
                 other.extents.take(64, 64, refuse).is_err()
             });
-            let (_piece, offset) = pieces.take(64);
+            let (_piece, offset) = chunks.take(64);
             let expected = if refused.join().expect("it does not panic") { 0 } else { 64 };
             assert!(offset <= expected);
-            assert_eq!(pieces.made.load(Ordering::Relaxed), 1);
+            assert_eq!(chunks.made.load(Ordering::Relaxed), 1);
         });
     }
 
     #[test]
-    fn a_block_that_is_released_while_a_piece_is_made_leaves_one_piece() {
+    fn a_block_that_is_released_while_a_chunk_is_made_leaves_one_chunk() {
         loom::model(|| {
-            let pieces = Arc::<Pieces>::default();
-            let (piece, offset) = pieces.take(64);
-            let other = Arc::clone(&pieces);
-            let large = piece.bytes();
+            let chunks = Arc::<Chunks>::default();
+            let (chunk, offset) = chunks.take(64);
+            let other = Arc::clone(&chunks);
+            let large = chunk.bytes();
             let other = thread::spawn(move || {
-                let (piece, offset) = other.take(large);
-                other.extents.release(&piece, offset, large);
+                let (chunk, offset) = other.take(large);
+                other.extents.release(&chunk, offset, large);
             });
-            pieces.extents.release(&piece, offset, 64);
-            drop(piece);
+            chunks.extents.release(&chunk, offset, 64);
+            drop(chunk);
             other.join().expect("it does not panic");
-            assert!(pieces.extents.is_one_empty());
-            let made = pieces.made.load(Ordering::Relaxed);
-            assert_eq!(pieces.dropped.load(Ordering::Relaxed), made - 1);
+            assert!(chunks.extents.is_one_empty());
+            let made = chunks.made.load(Ordering::Relaxed);
+            assert_eq!(chunks.dropped.load(Ordering::Relaxed), made - 1);
         });
     }
 
     #[test]
-    fn a_device_that_is_noted_before_the_pieces_are_listed_is_known_to_each_of_them() {
+    fn a_device_that_is_noted_before_the_chunks_are_listed_is_known_to_each_of_them() {
         loom::model(|| {
-            let (pieces, noted) = (Arc::<Pieces>::default(), Arc::new(AtomicBool::new(false)));
-            let (others, reaches) = (Arc::clone(&pieces), Arc::clone(&noted));
+            let (chunks, noted) = (Arc::<Chunks>::default(), Arc::new(AtomicBool::new(false)));
+            let (others, reaches) = (Arc::clone(&chunks), Arc::clone(&noted));
             let other = thread::spawn(move || {
                 let mut is_known = false;
                 let make = |bytes| {
@@ -358,7 +358,7 @@ mod models {
                 is_known
             });
             noted.store(true, Ordering::Release);
-            let listed = pieces.extents.spans().len();
+            let listed = chunks.extents.spans().len();
             assert!(other.join().expect("it does not panic") || listed == 1);
         });
     }

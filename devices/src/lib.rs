@@ -14,7 +14,7 @@
 //! | `driver_exit` | no call reaches a driver that shuts down, or that is of a parent process |
 //! | `fence` | fences, sets of fences, clocks; what a backend implements behind a fence |
 //! | `reactor` | the thread that observes fences |
-//! | `shared_memory`, `extents` | memory of devices that crosses processes; blocks in large pieces of memory |
+//! | `shared_memory`, `extents` | memory of devices that crosses processes; blocks in large chunks of memory |
 //! | [`table`] | the devices of the process by their numbers |
 //! | [`host`], [`cpu`] | promises of the host; the worker pool |
 //! | [`sim`], `cuda`, `sycl` | the other backends; the last two are features, on by default |

@@ -68,7 +68,7 @@ use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
 use self::blocking::noted;
-use self::export::{Export, ExportMemory, SegmentRange, Shown};
+use self::export::{Export, ExportMemory, SegmentRange, ShownMemory};
 #[cfg(feature = "nixl")]
 pub use self::network::{declare_dead, suggest_nixl};
 use self::note::{Description, Note};
@@ -151,7 +151,7 @@ impl Link {
 
     async fn send_unnoted(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
         let export = Export::new(tensor, self.owner(), options.copy, false)?;
-        if let Some(Shown::Here(place)) = export.shown.get() {
+        if let Some(ShownMemory::Here(place)) = export.shown.get() {
             self.introduce().await?;
             return hand_over(&self.link, &[], Arc::clone(&export), place, 0).await;
         }
@@ -174,7 +174,7 @@ impl Link {
 
     async fn lend_unnoted(&self, tensor: &Tensor) -> Result<(), Error> {
         let export = Export::for_writing(tensor, self.owner())?;
-        let Some(Shown::Here(place)) = export.shown.get() else { unreachable!("it was found here") };
+        let Some(ShownMemory::Here(place)) = export.shown.get() else { unreachable!("it was found here") };
         let ExportMemory::Host(segment) = &place.segment else {
             unreachable!("host memory alone is for writing")
         };

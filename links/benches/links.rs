@@ -353,7 +353,7 @@ fn descriptors() -> usize {
 }
 
 /// Milliseconds until a fence says that the peer died, until what the dead process used is free, and how long that is after its end.
-fn told(door: &Door, role: &str) -> [f64; 3] {
+fn kill_times(door: &Door, role: &str) -> [f64; 3] {
     let Peer(link, mut child) = Peer::start(door, role);
     let kept = link.try_send(&done(), &[]).expect("there is room");
     let pending = block_on(link.receive()).expect("sent");
@@ -427,14 +427,17 @@ fn measure() {
     println!("descriptors for {IN_FLIGHT} items in flight: {}", descriptors() - before);
     peer.end();
 
-    let mut told_of: [Vec<f64>; 3] = Default::default();
+    let mut kill_figures: [Vec<f64>; 3] = Default::default();
     for _ in 0..KILLS {
-        told_of.iter_mut().zip(told(&door, "victim")).for_each(|(figures, figure)| figures.push(figure));
+        kill_figures
+            .iter_mut()
+            .zip(kill_times(&door, "victim"))
+            .for_each(|(figures, figure)| figures.push(figure));
     }
-    let [lost, gone, late] = told_of;
-    line("a waiter is told of the kill of a large process", "ms", lost, &[]);
-    let lost = (0..SMALL_KILLS).map(|_| told(&door, "small-victim")[0]).collect();
-    line("a waiter is told of a kill", "ms", lost, &[]);
+    let [lost, gone, late] = kill_figures;
+    line("a waiter is kill_times of the kill of a large process", "ms", lost, &[]);
+    let lost = (0..SMALL_KILLS).map(|_| kill_times(&door, "small-victim")[0]).collect();
+    line("a waiter is kill_times of a kill", "ms", lost, &[]);
     line("what the killed process used is free", "ms", gone, &[]);
     line("what the killed process used is free, after its end", "ms", late, &[]);
 }

@@ -38,7 +38,7 @@ pub struct ShardedCounter {
     /// For threads without a shard.
     standing: Shard,
     /// Held while a thread reserves.
-    admission: Mutex<()>,
+    limit_lock: Mutex<()>,
 }
 
 /// The counters of one thread.
@@ -65,7 +65,7 @@ impl ShardedCounter {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             used: AtomicUsize::new(0),
             standing: Shard::default(),
-            admission: Mutex::new(()),
+            limit_lock: Mutex::new(()),
         }
     }
 
@@ -85,7 +85,7 @@ impl ShardedCounter {
     /// # Errors
     /// [`Full`], with what is under way.
     pub fn begin(&self, shard: Option<&Shard>, limit: usize, ahead: bool) -> Result<(), Full> {
-        let _admission = self.admission.lock();
+        let _limit = self.limit_lock.lock();
         let room = self.room(limit);
         if room == 0 {
             return Err(Full { under_way: self.under_way() });

@@ -10,7 +10,7 @@ TICKET_OWNER = """
 x = eng.zeros(COUNT, "float64")
 fill(x, 1.0)
 kept = ticket(x)
-told()
+next_line()
 """
 TICKET_CONSUMER = """
 name = bytes.fromhex(sys.stdin.readline())
@@ -28,7 +28,7 @@ import nixl_cu12._api as nixl
 agent, x = nixl.nixl_agent("owner"), np.ones(COUNT)
 agent.register_memory([(x.ctypes.data, x.nbytes, 0, "")], "DRAM")
 print(agent.get_agent_metadata().hex(), x.ctypes.data, flush=True)
-told()
+next_line()
 """
 READ_CONSUMER = """
 import logging, os
@@ -52,7 +52,7 @@ def take():
 """
 TAKE_OFTEN = """
 import statistics
-while told():
+while next_line():
     times = []
     for _ in range(TRIPS_MIN):
         began = time.perf_counter()

@@ -3,7 +3,7 @@
 
 use estafette::{Engine, Error, Op, Tensor};
 
-use crate::entry::{Refusal, is_forked_from_home};
+use crate::entry::{Refusal, is_forked_else_register};
 use crate::*;
 
 /// The functions of this library, with the version of the interface in front. Members that are words of C++ have a `_` at the end. A new
@@ -13,7 +13,7 @@ pub enum estafette_api {}
 
 /// The type of [`estafette_api`], as far as this side is concerned. The header has a member of its own type for each function.
 #[repr(C)]
-struct Api<const N: usize> {
+struct ApiTable<const N: usize> {
     size: u32,
     version_major: u32,
     version_minor: u32,
@@ -22,15 +22,15 @@ struct Api<const N: usize> {
 }
 
 // SAFETY: constant.
-unsafe impl<const N: usize> Sync for Api<N> {}
+unsafe impl<const N: usize> Sync for ApiTable<N> {}
 
 macro_rules! functions {
     ($($name:ident),* $(,)?) => {
         /// The functions in the order of the table.
         pub const FUNCTIONS: &[&str] = &[$(stringify!($name)),*];
 
-        static API: Api<{ FUNCTIONS.len() }> = Api {
-            size: size_of::<Api<{ FUNCTIONS.len() }>>() as u32,
+        static API: ApiTable<{ FUNCTIONS.len() }> = ApiTable {
+            size: size_of::<ApiTable<{ FUNCTIONS.len() }>>() as u32,
             version_major: ESTAFETTE_VERSION_MAJOR,
             version_minor: ESTAFETTE_VERSION_MINOR,
             reserved: 0,
@@ -88,7 +88,7 @@ pub extern "C" fn estafette_get_api() -> *const estafette_api {
 /// # Errors
 /// [`Error::Forked`].
 pub fn check_process() -> Result<(), Error> {
-    if is_forked_from_home() { Err(Error::Forked) } else { Ok(()) }
+    if is_forked_else_register() { Err(Error::Forked) } else { Ok(()) }
 }
 
 /// A handle of an engine; `estafette_engine_destroy` gives it up. `None` when there are as many handles as there can be.

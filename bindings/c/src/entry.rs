@@ -44,17 +44,17 @@ pub(crate) type Answer = Result<estafette_status, Refusal>;
 pub(crate) const DONE: Answer = Ok(estafette_status::ESTAFETTE_OK);
 
 /// The process that used the library first: handles are its own.
-static HOME: OnceLock<Generation> = OnceLock::new();
+static FIRST_GENERATION: OnceLock<Generation> = OnceLock::new();
 
 /// True if handles belong to a process that this one was forked from, and locks may be held for ever.
 pub(crate) fn is_forked() -> bool {
-    HOME.get().is_some_and(|home| home.is_inherited())
+    FIRST_GENERATION.get().is_some_and(|home| home.is_inherited())
 }
 
 /// As [`is_forked`], of a process that is about to use handles.
 #[inline]
-pub(crate) fn is_forked_from_home() -> bool {
-    HOME.get_or_init(Generation::current).is_inherited()
+pub(crate) fn is_forked_else_register() -> bool {
+    FIRST_GENERATION.get_or_init(Generation::current).is_inherited()
 }
 
 /// The engine's own text says to make an engine, which C cannot do there.
@@ -67,7 +67,7 @@ pub(crate) fn entry<S>(inside: impl FnOnce() -> Result<S, Refusal>) -> estafette
 where
     S: Into<estafette_status>,
 {
-    if is_forked_from_home() {
+    if is_forked_else_register() {
         return store_error(Refusal::new(estafette_status::ESTAFETTE_FORKED, FORKED));
     }
     entry_anywhere(inside)

@@ -263,7 +263,7 @@ unsafe fn produce(
     let described = if options.nonblocking()? { described.without_waiting() } else { described };
     let permit = bindings::operation::reserve(described)?;
     let vacant = tensor::reserve()?;
-    let (handle, held) = entered(op)?;
+    let (handle, held) = handle_for(op)?;
     let context = Context::new(arguments.context, arguments.drop_context);
     let (permit, context) = with_context(permit, context, options.on_skip);
     let waiting = PendingCall { function, context, held, produces: true };
@@ -277,9 +277,9 @@ unsafe fn produce(
 }
 
 /// A place for an operation of which the caller wants a handle, unless `out` is NULL: one reference is the operation's, the other the caller's.
-fn entered(out: *mut *mut estafette_op) -> Result<(Option<*mut estafette_op>, Option<Held>), Refusal> {
-    let entered = if out.is_null() { None } else { Some(slots::allocate()?) };
-    Ok(entered.unzip())
+fn handle_for(out: *mut *mut estafette_op) -> Result<(Option<*mut estafette_op>, Option<Held>), Refusal> {
+    let handle = if out.is_null() { None } else { Some(slots::allocate()?) };
+    Ok(handle.unzip())
 }
 
 /// # Safety
@@ -354,7 +354,7 @@ unsafe fn submit(
     let op = on(op, queue(&engine, options.on)?);
     let op = if options.nonblocking()? { op.without_waiting() } else { op };
     let permit = bindings::operation::reserve(op)?;
-    let (handle, held) = entered(out)?;
+    let (handle, held) = handle_for(out)?;
     // Nothing can fail after this.
     let context = Context::new(arguments.context, arguments.drop_context);
     let (permit, context) = with_context(permit, context, options.on_skip);

@@ -81,7 +81,7 @@ def from_ticket():
 def tell(what):
     print(what, flush=True)
 
-def told():
+def next_line():
     return sys.stdin.readline().strip()
 """
 

@@ -33,7 +33,7 @@ READER = """
         tell(f"{np.from_dlpack(y).min()} {np.from_dlpack(y).max()}")
     except est.EstafetteError as error:
         tell(f"{type(error).__name__} {type(error.__cause__).__name__}: {error}".replace("\\n", " "))
-    told()
+    next_line()
 """
 
 
@@ -43,7 +43,7 @@ def test_a_tensor_crosses_and_the_owner_writes_after_the_lease_has_returned(mach
         x = eng.zeros(COUNT, "float64")
         fill(x, 7.0)
         with ticket(x):
-            told()
+            next_line()
             assert not is_free(x, 0)  # the ticket itself
         x.wait()
         tell("written")
@@ -66,7 +66,7 @@ def test_a_pending_value_and_a_ticket_for_one_use_cross(machines):
         x = eng.zeros(COUNT, "float64")
         eng.submit(lambda x: (gate.wait(60), x.fill(3.0)), writes=[x])
         ticket(x, once=True)
-        told()
+        next_line()
         gate.set()
         assert is_free(x, 60)  # once it was read
         tell("written")
@@ -99,9 +99,9 @@ def test_a_ticket_may_be_revoked_once_the_other_machine_has_asked_although_the_v
         x = eng.zeros(COUNT, "float64")
         eng.submit(lambda x: (gate.wait(60), x.fill(3.0)), writes=[x])
         with ticket(x):
-            told()
+            next_line()
         gate.set()
-        told()
+        next_line()
         """,
         """
         from estafette._estafette import _from_tickets
@@ -132,9 +132,9 @@ def test_what_turns_out_to_be_memory_of_a_third_process_is_copied(machines):
         eng.submit(lambda x: (gate.wait(60), x.fill(3.0)), writes=[x])
         with x.ticket() as kept:
             tell(bytes(kept).hex())
-            told()
+            next_line()
             gate.set()
-            told()
+            next_line()
         assert is_free(x, 30)
         tell("free")
         """,
@@ -144,9 +144,9 @@ def test_what_turns_out_to_be_memory_of_a_third_process_is_copied(machines):
         """
         y = from_ticket()
         kept = ticket(y)  # nothing is known of its memory
-        told()
+        next_line()
         del y, kept
-        told()
+        next_line()
         """,
     )
     consumer = machines.start(1, READER)
@@ -168,9 +168,9 @@ def test_a_result_of_unknown_shape_in_private_memory_crosses(machines):
         gate = threading.Event()
         x = eng.call(lambda: (gate.wait(60), np.arange(COUNT, dtype="float64"))[1])
         ticket(x, once=True)
-        told()
+        next_line()
         gate.set()
-        told()
+        next_line()
         assert eng.stats().copied_for_processes == 8 * COUNT
         """,
         """
@@ -200,7 +200,7 @@ def test_a_failure_crosses_with_its_cause_and_a_void_ticket_is_refused(machines)
         kept = ticket(x)
         y = eng.zeros(4, "float64")
         ticket(y).revoke()
-        told()
+        next_line()
         x.clear_error()
         """,
         """
@@ -233,7 +233,7 @@ def test_strides_empty_tensors_and_many_tensors_cross(machines):
         for number, x in enumerate(many):
             fill(x, number)
             kept.append(ticket(x))
-        told()
+        next_line()
         kept.clear()
         """,
         """
@@ -275,7 +275,7 @@ def test_memory_that_its_owner_has_released_goes_although_the_connection_is_in_u
             fill(x, value)
             ticket(x, once=True)
             del x
-            told()
+            next_line()
         until(lambda: segments() < 300, 20)  # an unused connection is closed after 30 s
         tell("gone")
         """,
@@ -284,7 +284,7 @@ def test_memory_that_its_owner_has_released_goes_although_the_connection_is_in_u
             y = from_ticket()
             y.wait()
             tell(np.from_dlpack(y).max())
-        told()
+        next_line()
         """,
     )
     for value in range(rounds):
@@ -302,7 +302,7 @@ def test_an_owner_that_dies_while_it_is_read_fails_the_reader(machines):
         """
         x = eng.zeros(COUNT, "float64")
         ticket(x, once=True)
-        told()
+        next_line()
         """,
         READER,
     )
@@ -320,7 +320,7 @@ def test_a_consumer_that_dies_while_it_reads_gives_its_lease_back(machines):
         """
         x = eng.zeros(COUNT, "float64")
         ticket(x, once=True)
-        told()
+        next_line()
         x.wait()
         assert is_free(x, 30)
         tell("free")
@@ -388,7 +388,7 @@ def test_delay_and_loss_lose_nothing_and_nobody_is_suspected(machines):
         for number, x in enumerate(many):
             fill(x, number)
             ticket(x, once=True)
-        told()
+        next_line()
         gate.set()
         for x in (large, late, *many):
             while not is_free(x, 0.1):  # once it was read
@@ -437,7 +437,7 @@ def test_an_agent_is_left_alone_once_the_destructors_of_nixl_may_run(machines):
         x = eng.zeros(4, "float64")
         fill(x, 7.0)
         ticket(x, once=True)
-        told()
+        next_line()
         """,
         READER,
     )
@@ -460,14 +460,14 @@ def test_the_exit_waits_for_the_agent_that_is_being_made(machines, module):
         """
         x = eng.zeros(4, "float64")
         ticket(x, once=True)
-        told()
+        next_line()
         """,
         """
         import ctypes
         libc = ctypes.CDLL(None)
         # As above. What has no statics any more has the time to fail.
         libc.__cxa_atexit(libc.usleep, ctypes.c_void_p(500_000), None)
-        x = eng.from_ticket(bytes.fromhex(told()))
+        x = eng.from_ticket(bytes.fromhex(next_line()))
         until(lambda: MODULE in open("/proc/self/maps").read())
         libc.exit(0)
         """.replace("MODULE", repr(module)),
@@ -506,7 +506,7 @@ def test_a_death_behind_delay_and_loss_is_known(machines, dies):
 SUSPICIOUS = """
     x = eng.zeros(COUNT, "float64")
     ticket(x, once=True)
-    told()
+    next_line()
     write = eng.submit(lambda x: x.fill(-1.0), writes=[x])
     def suspicion():
         "What a wait says that only the silent process holds up."
@@ -515,10 +515,10 @@ SUSPICIOUS = """
         except est.LeaseHeldError as error:
             return str(error) if "suspected" in str(error) else ""
     tell(until(suspicion))
-    told()
+    next_line()
     assert "suspected" in str(eng.diagnose())
     assert not write.done()  # silence is not death
-    if told() == "declare":
+    if next_line() == "declare":
         est.declare_dead("10.211.77.2")
     until(write.done)
     write.wait()
@@ -531,7 +531,7 @@ AGAIN = """
     z = eng.zeros(4, "float64")
     fill(z, 9.0)
     kept = ticket(z)
-    told()
+    next_line()
 """
 
 
@@ -585,20 +585,20 @@ def test_a_consumer_that_dies_gives_its_lease_back_although_its_forked_child_liv
         """
         x = eng.zeros(COUNT, "float64")
         ticket(x, once=True)
-        told()
+        next_line()
         assert is_free(x, 30)
         tell("free")
         """,
         """
         import os
         y = from_ticket()
-        told()
+        next_line()
         child = os.fork()
         if child == 0:
             time.sleep(60)
             os._exit(0)
         tell(child)
-        told()
+        next_line()
         """,
     )
     consumer.write(owner.read())
@@ -696,7 +696,7 @@ def test_an_owner_that_is_not_there_any_more_and_one_that_never_listened(machine
         x = eng.zeros(4, "float64")
         ticket(x)
         tell(bytes(x.ticket()).hex())
-        told()
+        next_line()
         """,
         READER,
     )
@@ -718,7 +718,7 @@ def test_without_nixl_both_sides_say_what_is_missing(machines):
         """
         x = eng.zeros(4, "float64")
         ticket(x)
-        told()
+        next_line()
         """,
         "",
     )
@@ -770,7 +770,7 @@ def test_a_stranger_at_the_port_learns_nothing_and_harms_nothing(machines):
         """
         x = eng.zeros(4, "float64")
         kept = ticket(x)
-        told()
+        next_line()
         """,
         """
         import socket, struct
@@ -844,10 +844,10 @@ def test_a_report_of_two_machines_is_on_one_axis_although_their_clocks_differ_by
             x = eng.zeros(COUNT, "float64")
             eng.submit(lambda x: (gate.wait(60), x.fill(3.0)), writes=[x], name="produce")
             ticket(x, once=True)
-            told()
+            next_line()
             time.sleep(0.2)
             gate.set()
-            told()
+            next_line()
             eng.submit(lambda x: None, reads=[x], name="later").wait()
         tell("saved")
         """,

@@ -75,7 +75,7 @@ def test_a_warning_has_its_level_its_text_and_its_fields(eng, logged):
 
 def test_a_handler_that_raises_stops_nothing(eng, logged, monkeypatch):
     raised = []
-    monkeypatch.setattr("sys.unraisablehook", lambda told: raised.append(str(told.exc_value)))
+    monkeypatch.setattr("sys.unraisablehook", lambda reported: raised.append(str(reported.exc_value)))
 
     def fails(record):
         raise ValueError("the handler fails")
@@ -168,7 +168,7 @@ def test_a_burst_of_messages_is_bounded_and_says_how_many_are_left_out(logged):
         begun.wait(60)
         time.sleep(0.001)
 
-    def told():
+    def reported():
         texts = messages(logged)
         lost = [int(text.split()[0]) for text in texts if text.endswith("more messages came too fast to be logged")]
         # An operation that waits for nothing may be stalled behind a busy worker for a moment.
@@ -183,11 +183,11 @@ def test_a_burst_of_messages_is_bounded_and_says_how_many_are_left_out(logged):
         # The engine goes on while the handler does not.
         eng.submit(lambda: None).wait(30)
         begun.set()
-        until(lambda: sum(told()) >= count, 60)
+        until(lambda: sum(reported()) >= count, 60)
         for lease in leases:
             lease.release()
         assert est.wait(waiting, 60).done == set(waiting)
-    stalls, lost = told()
+    stalls, lost = reported()
     assert stalls <= count <= stalls + lost and lost > 0
 
 

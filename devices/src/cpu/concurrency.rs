@@ -31,7 +31,7 @@ use super::waiters::Waiters;
 const OVERDUE_NS: u64 = 1_000_000;
 /// While the lookout finds nothing overdue, it sleeps longer and longer, up to this: each poll takes a core
 /// from a job for a moment.
-const LOOK_NS_MAX: u64 = 8_000_000;
+const POLL_NS_MAX: u64 = 8_000_000;
 /// Jobs that take longer on average are long. Several threads that wait for each other's lock make jobs as much longer as there
 /// are threads, so jobs are long for certain only where they take that much longer.
 const LONG_NS: u64 = 500_000;
@@ -73,7 +73,7 @@ pub(super) struct Concurrency {
     /// True if there is a lookout.
     is_watched: AtomicBool,
     /// The time that the lookout sleeps next, in nanoseconds.
-    look: AtomicU64,
+    poll_ns: AtomicU64,
     /// The time at which a job was last started, in nanoseconds since `began`.
     last_start: AtomicU64,
     /// Without a job started for so long, a waiting job is overdue.
@@ -172,7 +172,7 @@ impl Concurrency {
             limit: AtomicUsize::new(1),
             running: AtomicUsize::new(0),
             is_watched: AtomicBool::new(false),
-            look: AtomicU64::new(OVERDUE_NS),
+            poll_ns: AtomicU64::new(OVERDUE_NS),
             last_start: AtomicU64::new(0),
             overdue: AtomicU64::new(OVERDUE_NS),
             jobs: AtomicU64::new(0),
@@ -254,13 +254,13 @@ impl Concurrency {
 
     /// The lookout sleeps by `sleep`. True if then a job is overdue, although no thread was submitting for half of the time.
     pub(super) fn watch(&self, sleep: impl FnOnce(Duration)) -> bool {
-        let (before, slept) = (self.pushes(), self.look.load(Ordering::Relaxed));
+        let (before, slept) = (self.pushes(), self.poll_ns.load(Ordering::Relaxed));
         sleep(Duration::from_nanos(slept));
         let submitting = self.pushes().saturating_sub(before) * PUSH_NS;
         let since_start = self.now().saturating_sub(self.last_start.load(Ordering::Relaxed));
         let is_overdue = since_start > self.overdue.load(Ordering::Relaxed) && submitting < slept / 2;
-        self.look
-            .store(if is_overdue { OVERDUE_NS } else { (slept * 2).min(LOOK_NS_MAX) }, Ordering::Relaxed);
+        self.poll_ns
+            .store(if is_overdue { OVERDUE_NS } else { (slept * 2).min(POLL_NS_MAX) }, Ordering::Relaxed);
         is_overdue
     }
 

@@ -28,9 +28,9 @@ impl Record {
     }
 }
 
-struct Note(u64, Arc<Record>);
+struct NotedJob(u64, Arc<Record>);
 
-impl Job for Note {
+impl Job for NotedJob {
     fn run(self, _pool: &Pool<Self>) {
         self.1.ran.lock().push(self.0);
         self.1.changed.notify_one();
@@ -51,7 +51,7 @@ impl SharedLock for Lock {
 }
 
 /// The use of a pool, with a source of jobs.
-type Use = fn(&Pool<Note>, &dyn Fn(u64) -> Note);
+type Use = fn(&Pool<NotedJob>, &dyn Fn(u64) -> NotedJob);
 
 /// Explores a model, with at most that many switches away from a thread that could go on, or as many as `LOOM_MAX_PREEMPTIONS` says if that
 /// is less.
@@ -62,7 +62,7 @@ fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static)
     builder.check(model);
 }
 
-fn pool(workers: usize, lock: Option<Arc<dyn SharedLock>>) -> Pool<Note> {
+fn pool(workers: usize, lock: Option<Arc<dyn SharedLock>>) -> Pool<NotedJob> {
     let (name, stack_size) = (String::new(), 1 << 16);
     let pool =
         Pool::new(PoolOptions { workers, spare_limit: 0, stack_size, name }).expect("threads can be started");
@@ -76,11 +76,11 @@ fn check(preemptions: Option<usize>, count: usize, used: Use) {
 }
 
 /// As [`check`], with pools that `new` makes.
-fn check_with(new: fn() -> Pool<Note>, preemptions: Option<usize>, count: usize, used: Use) {
+fn check_with(new: fn() -> Pool<NotedJob>, preemptions: Option<usize>, count: usize, used: Use) {
     explore(preemptions, move || {
         let record = Arc::new(Record::default());
         let pool = new();
-        used(&pool, &|number| Note(number, record.clone()));
+        used(&pool, &|number| NotedJob(number, record.clone()));
         record.wait(count);
         // The end of a pool has models of its own.
         loom::stop_exploring();
@@ -181,7 +181,7 @@ fn a_job_that_meets_the_end_of_the_last_slot_is_run() {
             let pool = pool.clone();
             move || pool.shared.release_slot()
         });
-        pool.push(Note(1, record.clone()));
+        pool.push(NotedJob(1, record.clone()));
         record.wait(1);
         loom::stop_exploring();
         other.join().expect("it does not panic");
@@ -191,7 +191,7 @@ fn a_job_that_meets_the_end_of_the_last_slot_is_run() {
 }
 
 /// A pool with a lock, whose threads are expected to wait at once: a worker that has nothing to do stands by.
-fn expecting() -> Pool<Note> {
+fn expecting() -> Pool<NotedJob> {
     let pool = pool(1, Some(Arc::new(Lock)));
     pool.shared.concurrency().expect("the pool has a lock").waiters.expect_waits();
     pool
@@ -259,7 +259,7 @@ fn a_worker_standing_by_runs_what_is_left_when_the_pool_is_given_up() {
     explore(Some(2), || {
         let record = Arc::new(Record::default());
         let pool = expecting();
-        pool.push(Note(1, record.clone()));
+        pool.push(NotedJob(1, record.clone()));
         drop(pool);
         record.wait(1);
     });
@@ -270,7 +270,7 @@ fn workers_of_a_pool_that_is_given_up_run_what_is_queued_and_leave() {
     explore(Some(3), || {
         let record = Arc::new(Record::default());
         let pool = pool(1, None);
-        pool.push(Note(1, record.clone()));
+        pool.push(NotedJob(1, record.clone()));
         drop(pool);
         record.wait(1);
     });

@@ -339,8 +339,8 @@ impl<J: Job> Pool<J> {
 
     /// True if all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further
     /// spare one: then no thread of the pool takes a job until one of them returns.
-    pub fn is_stuck(&self) -> bool {
-        self.shared.threads.is_stuck()
+    pub fn are_all_blocked(&self) -> bool {
+        self.shared.threads.are_all_blocked()
     }
 
     /// From here on this handle keeps no worker, as if it had been dropped.

@@ -108,14 +108,14 @@ impl Waiters {
         self.is_left.load(Ordering::Relaxed) && self.is_left.swap(false, Ordering::Relaxed)
     }
 
-    /// A worker stands by, if jobs are left and no other one does: `look` sleeps for [`OVERDUE`], and gives the number of jobs that were
+    /// A worker stands by, if jobs are left and no other one does: `poll` sleeps for [`OVERDUE`], and gives the number of jobs that were
     /// pushed so far; `None` where the worker was woken, or has to leave. `has_work`: whether a job waits.
-    pub(super) fn stand_by(&self, look: impl Fn() -> Option<u64>, has_work: impl Fn() -> bool, pushes: u64) {
+    pub(super) fn stand_by(&self, poll: impl Fn() -> Option<u64>, has_work: impl Fn() -> bool, pushes: u64) {
         if !self.are_expected() || self.has_stand_by.swap(true, Ordering::SeqCst) {
             return;
         }
         let mut before = pushes;
-        while let Some(pushes) = look().filter(|_| self.are_expected()) {
+        while let Some(pushes) = poll().filter(|_| self.are_expected()) {
             if pushes == before {
                 if has_work() {
                     self.in_a_row.store(-PENALTY, Ordering::Relaxed);
@@ -172,15 +172,15 @@ mod tests {
             self.pushes.get() - self.waiters.pushes.load(Ordering::Relaxed) == 1
         }
 
-        /// Calls `look` while a worker stands by; `has_work` at the end.
-        fn stand_by(&self, has_work: bool, looks: usize, look: impl Fn()) {
-            let left = Cell::new(looks);
-            let looks = || {
+        /// Calls `poll` while a worker stands by; `has_work` at the end.
+        fn stand_by(&self, has_work: bool, polls: usize, poll: impl Fn()) {
+            let left = Cell::new(polls);
+            let polls = || {
                 left.set(left.get().checked_sub(1)?);
-                look();
+                poll();
                 Some(self.pushes.get())
             };
-            self.waiters.stand_by(looks, || has_work, self.pushes.get());
+            self.waiters.stand_by(polls, || has_work, self.pushes.get());
         }
     }
 
@@ -196,27 +196,27 @@ mod tests {
     #[test]
     fn a_worker_stands_by_until_no_job_was_pushed_for_a_while() {
         let model = WaitersModel::expecting();
-        let looks = Cell::new(0);
+        let polls = Cell::new(0);
         model.stand_by(false, 100, || {
-            looks.set(looks.get() + 1);
-            if looks.get() < 5 {
+            polls.set(polls.get() + 1);
+            if polls.get() < 5 {
                 model.push_and_wait(0);
             }
         });
-        assert_eq!(looks.get(), 5);
+        assert_eq!(polls.get(), 5);
         assert!(model.waiters.are_expected(), "the next job is left as soon as a worker stands by again");
     }
 
     #[test]
     fn an_overdue_job_ends_it_for_long() {
         let model = WaitersModel::expecting();
-        let looks = Cell::new(0);
+        let polls = Cell::new(0);
         model.stand_by(true, 100, || {
-            if looks.replace(looks.get() + 1) == 0 {
+            if polls.replace(polls.get() + 1) == 0 {
                 assert!(model.push());
             }
         });
-        assert_eq!(looks.get(), 2, "a job is left for a whole pause at least");
+        assert_eq!(polls.get(), 2, "a job is left for a whole pause at least");
         // The first wait finds two new jobs.
         assert!(!model.push_and_wait(0));
         (0..PENALTY + IN_A_ROW)

@@ -71,7 +71,7 @@ pub(super) fn run<J: Job>(shared: Arc<PoolState<J>>, index: usize, deque: Deque<
     context.shared.share(&context.deque);
     // Workers without a slot may have gone to sleep again while jobs were left.
     context.shared.sleep.notify_all();
-    context.shared.threads.leave();
+    context.shared.threads.note_thread_end();
 }
 
 /// Calls `f` with the context of this thread if the thread works for the pool `shared`.
@@ -335,14 +335,14 @@ impl<J> Threads<J> {
                 Ok(())
             }
             Err(error) => {
-                self.leave();
+                self.note_thread_end();
                 Err(error)
             }
         }
     }
 
     /// The calling thread is about to end.
-    pub(super) fn leave(&self) {
+    pub(super) fn note_thread_end(&self) {
         self.counts.lock().alive -= 1;
         self.left.notify_all();
     }
@@ -383,7 +383,7 @@ impl<J> Threads<J> {
 
     /// True if every thread that does not rest is inside of a blocking section, so that no thread takes a
     /// job.
-    pub(super) fn is_stuck(&self) -> bool {
+    pub(super) fn are_all_blocked(&self) -> bool {
         let counts = self.counts.lock();
         counts.blocked > 0 && counts.alive - counts.resting <= counts.blocked
     }

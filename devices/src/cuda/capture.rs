@@ -92,7 +92,7 @@ impl CudaQueue {
             let code = unsafe { end(raw, &raw mut graph.raw) };
             context.check(code, "cannot end the capture of a graph")
         });
-        joined[..taking_part].iter().for_each(|other| other.leave_capture());
+        joined[..taking_part].iter().for_each(|other| other.end_joined_capture());
         // A stream that captures does not wait for memory that is allocated meanwhile.
         let mut streams = iter::once(&stream).chain(&joined[..taking_part]);
         let pending = memory::pending();

@@ -347,7 +347,7 @@ pub struct CudaRuntime {
 struct DeviceSlot {
     device: OnceLock<Arc<CudaDevice>>,
     /// Locked while a thread opens the device.
-    turn: Mutex<()>,
+    open_lock: Mutex<()>,
 }
 
 impl CudaRuntime {
@@ -389,7 +389,7 @@ impl CudaRuntime {
         let place = usize::try_from(ordinal).ok().and_then(|at| self.places.get(at));
         let Some(place) = place else { return Ok(None) };
         if place.device.get().is_none() {
-            let _turn = place.turn.lock();
+            let _open = place.open_lock.lock();
             if place.device.get().is_none() {
                 let device = CudaDevice::new(self.api, ordinal, self.count())?;
                 place.device.get_or_init(|| Arc::new(device));

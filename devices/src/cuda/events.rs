@@ -199,7 +199,7 @@ pub(super) struct EventCore {
     native: Native,
     /// The records of the event's stream, where that stream is foreign and known.
     records: Option<Arc<Records>>,
-    signal: HostEvent,
+    host_event: HostEvent,
 }
 
 enum Native {
@@ -265,7 +265,7 @@ impl EventFence {
 
 impl EventCore {
     fn new(context: Arc<Context>, native: Native) -> Self {
-        Self { context, native, records: None, signal: HostEvent::new() }
+        Self { context, native, records: None, host_event: HostEvent::new() }
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -285,7 +285,7 @@ impl EventCore {
         if outcome.is_err() && driver::DRIVER.has_begun() {
             return;
         }
-        let subscribers = self.signal.settle(&outcome.clone().map_err(DeviceError::of_unknown_end));
+        let subscribers = self.host_event.settle(&outcome.clone().map_err(DeviceError::of_unknown_end));
         debug_assert!(subscribers.is_empty(), "the reactor polls a CUDA event: it has no subscribers");
     }
 }
@@ -313,7 +313,7 @@ impl source::Event for EventFence {
     }
 
     fn state(&self) -> FenceState {
-        if self.core.signal.state().is_pending()
+        if self.core.host_event.state().is_pending()
             && self.context().fault().is_none()
             && let Some(fault) = self.fault()
         {
@@ -336,7 +336,7 @@ impl source::Event for EventFence {
             // Settles it.
             self.state()
         } else {
-            self.core.signal.state()
+            self.core.host_event.state()
         }
     }
 
@@ -355,7 +355,7 @@ impl source::Event for EventCore {
     }
 
     fn state(&self) -> FenceState {
-        if self.signal.state().is_pending() {
+        if self.host_event.state().is_pending() {
             let asked = match (self.context.fault(), self.raw()) {
                 (Some(fault), _) => Err(fault.clone()),
                 (None, Some(event)) => query(&self.context, event),
@@ -366,11 +366,11 @@ impl source::Event for EventCore {
                 outcome => self.settle(&outcome.map(drop)),
             }
         }
-        self.signal.state()
+        self.host_event.state()
     }
 
     fn observed_done(&self) -> bool {
-        self.signal.is_done()
+        self.host_event.is_done()
     }
 
     fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {

@@ -67,7 +67,7 @@ pub(super) struct Pool {
     /// It carries allocations and nothing else.
     stream: Handle<CUstream>,
     /// Allocations come one after the other, so that an event covers what was handed out before it.
-    turn: Mutex<()>,
+    allocation_lock: Mutex<()>,
 }
 
 impl Pool {
@@ -99,7 +99,7 @@ impl Pool {
                 return None;
             }
         }
-        Some(Self { raw: Handle::new(raw), stream: Handle::new(stream), turn: Mutex::new(()) })
+        Some(Self { raw: Handle::new(raw), stream: Handle::new(stream), allocation_lock: Mutex::new(()) })
     }
 
     fn allocate(&self, context: &Arc<Context>, bytes: usize) -> Result<CUdeviceptr, DeviceError> {
@@ -107,15 +107,15 @@ impl Pool {
         let allocate = api.pool_allocate.expect("a pool is made where there is this function");
         let mut memory: CUdeviceptr = 0;
         let _current = context.make_current_relaxed()?;
-        let mut turn = self.turn.lock();
+        let mut allocation_lock = self.allocation_lock.lock();
         // SAFETY: writes one address; pool and stream are live.
         let mut ask = || unsafe { allocate(&raw mut memory, bytes, self.raw.get(), self.stream.get()) };
         let mut code = ask();
         if code == OUT_OF_MEMORY {
             // Other threads allocate while this one waits.
-            drop(turn);
+            drop(allocation_lock);
             let has_trimmed = self.trim(context);
-            turn = self.turn.lock();
+            allocation_lock = self.allocation_lock.lock();
             if has_trimmed {
                 code = ask();
             }
@@ -126,7 +126,7 @@ impl Pool {
             NOT_READY => self.order_queues(context),
             code => context.check(code, "the stream of the pool failed").map(|()| None),
         };
-        drop(turn);
+        drop(allocation_lock);
         match ordered {
             Ok(event) => event.iter().for_each(|event| await_on_host(event)),
             Err(error) => {

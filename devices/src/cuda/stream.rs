@@ -419,7 +419,7 @@ impl Stream {
     }
 
     /// The capture that this stream has joined is over.
-    pub(super) fn leave_capture(&self) {
+    pub(super) fn end_joined_capture(&self) {
         let mut state = self.state();
         state.capture = false;
         *self.context.captures.lock() -= 1;

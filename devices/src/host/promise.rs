@@ -21,7 +21,7 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
 /// assert_eq!(error.kind(), DeviceErrorKind::Cancelled);
 /// ```
 pub fn promise(name: impl Into<Cow<'static, str>>) -> (Completer, Fence) {
-    let promise = Arc::new(Promise { name: name.into(), signal: HostEvent::new() });
+    let promise = Arc::new(Promise { name: name.into(), host_event: HostEvent::new() });
     (Completer { promise: Some(ProcessBound::new(promise.clone())) }, Fence::event(promise).of_this_crate())
 }
 
@@ -47,7 +47,7 @@ impl Completer {
     /// [`Completer::complete`] or [`Completer::fail`].
     pub fn settle(mut self, outcome: Outcome) {
         if let Some(promise) = self.take() {
-            promise.signal.settle_and_notify(&outcome);
+            promise.host_event.settle_and_notify(&outcome);
         }
     }
 
@@ -61,7 +61,7 @@ impl Drop for Completer {
         if let Some(promise) = self.take() {
             let message = format!("promise {:?} was dropped and will never be done", promise.name);
             let error = DeviceError::new(DeviceErrorKind::Cancelled, message);
-            promise.signal.settle_and_notify(&Err(error));
+            promise.host_event.settle_and_notify(&Err(error));
         }
     }
 }
@@ -75,7 +75,7 @@ impl fmt::Debug for Completer {
 
 struct Promise {
     name: Cow<'static, str>,
-    signal: HostEvent,
+    host_event: HostEvent,
 }
 
 impl Event for Promise {
@@ -84,16 +84,16 @@ impl Event for Promise {
     }
 
     fn state(&self) -> FenceState {
-        self.signal.state()
+        self.host_event.state()
     }
 
     fn observed_done(&self) -> bool {
-        self.signal.is_done()
+        self.host_event.is_done()
     }
 
     fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
-        self.signal.watch(subscriber)
+        self.host_event.watch(subscriber)
     }
 }
 
-debug_as!(promise: Promise, "promise {:?}, {:?}", promise.name, promise.signal);
+debug_as!(promise: Promise, "promise {:?}, {:?}", promise.name, promise.host_event);

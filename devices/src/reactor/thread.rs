@@ -109,7 +109,7 @@ impl ReactorState {
         if armed != *held {
             let arrived = mem::take(&mut self.inbox.lock().arrived);
             *held += arrived.len();
-            *pace = Pace::default();
+            *pace = SweepPace::default();
             arrived.into_iter().for_each(|armed| poll_list.add(armed));
         }
         if armed == 0 && *held == 0 {
@@ -122,7 +122,7 @@ impl ReactorState {
             }
             return;
         }
-        *pace = Pace::default();
+        *pace = SweepPace::default();
         let count = ready.len();
         for (subscriber, outcome) in ready.drain(..) {
             deliver(subscriber, outcome);
@@ -146,7 +146,7 @@ impl ReactorState {
 struct Observed {
     poll_list: PollList,
     ready: Vec<Ready>,
-    pace: Pace,
+    pace: SweepPace,
     /// Subscriptions in the poll list: what is armed beyond them is in the inbox, so a sweep that finds as many takes no
     /// lock.
     held: usize,
@@ -156,14 +156,14 @@ debug_as!(shared: ReactorState, "Shared({:?})", shared.armed);
 
 /// The pause between sweeps: spin, then yield, then nap.
 #[derive(Default)]
-struct Pace {
+struct SweepPace {
     sweeps: u32,
     since: Option<Instant>,
     /// The time at which drivers are asked again, while only loads are made.
     drivers_at: Option<Instant>,
 }
 
-impl Pace {
+impl SweepPace {
     fn is_driver_due(&self) -> bool {
         self.drivers_at.is_none_or(|at| Instant::now() >= at)
     }

@@ -249,7 +249,7 @@ impl Device for SimDevice {
     }
 
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        let share = Share::take(&self.core.free_bytes, bytes)?;
+        let share = TakenMemory::take(&self.core.free_bytes, bytes)?;
         let host = allocate_host(bytes, align, self.core.device, false)?;
         if host.is_empty() {
             return Ok(host);
@@ -388,12 +388,12 @@ impl Effects {
 }
 
 /// A part of the memory that is taken, released on drop.
-struct Share {
+struct TakenMemory {
     free_bytes: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Share {
+impl TakenMemory {
     fn take(free_bytes: &Arc<AtomicUsize>, bytes: usize) -> Result<Self, DeviceError> {
         match free_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(bytes)) {
             Ok(_) => Ok(Self { free_bytes: Arc::clone(free_bytes), bytes }),
@@ -405,7 +405,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for TakenMemory {
     fn drop(&mut self) {
         self.free_bytes.fetch_add(self.bytes, Ordering::AcqRel);
     }

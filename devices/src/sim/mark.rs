@@ -19,7 +19,7 @@ pub(super) struct SimMark {
     pub(super) notify: SimNotify,
     pub(super) counters: Arc<Counters>,
     pub(super) command: CommandId,
-    pub(super) signal: HostEvent,
+    pub(super) host_event: HostEvent,
     /// True if the host has seen that it is done; see [`super::timeline::SimTimeline`].
     pub(super) observed: AtomicBool,
     pub(super) recorded: AtomicBool,
@@ -47,7 +47,7 @@ impl Event for SimMark {
             return FenceState::Done;
         }
         self.counters.queries.one();
-        let state = self.signal.state();
+        let state = self.host_event.state();
         if matches!(state, FenceState::Done) {
             // Another thread may have found it pending, and come here later.
             self.observed.store(true, Ordering::Release);
@@ -56,19 +56,19 @@ impl Event for SimMark {
     }
 
     fn observed_done(&self) -> bool {
-        self.observed.load(Ordering::Acquire) || (self.notify == SimNotify::Push && self.signal.is_done())
+        self.observed.load(Ordering::Acquire) || (self.notify == SimNotify::Push && self.host_event.is_done())
     }
 
     fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
-        if let Some(outcome) = self.signal.state().outcome() {
+        if let Some(outcome) = self.host_event.state().outcome() {
             return Watch::Settled(outcome);
         }
         self.record_natively();
         match self.notify {
-            SimNotify::Push => self.signal.watch(subscriber),
+            SimNotify::Push => self.host_event.watch(subscriber),
             SimNotify::Poll => Watch::MustPoll,
         }
     }
 }
 
-debug_as!(mark: SimMark, "mark {} of {}, {:?}", mark.command.0, mark.queue, mark.signal);
+debug_as!(mark: SimMark, "mark {} of {}, {:?}", mark.command.0, mark.queue, mark.host_event);

@@ -95,7 +95,7 @@ impl SimQueue {
             notify: options.notify,
             counters: counters.clone(),
             command,
-            signal: HostEvent::new(),
+            host_event: HostEvent::new(),
             observed: AtomicBool::new(false),
             recorded: AtomicBool::new(false),
         }

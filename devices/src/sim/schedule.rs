@@ -419,5 +419,5 @@ impl Schedule {
 }
 
 fn settle_mark(mark: &SimMark, outcome: &Result<(), DeviceError>, effects: &mut Effects) {
-    effects.ready.extend(mark.signal.settle(outcome));
+    effects.ready.extend(mark.host_event.settle(outcome));
 }

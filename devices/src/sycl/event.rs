@@ -18,7 +18,7 @@ use super::push;
 pub(super) struct SyclEvent {
     shared: Arc<DeviceState>,
     handle: Handle,
-    signal: HostEvent,
+    host_event: HostEvent,
     /// Its queue and number there, once it is the event of a number on a queue. The queue's numbers hold it, not the
     /// other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
@@ -49,7 +49,7 @@ impl SyclEvent {
             held_back,
             shared: Arc::clone(shared),
             handle,
-            signal: HostEvent::new(),
+            host_event: HostEvent::new(),
             place: OnceLock::new(),
             pushed: OnceLock::new(),
         })
@@ -64,7 +64,7 @@ impl SyclEvent {
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.signal.is_done()
+        self.host_event.is_done()
     }
 
     /// True if the event, and what waits for it, may be with the runtime only.
@@ -94,7 +94,7 @@ impl SyclEvent {
 
     /// Asks the runtime, unless it has settled. An event that is complete has yet to be [ended](Self::end).
     pub(super) fn query(self: &Arc<Self>) -> Status {
-        if !self.signal.state().is_pending() {
+        if !self.host_event.state().is_pending() {
             return Status::Settled;
         }
         let Ok(api) = self.shared.api() else { return Status::Pending };
@@ -116,12 +116,12 @@ impl SyclEvent {
             Status::Unknown => self.settle(Err(errors::failed(0))),
             Status::Settled | Status::Pending => {}
         }
-        self.signal.state()
+        self.host_event.state()
     }
 
     /// A later event of its queue is done, and has counted; so it is done too.
     pub(super) fn passed(&self) {
-        self.signal.settle_and_notify(&Ok(()));
+        self.host_event.settle_and_notify(&Ok(()));
     }
 
     /// Settles the event and notifies its subscribers, under no lock. Later calls do nothing.
@@ -135,22 +135,22 @@ impl SyclEvent {
             Some((progress, sequence)) => progress.reach(sequence, outcome),
             None => outcome,
         };
-        self.signal.settle_and_notify(&outcome);
+        self.host_event.settle_and_notify(&outcome);
     }
 
     pub(super) fn watch(self: &Arc<Self>, subscriber: &Arc<dyn Subscriber>) -> Watch {
-        if let Some(outcome) = self.signal.state().outcome() {
+        if let Some(outcome) = self.host_event.state().outcome() {
             return Watch::Settled(outcome);
         }
         let arm = || !self.held_back && self.shared.pushes && push::arm(self);
         if !*self.pushed.get_or_init(arm) {
             return Watch::MustPoll;
         }
-        self.signal.watch(subscriber)
+        self.host_event.watch(subscriber)
     }
 }
 
-debug_as!(event: SyclEvent, "SYCL event {:?}, {:?}", event.handle, event.signal);
+debug_as!(event: SyclEvent, "SYCL event {:?}, {:?}", event.handle, event.host_event);
 
 /// A fence that is one event and no number: work of a foreign queue, or an event from outside.
 #[derive(Debug)]

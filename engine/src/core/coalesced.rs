@@ -38,10 +38,10 @@ struct Coalesced {
 
 estafette_sync::per_process! {
     /// Notifications that threads inside of `submit_many` hold back.
-    static OPEN: Mutex<Open> = Mutex::new(Open { held_back: Vec::new(), last: None });
+    static OPEN: Mutex<OpenSubmissions> = Mutex::new(OpenSubmissions { held_back: Vec::new(), last: None });
 }
 
-struct Open {
+struct OpenSubmissions {
     held_back: Vec<Arc<Coalesced>>,
     /// The time at which the last `submit_many` began or was found.
     last: Option<Instant>,

@@ -24,7 +24,7 @@ use crate::core::permit_waiters::{self, PermitWaiters};
 use crate::core::runtime::Runtime;
 use crate::core::unretrieved::Failures;
 use crate::wait::deadlock::Detector;
-use crate::wait::inspect::Pace;
+use crate::wait::inspect::InspectionPace;
 use crate::wait::stand_in::{self, Blocked, StandIns};
 
 /// The process's graph; a forked child makes another one. All engines share the graph, so tensors of one engine are ordered correctly in
@@ -96,13 +96,13 @@ pub(crate) struct Core {
     pub(crate) permits_are_watched: AtomicBool,
     pub(crate) stand_ins: StandIns,
     /// Paces the inspections of threads that wait for room or for everything to end: can anything still move?
-    pub(crate) progress_looks: Pace,
+    pub(crate) progress_looks: InspectionPace,
     /// For waits for room, for waits for everything to end, and for those of them that have a deadline.
     pub(crate) room_checks: Detector,
     pub(crate) idle_checks: Detector,
     pub(crate) timed_checks: Detector,
     /// Paces the inspections of what other engines have to run, and have no thread for.
-    pub(crate) others_looks: Pace,
+    pub(crate) others_looks: InspectionPace,
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
@@ -187,11 +187,11 @@ impl Core {
             permit_waiters: Default::default(),
             permits_are_watched: AtomicBool::new(false),
             stand_ins: StandIns::default(),
-            progress_looks: Pace::default(),
+            progress_looks: InspectionPace::default(),
             room_checks: Detector::default(),
             idle_checks: Detector::default(),
             timed_checks: Detector::default(),
-            others_looks: Pace::default(),
+            others_looks: InspectionPace::default(),
             closing: AtomicBool::new(false),
             stack_size: options.stack_size,
             has_large_stacks: options.stack_size > stack::default_size(),
@@ -267,12 +267,12 @@ impl Core {
 
     /// Calls `make`, which makes the future of an asynchronous body, where the runtime of such bodies is the current one.
     #[cfg(not(estafette_shuttle))]
-    pub(crate) fn enter_runtime<R>(&self, make: impl FnOnce() -> R) -> Result<R, Error> {
-        self.runtime.enter(make, self.stack_size)
+    pub(crate) fn within_runtime<R>(&self, make: impl FnOnce() -> R) -> Result<R, Error> {
+        self.runtime.within(make, self.stack_size)
     }
 
     #[cfg(estafette_shuttle)]
-    pub(crate) fn enter_runtime<R>(&self, make: impl FnOnce() -> R) -> Result<R, Error> {
+    pub(crate) fn within_runtime<R>(&self, make: impl FnOnce() -> R) -> Result<R, Error> {
         Ok(make())
     }
 
@@ -362,7 +362,7 @@ impl Core {
 
     /// True if no thread of the pool takes an operation: there is none, or all are blocked.
     pub(crate) fn has_no_free_thread(&self) -> bool {
-        self.has_no_workers() || self.pool.is_stuck()
+        self.has_no_workers() || self.pool.are_all_blocked()
     }
 
     /// True if something is ready, and no thread of the pool takes it.

@@ -14,7 +14,7 @@ use estafette_sync::process::Forked;
 use crate::core::contained::Contained;
 use crate::core::invalid_tensor::InvalidTensor;
 use crate::core::lease_info::{self, LeaseInfo};
-use crate::core::unretrieved::{self, Heard};
+use crate::core::unretrieved::{self, FailureFate};
 
 /// The error of this crate. Each variant says what the caller can do.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -95,7 +95,7 @@ impl Error {
     /// The program gets this error, so the failure in the error is retrieved.
     pub(crate) fn retrieve(&self) {
         if let Some(failure) = self.operation() {
-            failure.heard().retrieve();
+            failure.fate().retrieve();
         }
     }
 
@@ -156,7 +156,7 @@ pub(crate) struct Failure {
     kind: FailureKind,
     message: String,
     source: Option<Contained<BodyError>>,
-    heard: Arc<Heard>,
+    fate: Arc<FailureFate>,
 }
 
 impl From<Forked> for Error {
@@ -175,7 +175,7 @@ impl Failure {
 impl Drop for Failure {
     fn drop(&mut self) {
         // In a forked child the failure is the parent's.
-        if self.heard.is_settled() || self.is_unsurprising() || self.heard.is_inherited() {
+        if self.fate.is_settled() || self.is_unsurprising() || self.fate.is_inherited() {
             return;
         }
         unretrieved::last_handle_gone(OperationError(Arc::new(Self {
@@ -184,7 +184,7 @@ impl Drop for Failure {
             kind: self.kind,
             message: std::mem::take(&mut self.message),
             source: self.source.take(),
-            heard: Arc::clone(&self.heard),
+            fate: Arc::clone(&self.fate),
         })));
     }
 }
@@ -230,15 +230,15 @@ impl OperationError {
     ) -> Self {
         let source = source.map(Contained::new);
         let message = message.into();
-        let heard = match kind {
+        let fate = match kind {
             // One failure elsewhere may reach several imports.
             FailureKind::Device if id == OpId::new(0) && names_its_cause(&message) => {
-                Heard::of_device(id, &message)
+                FailureFate::of_device(id, &message)
             }
-            FailureKind::Device => Heard::of_device(cause, &message),
+            FailureKind::Device => FailureFate::of_device(cause, &message),
             _ => Arc::default(),
         };
-        Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message, source, heard }))
+        Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message, source, fate }))
     }
 
     /// Name of the operation that failed first, which may be one of another process.
@@ -283,8 +283,8 @@ impl OperationError {
         error.is_some_and(|error| error.kind() == DeviceErrorKind::PeerDied)
     }
 
-    pub(crate) fn heard(&self) -> &Arc<Heard> {
-        &self.0.heard
+    pub(crate) fn fate(&self) -> &Arc<FailureFate> {
+        &self.0.fate
     }
 
     /// True if the failure needs no report, retrieved or not.

@@ -11,7 +11,7 @@ use crate::core::error::{Error, OperationError};
 use crate::core::wakers::{WakerKey, Wakers};
 
 /// The outcome of a readiness query.
-pub(crate) type ReadySignal = OneShot<Result<(), Error>>;
+pub(crate) type ReadyOneShot = OneShot<Result<(), Error>>;
 
 /// A value that a one-shot delivers.
 pub(crate) trait Delivered {
@@ -26,7 +26,7 @@ impl Delivered for () {
 impl Delivered for Result<(), OperationError> {
     fn retrieve(&self) {
         if let Err(failure) = self {
-            failure.heard().retrieve();
+            failure.fate().retrieve();
         }
     }
 }

@@ -27,37 +27,37 @@ use crate::core::operation::contain_panic;
 /// failures would only hold memory, as the first ones explain the rest.
 const KEPT: usize = 64;
 
-/// Device failures whose [`Heard`] is remembered: between two queries of one fence few other fences fail.
+/// Device failures whose [`FailureFate`] is remembered: between two queries of one fence few other fences fail.
 const DEVICE_FAILURES: usize = 64;
 
 /// The fate of a failure.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct FailureFate {
     retrieved: AtomicBool,
     reported: AtomicBool,
     /// The engine of the failure has listed it among those that are gone, or has counted it.
     kept: AtomicBool,
     /// The engine of the operation that failed, once known.
-    home: OnceLock<Weak<Failures>>,
+    engine_failures: OnceLock<Weak<Failures>>,
     generation: Generation,
 }
 
-impl Heard {
-    /// The shared [`Heard`] of a device failure: each query of the same fence makes a new error.
+impl FailureFate {
+    /// The shared [`FailureFate`] of a device failure: each query of the same fence makes a new error.
     pub(crate) fn of_device(id: OpId, message: &str) -> Arc<Self> {
         estafette_sync::per_process! {
-            static RECENT: Mutex<Vec<(OpId, String, Arc<Heard>)>> = Mutex::new(Vec::new());
+            static RECENT: Mutex<Vec<(OpId, String, Arc<FailureFate>)>> = Mutex::new(Vec::new());
         }
         let mut recent = RECENT.lock();
-        if let Some((.., heard)) = recent.iter().find(|(known, text, _)| *known == id && text == message) {
-            return Arc::clone(heard);
+        if let Some((.., fate)) = recent.iter().find(|(known, text, _)| *known == id && text == message) {
+            return Arc::clone(fate);
         }
         if recent.len() == DEVICE_FAILURES {
             recent.remove(0);
         }
-        let heard = Arc::new(Self::default());
-        recent.push((id, message.to_string(), Arc::clone(&heard)));
-        heard
+        let fate = Arc::new(Self::default());
+        recent.push((id, message.to_string(), Arc::clone(&fate)));
+        fate
     }
 
     /// The failure was delivered to the program.
@@ -110,13 +110,13 @@ struct List {
 #[derive(Debug)]
 struct Listed {
     failure: Weak<Failure>,
-    heard: Arc<Heard>,
+    fate: Arc<FailureFate>,
 }
 
 impl Listed {
     /// The last handle is being dropped: the dropping thread is about to keep the failure.
     fn is_moving(&self) -> bool {
-        self.failure.strong_count() == 0 && !self.heard.is_settled() && !self.heard.is_kept()
+        self.failure.strong_count() == 0 && !self.fate.is_settled() && !self.fate.is_kept()
     }
 }
 
@@ -128,12 +128,12 @@ impl Failures {
     /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have
     /// dependents.
     pub(crate) fn add(self: &Arc<Self>, failure: &OperationError) {
-        if failure.is_unsurprising() || failure.heard().home.set(Arc::downgrade(self)).is_err() {
+        if failure.is_unsurprising() || failure.fate().engine_failures.set(Arc::downgrade(self)).is_err() {
             return;
         }
         if !self.reports {
             // Noted with the failure, which may outlive the engine.
-            return failure.heard().retrieve();
+            return failure.fate().retrieve();
         }
         let mut list = self.list.lock();
         if list.live.len() >= list.prune_at {
@@ -141,7 +141,7 @@ impl Failures {
             list.live.retain(|listed| listed.failure.strong_count() > 0 || listed.is_moving());
             list.prune_at = (2 * list.live.len()).max(KEPT);
         }
-        list.live.push(Listed { failure: failure.downgrade(), heard: Arc::clone(failure.heard()) });
+        list.live.push(Listed { failure: failure.downgrade(), fate: Arc::clone(failure.fate()) });
     }
 
     /// The failures that were not retrieved so far, in the order in which they failed.
@@ -158,12 +158,12 @@ impl Failures {
             (list.gone.iter().cloned().chain(live).collect::<Vec<_>>(), list.omitted)
         };
         // A failure that is dropped from here on may be the last of its kind, and no lock is held.
-        failures.retain(|failure| !failure.heard().is_retrieved());
+        failures.retain(|failure| !failure.fate().is_retrieved());
         failures.sort_by_key(OperationError::id);
-        failures.dedup_by(|a, b| Arc::ptr_eq(a.heard(), b.heard()));
+        failures.dedup_by(|a, b| Arc::ptr_eq(a.fate(), b.fate()));
         let more = failures.len().saturating_sub(KEPT);
         failures.truncate(KEPT);
-        Unretrieved { failures, omitted: omitted + more as u64, home: Arc::downgrade(self) }
+        Unretrieved { failures, omitted: omitted + more as u64, engine_failures: Arc::downgrade(self) }
     }
 
     /// The last handle of the engine is gone, so nothing will ask.
@@ -180,7 +180,7 @@ impl Failures {
     fn keep(&self, failure: OperationError) {
         let mut list = self.list.lock();
         // Under the lock: an end of the engine that sees this finds the failure listed.
-        failure.heard().kept.store(true, Ordering::Release);
+        failure.fate().kept.store(true, Ordering::Release);
         if list.closed {
             drop(list);
             return drop(failure);
@@ -206,7 +206,7 @@ impl List {
     /// Those that were retrieved after their last handle had gone, to be dropped where no lock is held.
     fn take_retrieved(&mut self) -> Vec<OperationError> {
         let (retrieved, gone) =
-            std::mem::take(&mut self.gone).into_iter().partition(|known| known.heard().is_retrieved());
+            std::mem::take(&mut self.gone).into_iter().partition(|known| known.fate().is_retrieved());
         self.gone = gone;
         retrieved
     }
@@ -218,7 +218,7 @@ impl List {
 pub struct Unretrieved {
     failures: Vec<OperationError>,
     omitted: u64,
-    home: Weak<Failures>,
+    engine_failures: Weak<Failures>,
 }
 
 impl Unretrieved {
@@ -230,10 +230,10 @@ impl Unretrieved {
 
     /// The listed failures, at most 64, in the order of their operations. The call retrieves them.
     pub fn failures(&self) -> &[OperationError] {
-        self.failures.iter().for_each(|failure| failure.heard().retrieve());
-        if let Some(home) = self.home.upgrade() {
+        self.failures.iter().for_each(|failure| failure.fate().retrieve());
+        if let Some(engine_failures) = self.engine_failures.upgrade() {
             // The engine need not keep them any longer.
-            let retrieved = home.list.lock().take_retrieved();
+            let retrieved = engine_failures.list.lock().take_retrieved();
             drop(retrieved);
         }
         &self.failures
@@ -265,16 +265,16 @@ pub fn on_unretrieved(reporter: fn(&OperationError)) {
 /// The last handle of the failure has gone; `failure` is a copy.
 #[cold]
 pub(crate) fn last_handle_gone(failure: OperationError) {
-    let home = failure.heard().home.get().and_then(Weak::upgrade);
-    if let Some(home) = home {
+    let engine_failures = failure.fate().engine_failures.get().and_then(Weak::upgrade);
+    if let Some(engine_failures) = engine_failures {
         // First, so that the engine's end does not miss it while it is reported.
-        home.keep(failure.clone());
+        engine_failures.keep(failure.clone());
     }
     report(&failure);
 }
 
 fn report(failure: &OperationError) {
-    if failure.heard().is_retrieved() || failure.heard().reported.swap(true, Ordering::Relaxed) {
+    if failure.fate().is_retrieved() || failure.fate().reported.swap(true, Ordering::Relaxed) {
         return;
     }
     let report = REPORTER.get().copied().unwrap_or(log);

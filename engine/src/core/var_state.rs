@@ -117,7 +117,7 @@ impl Replaced {
     /// The program has seen the failures: no report is made of them.
     pub(crate) fn retrieve(&self) {
         for failure in self.0.iter().flat_map(|remains| &remains.failures) {
-            failure.heard().retrieve();
+            failure.fate().retrieve();
         }
     }
 }
@@ -412,7 +412,7 @@ impl Carried {
                 // An update begins on a good version. A failure that it finds at its end was left by the
                 // operation that lent it a view, and what the view was used for does not mend that. A body
                 // that has seen how its own view failed knows whether its version is good.
-                let is_known = |failure: &OperationError| failure.heard().is_retrieved();
+                let is_known = |failure: &OperationError| failure.fate().is_retrieved();
                 let stays = match std::mem::take(&mut self.is_of_view) {
                     true => !self.failure.as_ref().is_some_and(is_known),
                     false => mode == AccessMode::Update,

@@ -13,7 +13,7 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use crate::core::error::{Error, OperationError};
 use crate::core::lease_info::{LeaseDetails, LeaseInfo};
 use crate::core::one_shot::OneShot;
-use crate::core::one_shot::ReadySignal;
+use crate::core::one_shot::ReadyOneShot;
 use crate::core::operation::{self, OpGranted, OpHandle, OpTag};
 use crate::core::var_state::Ending;
 use crate::operation::cancellation;
@@ -33,7 +33,7 @@ pub(crate) struct LeaseOp {
     pending: Mutex<Option<Box<FenceSet>>>,
     is_held: AtomicBool,
     /// Notifies the request; `None` for a lease that no request waits for.
-    pub(super) one_shot: Option<ReadySignal>,
+    pub(super) one_shot: Option<ReadyOneShot>,
 }
 
 #[derive(Debug)]

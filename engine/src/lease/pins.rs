@@ -19,7 +19,7 @@ use super::Access;
 use super::state::{LeaseOrder, LeaseState};
 use crate::core::engine_core::graph;
 use crate::core::lease_info::{LeaseDetails, LeaseOwner};
-use crate::core::one_shot::ReadySignal;
+use crate::core::one_shot::ReadyOneShot;
 use crate::core::operation::{Name, OpTag, OpVar};
 use crate::core::var_state::{Ending, Replaced, VarState, thin_out};
 use crate::operation::run::{self, ReadyList};
@@ -170,7 +170,7 @@ struct Neighbours {
     /// The id of the pin among the operations.
     number: Option<OpId>,
     /// Notified of the pin's end.
-    observer: Option<Arc<ReadySignal>>,
+    observer: Option<Arc<ReadyOneShot>>,
 }
 
 impl PinList {
@@ -206,7 +206,7 @@ impl PinList {
     ///
     /// # Safety
     /// The lease is in this list.
-    unsafe fn remove(&mut self, lease: NonNull<LeaseState>) -> Option<Arc<ReadySignal>> {
+    unsafe fn remove(&mut self, lease: NonNull<LeaseState>) -> Option<Arc<ReadyOneShot>> {
         // SAFETY: the lease and its neighbours are in this list.
         unsafe {
             let Neighbours { newer, older, observer, .. } = std::mem::take(self.neighbours(lease));
@@ -265,7 +265,7 @@ impl ListedPin<'_> {
     }
 
     /// The signal of the pin's end; `new` makes it at the first call.
-    pub(crate) fn observer(&mut self, new: impl FnOnce() -> Arc<ReadySignal>) -> Arc<ReadySignal> {
+    pub(crate) fn observer(&mut self, new: impl FnOnce() -> Arc<ReadyOneShot>) -> Arc<ReadyOneShot> {
         Arc::clone(self.neighbours.observer.get_or_insert_with(new))
     }
 

@@ -11,7 +11,7 @@ use crate::exchange::releasing;
 use crate::lease::check_writable;
 use crate::operation::body::Body;
 use crate::operation::completion::{self, Completion, Given, Prepared, Promised};
-use crate::operation::guards::Open;
+use crate::operation::guards::OpenOperation;
 use crate::operation::import::{Copying, Produced};
 use crate::operation::operands::{Declared, Grant, OpenRef, Operands, with_modes};
 use crate::operation::run::Running;
@@ -114,10 +114,10 @@ where
         let core = running.op().payload().core.clone();
         let (tag, current) = (running.tag(), Current::of(running.op()));
         let kept = reads.tensors().iter().chain(writes.tensors()).chain(updates.tensors()).cloned().collect();
-        let open = OpenRef(Open::new(running, kept));
+        let open = OpenRef(OpenOperation::new(running, kept));
         let guards = reads.guards(&open);
         let entered = context::make_current(current);
-        let make = || core.enter_runtime(|| body(&open, guards, &writes, &updates));
+        let make = || core.within_runtime(|| body(&open, guards, &writes, &updates));
         let started = contain_panic(make).map_err(|panic| tag.panic_failure(panic));
         drop((entered, reads, writes, updates));
         let future = match started.and_then(|made| made.map_err(|error| tag.result_failure(error))) {

@@ -41,7 +41,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use crate::core::error::OperationError;
-use crate::core::one_shot::ReadySignal;
+use crate::core::one_shot::ReadyOneShot;
 use crate::core::operation::{OpHandle, OpKind, OpState, Phase};
 use crate::lease::LeaseOp;
 
@@ -80,7 +80,7 @@ struct Verdicts {
 
 /// The waiter behind an operation that waits for a version and has no body.
 enum Query {
-    Ready(Arc<ReadySignal>),
+    Ready(Arc<ReadyOneShot>),
     Lease(Arc<LeaseOp>),
 }
 

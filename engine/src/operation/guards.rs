@@ -12,7 +12,7 @@ use estafette_sync::sync::Mutex;
 
 /// Keeps an asynchronous operation open. Its task and every guard share it; dropping the last share completes
 /// the operation.
-pub(crate) struct Open {
+pub(crate) struct OpenOperation {
     /// Only taken out when the last holder goes; the lock makes guards shareable.
     running: Mutex<Option<Running>>,
     result: Mutex<Option<Result<(), OperationError>>>,
@@ -21,7 +21,7 @@ pub(crate) struct Open {
     operands: Vec<Tensor>,
 }
 
-impl Open {
+impl OpenOperation {
     pub(crate) fn new(running: Running, operands: Vec<Tensor>) -> Arc<Self> {
         Arc::new(Self { running: Mutex::new(Some(running)), result: Mutex::new(None), operands })
     }
@@ -37,7 +37,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenOperation {
     fn drop(&mut self) {
         let running = self.running.get_mut().take();
         let result = self.result.get_mut().take();

@@ -6,7 +6,7 @@ use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
-use crate::operation::guards::{Open, ReadGuard, WriteGuard};
+use crate::operation::guards::{OpenOperation, ReadGuard, WriteGuard};
 use crate::tensor::handle::Tensor;
 use crate::tensor::views::{EarlierNodes, OnQueue, View, ViewMut};
 
@@ -135,7 +135,7 @@ impl std::fmt::Debug for Grant<'_> {
 /// Keeps an asynchronous operation open. The task and each guard hold one. Internal to [`Operands`].
 #[doc(hidden)]
 #[derive(Clone)]
-pub struct OpenRef(pub(crate) Arc<Open>);
+pub struct OpenRef(pub(crate) Arc<OpenOperation>);
 
 impl std::fmt::Debug for OpenRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -6,7 +6,7 @@ use estafette_devices::{DeviceError, FenceSet, Reactor};
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
-use crate::core::one_shot::ReadySignal;
+use crate::core::one_shot::ReadyOneShot;
 use crate::core::operation::{OpGranted, OpTag};
 use crate::core::var_state::{Ending, FAILED, Queried, WRITE_FENCES, device_failure};
 use crate::operation::cancellation;
@@ -36,7 +36,7 @@ pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
     }
     let noted = state.noted.then(|| granted.id());
     run::complete(granted, &Ending::Polled, None, ready);
-    let notify = move |one_shot: &ReadySignal, outcome| {
+    let notify = move |one_shot: &ReadyOneShot, outcome| {
         if let Some(id) = noted {
             hooks::observed(id);
         }

@@ -513,7 +513,7 @@ pub(crate) fn complete(
     if let Some(failure) = failure {
         // The wait that this thread runs the operation in, or its submission, raises what the operation has raised.
         if state.core.has_raised() {
-            failure.heard().retrieve();
+            failure.fate().retrieve();
         }
         state.core.failures.add(&failure);
         state.fail(failure);

@@ -116,7 +116,7 @@ impl Drop for OperatorContext {
 }
 
 /// An operator in C.
-struct Foreign {
+struct ForeignOperator {
     function: OperatorFunction,
     infer: OperatorFunction,
     // Dropped before the library, whose code does that.
@@ -139,7 +139,7 @@ pub(crate) fn foreign(
     let signature = signature(name, options)?;
     // From here on nothing fails, so the context is ours.
     let context = OperatorContext { pointer, drop, generation: Generation::current() };
-    let foreign = Foreign { function, infer: options.infer, context, library };
+    let foreign = ForeignOperator { function, infer: options.infer, context, library };
     Ok(Operator::new(name.into(), signature, origin.to_string(), Run(foreign)))
 }
 
@@ -182,7 +182,7 @@ fn signature(name: &str, options: &OperatorOptions) -> Result<Signature, Error> 
     Ok(signature)
 }
 
-impl Foreign {
+impl ForeignOperator {
     /// Calls one of the functions.
     fn call(
         &self,
@@ -227,7 +227,7 @@ impl Foreign {
     }
 }
 
-impl Foreign {
+impl ForeignOperator {
     /// A result whose deleter is the library's code: the library stays loaded until that has run.
     fn with_library(&self, made: ManagedTensor) -> Result<ManagedTensor, InvalidTensor> {
         let Some(library) = self.library.clone() else { return Ok(made) };
@@ -242,7 +242,7 @@ impl Foreign {
     }
 }
 
-impl Kernel for Foreign {
+impl Kernel for ForeignOperator {
     /// Without a stream to enqueue on, the function would work on the host.
     fn can_enqueue_on(&self, queue: &dyn Queue) -> bool {
         queue.handle() != 0

@@ -16,7 +16,7 @@ use crate::operation::operands::{Operands, Tensors};
 use crate::tensor::handle::Tensor;
 
 use super::attributes::Attributes;
-use super::invocation::{Invocation, LeavesWork, Parts, Results};
+use super::invocation::{CallParts, Invocation, LeavesWork, Results};
 use super::operator::Operator;
 
 /// A call being described. Made by [`Engine::operator`] by name.
@@ -132,7 +132,7 @@ impl OperatorCall {
         builder.produce_several(parts.operator.signature.outputs, starting(&parts, Results::Promised))
     }
 
-    fn parts_producing(self) -> Result<Arc<Parts>, Error> {
+    fn parts_producing(self) -> Result<Arc<CallParts>, Error> {
         self.operator.check_arity(self.inputs.len(), None)?;
         if self.queue.is_some() {
             return Err(Error::invalid(format!(
@@ -143,7 +143,7 @@ impl OperatorCall {
         self.parts(&[])
     }
 
-    fn parts(self, outputs: &[&Tensor]) -> Result<Arc<Parts>, Error> {
+    fn parts(self, outputs: &[&Tensor]) -> Result<Arc<CallParts>, Error> {
         let Self { engine, operator, inputs, attributes, queue, .. } = self;
         attributes.check()?;
         if queue.as_ref().is_some_and(|queue| !operator.implementation().can_enqueue_on(queue.as_ref())) {
@@ -154,7 +154,7 @@ impl OperatorCall {
         }
         let outputs = outputs.iter().map(|tensor| (*tensor).clone()).collect();
         let engine = engine.downgrade();
-        Ok(Arc::new(Parts { operator, engine, inputs, outputs, attributes, queue }))
+        Ok(Arc::new(CallParts { operator, engine, inputs, outputs, attributes, queue }))
     }
 }
 
@@ -174,7 +174,7 @@ fn at_once<T>(submission: impl Future<Output = T>) -> T {
     }
 }
 
-fn describe(parts: &Parts, (priority, without_waiting): (i32, bool)) -> OpBuilder<'_, Tensors> {
+fn describe(parts: &CallParts, (priority, without_waiting): (i32, bool)) -> OpBuilder<'_, Tensors> {
     let name = Name::from(Cow::Owned(parts.operator.name.to_string()));
     let mut builder = OpBuilder::new(parts.engine.core(), name).priority(priority).reads(&parts.inputs);
     if without_waiting {
@@ -195,7 +195,7 @@ fn check_overlap(operator: &Operator, builder: &OpBuilder<'_, Tensors, Tensors>)
 }
 
 /// The body of the operation that runs the operator.
-fn starting(parts: &Arc<Parts>, results: Results) -> impl FnOnce(Completion) + Send + 'static {
+fn starting(parts: &Arc<CallParts>, results: Results) -> impl FnOnce(Completion) + Send + 'static {
     let parts = Arc::clone(parts);
     move |completion| {
         let operator = Arc::clone(&parts.operator);

@@ -31,7 +31,7 @@ pub(super) enum Results {
 pub struct Invocation {
     pub(super) completion: Completion,
     pub(super) results: Results,
-    pub(super) parts: Arc<Parts>,
+    pub(super) parts: Arc<CallParts>,
     /// Dropped last, after the end of the call. `None` on the host.
     pub(super) left: Option<LeavesWork>,
 }
@@ -69,7 +69,7 @@ impl Drop for LeavesWork {
 }
 
 /// The parts of a call.
-pub(super) struct Parts {
+pub(super) struct CallParts {
     pub(super) operator: Arc<Operator>,
     /// A call ends no engine, and keeps none.
     pub(super) engine: WeakEngine,

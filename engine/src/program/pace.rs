@@ -25,7 +25,7 @@ const CHUNK_MAX: usize = 64;
 
 /// The measured length of a program's nodes.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct NodePace {
     /// Nodes that take longer than this on average are worth sharing.
     worth_sharing: Duration,
     /// True if the last measured run found its nodes too short for sharing. Before the first run this is true
@@ -34,7 +34,7 @@ pub(super) struct Pace {
     short: AtomicBool,
 }
 
-impl Pace {
+impl NodePace {
     /// `locked`: bodies need a global lock.
     pub(super) fn new(locked: bool) -> Self {
         let worth_sharing = if locked { WORTH_SHARING_LOCKED } else { WORTH_SHARING };

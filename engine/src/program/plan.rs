@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::footprint::Footprint;
 use super::graph::GraphPlan;
 use super::node::NodeBody;
-use super::pace::Pace;
+use super::pace::NodePace;
 use crate::core::operation::{Name, OpVar};
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::TensorInner;
@@ -30,7 +30,7 @@ pub(super) struct Plan {
     pub(super) order: ProgramOrder,
     pub(super) footprint: Footprint,
     /// Length of the nodes in the last run.
-    pub(super) pace: Pace,
+    pub(super) pace: NodePace,
     /// True if no two nodes may run at the same time.
     pub(super) chain: bool,
     /// Set if a node ends later than its body returns.
@@ -139,7 +139,7 @@ impl Plan {
             names: names.into(),
             order,
             footprint,
-            pace: Pace::new(worker_only),
+            pace: NodePace::new(worker_only),
             chain,
             issue,
             graph,

@@ -83,7 +83,7 @@ impl Run {
 
     pub(super) fn failed(&self, node: u32, failure: OperationError) {
         if !self.reports {
-            failure.heard().retrieve();
+            failure.fate().retrieve();
         }
         self.failures.note(&self.plan.order, node, failure);
     }

@@ -37,7 +37,7 @@ use crate::wait::notify::{device_error, notify};
 /// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
 pub(super) struct Export {
     /// Set from the beginning, or when `known` settles well.
-    pub(super) shown: OnceLock<Shown>,
+    pub(super) shown: OnceLock<ShownMemory>,
     /// Done no later than `ready`, which may fail earlier.
     pub(super) known: Fence,
     /// Done when other processes may read.
@@ -50,7 +50,7 @@ pub(super) struct Export {
     lease: Mutex<Option<Lease>>,
 }
 
-pub(super) enum Shown {
+pub(super) enum ShownMemory {
     Here(SegmentRange),
     /// The handle keeps the use by this process.
     RemoteMemory(RemoteOrigin, Tensor),
@@ -102,7 +102,7 @@ impl Export {
             None if !is_much => Some(stage(tensor, definition, copy)?),
             shown => shown,
         };
-        if let Some(shown @ Shown::RemoteMemory(..)) = shown {
+        if let Some(shown @ ShownMemory::RemoteMemory(..)) = shown {
             let (shown, lease) = (OnceLock::from(shown), Mutex::default());
             return Ok(Arc::new(Self { shown, known: done(), ready: done(), key: 0, owner, lease }));
         }
@@ -115,7 +115,7 @@ impl Export {
         tensor.inner.core.generation.check()?;
         let definition = tensor.inner.definition()?;
         let place = find_in_segment(definition).ok_or(Error::NotShared(NOT_WRITABLE.into()))?;
-        Self::requested(tensor, Access::Write, owner, Some(Shown::Here(place)), false, Some(false))
+        Self::requested(tensor, Access::Write, owner, Some(ShownMemory::Here(place)), false, Some(false))
     }
 
     /// Gives a lease for writing back. What was written is the next version, or has failed as `answer` has.
@@ -144,7 +144,7 @@ impl Export {
         tensor: &Tensor,
         access: Access,
         owner: LeaseOwner,
-        shown: Option<Shown>,
+        shown: Option<ShownMemory>,
         is_staged: bool,
         copy: Option<bool>,
     ) -> Result<Arc<Self>, Error> {
@@ -198,18 +198,18 @@ impl Export {
             self.shown.get_or_init(|| shown);
         }
         match self.shown.get() {
-            Some(Shown::Here(SegmentRange { copied: Some((target, core)), .. })) => {
+            Some(ShownMemory::Here(SegmentRange { copied: Some((target, core)), .. })) => {
                 pass_step("staged");
                 let copying = copy::for_processes(core.clone(), lease.tensor().clone(), Arc::clone(target));
                 by_an_operation(core.clone(), "copy for another process", copying).await?;
                 pass_step("copied");
                 drop(lease);
             }
-            Some(Shown::Here(_)) => {
+            Some(ShownMemory::Here(_)) => {
                 let before = self.lease.lock().replace(lease);
                 debug_assert!(before.is_none(), "granted once");
             }
-            Some(Shown::RemoteMemory(..)) | None => {}
+            Some(ShownMemory::RemoteMemory(..)) | None => {}
         }
         Ok(())
     }
@@ -230,7 +230,7 @@ const OPAQUE_HANDLE: u8 = 3;
 const TAKEN_AT_ONCE: usize = 1 << 20;
 
 /// The form in which a tensor is shown; `None` where a copy of it is shown.
-fn show(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<Option<Shown>, Error> {
+fn show(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<Option<ShownMemory>, Error> {
     let Definition { layout, data, .. } = definition;
     if layout.dtype().code == OPAQUE_HANDLE {
         const WHY: &str = "opaque handles mean nothing in another process";
@@ -249,14 +249,14 @@ fn show(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<
         if let Some(Loan::ForReading(origin)) = definition.storage.loan()
             && !origin.peer.has_ended()
         {
-            return Ok(Some(Shown::RemoteMemory(origin.clone(), tensor.clone())));
+            return Ok(Some(ShownMemory::RemoteMemory(origin.clone(), tensor.clone())));
         }
         let shared = || match layout.device() {
             DLDevice::CPU => find(layout, *data, None),
             _ => find_on_device(tensor, layout, *data, None),
         };
         if let Some(place) = find_in_segment(definition).or_else(shared) {
-            return Ok(Some(Shown::Here(place)));
+            return Ok(Some(ShownMemory::Here(place)));
         }
         if copy == Some(false) {
             return Err(Error::NotShared(NOT_SHARED.into()));
@@ -266,7 +266,7 @@ fn show(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<
 }
 
 /// Memory for a copy.
-fn stage(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<Shown, Error> {
+fn stage(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<ShownMemory, Error> {
     let Definition { layout, data, .. } = definition;
     // One copy on the device, but of memory with gaps, which the host packs.
     let core = &tensor.inner.core;
@@ -286,7 +286,7 @@ fn stage(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result
         Some(_) => find_on_device(tensor, &layout, data, kept),
         None => find(&layout, data, kept),
     };
-    Ok(Shown::Here(place.expect("it is shared memory")))
+    Ok(ShownMemory::Here(place.expect("it is shared memory")))
 }
 
 /// The reason why a copy that is refused would be needed.

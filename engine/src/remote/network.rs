@@ -12,7 +12,7 @@ use estafette_report::model::{ClockOffset, ImportOrigin};
 
 use super::export::{ExportMemory, SegmentRange};
 use super::ticket::{UntilHeld, VOID, named};
-use super::{Description, Export, Shown, inside};
+use super::{Description, Export, ShownMemory, inside};
 use crate::core::error::{Error, device_error};
 use crate::core::lease_info::CallSite;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
@@ -73,11 +73,11 @@ fn offer_when_ready(export: Arc<Export>, reply: Reply) {
 /// Memory of a third process, and of a device, must be copied first.
 fn offer(export: Arc<Export>) -> Result<Offer, Tensor> {
     let (segment, place) = match export.shown.get().expect("known when it is ready") {
-        Shown::Here(place @ SegmentRange { segment: ExportMemory::Host(segment), .. }) => {
+        ShownMemory::Here(place @ SegmentRange { segment: ExportMemory::Host(segment), .. }) => {
             (Arc::clone(segment), place)
         }
-        Shown::Here(place) => return Err(export.tensor(place).expect("granted before it is ready")),
-        Shown::RemoteMemory(_, tensor) => return Err(tensor.clone()),
+        ShownMemory::Here(place) => return Err(export.tensor(place).expect("granted before it is ready")),
+        ShownMemory::RemoteMemory(_, tensor) => return Err(tensor.clone()),
     };
     let (first, layout) = (place.first, place.layout.clone());
     let owner = export.owner.clone();

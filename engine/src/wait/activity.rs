@@ -304,9 +304,9 @@ mod tests {
     }
 
     /// The reports at these moments: first operations, and how many are behind each.
-    fn told(looks: Vec<(u64, Vec<OpStatus>)>) -> Vec<Vec<(u64, usize)>> {
-        let told: Arc<Mutex<Vec<(u64, usize)>>> = Arc::default();
-        let telling = Arc::clone(&told);
+    fn reports(looks: Vec<(u64, Vec<OpStatus>)>) -> Vec<Vec<(u64, usize)>> {
+        let reports: Arc<Mutex<Vec<(u64, usize)>>> = Arc::default();
+        let telling = Arc::clone(&reports);
         let on_stall: OnStall = Arc::new(move |stall| {
             let Stall::Operation { first, behind } = stall else { panic!("{stall}") };
             telling.lock().push((first.id, behind));
@@ -315,7 +315,7 @@ mod tests {
         let look = |(seconds, operations): (u64, Vec<OpStatus>)| {
             let diagnosis = Diagnosis { operations, unlisted: 0, releases: Vec::new() };
             notify(&diagnosis, LIMIT, begin + Duration::from_secs(seconds), &mut reported, &on_stall);
-            std::mem::take(&mut *told.lock())
+            std::mem::take(&mut *reports.lock())
         };
         looks.into_iter().map(look).collect()
     }
@@ -339,7 +339,7 @@ mod tests {
         let mut later = stalled();
         later.push(status(8, Status::Waiting, &[5]));
         assert_eq!(
-            told(vec![(0, stalled()), (3, stalled()), (6, later)]),
+            reports(vec![(0, stalled()), (3, stalled()), (6, later)]),
             [vec![(2, 3), (7, 0)], vec![], vec![]]
         );
     }
@@ -354,7 +354,7 @@ mod tests {
         let second = || vec![held(2), waits(4, &[2])];
         let looks =
             vec![(0, both()), (11, runs()), (14, second()), (23, second()), (24, second()), (40, second())];
-        assert_eq!(told(looks), [vec![(3, 1)], vec![], vec![], vec![], vec![(4, 0)], vec![]]);
+        assert_eq!(reports(looks), [vec![(3, 1)], vec![], vec![], vec![], vec![(4, 0)], vec![]]);
     }
 
     #[test]
@@ -367,7 +367,7 @@ mod tests {
             (11, vec![granted(), later()]),
             (16, vec![granted(), later()]),
         ];
-        assert_eq!(told(looks), [vec![], vec![], vec![(2, 0)], vec![]]);
+        assert_eq!(reports(looks), [vec![], vec![], vec![(2, 0)], vec![]]);
     }
 
     #[test]
@@ -375,6 +375,6 @@ mod tests {
         let granted = || vec![status(1, Status::Granted, &[]), status(2, Status::Granted, &[])];
         let waiting = vec![status(1, Status::Running, &[]), status(2, Status::Running, &[])];
         let looks = vec![(0, waiting), (3, granted()), (6, granted()), (13, granted()), (16, granted())];
-        assert_eq!(told(looks), [vec![], vec![], vec![], vec![(1, 1)], vec![]]);
+        assert_eq!(reports(looks), [vec![], vec![], vec![], vec![(1, 1)], vec![]]);
     }
 }

@@ -46,11 +46,11 @@ use crate::wait::watched::{Watched, sleep_until_work};
 
 /// Time until the first inspection while asleep. An inspection finds only what no wake-up can report: that
 /// nothing is left that could wake this thread. Each pause is twice as long as the one before, up to
-/// `LOOK_LAST`, or longer where inspections take long.
-const LOOK_FIRST: Duration = Duration::from_millis(10);
+/// `INSPECTION_LAST`, or longer where inspections take long.
+const INSPECTION_FIRST: Duration = Duration::from_millis(10);
 
-/// See [`LOOK_FIRST`].
-const LOOK_LAST: Duration = Duration::from_millis(500);
+/// See [`INSPECTION_FIRST`].
+const INSPECTION_LAST: Duration = Duration::from_millis(500);
 
 /// A wait that depends on more operations than this sleeps instead of picking the operations that it needs: a
 /// search for them would cost more than it gains.
@@ -66,7 +66,7 @@ const ACCESSES_PER_OP: usize = 8;
 #[derive(Clone)]
 pub(crate) struct OpSummary {
     pub(crate) core: u64,
-    pub(crate) home: CoreRef,
+    pub(crate) engine: CoreRef,
     pub(crate) name: Name,
     pub(crate) kind: OpKind,
     pub(crate) phase: Phase,
@@ -78,7 +78,7 @@ pub(crate) struct OpSummary {
 pub(crate) fn summarize(state: &OpState) -> OpSummary {
     OpSummary {
         core: state.core.id,
-        home: state.core.clone(),
+        engine: state.core.clone(),
         name: state.name.clone(),
         kind: state.kind,
         phase: state.phase(),
@@ -114,7 +114,7 @@ fn summarize_pin(lease: &LeaseState) -> OpSummary {
     let core = &lease.tensor.inner.core;
     OpSummary {
         core: core.id,
-        home: core.clone(),
+        engine: core.clone(),
         name: Name::Static("lease"),
         kind: OpKind::Lease,
         phase: Phase::Begun,
@@ -191,7 +191,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
     }
     let mut cover = None;
     let mut inspection_took = Duration::ZERO;
-    let mut pause = LOOK_FIRST;
+    let mut pause = INSPECTION_FIRST;
     // The time of the next call of the wait hook, and of an inspection if enough time has gone by for one.
     let mut next_look = Instant::now() + pause;
     let mut looks_from = next_look;
@@ -205,7 +205,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             // A worker that has slept a while runs what it needs after all, since all spare workers wait as
             // well. A body inside another body's wait is better than a hang. Where all threads of the pool
             // are blocked, the worker runs it at once.
-            let in_vain = pause > LOOK_FIRST || (cover.is_some() && core.pool.is_stuck());
+            let in_vain = pause > INSPECTION_FIRST || (cover.is_some() && core.pool.are_all_blocked());
             let last_resort = in_vain && core.runs_anything_here();
             let helping = if in_vain { context::begin_last_help() } else { context::begin_help() };
             if helping.is_none() {
@@ -215,7 +215,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
                 core.check_raised()?;
                 continue;
             }
-            if pause > LOOK_FIRST {
+            if pause > INSPECTION_FIRST {
                 // On this thread an operation could wait for the current one, or for a lease of the thread.
                 needed.want_stand_ins(&mut relief.stand_ins);
             }
@@ -240,7 +240,8 @@ pub(crate) fn block_while<V: Clone + Delivered>(
                 || !awaits::has_watcher();
             let looks = is_wanted || (looks_itself && now >= looks_from);
             // No inspection where the end of the wait is as near as that of the inspection may be.
-            if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * inspection_took))
+            if looks
+                && deadline.is_none_or(|deadline| deadline - now >= INSPECTION_FIRST.max(2 * inspection_took))
             {
                 let inspected = inspect::inspected();
                 let seen = watch.inspect(core, EVERYTHING)?;
@@ -254,7 +255,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
                 inspection_took = inspect::duration(now, inspected);
                 looks_from = Instant::now() + inspect::pause_after(inspection_took);
             }
-            pause = (pause * 2).min(LOOK_LAST);
+            pause = (pause * 2).min(INSPECTION_LAST);
             next_look = Instant::now() + pause;
             if std::mem::take(&mut is_wanted) {
                 // Ready work that the wait needs may have become near.
@@ -274,7 +275,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
                 !helped
             });
             core.check_raised()?;
-        } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
+        } else if !inside && pause > INSPECTION_FIRST && watch.held_since.is_none() {
             // The wait takes long, and nothing is wrong so far.
             let watched = watched.get_or_insert_with(|| Watched::new(one_shot, waiting, pause, helps));
             // Only this thread can run a signal handler of the language.
@@ -285,7 +286,7 @@ pub(crate) fn block_while<V: Clone + Delivered>(
             watched = None;
             if cover.is_none() {
                 cover = Some(core.cover());
-                if helps && core.runs_anything_here() && core.pool.is_stuck() {
+                if helps && core.runs_anything_here() && core.pool.are_all_blocked() {
                     continue;
                 }
             }

@@ -26,7 +26,7 @@ use crate::core::notifier::Notifier;
 use crate::core::operation::{OpKind, Phase};
 use crate::core::wait_for::{self, On};
 use crate::wait::blocking::{self, OpSummary, release_unwanted, release_unwanted_within};
-use crate::wait::inspect::{self, Pace};
+use crate::wait::inspect::{self, InspectionPace};
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
 /// The first sleep of a wait, and the time until the first check.
@@ -178,7 +178,11 @@ impl<'a> Checks<'a> {
 
     /// Makes a check, unless other threads have made one a short while ago. A standstill that those have found counts for this wait, too; once
     /// that holds it up for too long it checks whatever they do, or many waits would fail one after the other.
-    pub(crate) fn paced<R>(&mut self, pace: &Pace, check: impl FnOnce(&mut Self) -> R) -> Option<R> {
+    pub(crate) fn paced<R>(
+        &mut self,
+        pace: &InspectionPace,
+        check: impl FnOnce(&mut Self) -> R,
+    ) -> Option<R> {
         if self.held_since.is_some_and(|since| since.elapsed() >= self.lease_timeout) {
             return Some(check(self));
         }
@@ -304,15 +308,15 @@ pub(crate) fn without_free_threads(core: &Core) -> SmallVec<[CoreRef; 1]> {
         op.granted
             && op.label.phase == Phase::Queued
             && op.label.core != core.id
-            && op.label.home.has_no_free_thread()
+            && op.label.engine.has_no_free_thread()
     };
     let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
     if snapshot.ops.iter().any(|op| ready(&op)) {
         let mine = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
         let needed: HashSet<OpId> = snapshot.ancestors(mine.map(|op| op.id)).into_iter().collect();
         for op in snapshot.ops.iter().filter(|op| ready(op) && needed.contains(&op.id)) {
-            if found.iter().all(|known| !known.same(&op.label.home)) {
-                found.push(op.label.home.clone());
+            if found.iter().all(|known| !known.same(&op.label.engine)) {
+                found.push(op.label.engine.clone());
             }
         }
     }

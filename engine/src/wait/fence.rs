@@ -16,7 +16,7 @@ use crate::wait::stand_in::{Blocked, StandInSet};
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// The time that a wait which knows no engine sleeps before other threads run what is ready.
-const LOOK_FIRST: Duration = Duration::from_millis(10);
+const INSPECTION_FIRST: Duration = Duration::from_millis(10);
 
 /// As [`PAUSE`], in an engine without workers.
 const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
@@ -84,7 +84,7 @@ fn wait_for_scheduler(core: &CoreRef, fence: &Fence, timeout: Option<Duration>) 
 /// As [`wait_for_scheduler`], where no engine is known that could settle the fence: once the wait has slept in vain, stand-ins run what is
 /// ready in engines without workers.
 pub(crate) fn wait_without_engine(fence: &Fence, timeout: Option<Duration>) -> Option<Outcome> {
-    let first = timeout.map_or(LOOK_FIRST, |timeout| timeout.min(LOOK_FIRST));
+    let first = timeout.map_or(INSPECTION_FIRST, |timeout| timeout.min(INSPECTION_FIRST));
     let outcome = context::blocking(|| fence.wait_timeout(Some(first)));
     if outcome.is_some() || timeout == Some(first) {
         return outcome;

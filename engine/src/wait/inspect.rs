@@ -59,9 +59,9 @@ pub(crate) fn pause_after(inspection_took: Duration) -> Duration {
 /// Paces the inspections that several threads make of the same thing: one at a time, for a [hundredth](PACE)
 /// of the time.
 #[derive(Debug, Default)]
-pub(crate) struct Pace(Mutex<Option<Instant>>);
+pub(crate) struct InspectionPace(Mutex<Option<Instant>>);
 
-impl Pace {
+impl InspectionPace {
     /// Inspects, unless another thread is inspecting, or has inspected a short while ago.
     pub(crate) fn inspect<R>(&self, inspect: impl FnOnce() -> R) -> Option<R> {
         let began = Instant::now();

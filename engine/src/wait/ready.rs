@@ -16,7 +16,7 @@ use estafette_graph::{AccessMode, OpId};
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
-use crate::core::one_shot::{OneShot, ReadySignal};
+use crate::core::one_shot::{OneShot, ReadyOneShot};
 use crate::core::operation::{self, EndKeys, Name, OpHandle, OpKind, Role};
 use crate::core::wakers::WakerKey;
 use crate::operation::cancellation;
@@ -28,7 +28,7 @@ use crate::wait::awaits::{Awaited, Pending};
 
 /// A pending readiness query. Dropping a waiting query takes it out of its queues.
 pub(crate) struct ReadinessQuery {
-    pub(crate) one_shot: Arc<ReadySignal>,
+    pub(crate) one_shot: Arc<ReadyOneShot>,
     pub(crate) handle: OpHandle,
     pending: Pending,
 }
@@ -197,10 +197,10 @@ pub struct Writable {
     tensor: Tensor,
     uses: Vec<OpHandle>,
     /// The ends of leases that have no operation.
-    pins: Vec<Arc<ReadySignal>>,
+    pins: Vec<Arc<ReadyOneShot>>,
     /// The device work of the uses, if all had ended when the future was made.
     left: Option<FenceSet>,
-    fences: Option<Arc<ReadySignal>>,
+    fences: Option<Arc<ReadyOneShot>>,
     /// The numbers of the leases in `pins`.
     held: SmallVec<[OpId; 1]>,
     /// For the last of `uses`.

@@ -8,7 +8,7 @@
 //!   does so once it has slept in vain, since no queue says which operation settles a fence. While a `StandIn`
 //!   exists, a thread of the engine takes any ready operation.
 //! - A pool whose threads are all blocked in waits of their own
-//!   ([`Pool::is_stuck`](estafette_devices::cpu::Pool::is_stuck)). A wait that needs what the pool
+//!   ([`Pool::are_all_blocked`](estafette_devices::cpu::Pool::are_all_blocked)). A wait that needs what the pool
 //!   cannot take makes a stand-in take it.
 //!
 //! At most one stand-in of an engine takes operations at a time. When its operation waits in turn, the

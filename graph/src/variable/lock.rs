@@ -52,7 +52,7 @@ impl VarWord {
     }
 
     /// Neither an unfinished write nor a user flag: one comparison.
-    pub(crate) fn quiet(self) -> bool {
+    pub(crate) fn has_no_write_or_flag(self) -> bool {
         self.0 & (UNFINISHED_WRITE | USER_MASK << USER_SHIFT) == 0
     }
 

@@ -98,7 +98,7 @@ impl<V, T> Var<V, T> {
     /// One load: no unfinished write is queued and no user flag is set, on the variable that orders this one.
     #[inline]
     pub fn is_quiet(&self) -> bool {
-        self.order_word().quiet()
+        self.order_word().has_no_write_or_flag()
     }
 
     /// The user flags (24 bits) of the variable that orders this one. One load.

@@ -67,7 +67,7 @@ pub(super) struct Network {
     waker: Waker,
     commands: Mutex<Vec<Command>>,
     /// Turns of the thread are its uses. Closed when the process exits.
-    turns: Rundown,
+    uses: Rundown,
     generation: Generation,
 }
 
@@ -89,8 +89,8 @@ impl Network {
         let system = || LinkError::system("starting to wait for other machines");
         let (poll, waker) = (Poll::new().map_err(system())?, Waker::new().map_err(system())?);
         poll.add(waker.descriptor(), WAKER).map_err(system())?;
-        let (commands, turns) = (Mutex::default(), Rundown::new());
-        Ok(Self { poll, waker, commands, turns, generation: Generation::current() })
+        let (commands, uses) = (Mutex::default(), Rundown::new());
+        Ok(Self { poll, waker, commands, uses, generation: Generation::current() })
     }
 
     pub(super) fn command(&self, command: Command) {
@@ -114,7 +114,7 @@ pub(super) fn new_agent() -> Result<Agent, NixlError> {
 /// The thread calls NIXL no more: its statics are destroyed next. A peer may end at the same time, and its agent be destroyed.
 extern "C" fn at_exit() {
     if let Some(network) = Network::known() {
-        let _ = network.turns.close(GRACE);
+        let _ = network.uses.close(GRACE);
     }
 }
 
@@ -170,7 +170,7 @@ impl State {
                 self.consumers.values().any(Consumer::is_busy) || self.owners.values().any(Owner::is_busy);
             let timeout = self.timeout(is_busy, now);
             let tokens = self.network.poll.wait(timeout).expect("a set of descriptors can be waited for");
-            if !self.network.turns.acquire() {
+            if !self.network.uses.acquire() {
                 // The process exits. Agents stay as they are.
                 return std::mem::forget(self);
             }
@@ -194,7 +194,7 @@ impl State {
             if is_busy {
                 self.progress(now);
             }
-            self.network.turns.release();
+            self.network.uses.release();
             std::mem::take(&mut self.deferred).into_iter().for_each(|end| end());
         }
     }

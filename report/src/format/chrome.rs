@@ -45,9 +45,9 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     // The places and threads at which the flows of an operation or a lease start and end.
     let mut flow_ends = HashMap::new();
     for ((row, order), mut things) in groups {
-        things.sort_by_key(|thing| (thing.placed.from, thing.placed.to));
+        things.sort_by_key(|item| (item.placed.from, item.placed.to));
         let ends = |placed: &Placed| (placed.from, placed.to.unwrap_or(placed.from));
-        let shelves = place::shelves(things.iter().map(|thing| ends(&thing.placed)));
+        let shelves = place::shelves(things.iter().map(|item| ends(&item.placed)));
         let count = shelves.iter().max().map_or(1, |&highest| highest as u64 + 1);
         for shelf in 0..count {
             let name = json!({"name": row_name(trace, row, order)});
@@ -58,16 +58,16 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
                 &json!({"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": index}),
             )?;
         }
-        for (thing, shelf) in things.iter().zip(shelves) {
+        for (item, shelf) in things.iter().zip(shelves) {
             let tid = thread + shelf as u64;
-            if let Some(id) = thing.id {
+            if let Some(id) = item.id {
                 // An export and the lease that begins with it have one number; the export is the earlier of the two.
-                let flow_end = flow_ends.entry(id).or_insert((thing.placed, tid));
-                if thing.category == "operation" {
-                    *flow_end = (thing.placed, tid);
+                let flow_end = flow_ends.entry(id).or_insert((item.placed, tid));
+                if item.category == "operation" {
+                    *flow_end = (item.placed, tid);
                 }
             }
-            events.put(&thing.event(tid))?;
+            events.put(&item.event(tid))?;
         }
         thread += count;
     }
@@ -122,7 +122,7 @@ const OPERATIONS: u8 = 0;
 const WAITS: u8 = 1;
 const LEASES: u8 = 2;
 
-struct Thing {
+struct ChromeItem {
     placed: Placed,
     name: String,
     category: &'static str,
@@ -131,7 +131,7 @@ struct Thing {
     id: Option<u64>,
 }
 
-impl Thing {
+impl ChromeItem {
     fn event(&self, tid: u64) -> Value {
         let ts = microseconds(self.placed.from);
         let mut event = json!({"name": self.name, "cat": self.category, "pid": PROCESS, "tid": tid, "ts": ts,
@@ -155,27 +155,33 @@ impl Thing {
 }
 
 /// The shown things, in rows: tracks first, then libraries.
-fn groups(trace: &Trace) -> BTreeMap<(Row, u8), Vec<Thing>> {
-    let mut groups: BTreeMap<(Row, u8), Vec<Thing>> = BTreeMap::new();
+fn groups(trace: &Trace) -> BTreeMap<(Row, u8), Vec<ChromeItem>> {
+    let mut groups: BTreeMap<(Row, u8), Vec<ChromeItem>> = BTreeMap::new();
     for (operation, placed) in trace.operations.iter().zip(place::operations(trace)) {
         let (name, facts) = (operation.name.clone(), facts::operation(operation));
-        let thing =
-            Thing { placed, name: name.to_string(), category: "operation", facts, id: Some(operation.id) };
-        groups.entry((placed.row, OPERATIONS)).or_default().push(thing);
+        let item = ChromeItem {
+            placed,
+            name: name.to_string(),
+            category: "operation",
+            facts,
+            id: Some(operation.id),
+        };
+        groups.entry((placed.row, OPERATIONS)).or_default().push(item);
     }
     for lease in &trace.leases {
         let placed = place::lease(trace, lease);
         let (name, facts) = (lease.owner.clone(), facts::lease(lease));
-        let thing = Thing { placed, name: name.to_string(), category: "lease", facts, id: Some(lease.id) };
-        groups.entry((placed.row, LEASES)).or_default().push(thing);
+        let item =
+            ChromeItem { placed, name: name.to_string(), category: "lease", facts, id: Some(lease.id) };
+        groups.entry((placed.row, LEASES)).or_default().push(item);
     }
     for stall in &trace.stalls {
         let library = trace.operation(stall.waiter).and_then(|waiter| waiter.library);
         let row = Row::Library(place::known(trace, library));
         let placed = Placed { row, from: stall.from, to: Some(stall.to.max(stall.from)), freed: None };
         let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(trace, stall.blocker));
-        let thing = Thing { placed, name, category: "stall", facts: facts::stall(stall), id: None };
-        groups.entry((row, WAITS)).or_default().push(thing);
+        let item = ChromeItem { placed, name, category: "stall", facts: facts::stall(stall), id: None };
+        groups.entry((row, WAITS)).or_default().push(item);
     }
     groups
 }

@@ -13,7 +13,7 @@ use estafette_c::{
 };
 
 use super::managed::Managed;
-use super::shared::{Open, Shared};
+use super::shared::{OpenHandle, Shared};
 
 #[derive(Clone, Copy, Debug)]
 pub enum FunctionEnd {
@@ -126,15 +126,15 @@ pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
             refuses(complete(0, ptr::null()), "complete twice");
         }
         FunctionEnd::Elsewhere => {
-            let op = Open(op);
+            let op = OpenHandle(op);
             std::thread::spawn(move || {
-                let Open(op) = { op };
+                let OpenHandle(op) = { op };
                 // SAFETY: no text.
                 let status = unsafe { estafette_op_complete(op, 0, ptr::null()) };
                 accepts(status, "complete elsewhere");
             });
         }
-        FunctionEnd::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
+        FunctionEnd::Later => shared.open.lock().expect("no panic under this lock").push(OpenHandle(op)),
         FunctionEnd::With => {
             let managed = Managed::new(&shared, 4, false);
             Shared::count(&shared.imported);

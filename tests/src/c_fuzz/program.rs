@@ -18,7 +18,7 @@ use super::function::{
     last_error, refuses, skipped,
 };
 use super::managed::Managed;
-use super::shared::{Open, Shared};
+use super::shared::{OpenHandle, Shared};
 use misuse::Over;
 use others::Registration;
 use recorded::Recorded;
@@ -116,11 +116,11 @@ fn allowed(got: status, legal: &[status], what: &str) {
     assert!(legal.contains(&got), "{what} returned {got:?}: {}", last_error());
 }
 
-unsafe extern "C" fn told(context: *mut c_void, status: status, _message: *const c_char) {
+unsafe extern "C" fn notified(context: *mut c_void, status: status, _message: *const c_char) {
     // SAFETY: given away with a count of the context, which `drop_shared` gives up.
     let shared = unsafe { &*context.cast::<Shared>() };
-    assert_ne!(status, ESTAFETTE_PENDING, "a callback was told nothing");
-    shared.told.fetch_add(1, SeqCst);
+    assert_ne!(status, ESTAFETTE_PENDING, "a callback was notified nothing");
+    shared.notified.fetch_add(1, SeqCst);
 }
 
 unsafe extern "C" fn drop_shared(context: *mut c_void) {
@@ -334,7 +334,7 @@ fn missing(shared: &Shared) -> Option<String> {
     let pairs = [
         ("deleters", shared.imported.load(SeqCst), shared.deleted.load(SeqCst)),
         ("contexts", shared.contexts.load(SeqCst), shared.dropped.load(SeqCst)),
-        ("callbacks", shared.to_tell.load(SeqCst), shared.told.load(SeqCst)),
+        ("callbacks", shared.to_notify.load(SeqCst), shared.notified.load(SeqCst)),
     ];
     for (what, given, back) in pairs {
         assert!(back <= given, "{what}: {back} came back of {given}");

@@ -15,22 +15,22 @@ pub struct Shared {
     /// Contexts that were given up.
     pub dropped: AtomicU64,
     /// Callbacks of tensors that were called.
-    pub told: AtomicU64,
+    pub notified: AtomicU64,
     /// Callbacks of tensors that were accepted.
-    pub to_tell: AtomicU64,
+    pub to_notify: AtomicU64,
     pub fence_holders: AtomicI64,
     /// Number of things that were made to fail, so that tensors may be poisoned.
     pub failures: AtomicU64,
     /// Operations whose function was called and whose end is not reported.
-    pub open: Mutex<Vec<Open>>,
+    pub open: Mutex<Vec<OpenHandle>>,
 }
 
 /// A handle that a function was given.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Open(pub *mut estafette_op);
+pub struct OpenHandle(pub *mut estafette_op);
 
 // SAFETY: a handle is a number.
-unsafe impl Send for Open {}
+unsafe impl Send for OpenHandle {}
 
 impl Shared {
     pub fn count(counter: &AtomicU64) {

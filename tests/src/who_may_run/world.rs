@@ -478,12 +478,12 @@ impl World {
                 _ => None,
             })
             .collect();
-        let (mut probes, mut leases) = (0, 0);
+        let (mut queries, mut leases) = (0, 0);
         for operation in self.engines.iter().flat_map(|engine| engine.diagnose().operations) {
             if operation.lease.is_some() {
                 leases += 1;
             } else if operation.name == "ready" {
-                probes += 1;
+                queries += 1;
             }
             if let Some(id) = ids.get(&operation.id)
                 && matches!(operation.status, Status::Granted | Status::Fenced(_) | Status::Running)
@@ -492,8 +492,8 @@ impl World {
                 return Some(format!("request {id} was granted: {operation}"));
             }
         }
-        if probes > self.questions.len() {
-            return Some(format!("{probes} questions are queued, {} were asked", self.questions.len()));
+        if queries > self.questions.len() {
+            return Some(format!("{queries} questions are queued, {} were asked", self.questions.len()));
         }
         let is_lease = |request: &&super::model::Request| {
             request.kind == RequestKind::Lease && request.state != RequestState::Over

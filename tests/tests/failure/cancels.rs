@@ -54,13 +54,13 @@ struct Wait {
 
 /// True if the version of `tensor` after the first `after` steps can only be a failure: by the definition,
 /// step by step.
-fn is_doomed(steps: &[Step], tensors: usize, tensor: usize, after: usize) -> bool {
-    let mut doomed = vec![false; tensors];
+fn must_be_cancelled(steps: &[Step], tensors: usize, tensor: usize, after: usize) -> bool {
+    let mut cancelled = vec![false; tensors];
     for step in &steps[..after] {
-        let fails = step.cancelled || step.reads.iter().any(|read| doomed[*read]);
-        step.writes.iter().for_each(|written| doomed[*written] = fails);
+        let fails = step.cancelled || step.reads.iter().any(|read| cancelled[*read]);
+        step.writes.iter().for_each(|written| cancelled[*written] = fails);
     }
-    doomed[tensor]
+    cancelled[tensor]
 }
 
 fn some_of(dice: &mut Dice, tensors: usize, most: usize) -> Vec<usize> {
@@ -120,11 +120,11 @@ fn random_cancels_are_reported_to_the_waits_that_depend_on_them_and_to_no_other(
                 _ => {}
             }
             waits.retain_mut(|wait| {
-                let doomed = is_doomed(&steps, TENSORS, wait.tensor, wait.after);
-                assert_eq!(is_cancelled(heard(pin!(&mut wait.ready))), doomed, "seed {seed}");
-                told += usize::from(doomed);
-                spared += usize::from(!doomed);
-                !doomed
+                let cancelled = must_be_cancelled(&steps, TENSORS, wait.tensor, wait.after);
+                assert_eq!(is_cancelled(heard(pin!(&mut wait.ready))), cancelled, "seed {seed}");
+                told += usize::from(cancelled);
+                spared += usize::from(!cancelled);
+                !cancelled
             });
         }
         assert!(told > 0 && spared > 0, "seed {seed}: {told} waits were told, and {spared} looks found none");

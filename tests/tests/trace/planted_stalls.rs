@@ -37,18 +37,18 @@ fn engine(workers: usize) -> (Engine, Watchdog) {
 }
 
 /// The report of what a file says.
-fn told(trace: &Trace) -> Report {
+fn read_report(trace: &Trace) -> Report {
     let mut file = Vec::new();
     perfetto::write(trace, &mut file).unwrap();
     let read = perfetto::read(&file);
     assert!(read.losses.is_empty(), "{:?}", read.losses);
-    let told = report(&read);
-    assert_eq!(told, report(trace), "the file tells what was recorded");
-    told
+    let read_report = report(&read);
+    assert_eq!(read_report, report(trace), "the file tells what was recorded");
+    read_report
 }
 
 fn assert_first_line(trace: &Trace, parts: &[&str]) {
-    let report = told(trace);
+    let report = read_report(trace);
     let text = estafette_report::terminal::text(
         &report,
         estafette_report::terminal::Style { width: 10_000, ..Default::default() },
@@ -81,7 +81,7 @@ fn a_slow_producer() {
         engine.wait_all(None).unwrap();
         let trace = recorder.finish();
         assert_first_line(&trace, &["computing (`decode`)", "`batch`", "`decode` was still computing"]);
-        let advice = &told(&trace).advice[0];
+        let advice = &read_report(&trace).advice[0];
         assert_eq!(advice.change, "make `decode` faster");
         assert!(advice.saves_ns >= 2 * long.as_nanos() as u64, "{advice:?}");
     });
@@ -119,7 +119,7 @@ fn a_lease_kept_too_long() {
         engine.wait_all(None).unwrap();
         let trace = recorder.finish();
         assert_first_line(&trace, &["leased", "a lease taken by the plotter was still open", "`batch`"]);
-        let report = told(&trace);
+        let report = read_report(&trace);
         let train = report.worst.iter().find(|row| row.sentence.starts_with("`train`")).unwrap();
         // Not the operation that it waited for, but what that one waited for.
         assert!(
@@ -152,7 +152,7 @@ fn starved(workers: usize, prepare: impl Fn(&Engine), end: &str) {
         engine.wait_all(None).unwrap();
         let trace = recorder.finish();
         assert_first_line(&trace, &["no worker (the worker pool)", "`resize` waited", end]);
-        let advice = told(&trace).advice;
+        let advice = read_report(&trace).advice;
         assert!(advice.iter().any(|its| its.change.starts_with("use more workers")), "{advice:?}");
     });
 }
@@ -266,7 +266,7 @@ fn a_pool_whose_workers_share_a_lock_and_run_one_at_a_time() {
         let trace = recorder.finish();
         let [no_worker, late] = waited(&trace, "short", [Cause::NoWorker, Cause::NotResumed]);
         assert!(no_worker > 4 * late, "{no_worker} {late}");
-        let report = told(&trace);
+        let report = read_report(&trace);
         let sentence = &report.worst[0].sentence;
         assert!(sentence.contains("of 4, as few as 1 ran at once"), "{sentence}");
     });
@@ -314,7 +314,7 @@ fn a_consumer_that_comes_late() {
         assert!(matches!(ready.poll(&mut cx), Poll::Ready(Ok(()))));
         let trace = recorder.finish();
         assert_first_line(&trace, &["not resumed (the event loop)", "the event loop was busy"]);
-        let report = told(&trace);
+        let report = read_report(&trace);
         assert!(report.run_time[0].what.contains("event loop"), "{:?}", report.run_time);
     });
 }

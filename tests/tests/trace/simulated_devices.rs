@@ -68,9 +68,9 @@ impl Bench {
 }
 
 /// The critical stalls of an operation: since when, until when, why, because of which operation.
-type Told = (Nanos, Nanos, Cause, Option<Hazard>, String);
+type CriticalStall = (Nanos, Nanos, Cause, Option<Hazard>, String);
 
-fn told(trace: &Trace, name: &str, access: Option<usize>) -> Vec<Told> {
+fn critical_stalls(trace: &Trace, name: &str, access: Option<usize>) -> Vec<CriticalStall> {
     let waiter = operation(trace, name).id;
     let stalls = trace.stalls.iter().filter(|stall| stall.waiter == waiter);
     let stalls = stalls.filter(|stall| access.map_or(stall.critical, |access| stall.access == access));
@@ -107,7 +107,7 @@ fn tiles(trace: &Trace) {
     }
 }
 
-fn row(from: Nanos, to: Nanos, cause: Cause, hazard: Option<Hazard>, blocker: &str) -> Told {
+fn row(from: Nanos, to: Nanos, cause: Cause, hazard: Option<Hazard>, blocker: &str) -> CriticalStall {
     (from, to, cause, hazard, blocker.into())
 }
 
@@ -119,9 +119,9 @@ fn a_wait_that_queue_order_elides_is_time_that_the_producer_computes() {
     bench.launch("consume", 0, 500, &[x], &[y]);
     bench.at(2_000);
     let trace = bench.finish();
-    assert_eq!(told(&trace, "produce", None), []);
+    assert_eq!(critical_stalls(&trace, "produce", None), []);
     let truth = [row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "produce")];
-    assert_eq!(told(&trace, "consume", None), truth);
+    assert_eq!(critical_stalls(&trace, "consume", None), truth);
     assert_eq!(operation(&trace, "consume").done, Some(1_500));
 }
 
@@ -138,7 +138,7 @@ fn device_work_waits_for_its_input_and_then_for_its_queue() {
         row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "produce"),
         row(1_000, 3_000, Cause::NoWorker, Some(Hazard::Raw), "queue"),
     ];
-    assert_eq!(told(&trace, "consume", None), truth);
+    assert_eq!(critical_stalls(&trace, "consume", None), truth);
 }
 
 #[test]
@@ -162,9 +162,9 @@ fn the_device_says_when_it_was_busy_with_what_no_operation_tells_of() {
     assert_eq!(operation(&trace, "two pieces").ran, Some((2_000, 3_000)));
     assert_eq!(operation(&trace, "next").ran, Some((3_000, 3_500)));
     let truth = [row(300, 2_000, Cause::NoWorker, None, "queue")];
-    assert_eq!(told(&trace, "two pieces", None), truth);
+    assert_eq!(critical_stalls(&trace, "two pieces", None), truth);
     let truth = [row(300, 3_000, Cause::Computing, Some(Hazard::Raw), "two pieces")];
-    assert_eq!(told(&trace, "next", None), truth);
+    assert_eq!(critical_stalls(&trace, "next", None), truth);
     // The file keeps it.
     let mut file = Vec::new();
     estafette_report::perfetto::write(&trace, &mut file).unwrap();
@@ -187,7 +187,7 @@ fn a_host_operation_waits_for_the_device_and_then_for_a_worker() {
         row(200, 1_000, Cause::Computing, Some(Hazard::Raw), "produce"),
         row(1_000, 1_500, Cause::NoWorker, None, "pool"),
     ];
-    assert_eq!(told(&trace, "consume", None), truth);
+    assert_eq!(critical_stalls(&trace, "consume", None), truth);
 }
 
 #[test]
@@ -211,9 +211,9 @@ fn of_shared_readers_the_last_to_end_is_the_blocker() {
     bench.pump();
     let trace = bench.finish();
     let truth = [row(100, 1_000, Cause::Computing, Some(Hazard::War), "read")];
-    assert_eq!(told(&trace, "write", None), truth);
+    assert_eq!(critical_stalls(&trace, "write", None), truth);
     let truth = [row(1_200, 1_900, Cause::Leased, Some(Hazard::War), "lease of torch")];
-    assert_eq!(told(&trace, "write again", None), truth);
+    assert_eq!(critical_stalls(&trace, "write again", None), truth);
 }
 
 #[test]
@@ -230,8 +230,9 @@ fn a_wait_behind_a_shorter_one_is_hidden() {
     let trace = bench.finish();
     let short = row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "short");
     let long = row(0, 2_000, Cause::Computing, Some(Hazard::Raw), "long");
-    assert_eq!(told(&trace, "both", None), std::slice::from_ref(&long));
-    let mut accesses = [told(&trace, "both", Some(0)), told(&trace, "both", Some(1))].concat();
+    assert_eq!(critical_stalls(&trace, "both", None), std::slice::from_ref(&long));
+    let mut accesses =
+        [critical_stalls(&trace, "both", Some(0)), critical_stalls(&trace, "both", Some(1))].concat();
     accesses.sort();
     assert_eq!(accesses, [short, long]);
 }
@@ -249,7 +250,7 @@ fn a_queue_of_operations_leads_back_to_its_root() {
     bench.pump();
     let trace = bench.finish();
     let truth = [row(0, 1_300, Cause::Queued, Some(Hazard::Raw), "write")];
-    assert_eq!(told(&trace, "read", None), truth);
+    assert_eq!(critical_stalls(&trace, "read", None), truth);
     let reader = operation(&trace, "read").id;
     let roots = estafette_report::roots::roots(&trace);
     let roots: Vec<_> = roots
@@ -275,7 +276,7 @@ fn a_device_fault_ends_the_wait_and_the_skipped_operation_says_so() {
     assert!(matches!(&operation(&trace, "produce").outcome, Outcome::Failed(why) if why.contains("broke")));
     assert!(matches!(operation(&trace, "consume").outcome, Outcome::Skipped(_)));
     let truth = [row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "produce")];
-    assert_eq!(told(&trace, "consume", None), truth);
+    assert_eq!(critical_stalls(&trace, "consume", None), truth);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::interpreter::guard;
 type SourceLine = (String, u32, String);
 
 /// The thing that was handed over: name, bytes, library.
-type Thing = (String, Option<u64>, Option<String>);
+type ObservedMemory = (String, Option<u64>, Option<String>);
 
 /// The fields of `StepFields`, in their order; times are those of the clock.
 type StepFields = (
@@ -34,7 +34,7 @@ type StepFields = (
     u64,
     (Option<u64>, Option<u64>, Option<u64>),
     Option<u64>,
-    Option<Thing>,
+    Option<ObservedMemory>,
     Option<String>,
 );
 
@@ -110,7 +110,7 @@ struct Made {
     ended: u64,
     libraries: Vec<Text>,
     variables: Vec<Variable>,
-    by_thing: HashMap<Thing, u64>,
+    by_thing: HashMap<ObservedMemory, u64>,
     texts: BTreeMap<String, Text>,
 }
 
@@ -132,7 +132,7 @@ impl Made {
         })
     }
 
-    fn variable(&mut self, thing: Thing) -> u64 {
+    fn variable(&mut self, thing: ObservedMemory) -> u64 {
         if let Some(id) = self.by_thing.get(&thing) {
             return *id;
         }

@@ -40,7 +40,7 @@ type Push = unsafe extern "C" fn(
 
 /// The functions of MXNet's library that are needed here.
 #[derive(Clone, Copy)]
-struct Api {
+struct MxNetApi {
     push: Push,
     copy: unsafe extern "C" fn(MxHandle, *mut MxHandle) -> c_int,
     free: unsafe extern "C" fn(MxHandle) -> c_int,
@@ -48,7 +48,7 @@ struct Api {
     last_error: unsafe extern "C" fn() -> *const c_char,
 }
 
-impl Api {
+impl MxNetApi {
     /// From the addresses that `estafette/_mxnet.py` has looked up, in its order.
     fn new(addresses: [usize; 5]) -> PyResult<Self> {
         let [push, copy, free, to_dlpack, last_error] = addresses.map(ptr::with_exposed_provenance_mut);
@@ -82,7 +82,7 @@ impl Api {
 /// A handle of our own to an array.
 struct Array {
     handle: MxHandle,
-    api: Api,
+    api: MxNetApi,
 }
 
 // SAFETY: MXNet's arrays are reference counted and may be used and freed on any thread.
@@ -142,7 +142,7 @@ pub fn push(
 ) -> PyResult<()> {
     /// `Context` of include/mxnet/base.h: the kind of device, here `kCPU`, and its number.
     const HOST: [i32; 2] = [1, 0];
-    let api = Api::new(addresses)?;
+    let api = MxNetApi::new(addresses)?;
     let outcome = guard::detach(py, || {
         let mut copy = ptr::null_mut();
         // SAFETY: the caller's array lives during the call.

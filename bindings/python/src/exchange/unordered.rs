@@ -62,7 +62,7 @@ impl Reason {
     }
 }
 
-struct Note {
+struct UnorderedNote {
     import: bool,
     reason: Reason,
     what: String,
@@ -70,7 +70,7 @@ struct Note {
 }
 
 struct Notes {
-    last: VecDeque<Note>,
+    last: VecDeque<UnorderedNote>,
     /// Reasons that were logged.
     logged: u8,
 }
@@ -97,7 +97,7 @@ pub fn note(py: Python<'_>, import: bool, reason: Reason, what: impl Into<String
     if notes.last.len() == KEPT {
         notes.last.pop_front();
     }
-    notes.last.push_back(Note { import, reason, what, place });
+    notes.last.push_back(UnorderedNote { import, reason, what, place });
     drop(notes);
     let said = ("%s; further ones of this kind are only counted", &text);
     if first && let Err(error) = logger(py).and_then(|logger| logger.call_method1(reason.level(), said)) {

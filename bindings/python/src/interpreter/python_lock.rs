@@ -16,7 +16,7 @@ use crate::interpreter::once::imported;
 use crate::interpreter::{fastcall, guard};
 
 /// The time between two questions of a thread for the interval, which a program may change.
-const LOOK: Duration = Duration::from_secs(1);
+const PERIOD_QUERY: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// A thread without workers keeps the lock from one [`lock_while`](SharedLock::lock_while) to the next, as its caller in Python has it.
@@ -57,7 +57,7 @@ struct Clock {
     began: Instant,
     /// The time from one release to the next.
     period: Duration,
-    looked: Instant,
+    queried: Instant,
 }
 
 /// The calling thread has just got the lock.
@@ -71,10 +71,10 @@ fn restart_clock() {
 fn release_if_due(py: Python<'_>) {
     let now = Instant::now();
     let clock = CLOCK.get().map_or_else(
-        || Clock { began: now, period: period(py), looked: now },
+        || Clock { began: now, period: period(py), queried: now },
         |clock| {
-            let is_new = now.saturating_duration_since(clock.looked) < LOOK;
-            if is_new { clock } else { Clock { period: period(py), looked: now, ..clock } }
+            let is_new = now.saturating_duration_since(clock.queried) < PERIOD_QUERY;
+            if is_new { clock } else { Clock { period: period(py), queried: now, ..clock } }
         },
     );
     let is_due = now.saturating_duration_since(clock.began) >= clock.period;

@@ -43,10 +43,10 @@ pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
 /// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, releases its
 /// Python objects with the Python lock: they may hold leases that other threads wait for.
 pub struct Body {
-    parts: Option<Parts>,
+    parts: Option<BodyParts>,
 }
 
-struct Parts {
+struct BodyParts {
     function: Py<PyAny>,
     using: Option<Py<PyAny>>,
     /// The function's arguments, with `Tensor` objects where it gets arrays.
@@ -92,7 +92,7 @@ impl Body {
                 "an `async def` function runs on the event loop of its submitter, and none is running",
             ));
         }
-        let mut parts = Parts::plain(function, using, arguments)?;
+        let mut parts = BodyParts::plain(function, using, arguments)?;
         parts.event_loop = event_loop.map(Bound::unbind);
         parts.submitter = guard::ident(py)?;
         (parts.is_async, parts.result) = (is_async, result);
@@ -117,7 +117,7 @@ impl Body {
 
     /// A second body for another attempt to submit.
     pub fn clone_ref(&self, py: Python<'_>) -> Self {
-        let parts = self.parts.as_ref().map(|parts| Parts {
+        let parts = self.parts.as_ref().map(|parts| BodyParts {
             function: parts.function.clone_ref(py),
             using: parts.using.as_ref().map(|using| using.clone_ref(py)),
             arguments: parts.arguments.clone_ref(py),
@@ -152,7 +152,7 @@ fn start(
     result: Use,
     on: Option<Arc<On>>,
     is_alone: bool,
-    parts: impl FnOnce(Python<'_>) -> PyResult<Option<Parts>>,
+    parts: impl FnOnce(Python<'_>) -> PyResult<Option<BodyParts>>,
 ) {
     let scope = completion.scope().clone();
     // Work after the end on a queue, or of a node, may take long.
@@ -235,7 +235,7 @@ impl Drop for Body {
     }
 }
 
-impl Parts {
+impl BodyParts {
     /// Of a plain function whose result is ignored, in a copy of the context of the calling code.
     #[inline]
     fn plain(
@@ -381,7 +381,7 @@ pub fn run_plain<'py>(
     using: Option<&Bound<'py, PyAny>>,
     arguments: Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let value = Parts::plain(function, using, &arguments)?.run(function.py(), scope.clone())?;
+    let value = BodyParts::plain(function, using, &arguments)?.run(function.py(), scope.clone())?;
     if is_coroutine(&value)? {
         return Err(refuse_coroutine(&value, None));
     }

@@ -24,10 +24,10 @@ use crate::unretrieved::Failures;
 
 /// A Python function, and how it is called.
 pub struct OperatorFunction {
-    parts: Kept<Parts>,
+    parts: Kept<FunctionParts>,
 }
 
-struct Parts {
+struct FunctionParts {
     function: Py<PyAny>,
     using: Option<Py<PyAny>>,
     infer: Option<Py<PyAny>>,
@@ -56,7 +56,7 @@ impl OperatorFunction {
                 }
             }
         }
-        let parts = Parts {
+        let parts = FunctionParts {
             function: function.clone().unbind(),
             using: using.map(Bound::unbind),
             infer: infer.map(Bound::unbind),
@@ -87,7 +87,7 @@ impl Implementation for OperatorFunction {
     }
 }
 
-impl Parts {
+impl FunctionParts {
     fn run(&self, py: Python<'_>, call: &Invocation) -> PyResult<Vec<Produced>> {
         let engine = call.engine();
         let handle = exit::known(&engine).unwrap_or_else(|| {

@@ -69,7 +69,7 @@ impl Runtime {
     }
 
     /// Calls `make`, as no future needs this runtime to be made.
-    pub(crate) fn enter<R>(&self, make: impl FnOnce() -> R, _stack_size: usize) -> Result<R, Error> {
+    pub(crate) fn within<R>(&self, make: impl FnOnce() -> R, _stack_size: usize) -> Result<R, Error> {
         Ok(make())
     }
 

@@ -64,7 +64,7 @@ impl Runtime {
     /// Calls `make`, which makes the future of an asynchronous body: timers and sockets are made where their runtime is the current one.
     /// `stack_size` and the errors are as for [`spawn`](Self::spawn).
     #[cfg(not(estafette_shuttle))]
-    pub(crate) fn enter<R>(&self, make: impl FnOnce() -> R, stack_size: usize) -> Result<R, Error> {
+    pub(crate) fn within<R>(&self, make: impl FnOnce() -> R, stack_size: usize) -> Result<R, Error> {
         let handle = self.handle(stack_size)?;
         let _entered = handle.enter();
         Ok(make())

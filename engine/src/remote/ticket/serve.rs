@@ -7,7 +7,7 @@ use estafette_links::{Address, Door, Link as RawLink, pass_step};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 
-use super::super::{Export, Note, Share, Shown, done, hand_over};
+use super::super::{Export, Note, Share, ShownMemory, done, hand_over};
 use super::redeem::{Answer, TicketOwner, TicketRequest};
 use super::{Ticket, VOID, named};
 use crate::core::error::Error;
@@ -96,7 +96,7 @@ async fn pass_on(link: &RawLink, number: [u8; 8], export: Arc<Export>) -> Result
 
 /// Gives what a ticket names: now, or once it is known what that is.
 async fn send_version(link: &Arc<RawLink>, number: [u8; 8], export: Arc<Export>) -> Result<(), Error> {
-    if let Some(Shown::Here(place)) = export.shown.get() {
+    if let Some(ShownMemory::Here(place)) = export.shown.get() {
         return hand_over(link, &number, Arc::clone(&export), place, KEPT).await;
     }
     let (completer, known) = host::promise("a tensor that comes later");
@@ -115,8 +115,10 @@ async fn send_when_known(link: Weak<RawLink>, number: [u8; 8], export: Arc<Expor
     }
     let connected = || link.upgrade().ok_or_else(|| Error::invalid("the other process has left"));
     match export.shown.get().expect("known when it is ready") {
-        Shown::Here(place) => hand_over(&*connected()?, &number, Arc::clone(&export), place, KEPT).await,
-        Shown::RemoteMemory(RemoteOrigin { address, process, share, peer }, tensor) => {
+        ShownMemory::Here(place) => {
+            hand_over(&*connected()?, &number, Arc::clone(&export), place, KEPT).await
+        }
+        ShownMemory::RemoteMemory(RemoteOrigin { address, process, share, peer }, tensor) => {
             let answer =
                 match TicketOwner::request(address, *process, TicketRequest::PassOn(*share), None).await.0 {
                     // The process with the memory has ended. A tensor that was ready is passed on as a copy: on the host, if the end of

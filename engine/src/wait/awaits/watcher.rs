@@ -39,7 +39,7 @@ use crate::wait::room;
 use crate::wait::stand_in::call_refused;
 
 /// The longest time between two inspections for a blocked thread.
-const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
+const BLOCKED_INSPECTION_LAST: Duration = Duration::from_millis(500);
 
 /// Most threads that one inspection wakes because they could run something. The next inspection wakes the
 /// others.
@@ -227,17 +227,17 @@ fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
     // One inspection for all entries. Leases alone hold up few of them, and these are inspected again, one by
     // one.
     let mut inspection = Inspection::new();
-    let places: Vec<Places> =
+    let places: Vec<OpPlaces> =
         due.iter().map(|due| due.ops.iter().map(|op| inspection.add(op)).collect()).collect();
     inspection.run(EVERYTHING);
     let reaches = inspection.reaches(inspect::moves);
     let wanted = wanted_threads(&inspection, &due, &places);
-    let mut stuck = stuck_engines(&inspection, &due);
+    let mut without_free_thread = engines_without_free_thread(&inspection, &due);
     // A body that these entries need may block; the inspection cannot see on what.
-    if core.lacks_thread() && stuck.iter().all(|known| !known.same(core)) {
-        stuck.push(core.clone());
+    if core.lacks_thread() && without_free_thread.iter().all(|known| !known.same(core)) {
+        without_free_thread.push(core.clone());
     }
-    due.iter().filter(|due| due.is_covered).for_each(|due| due.want(&stuck));
+    due.iter().filter(|due| due.is_covered).for_each(|due| due.want(&without_free_thread));
     let (threads, futures): (Vec<_>, Vec<_>) =
         due.into_iter().zip(places).enumerate().partition(|(_, (due, _))| due.is_blocked);
     drop(inspection);
@@ -269,11 +269,11 @@ fn inspect_engine(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
 }
 
 /// The places of the operations of one entry in an inspection.
-type Places = SmallVec<[usize; 1]>;
+type OpPlaces = SmallVec<[usize; 1]>;
 
 /// The blocked threads that shall inspect for themselves, because something that they need is ready and no
 /// other thread runs it. These threads may run it, or have another thread do so.
-fn wanted_threads(inspection: &Inspection, due: &[Due], places: &[Places]) -> Vec<usize> {
+fn wanted_threads(inspection: &Inspection, due: &[Due], places: &[OpPlaces]) -> Vec<usize> {
     if !due.iter().any(|due| due.is_blocked) {
         return Vec::new();
     }
@@ -289,12 +289,12 @@ fn wanted_threads(inspection: &Inspection, due: &[Due], places: &[Places]) -> Ve
 }
 
 /// The engines that have something ready for these waits and no thread for it, where bodies with executors of their own are among them.
-fn stuck_engines(inspection: &Inspection, due: &[Due]) -> SmallVec<[CoreRef; 1]> {
+fn engines_without_free_thread(inspection: &Inspection, due: &[Due]) -> SmallVec<[CoreRef; 1]> {
     let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
     if due.iter().any(|due| due.is_covered) {
         for (_, granted, op) in inspection.ops() {
-            let is_stuck = granted && is_ready_work(op) && op.core.has_no_free_thread();
-            if is_stuck && found.iter().all(|known| !known.same(&op.core)) {
+            let has_no_free_thread = granted && is_ready_work(op) && op.core.has_no_free_thread();
+            if has_no_free_thread && found.iter().all(|known| !known.same(&op.core)) {
                 found.push(op.core.clone());
             }
         }
@@ -340,7 +340,7 @@ impl Due {
             waker.into_iter().for_each(wake);
             return None;
         }
-        let pause = entry.awaited.blocked.map(|pause| (pause * 2).min(BLOCKED_LOOK_LAST));
+        let pause = entry.awaited.blocked.map(|pause| (pause * 2).min(BLOCKED_INSPECTION_LAST));
         entry.awaited.blocked = pause;
         entry.next_look = pause.and_then(clock::deadline);
         entry.next_look
@@ -413,11 +413,11 @@ fn poll_for_room(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
         return Vec::new();
     }
     // One inspection for all entries.
-    let mut stuck = deadlock::without_free_threads(core);
+    let mut without_free_thread = deadlock::without_free_threads(core);
     if core.lacks_thread() {
-        stuck.push(core.clone());
+        without_free_thread.push(core.clone());
     }
-    due.iter().for_each(|due| due.want(&stuck));
+    due.iter().for_each(|due| due.want(&without_free_thread));
     let submits = due.iter().any(|due| due.limit.is_some());
     let mut held = if submits { deadlock::lasting_standstill(core, &awaiting_bodies()) } else { None };
     // As for other futures: unwanted leases are released first.

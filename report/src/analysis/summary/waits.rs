@@ -29,7 +29,7 @@ pub(super) struct Wait {
 }
 
 /// The parts of one wait by what was at their root: time, and the longest interval.
-type Parts = HashMap<(Cause, Rc<str>), (Nanos, Root)>;
+type RootParts = HashMap<(Cause, Rc<str>), (Nanos, Root)>;
 
 /// The waits of all operations, equal ones as one.
 #[derive(Default)]
@@ -40,7 +40,7 @@ pub(super) struct Waits {
 
 impl Waits {
     pub(super) fn add(&mut self, trace: &Trace, roots: &[Root]) {
-        let mut parts = Parts::new();
+        let mut parts = RootParts::new();
         for root in roots {
             let blocker =
                 self.blamed.entry(root.blocker).or_insert_with(|| blamed(trace, root.blocker).into());

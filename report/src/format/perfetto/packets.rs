@@ -3,22 +3,22 @@
 use super::messages::BLOCK;
 use super::write::PACKET_TAG;
 
-/// A piece of a file.
-pub enum Piece<'a> {
+/// A part of a file.
+pub enum PacketPart<'a> {
     Packet(usize, &'a [u8]),
     Damage(String),
     /// The same of the end of the file, and what there is of the last packet.
     Cut(String, &'a [u8]),
 }
 
-/// The pieces of a file, in order.
-pub struct Pieces<'a> {
+/// The parts of a file, in order.
+pub struct PacketParts<'a> {
     bytes: &'a [u8],
     at: usize,
     count: usize,
 }
 
-impl<'a> Pieces<'a> {
+impl<'a> PacketParts<'a> {
     pub fn of(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0, count: 0 }
     }
@@ -45,24 +45,24 @@ impl<'a> Pieces<'a> {
     }
 }
 
-impl<'a> Iterator for Pieces<'a> {
-    type Item = Piece<'a>;
+impl<'a> Iterator for PacketParts<'a> {
+    type Item = PacketPart<'a>;
 
-    fn next(&mut self) -> Option<Piece<'a>> {
+    fn next(&mut self) -> Option<PacketPart<'a>> {
         if self.at >= self.bytes.len() {
             return None;
         }
         if let Some((body, end)) = self.packet() {
-            let piece = Piece::Packet(self.at, body);
+            let part = PacketPart::Packet(self.at, body);
             self.at = end;
             self.count += 1;
-            return Some(piece);
+            return Some(part);
         }
         let (at, count) = (self.at, self.count + 1);
         Some(match self.next_block() {
             Some(block) => {
                 self.at = block;
-                Piece::Damage(format!("unreadable from byte {at} (packet {count}) to byte {block}"))
+                PacketPart::Damage(format!("unreadable from byte {at} (packet {count}) to byte {block}"))
             }
             None => {
                 let (_, rest) = self.frame().unwrap_or_default();
@@ -74,7 +74,7 @@ impl<'a> Iterator for Pieces<'a> {
                 } else {
                     format!("truncated at byte {at} of packet {count}: the file ends at byte {end}")
                 };
-                Piece::Cut(words, rest)
+                PacketPart::Cut(words, rest)
             }
         })
     }

@@ -7,7 +7,7 @@ use super::category;
 use super::damage::Damage;
 use super::known::{KnownStrings, Read, Refused, Texts};
 use super::messages::{COMPRESSED_PACKETS, SEQ_INCREMENTAL_STATE_CLEARED, TYPE_COUNTER, UNIT_SIZE_BYTES};
-use super::packets::{Piece, Pieces};
+use super::packets::{PacketPart, PacketParts};
 use super::tracks;
 use super::wire::{Fields, Garbled, Value};
 use crate::analysis::merge::{self, Axes};
@@ -28,7 +28,7 @@ use crate::model::{
 /// Of files that were put behind each other the traces are [merged](crate::merge()).
 pub fn read(bytes: &[u8]) -> Trace {
     let mut reader = Reader::of(Budget::of(bytes.len()));
-    if reader.pieces(bytes).is_err() {
+    if reader.parts(bytes).is_err() {
         let words = reader.budget.words(bytes.len());
         reader.stopped = Some(words);
     }
@@ -128,17 +128,17 @@ impl Reader {
         }
     }
 
-    fn pieces(&mut self, bytes: &[u8]) -> Result<(), Spent> {
-        for piece in Pieces::of(bytes) {
-            match piece {
-                Piece::Damage(words) => self.damage.add(|| words),
-                Piece::Cut(words, rest) => {
+    fn parts(&mut self, bytes: &[u8]) -> Result<(), Spent> {
+        for part in PacketParts::of(bytes) {
+            match part {
+                PacketPart::Damage(words) => self.damage.add(|| words),
+                PacketPart::Cut(words, rest) => {
                     self.damage.add(|| words);
                     if let Some(block) = beginning_of_block(rest) {
                         self.block(&block)?;
                     }
                 }
-                Piece::Packet(at, body) => match compressed(body) {
+                PacketPart::Packet(at, body) => match compressed(body) {
                     Some(block) => match blocks::inflate(block) {
                         Inflated::Whole(block) => self.block(&block)?,
                         Inflated::Beginning(block) => {
@@ -158,14 +158,14 @@ impl Reader {
 
     /// The packets of a block; none of them may be a block itself.
     fn block(&mut self, bytes: &[u8]) -> Result<(), Spent> {
-        for piece in Pieces::of(bytes) {
-            match piece {
-                Piece::Packet(at, body) => {
+        for part in PacketParts::of(bytes) {
+            match part {
+                PacketPart::Packet(at, body) => {
                     self.packet(body, || format!("the one at byte {at} of a block is garbled"))?;
                 }
-                Piece::Damage(words) => self.damage.add(|| format!("a block is {words}")),
+                PacketPart::Damage(words) => self.damage.add(|| format!("a block is {words}")),
                 // It was cut with the file, which the damage already says.
-                Piece::Cut(..) => {}
+                PacketPart::Cut(..) => {}
             }
         }
         Ok(())

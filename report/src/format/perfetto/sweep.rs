@@ -36,19 +36,19 @@ enum Turn {
 struct Next {
     time: Nanos,
     turn: Turn,
-    thing: u32,
-    /// Of a beginning: index into the steps of its thing.
+    item: u32,
+    /// Of a beginning: index into the steps of its item.
     step: u32,
     /// Of what is inside a slice, or its end: the track.
     track: u32,
 }
 
-/// The subject of a thing's event.
+/// The subject of an item's event.
 #[derive(Debug, Clone, Copy)]
 pub enum Subject {
     Operation,
     Lease,
-    /// Index into the thing's stalls.
+    /// Index into the item's stalls.
     Stall(usize),
     /// A counter's number, and by how much it changes.
     Change(usize, i64),
@@ -65,8 +65,8 @@ pub struct TimedEvent {
     pub what: Subject,
 }
 
-/// A thing with all facts about it.
-pub struct Thing<'a> {
+/// An item with all facts about it.
+pub struct TraceItem<'a> {
     pub number: usize,
     pub operation: Option<Cow<'a, Operation>>,
     pub lease: Option<Cow<'a, Lease>>,
@@ -74,8 +74,8 @@ pub struct Thing<'a> {
     steps: Vec<TimedEvent>,
 }
 
-impl Thing<'_> {
-    /// True if this event carries the thing's dependences: that of the operation, if there is one.
+impl TraceItem<'_> {
+    /// True if this event carries the item's dependences: that of the operation, if there is one.
     pub fn has_dependences(&self, what: Subject) -> bool {
         match what {
             Subject::Operation => true,
@@ -87,10 +87,10 @@ impl Thing<'_> {
 
 /// An event.
 pub enum SweepEvent<'a> {
-    Begin(Rc<Thing<'a>>, Subject, u32),
-    Moment(Rc<Thing<'a>>, Subject, u32),
-    /// The thing that an operation waited for was over; the wait is on a track.
-    Freed(Rc<Thing<'a>>, u32),
+    Begin(Rc<TraceItem<'a>>, Subject, u32),
+    Moment(Rc<TraceItem<'a>>, Subject, u32),
+    /// The item that an operation waited for was over; the wait is on a track.
+    Freed(Rc<TraceItem<'a>>, u32),
     End(u32),
     /// A counter has this value from now on.
     Sample(usize, i64),
@@ -105,7 +105,7 @@ pub struct Sweep<'a, S, T> {
     order: Option<Vec<u32>>,
     taken_in: usize,
     next: BinaryHeap<Reverse<Next>>,
-    kept: Vec<Option<Rc<Thing<'a>>>>,
+    kept: Vec<Option<Rc<TraceItem<'a>>>>,
     /// The next samples of counters that have them: time, counter, index.
     samples: BinaryHeap<Reverse<(Nanos, usize, usize)>>,
     /// The values of counters that are counted meanwhile, and whether they have changed at this moment.
@@ -128,11 +128,11 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
             now: 0,
         };
         let things = 0..ties.things();
-        if !things.clone().is_sorted_by_key(|thing| sweep.earliest(thing)) {
+        if !things.clone().is_sorted_by_key(|item| sweep.earliest(item)) {
             let mut order: Vec<(Nanos, u32)> =
-                things.map(|thing| (sweep.earliest(thing), thing as u32)).collect();
+                things.map(|item| (sweep.earliest(item), item as u32)).collect();
             order.sort_unstable();
-            sweep.order = Some(order.iter().map(|(_, thing)| *thing).collect());
+            sweep.order = Some(order.iter().map(|(_, item)| *item).collect());
         }
         for (counter, its) in ties.counters().unwrap_or_default().iter().enumerate() {
             sweep.samples.extend(its.samples.first().map(|(time, _)| Reverse((*time, counter, 0))));
@@ -145,10 +145,10 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         self.now
     }
 
-    /// No event of a thing comes before this moment.
-    fn earliest(&self, thing: usize) -> Nanos {
-        match self.ties.orphan(thing) {
-            None => self.ties.earliest(thing, &self.source.operation(thing)),
+    /// No event of an item comes before this moment.
+    fn earliest(&self, item: usize) -> Nanos {
+        match self.ties.orphan(item) {
+            None => self.ties.earliest(item, &self.source.operation(item)),
             Some(Orphan::Lease(lease)) => self.source.about().leases[lease].opened,
             Some(Orphan::Stall(stall)) => self.ties.orphan_stall(stall).from,
         }
@@ -166,8 +166,8 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
             self.until(next.time, event)?;
             match next.turn {
                 Turn::Freed => {
-                    let thing = self.thing(next.thing as usize, tracks);
-                    event(self, self.now, SweepEvent::Freed(thing, next.track), None)?;
+                    let item = self.item(next.item as usize, tracks);
+                    event(self, self.now, SweepEvent::Freed(item, next.track), None)?;
                 }
                 Turn::End => {
                     tracks.end(next.track);
@@ -182,21 +182,21 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
     /// Takes in the things whose first event may come next.
     fn take_in(&mut self, tracks: &Tracks) {
         while self.taken_in < self.ties.things() {
-            let thing = self.order.as_ref().map_or(self.taken_in, |order| order[self.taken_in] as usize);
-            let earliest = self.earliest(thing);
+            let item = self.order.as_ref().map_or(self.taken_in, |order| order[self.taken_in] as usize);
+            let earliest = self.earliest(item);
             if self.next.peek().is_some_and(|Reverse(next)| next.time < earliest) {
                 break;
             }
             self.taken_in += 1;
-            let thing = self.thing(thing, tracks);
-            self.put(&thing, 0);
+            let item = self.item(item, tracks);
+            self.put(&item, 0);
         }
     }
 
-    /// Puts a thing where its step has its turn.
-    fn put(&mut self, thing: &Thing<'_>, step: usize) {
-        if let Some(&TimedEvent { time, turn, .. }) = thing.steps.get(step) {
-            let next = Next { time, turn, thing: thing.number as u32, step: step as u32, track: 0 };
+    /// Puts an item where its step has its turn.
+    fn put(&mut self, item: &TraceItem<'_>, step: usize) {
+        if let Some(&TimedEvent { time, turn, .. }) = item.steps.get(step) {
+            let next = Next { time, turn, item: item.number as u32, step: step as u32, track: 0 };
             self.next.push(Reverse(next));
         }
     }
@@ -207,26 +207,24 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         tracks: &mut Tracks,
         event: &mut impl FnMut(&Self, Nanos, SweepEvent<'a>, Option<TrackDescriptor>) -> io::Result<()>,
     ) -> io::Result<()> {
-        let thing = self.thing(next.thing as usize, tracks);
-        let step = thing.steps[next.step as usize];
-        self.put(&thing, next.step as usize + 1);
+        let item = self.item(next.item as usize, tracks);
+        let step = item.steps[next.step as usize];
+        self.put(&item, next.step as usize + 1);
         let group = step.group as usize;
         match (step.what, step.to) {
             (Subject::Change(counter, amount), _) => {
                 let (value, changed) = &mut self.counted[counter];
                 (*value, *changed) = (value.saturating_add(amount), true);
             }
-            (what, None) => {
-                event(self, self.now, SweepEvent::Moment(thing, what, tracks.first(group)), None)?
-            }
+            (what, None) => event(self, self.now, SweepEvent::Moment(item, what, tracks.first(group)), None)?,
             (what, Some(to)) => {
                 let (track, new) = tracks.begin(group);
-                event(self, self.now, SweepEvent::Begin(Rc::clone(&thing), what, track), new)?;
+                event(self, self.now, SweepEvent::Begin(Rc::clone(&item), what, track), new)?;
                 let inside = Next { turn: Turn::Freed, track, ..next };
                 let end = Next { time: to, turn: Turn::End, track, ..next };
                 if step.turn == Turn::AtOnce {
                     if step.freed.is_some() {
-                        event(self, self.now, SweepEvent::Freed(thing, track), None)?;
+                        event(self, self.now, SweepEvent::Freed(item, track), None)?;
                     }
                     tracks.end(track);
                     event(self, self.now, SweepEvent::End(track), None)?;
@@ -266,55 +264,55 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         Ok(())
     }
 
-    fn thing(&mut self, number: usize, tracks: &Tracks) -> Rc<Thing<'a>> {
+    fn item(&mut self, number: usize, tracks: &Tracks) -> Rc<TraceItem<'a>> {
         let kept = &self.kept[number % KEPT];
-        if let Some(thing) = kept.as_ref().filter(|thing| thing.number == number) {
-            return Rc::clone(thing);
+        if let Some(item) = kept.as_ref().filter(|item| item.number == number) {
+            return Rc::clone(item);
         }
-        let thing = Rc::new(self.make(number, tracks));
-        self.kept[number % KEPT] = Some(Rc::clone(&thing));
-        thing
+        let item = Rc::new(self.make(number, tracks));
+        self.kept[number % KEPT] = Some(Rc::clone(&item));
+        item
     }
 
-    fn make(&self, number: usize, tracks: &Tracks) -> Thing<'a> {
+    fn make(&self, number: usize, tracks: &Tracks) -> TraceItem<'a> {
         let about = self.source.about();
-        let mut thing =
-            Thing { number, operation: None, lease: None, stalls: Cow::Borrowed(&[]), steps: Vec::new() };
+        let mut item =
+            TraceItem { number, operation: None, lease: None, stalls: Cow::Borrowed(&[]), steps: Vec::new() };
         match self.ties.orphan(number) {
             None => {
                 let operation = self.source.operation(number);
-                thing.lease = self.source.lease(number, &operation);
-                thing.stalls = self.ties.stalls(number, &operation);
+                item.lease = self.source.lease(number, &operation);
+                item.stalls = self.ties.stalls(number, &operation);
                 let placed = self.places.place(about, number, &operation);
                 let group = match placed.row {
                     Row::Track(track) => track,
                     Row::Library(library) => tracks.library(library, OfLibrary::Operations),
                 };
-                thing.steps.push(slice(&placed, group, Subject::Operation));
-                thing.operation = Some(operation);
+                item.steps.push(slice(&placed, group, Subject::Operation));
+                item.operation = Some(operation);
             }
-            Some(Orphan::Lease(lease)) => thing.lease = Some(Cow::Borrowed(&about.leases[lease])),
-            Some(Orphan::Stall(stall)) => thing.stalls = Cow::Owned(vec![self.ties.orphan_stall(stall)]),
+            Some(Orphan::Lease(lease)) => item.lease = Some(Cow::Borrowed(&about.leases[lease])),
+            Some(Orphan::Stall(stall)) => item.stalls = Cow::Owned(vec![self.ties.orphan_stall(stall)]),
         }
-        if let Some(lease) = &thing.lease {
+        if let Some(lease) = &item.lease {
             let group = tracks.library(place::known(about, lease.library), OfLibrary::Leases);
-            thing.steps.push(slice(&place::lease(about, lease), group, Subject::Lease));
+            item.steps.push(slice(&place::lease(about, lease), group, Subject::Lease));
         }
-        let library = thing.operation.as_ref().and_then(|operation| operation.library);
+        let library = item.operation.as_ref().and_then(|operation| operation.library);
         let group = tracks.library(place::known(about, library), OfLibrary::Waits);
-        for (index, stall) in thing.stalls.iter().enumerate() {
+        for (index, stall) in item.stalls.iter().enumerate() {
             let placed =
                 Placed { row: Row::Library(None), from: stall.from, to: Some(stall.to), freed: None };
-            thing.steps.push(slice(&placed, group, Subject::Stall(index)));
+            item.steps.push(slice(&placed, group, Subject::Stall(index)));
         }
         if self.ties.counters().is_none() {
-            let bytes = thing
+            let bytes = item
                 .lease
                 .as_ref()
                 .and_then(|lease| self.source.variable(self.source.variable_position(lease.variable)?).bytes);
-            changes(thing.operation.as_deref(), thing.lease.as_deref(), bytes, |counter, time, amount| {
+            changes(item.operation.as_deref(), item.lease.as_deref(), bytes, |counter, time, amount| {
                 let what = Subject::Change(counter, amount);
-                thing.steps.push(TimedEvent {
+                item.steps.push(TimedEvent {
                     time,
                     turn: Turn::Begin,
                     to: None,
@@ -324,19 +322,19 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
                 });
             });
         }
-        thing.steps.sort_by_key(|step| (step.time, step.turn));
-        thing
+        item.steps.sort_by_key(|step| (step.time, step.turn));
+        item
     }
 
-    /// The dependences of a thing that have an arrow: those that arrive at it, and those that leave it. An arrow needs both ends, and
+    /// The dependences of an item that have an arrow: those that arrive at it, and those that leave it. An arrow needs both ends, and
     /// time runs forwards.
-    pub fn arrows(&self, thing: &Thing<'_>) -> (Vec<u64>, Vec<u64>) {
-        let operation = thing.operation.as_deref();
-        let lease = || thing.lease.as_ref().map(|lease| lease.id);
+    pub fn arrows(&self, item: &TraceItem<'_>) -> (Vec<u64>, Vec<u64>) {
+        let operation = item.operation.as_deref();
+        let lease = || item.lease.as_ref().map(|lease| lease.id);
         let Some(id) = operation.map(|operation| operation.id).or_else(lease) else {
             return Default::default();
         };
-        let (number, begin) = (thing.number, self.begins(thing.number));
+        let (number, begin) = (item.number, self.begins(item.number));
         let arrival = self.arrives(number);
         let mut arriving = self.ties.arriving(id, number, operation);
         arriving.retain(|(from, _)| self.begins(*from) < arrival);
@@ -346,9 +344,9 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         (numbers(arriving), numbers(leaving))
     }
 
-    /// True if arrows end at an event after the beginning of a thing.
-    pub fn is_freed_later(&self, thing: &Thing<'_>) -> bool {
-        self.arrives(thing.number).1 == Turn::Freed
+    /// True if arrows end at an event after the beginning of an item.
+    pub fn is_freed_later(&self, item: &TraceItem<'_>) -> bool {
+        self.arrives(item.number).1 == Turn::Freed
     }
 
     fn placed(&self, number: usize) -> Placed {
@@ -361,7 +359,7 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         }
     }
 
-    /// The time of the event that carries a thing's dependences.
+    /// The time of the event that carries an item's dependences.
     fn begins(&self, number: usize) -> (Nanos, Turn, usize) {
         let placed = self.placed(number);
         (placed.from, turn(&placed), number)

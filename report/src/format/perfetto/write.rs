@@ -11,7 +11,7 @@ use super::messages::{
     TYPE_SLICE_BEGIN, TYPE_SLICE_END, TracePacket, TrackDescriptor, TrackEvent,
 };
 use super::strings::Interner;
-use super::sweep::{Subject, Sweep, SweepEvent, Thing};
+use super::sweep::{Subject, Sweep, SweepEvent, TraceItem};
 use super::ties::{Ties, TraceTies};
 use super::tracks::{ROOT, Tracks};
 use crate::analysis::attribution::{Attribution, COUNTERS};
@@ -224,24 +224,24 @@ impl<W: Write> Packets<W> {
                 let (r#type, counter_value) = (Some(TYPE_COUNTER), Some(value));
                 (counters + counter as u32, TrackEvent { r#type, counter_value, ..TrackEvent::default() })
             }
-            SweepEvent::Freed(thing, track) => {
-                let name = thing.operation.as_ref().map_or("", |operation| operation.name.as_str());
+            SweepEvent::Freed(item, track) => {
+                let name = item.operation.as_ref().map_or("", |operation| operation.name.as_str());
                 let name = format!("{name} may resume").into();
                 let content = EventBody { category: category::FREED, name, facts: Facts::default() };
                 let mut body = self.encode(content, TYPE_INSTANT);
-                if sweep.is_freed_later(&thing) {
-                    (body.terminating_flow_ids, _) = sweep.arrows(&thing);
+                if sweep.is_freed_later(&item) {
+                    (body.terminating_flow_ids, _) = sweep.arrows(&item);
                 }
                 (track, body)
             }
-            SweepEvent::Begin(ref thing, what, track) | SweepEvent::Moment(ref thing, what, track) => {
+            SweepEvent::Begin(ref item, what, track) | SweepEvent::Moment(ref item, what, track) => {
                 let slice = matches!(event, SweepEvent::Begin(..));
-                let content = self.body_of(source, ties, thing, what);
+                let content = self.body_of(source, ties, item, what);
                 let mut body = self.encode(content, if slice { TYPE_SLICE_BEGIN } else { TYPE_INSTANT });
-                if thing.has_dependences(what) {
-                    let (arriving, leaving) = sweep.arrows(thing);
+                if item.has_dependences(what) {
+                    let (arriving, leaving) = sweep.arrows(item);
                     body.flow_ids = leaving;
-                    if !sweep.is_freed_later(thing) {
+                    if !sweep.is_freed_later(item) {
                         body.terminating_flow_ids = arriving;
                     }
                 }
@@ -279,19 +279,19 @@ impl<W: Write> Packets<W> {
         &mut self,
         source: &impl Source,
         ties: &impl Ties,
-        thing: &Thing<'_>,
+        item: &TraceItem<'_>,
         what: Subject,
     ) -> EventBody {
-        let operation = thing.operation.as_deref();
+        let operation = item.operation.as_deref();
         let mut after = |facts: Facts, id| {
-            if !thing.has_dependences(what) {
+            if !item.has_dependences(what) {
                 return facts;
             }
-            let edges = ties.edges(id, thing.number, operation);
+            let edges = ties.edges(id, item.number, operation);
             self.totals.edges += edges.len() as u64;
             facts.list("after", edges.iter().map(|edge| Fact::Facts(facts::edge(edge))))
         };
-        match (what, operation, thing.lease.as_deref()) {
+        match (what, operation, item.lease.as_deref()) {
             (Subject::Operation, Some(operation), _) => {
                 let facts = after(facts::operation(operation), operation.id);
                 self.totals.operations += 1;
@@ -309,12 +309,12 @@ impl<W: Write> Packets<W> {
                 }
             }
             (Subject::Stall(stall), ..) => {
-                let stall = &thing.stalls[stall];
+                let stall = &item.stalls[stall];
                 self.totals.stalls += 1;
                 let name = format!("{}: {}", stall.cause.name(), facts::blocker_name(source, stall.blocker));
                 EventBody { category: category::STALL, name: name.into(), facts: facts::stall(stall) }
             }
-            _ => unreachable!("a thing has steps of what it has, and changes are no events"),
+            _ => unreachable!("an item has steps of what it has, and changes are no events"),
         }
     }
 }

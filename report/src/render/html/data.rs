@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::column::Columns;
-use super::pieces::Pieces;
+use super::wait_parts::WaitParts;
 use crate::analysis::critical_path::critical_path;
 use crate::analysis::lock::with_holders;
 use crate::analysis::place::{self, Row};
@@ -30,9 +30,9 @@ pub fn of(trace: &Trace, report: &Report) -> (Value, Columns) {
     let mut texts = Texts::default();
     let mut sites = Texts::default();
     let mut outcomes = Texts::default();
-    let mut pieces = Pieces::default();
-    each_wait(trace, |wait| pieces.add(wait));
-    let (part, roots) = (pieces.part(), pieces.pieces);
+    let mut parts = WaitParts::default();
+    each_wait(trace, |wait| parts.add(wait));
+    let (share, roots) = (parts.share(), parts.parts);
     let worst: Vec<usize> = report.worst.iter().filter_map(|row| main_root(&roots, row)).collect();
     let mut longest: Vec<usize> = (0..roots.len()).collect();
     longest.sort_by_key(|&root| std::cmp::Reverse(roots[root].duration()));
@@ -54,7 +54,7 @@ pub fn of(trace: &Trace, report: &Report) -> (Value, Columns) {
         "leases": leases,
         "stalls": view.stalls(&mut columns, &roots),
         // Of how small a part of a wait nothing is drawn, if so.
-        "part": part,
+        "part": share,
         "edges": view.edges(&mut columns),
         "counters": counters(&mut columns, trace),
         "critical": columns.steps(path),

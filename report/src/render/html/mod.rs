@@ -8,11 +8,11 @@
 //! |---|---|
 //! | `column` | columns of numbers, packed into bytes |
 //! | `data` | the report and the trace, as the page gets them |
-//! | `pieces` | waits, in as many pieces as a page can hold |
+//! | `wait_parts` | waits, in as many parts as a page can hold |
 
 mod column;
 mod data;
-mod pieces;
+mod wait_parts;
 
 use std::io::{self, Write};
 use std::path::Path;

@@ -62,12 +62,12 @@ impl Program {
     pub(super) fn on_ready(&mut self, bytes: &mut Bytes<'_>) {
         let Some(tensor) = pick(&self.tensors, bytes) else { return };
         Shared::count(&self.shared.contexts);
-        Shared::count(&self.shared.to_tell);
+        Shared::count(&self.shared.to_notify);
         let context = Arc::into_raw(self.shared.clone()).cast_mut().cast();
         // SAFETY: as the interface wants it.
         unsafe {
             refuses(estafette_on_ready(tensor, None, context, Some(drop_shared)), "no callback");
-            let got = estafette_on_ready(tensor, Some(told), context, Some(drop_shared));
+            let got = estafette_on_ready(tensor, Some(notified), context, Some(drop_shared));
             accepts(got, "on_ready");
         }
     }

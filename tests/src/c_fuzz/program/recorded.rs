@@ -37,7 +37,7 @@ unsafe extern "C" fn call_node(context: *mut c_void, op: *mut estafette_op) {
         accepts(got, "complete a node");
     };
     match end {
-        FunctionEnd::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
+        FunctionEnd::Later => shared.open.lock().expect("no panic under this lock").push(OpenHandle(op)),
         FunctionEnd::Badly => {
             Shared::count(&shared.failures);
             complete(-2);

@@ -99,7 +99,7 @@ fn a_copy_that_was_made_on_a_device_is_copied_to_the_host_for_another_machine() 
     ready(&export);
     assert!(matches!(
         export.shown.get(),
-        Some(Shown::Here(SegmentRange { segment: ExportMemory::Device(_), .. }))
+        Some(ShownMemory::Here(SegmentRange { segment: ExportMemory::Device(_), .. }))
     ));
     let copy = offer(export).expect_err("the host has not got it");
     let export = Export::new(&copy, owner, Some(true), false).expect("an export");

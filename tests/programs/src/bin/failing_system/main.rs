@@ -39,7 +39,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A sweep with as much to complain about is over.
 const COMPLAINTS_MAX: usize = 20;
 /// Runs at a time, for each processor: a run mostly waits.
-const LANES: usize = 4;
+const RUNNERS: usize = 4;
 /// More than the calls of any function in one run: a sweep that gets here does not end.
 const CALLS_MAX: usize = 1 << 20;
 
@@ -148,12 +148,12 @@ fn failures(programs: &Programs, folder: &Path, sweep: &Sweep) -> (usize, Vec<St
     let next = Mutex::new(Some(1));
     let (runs, struck) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let complaints = Mutex::new(Vec::new());
-    let lanes = LANES * std::thread::available_parallelism().map_or(1, usize::from);
+    let runners = RUNNERS * std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        for lane in 0..lanes {
+        for runner in 0..runners {
             let (next, runs, struck, complaints) = (&next, &runs, &struck, &complaints);
             scope.spawn(move || {
-                let folder = folder.join(lane.to_string());
+                let folder = folder.join(runner.to_string());
                 std::fs::create_dir_all(&folder).expect("a folder");
                 loop {
                     let at = {
