@@ -200,7 +200,7 @@ typedef struct estafette_op estafette_op;
 
 /**
  * Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
- * One that is destroyed while calls use it goes when the last of them returns.
+ * A program destroyed during a call is freed when the last call returns.
  */
 typedef struct estafette_program estafette_program;
 
@@ -1002,7 +1002,7 @@ estafette_status estafette_promise_drop(struct estafette_promise *promise);
  * As `estafette_import`, of a tensor with fences: it is ready when its producer's `ready` is done, and its description may come as late.
  * The deleter is called when the last use is over, so no fence is added.
  *
- * Returns as `estafette_import`. Of a tensor that is described late, what is wrong with the description fails the new tensor.
+ * Returns as `estafette_import`. If the description comes later and is invalid, the new tensor fails.
  *
  * The caller promises:
  * As for `estafette_import`.
