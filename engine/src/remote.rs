@@ -1,8 +1,9 @@
 //! Tensors of other processes on the same machine, over a [`Link`](estafette_links::Link).
 //!
-//! The owner orders: what crosses is a lease of the owner's tensor and the fence that says when the lease is granted. The lease ends when
-//! the other process has used the tensor, when it leaves, or when it has died and can touch nothing any more. Bytes in shared memory, of
-//! the host or a device, are not copied; other memory is copied into it once. A [`Ticket`] names a version in some bytes, for processes that no link joins.
+//! The owner orders all uses: a lease of the owner's tensor crosses, with the fence of the grant. The lease
+//! ends when the other process has used the tensor, has left, or has died and can touch no memory any more.
+//! Bytes in shared memory, of the host or a device, are not copied; other memory is copied into shared memory
+//! once. A [`Ticket`] names a version in some bytes, for processes that no link joins.
 //!
 //! ```no_run
 //! use estafette::remote::{Address, Door, Link, ShareOptions};
@@ -126,7 +127,8 @@ impl Link {
         self.link.process()
     }
 
-    /// Closes the link, as dropping it does, and ends what waits for it: for bindings, whose links are closed while others have them.
+    /// Closes the link, as dropping it does, and ends all waits for it: for bindings, where a program closes
+    /// links that other threads still hold.
     pub(crate) fn close(&self) {
         self.link.close();
     }
@@ -138,8 +140,8 @@ impl Link {
     /// Lets the other process read the tensor's current version, ready or not. Writes submitted later wait until the other process is done.
     /// Waits while the link is full.
     ///
-    /// Memory that is not shared is copied once the version is ready, by an operation; later writes then wait for the copy alone. A tensor
-    /// that came from a third process is asked of that process by the receiver.
+    /// Memory that is not shared is copied once the version is ready, by an operation; later writes then wait
+    /// for the copy alone. The receiver gets a tensor of a third process from that process.
     ///
     /// # Errors
     /// [`Error::Device`] if the other process left or died, or there is no memory for a copy. [`Error::NotShared`] where a copy was refused:
@@ -189,8 +191,9 @@ impl Link {
         Ok(())
     }
 
-    /// Tells the other process, before the first tensor, where it asks for what it wants to pass on. Where the system refuses a door, what is
-    /// sent can be used all the same, and a copy of it passed on.
+    /// Sends the other process, before the first tensor, the door at which it requests tickets for tensors
+    /// that it passes on. Where the system refuses a door, sent tensors can be used all the same, and copies
+    /// of them passed on.
     async fn introduce(&self) -> Result<(), Error> {
         if !self.is_introduced.load(Ordering::Acquire)
             && let Ok(address) = ticket::door()
@@ -205,7 +208,8 @@ impl Link {
     /// once that process has closed the link in good order.
     ///
     /// # Errors
-    /// [`Error::Device`] if the other process died; [`Error::Invalid`] if it says what makes no sense; [`Error::Shutdown`].
+    /// [`Error::Device`] if the other process died; [`Error::Invalid`] if it violates the protocol;
+    /// [`Error::Shutdown`].
     #[track_caller]
     pub fn receive(&self) -> impl Future<Output = Result<Option<Tensor>, Error>> + Send + use<'_> {
         self.receive_at(this_line())
@@ -312,7 +316,7 @@ per_process! {
     static LAST_SHARE: AtomicU64 = AtomicU64::new(0);
 }
 
-/// A use of an export by another process. It ends when this is dropped.
+/// A use of an export by another process. Dropping the share ends the use.
 struct Share(u64);
 
 impl Share {
@@ -345,8 +349,8 @@ impl Drop for Share {
     }
 }
 
-/// The processes that use what was given for this owner of a lease: a ticket, or the process that it was sent to, which may have passed it
-/// on.
+/// The processes that use exports of this owner of a lease. The owner is a ticket, or the process that a
+/// tensor was sent to, which may have passed the tensor on.
 fn users(owner: &LeaseOwner) -> String {
     let shares = SHARES.lock();
     let users = shares.users.range((owner.slot(), 0)..=(owner.slot(), u64::MAX));
@@ -409,13 +413,13 @@ fn inside(layout: &Layout, first: u64, start: *mut u8, bytes: usize) -> Result<O
     Ok((range.start >= start.addr() && range.end <= start.addr() + bytes).then_some(data))
 }
 
-/// Answers that what was received is not taken: what was lent for writing is not written.
+/// Answers that the received tensor is not taken. A tensor that was lent for writing is then not written.
 fn refuse(received: Received, error: Error) -> Error {
     received.fail(device_error(error.clone()));
     error
 }
 
-/// Adopts what was received with a description from a process whose door for tickets is at `address`.
+/// Adopts a received tensor with its description, from a process whose door for tickets is at `address`.
 fn adopt(
     link: &RawLink,
     received: Received,

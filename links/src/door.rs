@@ -18,10 +18,10 @@ const PREFIX: &[u8] = b"estafette-";
 /// Bytes of an address: the beginning, and a random number of 128 bits.
 const ADDRESS_BYTES: usize = PREFIX.len() + 32;
 
-/// 128 random bits, which name something that only those can ask for who were given the name.
+/// 128 random bits: a name that only processes which were given it can use.
 ///
 /// # Errors
-/// The system has none.
+/// The system has no random bits.
 pub fn secret() -> Result<[u8; 16], LinkError> {
     random().map_err(LinkError::system("asking for random bytes"))
 }
@@ -30,10 +30,10 @@ impl Address {
     /// The length of an address in bytes.
     pub const BYTES: usize = ADDRESS_BYTES;
 
-    /// The address that `bytes` are.
+    /// The address in `bytes`.
     ///
     /// # Errors
-    /// They are none.
+    /// `bytes` are no address.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, LinkError> {
         let digits = bytes.strip_prefix(PREFIX).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
         match digits {
@@ -83,7 +83,7 @@ impl Door {
         Ok(Self { address, hub, token, arrived })
     }
 
-    /// Its address.
+    /// The door's address.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -100,8 +100,8 @@ impl Door {
         self.arrived.take().await.map_err(closed)?
     }
 
-    /// Closes the door, as dropping it does, while other threads and futures may use it. What waits at it, and what is asked of it later,
-    /// fails with [`LinkError::Invalid`]; links that no one has accepted are closed.
+    /// Closes the door, as dropping it does, while other threads and futures may use it. Waits at the door,
+    /// and later calls, fail with [`LinkError::Invalid`]; links that were not accepted are closed.
     pub fn close(&self) {
         if self.hub.generation.is_inherited() {
             return;
@@ -130,8 +130,8 @@ impl Link {
     /// A link to the process with a door at `address`.
     ///
     /// # Errors
-    /// Nothing is there any more, it has died, or it acts for another user; those of the system; 4,096 doors and links are open in this
-    /// process.
+    /// The door is closed, its process has died, or that process acts for another user; errors of the system;
+    /// 4,096 doors and links are open in this process.
     pub async fn connect(address: &Address) -> Result<Self, LinkError> {
         let hub = Hub::get()?;
         let system = |error| LinkError::system(format!("connecting to the door at {address}"))(error);

@@ -32,18 +32,19 @@ use crate::ring::{Message, NOTE_BYTES, Reader, Violation, Writer};
 use crate::slots::Indices;
 use crate::watched::Watched;
 
-/// The fate of the peer, as bits: it sends nothing more, and settles what it has sent.
+/// Bits of the peer's fate. The peer sends nothing more, and settles what it has sent.
 const FATE_CLOSING: u32 = 1;
-/// It uses nothing of this process any more, in good order.
+/// The peer has left in good order: it uses nothing of this process any more.
 const FATE_LEFT: u32 = 2;
-/// It is dying: another of its threads may still run for an instant.
+/// The peer is dying: another of its threads may still run for an instant.
 const FATE_LOST: u32 = 4;
-/// It touches nothing any more.
+/// Every thread of the peer has ended: the peer touches no memory any more.
 const FATE_GONE: u32 = 8;
-/// It does not keep to the protocol.
+/// The peer violated the protocol.
 const FATE_BROKEN: u32 = 16;
 
-/// The fate of the peer, and the result of `read`, which comes after: what a process that is known to be dead has done is there by then.
+/// Loads the fate of the peer before it calls `read`: what a process did before its death was known is then
+/// visible to `read`.
 pub(crate) fn after_fate<T>(fate: &AtomicU32, read: impl FnOnce() -> T) -> (u32, T) {
     (fate.load(Ordering::Acquire), read())
 }
@@ -152,8 +153,8 @@ impl Shared {
         }
         match slot.kind {
             Kind::Ready => Some(Err((&self.error(end)).into())),
-            // A peer that has left has not received what it has not answered. What a dead process used is used by others once nothing of it can
-            // touch it.
+            // A peer that has left never received what it has not answered. Memory that a dead process used
+            // is used again once no thread of that process can touch it.
             Kind::Used if fate & FATE_LEFT != 0 => {
                 Some(Err((&LinkError::Closed { process: self.process() }).into()))
             }
@@ -249,7 +250,7 @@ impl Shared {
     }
 
     pub(crate) fn wake_peer(&self) {
-        // A socket without room wakes the peer already, and after the peer's end there is no one to wake.
+        // A socket without room wakes the peer already, and a peer that has ended needs no wake-up.
         let _ = self.channel.socket.send(&[WAKE_UP], &[]);
     }
 
@@ -276,14 +277,15 @@ impl Shared {
 
     // The work of the link thread, and of a thread that serves.
 
-    /// True if anyone waits for room.
+    /// True if a future waits for room.
     pub(crate) fn has_senders(&self) -> bool {
         self.senders.has_waiters()
     }
 
-    /// The calling thread serves the link, unless another one does or no one waits.
+    /// Makes the calling thread serve the link, unless another thread does or nothing waits for the link.
     pub(crate) fn serve(&self) -> bool {
-        // Each poll wakes the senders, which may find no room: a thread that serves would wake itself again and again if it is one.
+        // Each poll wakes the senders, which may find no room: a serving thread that is a sender would wake
+        // itself again and again.
         self.has_waiters() && !self.has_senders() && self.listener.serve()
     }
 
@@ -293,8 +295,8 @@ impl Shared {
         self.listener.pause(&self.own);
     }
 
-    /// As [`pause_served`](Self::pause_served) on the link thread, until that dispatches. False where another thread serves the link, or no
-    /// one waits.
+    /// As [`pause_served`](Self::pause_served) on the link thread, until that dispatches. False where another
+    /// thread serves the link, or nothing waits for it.
     pub(crate) fn try_pause(&self) -> bool {
         self.has_waiters() && self.listener.try_pause(&self.own)
     }
@@ -309,7 +311,8 @@ impl Shared {
             || self.watched.lock().may_have_settled(self.peer.load(SETTLED))
     }
 
-    /// The thread that serves the link is woken from now on by a change of the event count, which is returned with its value.
+    /// From now on a change of the event count wakes the thread that serves the link. Returns the event count
+    /// and its value.
     pub(crate) fn listen_by_futex(&self) -> (&AtomicU32, u32) {
         let count = self.peer.0.half_word(EVENT_COUNT);
         let now = count.load(Ordering::Acquire);
@@ -320,7 +323,8 @@ impl Shared {
         (count, now)
     }
 
-    /// It serves the link no more. The caller then dispatches, as what came last may have woken this thread alone.
+    /// The calling thread stops serving the link. The caller then dispatches, as the last event may have
+    /// woken this thread alone.
     pub(crate) fn stop_serving(&self) {
         self.listener.stop_serving();
     }
@@ -341,7 +345,8 @@ impl Shared {
         step!("listen");
     }
 
-    /// Polls everything that the peer may have changed, and goes on listening if anyone waits. True when the link is over.
+    /// Polls everything that the peer may have changed, and keeps listening if something waits. True when the
+    /// link is over.
     pub(crate) fn dispatch(&self) -> bool {
         self.listener.pause(&self.own);
         step!("dispatch");
@@ -353,7 +358,8 @@ impl Shared {
         if !self.is_over() {
             return false;
         }
-        // The peer may have left after the last poll. Now every event has an outcome, and this thread comes back no more.
+        // The peer may have left after the last poll. Now every event has an outcome, and this thread polls
+        // this link no more.
         self.poll();
         true
     }
@@ -377,8 +383,8 @@ impl Shared {
         self.senders.wake();
     }
 
-    /// Answers what comes for a handle that is gone. That may be as much as a link holds; a peer that sends more in the meantime sends a
-    /// wake-up.
+    /// Answers messages that arrive for a dropped handle: at most as many as a link holds. A peer that sends
+    /// more meanwhile sends a wake-up.
     fn discard(&self) {
         for _ in 0..SLOTS {
             let next = self.reader.lock().read(&self.own, &self.peer);
@@ -403,7 +409,7 @@ impl Shared {
             || !self.watched.lock().is_empty()
     }
 
-    /// True if nothing can come of the link any more. Says so to the peer.
+    /// True if the link can deliver nothing any more. Reports that to the peer.
     fn is_over(&self) -> bool {
         let is_peer_over = self.fate.load(Ordering::Acquire) & (FATE_LEFT | FATE_GONE) != 0;
         let is_closed = self.is_closed.load(Ordering::SeqCst);
@@ -459,8 +465,8 @@ impl Link {
         Peer(Arc::clone(&self.shared))
     }
 
-    /// Closes the link in good order, as dropping it does, while other threads and futures may use it. What waits for it, and what is asked of
-    /// it later, fails with [`LinkError::Invalid`].
+    /// Closes the link in good order, as dropping it does, while other threads and futures may use it. Waits
+    /// for the link, and later calls, fail with [`LinkError::Invalid`].
     pub fn close(&self) {
         let shared = &self.shared;
         if shared.hub.generation.is_inherited() {
@@ -543,7 +549,8 @@ impl Link {
         self.when_room(|| self.try_send(fence, note)).await
     }
 
-    /// The result of `attempt`, which sends or shows something on this link. Waits while that is [`LinkError::Full`].
+    /// The result of `attempt`, which sends or shows something on this link. Waits while `attempt` returns
+    /// [`LinkError::Full`].
     ///
     /// # Errors
     /// As `attempt`, without `Full`.
@@ -565,7 +572,7 @@ impl Link {
         .await
     }
 
-    /// The next promise of the peer, if one is there.
+    /// The next promise of the peer, if one has arrived.
     ///
     /// # Errors
     /// Nothing more comes: the peer closed, died or broke the protocol.
@@ -578,7 +585,8 @@ impl Link {
 
     fn take_next(&self) -> Result<Option<Received>, LinkError> {
         let shared = &self.shared;
-        // Before the ring is read, which then is the last time. What came whole is not taken away.
+        // The end is read before the ring, so this read of the ring is the last one. Messages that arrived
+        // whole are kept.
         let checked = shared.check();
         if matches!(checked, Err(LinkError::Forked)) {
             return checked.map(|()| None);
@@ -615,8 +623,8 @@ impl Link {
         .await
     }
 
-    /// As [`receive`](Self::receive), on the calling thread: what comes wakes no other one. `None` when `timeout` passed first; no timeout
-    /// means waiting for as long as it takes.
+    /// As [`receive`](Self::receive), on the calling thread: an arrival wakes no other thread. `None` when
+    /// `timeout` passed first; without a timeout, waits for as long as it takes.
     ///
     /// # Errors
     /// As [`try_receive`](Self::try_receive).
@@ -641,7 +649,8 @@ impl Link {
 pub struct Peer(Arc<Shared>);
 
 impl Peer {
-    /// True if it has left the link or died, or has broken the protocol. A process that has closed the link still settles what it has sent.
+    /// True if the process has left the link, has died, or has broken the protocol. A process that has closed
+    /// the link still settles what it has sent.
     pub fn has_ended(&self) -> bool {
         self.0.hub.generation.is_inherited() || self.0.fate.load(Ordering::Acquire) & !FATE_CLOSING != 0
     }

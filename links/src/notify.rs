@@ -10,7 +10,8 @@ use crate::board::{LISTENING, OwnBoard, PeerBoard, Words};
 pub(crate) enum Wakeup {
     /// By a message, which wakes the link thread.
     Socket = 0,
-    /// By a change of the event count ([`EVENT_COUNT`](crate::board::EVENT_COUNT)), for which a thread waits that serves the link.
+    /// By a change of the event count ([`EVENT_COUNT`](crate::board::EVENT_COUNT)), for which the thread that
+    /// serves the link waits.
     Futex = 1,
 }
 
@@ -22,9 +23,9 @@ pub(crate) struct Listener {
 
 #[derive(Debug, Default)]
 struct NotifyState {
-    /// The number of times that it has begun to listen.
+    /// The number of times that the process has begun to listen.
     count: u64,
-    /// The kind of wake-up that it wants.
+    /// The kind of wake-up that the process wants.
     wakeup: Option<Wakeup>,
     /// A thread that waits serves the link.
     is_served: bool,
@@ -66,7 +67,7 @@ impl Listener {
         !std::mem::replace(&mut self.state.lock().is_served, true)
     }
 
-    /// It serves the link no more, and pauses.
+    /// The calling thread stops serving the link.
     pub(crate) fn stop_serving(&self) {
         self.state.lock().is_served = false;
     }

@@ -23,10 +23,10 @@ statics! {
 pub struct Segment {
     memory: Memory,
     descriptor: CloseOnFork<Descriptor>,
-    /// Of this process.
+    /// The number of the segment in this process.
     number: u64,
     is_writable: bool,
-    /// Those on which it was shown.
+    /// The links on which the segment was shown.
     links: Mutex<Vec<Weak<Shared>>>,
 }
 
@@ -39,7 +39,8 @@ impl Segment {
         Self::of(bytes, false)
     }
 
-    /// A segment that peers can be shown for writing, too. A peer that was can write it at any time.
+    /// A segment that peers can be shown for writing, too. A peer that was shown it so can write it at any
+    /// time.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -59,7 +60,7 @@ impl Segment {
         Ok(Self { memory, descriptor, number, is_writable, links: Mutex::default() })
     }
 
-    /// Its first byte in this process: writable.
+    /// The segment's first byte in this process: writable.
     pub fn start(&self) -> NonNull<u8> {
         self.memory.start()
     }

@@ -99,7 +99,7 @@ fn a_thread_that_spins_finds_what_is_waited_for_and_nothing_else() {
     let write = |writer: &mut Writer, generation| writer.write(0, generation, b"a message", &own);
     let mut writer = Writer::default();
     write(&mut writer, 1);
-    assert!(!link.shared.has_events(), "no one waits for the message");
+    assert!(!link.shared.has_events(), "no future waits for the message");
     assert!(link.try_receive().expect("an honest peer").is_some());
     let woken = Arc::new(Flag::default());
     let waker = task::Waker::from(Arc::clone(&woken));
@@ -294,9 +294,9 @@ fn a_door_goes_on_after_greetings_that_are_none() {
         (&GREETING, &[&board, &parent]),
     ];
     let mut sockets: Vec<_> = wrong.iter().map(|(greeting, with)| greets(&door, greeting, with)).collect();
-    // Those that say nothing. The oldest give way.
+    // Connections that send nothing. The oldest ones are dropped.
     sockets.extend((0..100).map(|_| Socket::connect(door.address().as_bytes()).expect("a connection")));
-    // Those that hang up before the door accepts.
+    // Connections that hang up before the door accepts.
     (0..200).for_each(|_| drop(Socket::connect(door.address().as_bytes())));
     for socket in &sockets[..20] {
         until("the door has hung up", || {
@@ -366,7 +366,7 @@ fn connections_that_are_given_up_leave_nothing() {
     let (door, before, _alone) = door();
     let address = Address::from_bytes(format!("estafette-{:032x}", std::process::id()).as_bytes());
     let address = address.expect("an address");
-    // No one greets there.
+    // No process greets there.
     let _silent = Socket::listen(address.as_bytes()).expect("a name of its own");
     for _ in 0..3 {
         let connecting = pin!(Link::connect(&address));

@@ -215,7 +215,7 @@ fn a_thread_that_has_made_a_link_may_end() {
     assert!(peer.end().success());
 }
 
-/// A child of the dead process keeps its door open, and no one greets there.
+/// A child of the dead process keeps its door open, and no thread greets there.
 #[test]
 fn who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them_lives() {
     let name = "who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them_lives";

@@ -569,7 +569,8 @@ fn a_stream_of_what_a_link_receives_ends_after_the_death_of_the_other_process() 
     );
 }
 
-/// Starts a process until it has the number of one that has ended. An error where the system lets no one choose the number.
+/// Starts a process until it has the number of one that has ended. An error where the system lets no process
+/// choose the number.
 fn start_as(number: u32, start: impl Fn() -> Peer) -> Result<Peer, String> {
     for _ in 0..200 {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (number - 1).to_string())

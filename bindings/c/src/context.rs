@@ -9,7 +9,8 @@ use estafette::devices::{Fence, Reactor};
 /// Called once with the context, when the library will not use it any more. NULL when there is nothing to do.
 pub type estafette_drop = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-/// A context and how it is given up. Dropping it gives it up, so it is made only where the call can not fail any more.
+/// A context and the function that gives it up. Dropping this calls the function, so it is made only where
+/// the call cannot fail any more.
 #[derive(Debug)]
 pub(crate) struct Context {
     pointer: *mut c_void,

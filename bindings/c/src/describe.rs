@@ -126,7 +126,7 @@ pub unsafe extern "C" fn estafette_tensor_read_only(
     unsafe { describe(tensor, out, |tensor| tensor.is_read_only().map(i32::from)) }
 }
 
-/// Writes what `ask` finds of a tensor to `out`.
+/// Writes the result of `ask` for a tensor to `out`.
 ///
 /// # Safety
 /// `out` is NULL or may be written.

@@ -70,7 +70,7 @@ pub(crate) fn timeout(timeout_ns: u64) -> Option<Duration> {
     (timeout_ns != ESTAFETTE_FOREVER).then(|| Duration::from_nanos(timeout_ns))
 }
 
-/// The error of a wait for what was left of `limit`, which names the whole.
+/// The error of a wait for the rest of `limit`; its text names the whole limit.
 pub(crate) fn within(error: Error, limit: Option<Duration>) -> Error {
     match (error, limit) {
         (Error::Timeout(_), Some(limit)) => Error::Timeout(limit),

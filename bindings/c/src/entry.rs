@@ -48,10 +48,10 @@ static FIRST_GENERATION: OnceLock<Generation> = OnceLock::new();
 
 /// True if handles belong to a process that this one was forked from, and locks may be held for ever.
 pub(crate) fn is_forked() -> bool {
-    FIRST_GENERATION.get().is_some_and(|home| home.is_inherited())
+    FIRST_GENERATION.get().is_some_and(|first| first.is_inherited())
 }
 
-/// As [`is_forked`], of a process that is about to use handles.
+/// As [`is_forked`]; a process that uses the library first is registered.
 #[inline]
 pub(crate) fn is_forked_else_register() -> bool {
     FIRST_GENERATION.get_or_init(Generation::current).is_inherited()

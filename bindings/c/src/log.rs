@@ -75,7 +75,7 @@ pub unsafe extern "C" fn estafette_set_log(
         };
         let place = SINK.get_or_init(Mutex::default);
         let old = std::mem::replace(&mut *place.lock(), new);
-        // Its context is given up under no lock.
+        // The context of the old function is given up under no lock.
         drop(old);
         tracing::callsite::rebuild_interest_cache();
         DONE

@@ -45,7 +45,7 @@ fn keep(name: &str) -> Option<&'static str> {
     if names.len() >= NAMES_MAX {
         return None;
     }
-    // It stays for as long as the process, as the bounds allow.
+    // The name stays for as long as the process; the bounds above limit such names.
     let name: &'static str = Box::leak(name.into());
     names.insert(name);
     Some(name)

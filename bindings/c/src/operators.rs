@@ -36,9 +36,9 @@ pub struct estafette_operator_info {
     pub n_outputs: i32,
     /// 0.
     pub reserved: u32,
-    /// Its name.
+    /// The operator's name.
     pub name: *const c_char,
-    /// Its origin, in words: a language, or the path of a library.
+    /// The operator's origin, in words: a language, or the path of a library.
     pub origin: *const c_char,
 }
 
@@ -48,7 +48,7 @@ pub type estafette_operator_callback =
 
 /// Registers a function as the operator `name`, for all engines of this process. `options` say how it is called.
 /// `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered, no call of it is under way, and
-/// what calls have enqueued on streams is over.
+/// the work that calls have enqueued on streams is done.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `name`, `function` or `options`, or options that cannot be, which the text
 /// names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be

@@ -8,11 +8,11 @@ use crate::entry::Refusal;
 /// defaults.
 ///
 /// # Safety
-/// It is `repr(C)`, its first field is the size, and any bytes are a value.
+/// The type is `repr(C)`, its first field is the size, and any bytes are a value.
 pub(crate) unsafe trait SizedOptions: Copy {
-    /// Its name in C.
+    /// The type's name in C.
     const NAME: &'static str;
-    /// The size of its first version.
+    /// The size of the type's first version.
     const FIRST: usize;
 }
 

@@ -211,7 +211,7 @@ impl<S> Places<S> {
     }
 }
 
-/// The chunk of a place, and where it is in there.
+/// The chunk of a place, and the place's index in the chunk.
 #[inline]
 fn locate(number: u32) -> (usize, usize) {
     let from_first = number.saturating_add(FIRST);

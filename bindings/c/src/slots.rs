@@ -39,7 +39,7 @@ impl SlotState {
 /// The progress of the function.
 #[derive(Default)]
 enum FunctionStage {
-    /// It was not called yet, or never will be.
+    /// The function was not called yet, or never will be.
     #[default]
     Waiting,
     /// The function was called, and the end is not reported yet.

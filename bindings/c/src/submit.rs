@@ -82,7 +82,7 @@ impl estafette_submit_options {
 pub(crate) struct PendingCall {
     pub(crate) function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
     pub(crate) context: BodyContext,
-    /// Its handle, if the submitter has it too.
+    /// The operation's handle, if the submitter has it too.
     pub(crate) held: Option<Held>,
     pub(crate) produces: bool,
 }
@@ -276,7 +276,8 @@ unsafe fn produce(
     DONE
 }
 
-/// A place for an operation of which the caller wants a handle, unless `out` is NULL: one reference is the operation's, the other the caller's.
+/// A new handle of an operation, unless `out` is NULL: one reference is the operation's, the other the
+/// caller's.
 fn handle_for(out: *mut *mut estafette_op) -> Result<(Option<*mut estafette_op>, Option<Held>), Refusal> {
     let handle = if out.is_null() { None } else { Some(slots::allocate()?) };
     Ok(handle.unzip())
@@ -365,7 +366,8 @@ unsafe fn submit(
     DONE
 }
 
-/// Gives an operation its context, and what is called with it where the operation is skipped.
+/// Gives an operation its context, and the function that is called with the context where the operation is
+/// skipped.
 fn with_context<'e, R: Operands, W: Operands, U: Operands>(
     permit: SubmitPermit<'e, R, W, U>,
     context: Context,

@@ -100,7 +100,7 @@ class TestReadOnly:
         t = eng.from_dlpack(source)
         array = jnp.from_dlpack(t)
         assert array.unsafe_buffer_pointer() == t.data_ptr
-        # Anybody else who only knows legacy structs is refused.
+        # Any other consumer that only knows legacy structs is refused.
         with pytest.raises(BufferError, match="read-only"):
             t.__dlpack__()
 

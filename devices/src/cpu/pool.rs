@@ -169,12 +169,13 @@ impl<J: Job> Pool<J> {
         self.shared.lock.get()
     }
 
-    /// As [`Pool::push_priority`], without waking anybody; see [`Pool::push_unnoticed`].
+    /// As [`Pool::push_priority`], without waking a worker; see [`Pool::push_unnoticed`].
     pub fn push_priority_unnoticed(&self, job: J, priority: i32) {
         self.shared.queues.priorities.push(job, priority);
     }
 
-    /// Queues a job that enqueues work on a device, without waking anybody; see [`Pool::push_unnoticed`]. Of such jobs the
+    /// Queues a job that enqueues work on a device, without waking a worker; see [`Pool::push_unnoticed`]. Of
+    /// such jobs the
     /// one with the least `number` runs first. No other job has that number.
     pub fn push_in_order_unnoticed(&self, job: J, number: u64) {
         self.shared.queues.in_order.push(number, job);
@@ -368,7 +369,7 @@ impl<J: Job> Pool<J> {
         Self { shared, counted: AtomicBool::new(false) }
     }
 
-    /// As [`Pool::push`], without waking anybody. [`Pool::notice`] has to follow, once for any number of
+    /// As [`Pool::push`], without waking a worker. [`Pool::notice`] has to follow, once for any number of
     /// jobs.
     pub fn push_unnoticed(&self, job: J) {
         let mut job = Some(job);

@@ -159,7 +159,7 @@ impl<J> Priorities<J> {
     }
 
     fn count(&self, sorted: &Sorted<J>) {
-        // Counting the positive ones would be a scan; that the best is positive is all that anybody asks.
+        // Counting the positive ones would be a scan; callers only need to know that the best is positive.
         let positive = sorted.best.first_key_value().is_some_and(|((Reverse(priority), _), _)| *priority > 0);
         self.positive.store(usize::from(positive), Ordering::SeqCst);
         self.all.store(sorted.best.len(), Ordering::SeqCst);

@@ -392,7 +392,7 @@ unsafe fn release(
         context.check(code, "cannot free memory")
     });
     if let Err(error) = freed {
-        // Work that was under way may still be writing there: it is never given to anybody else.
+        // Work that was under way may still write to the memory: it is never used again.
         context.counters.leaked_allocations.one();
         context.counters.leaked_bytes.add(bytes as u64);
         tracing::warn!(device = %context.id, bytes, %error, "CUDA memory is leaked");
@@ -400,7 +400,8 @@ unsafe fn release(
 }
 
 impl CudaDevice {
-    /// The memory that `pointer` points to, by the driver's own account: better than what anybody says of it, since managed
+    /// The memory that `pointer` points to, by the driver's own account: better than any other description,
+    /// since managed
     /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         let context = self.context();

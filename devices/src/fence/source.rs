@@ -83,7 +83,7 @@ pub trait Event: Send + Sync + Debug + Any {
     /// The state of the event. May query the driver while pending; the answer after pending never changes.
     fn state(&self) -> FenceState;
 
-    /// True if it is known to be done without asking anybody. May be false for something done.
+    /// True if it is known to be done without a query. May be false for something done.
     fn observed_done(&self) -> bool;
 
     /// As [`state`](Event::state), where that may call a driver: pending unless more is known without a call.

@@ -192,7 +192,7 @@ fn a_stream_that_records_gets_waits_and_records_and_no_query() {
     bench.assert_nothing_wrong();
 }
 
-/// A barrier is over the whole context, so the driver refuses it while anybody records there, and the
+/// A barrier is over the whole context, so the driver refuses it while any library captures there, and the
 /// recording is lost.
 #[test]
 fn a_barrier_leaves_an_own_capture_alone_and_comes_later() {

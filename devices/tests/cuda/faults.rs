@@ -15,7 +15,7 @@ const OUT_OF_MEMORY: i64 = 2;
 const ILLEGAL_ADDRESS: i64 = 700;
 const WHY: &str = "a fault ends a process's use of a GPU for good";
 
-/// Successors that were issued before anybody saw the fault fail with its cause, on other streams too.
+/// Successors that were issued before the fault was observed fail with its cause, on other streams too.
 #[test]
 fn a_fault_is_seen_after_its_successors_were_issued() {
     let bench = bench();
@@ -88,7 +88,7 @@ fn a_fault_in_the_middle_of_a_chain() {
     assert_eq!(known, earlier.is_done());
 }
 
-/// Memory that broken work may still write to is leaked, never given to anybody else.
+/// Memory that broken work may still write to is leaked, never used again.
 #[test]
 fn memory_of_a_broken_device_is_leaked_and_counted() {
     let bench = bench();

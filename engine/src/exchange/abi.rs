@@ -76,7 +76,7 @@ enum Raw {
 
 // SAFETY: DLPack (python_spec.rst, and every framework's practice) lets the owner of a managed tensor call
 // the deleter on any thread; producers that need a lock or an interpreter there take it themselves. The
-// struct and its shape and strides are not changed by anybody while they are owned, and the data pointer is
+// struct and its shape and strides are not changed by any code while they are owned, and the data pointer is
 // only copied here, never followed.
 unsafe impl Send for ManagedTensor {}
 // SAFETY: shared access only reads the struct, its shape and its strides, which do not change.
@@ -236,7 +236,7 @@ impl ManagedTensor {
     /// A copy of the description; the pointers in it belong to the producer.
     fn tensor(&self) -> DLTensor {
         // SAFETY: the struct is valid and unchanged while it is owned, and was found to be of a known major
-        // version before anybody could ask. Every field is a plain number or pointer, so any bits are a
+        // version before a reader could check it. Every field is a plain number or pointer, so any bits are a
         // value.
         unsafe {
             match self.raw() {

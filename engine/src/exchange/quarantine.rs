@@ -231,7 +231,7 @@ pub(crate) fn admit(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence
     fence
 }
 
-/// Later than anybody waits.
+/// Later than the end of any wait.
 fn far() -> Instant {
     Instant::now() + Duration::from_secs(1 << 32)
 }

@@ -264,7 +264,7 @@ impl ListedPin<'_> {
         self.neighbours.number.expect("`add` sets the number")
     }
 
-    /// The signal of the pin's end; `new` makes it at the first call.
+    /// The one-shot of the pin's end; `new` makes it at the first call.
     pub(crate) fn observer(&mut self, new: impl FnOnce() -> Arc<ReadyOneShot>) -> Arc<ReadyOneShot> {
         Arc::clone(self.neighbours.observer.get_or_insert_with(new))
     }

@@ -80,7 +80,8 @@ fn only(leases: Leases) -> Lease {
     leases.into_iter().next().expect("a set of one")
 }
 
-/// A lease that is wanted ([`Tensor::lease`]), or a set of leases ([`Engine::lease_all`](crate::Engine::lease_all)).
+/// A request for a lease ([`Tensor::lease`]), or for a set of leases
+/// ([`Engine::lease_all`](crate::Engine::lease_all)).
 ///
 /// As a future, the request resolves once the lease is granted. A dropped request leaves the queues of its
 /// tensors at once, and does not change the tensors.
@@ -166,7 +167,7 @@ impl<L> LeaseRequest<L> {
             if !tensor.is_defined() {
                 let Some(outcome) = tensor.inner.poll() else { return Ok(None) };
                 outcome?;
-                // It may be defined by now. A tensor whose failure was cleared never will be.
+                // The tensor may be defined by now. A tensor whose failure was cleared never will be.
                 if !tensor.is_defined() {
                     return Err(tensor.inner.not_defined());
                 }
@@ -229,7 +230,8 @@ impl<L> LeaseRequest<L> {
         Ok(Submitted { op: Some(op), handle, pending: Pending::default(), is_counted })
     }
 
-    /// The operation that a poll has submitted, or a new one. Leases that a poll has got are dropped first, since the new
+    /// The operation that a poll has submitted, or a new one. Leases of an earlier poll are dropped first,
+    /// since the new
     /// operation would wait for them.
     fn take_submitted(&mut self) -> Result<Submitted, Error> {
         self.core().generation.check()?;
@@ -250,7 +252,7 @@ impl<L> LeaseRequest<L> {
         let leases: Leases = if let [(tensor, _)] = &self.wanted[..] {
             smallvec![Lease { inner: LeaseState::of_operation(tensor.clone(), op) }]
         } else {
-            let granted = op.abandon().expect("the signal is set once the operation is held");
+            let granted = op.abandon().expect("the one-shot is set once the operation is held");
             let split = |(tensor, access): &(Tensor, Access)| {
                 let one = op.of_one(LeaseDetails::new(*access, self.owner.clone()));
                 let lease = LeaseState::of_operation(tensor.clone(), Arc::new(one));
@@ -360,7 +362,7 @@ impl Submitted {
     }
 
     fn outcome(&self) -> Option<Result<(), Error>> {
-        self.op().one_shot.as_ref().expect("a request has a signal").get()
+        self.op().one_shot.as_ref().expect("a request has a one-shot").get()
     }
 
     fn wait<L>(self, request: &LeaseRequest<L>, timeout: Option<Duration>) -> Result<Self, Error> {
@@ -368,7 +370,7 @@ impl Submitted {
             Some(_) => "a scoped lease".into(),
             None => format!("a {} lease", self.op().details.access),
         };
-        let one_shot = self.op().one_shot.as_ref().expect("a request has a signal");
+        let one_shot = self.op().one_shot.as_ref().expect("a request has a one-shot");
         let waited = blocking::block(request.core(), &self.handle, &what, one_shot, timeout);
         self.note_resumed(true);
         waited??;
@@ -377,7 +379,7 @@ impl Submitted {
 
     fn poll(&mut self, cx: &mut Context<'_>, what: &'static str) -> Poll<Result<(), Error>> {
         let Self { op, handle, pending, .. } = self;
-        let one_shot = op.as_ref().and_then(|op| op.one_shot.as_ref()).expect("a request has a signal");
+        let one_shot = op.as_ref().and_then(|op| op.one_shot.as_ref()).expect("a request has a one-shot");
         match one_shot.poll_alone(cx) {
             Poll::Pending => match pending.poll(cx, || Awaited::op(Some(what), handle)) {
                 Some(error) => Poll::Ready(Err(error)),

@@ -32,7 +32,8 @@ use crate::trace::hooks;
 pub(crate) struct LeaseState {
     pub(crate) tensor: Tensor,
     pub(super) order: LeaseOrder,
-    /// See [`scope`](Self::scope), and the place of the first tensor. Made at first use: few leases are imported from.
+    /// See [`scope`](Self::scope), with the range of the first tensor. Made at first use: tensors are
+    /// imported from few leases.
     scope: OnceLock<(OpVar, Range<usize>)>,
     /// True for an alias, and for a view that became one: nothing waits for the lease, and nothing is derived
     /// from it.
@@ -204,7 +205,8 @@ impl LeaseState {
         placed.is_some_and(|placed| std::ptr::eq(&*placed.region, region))
     }
 
-    /// Orders the uses of tensors that were imported from inside this lease among each other. One of them is at `range`.
+    /// The variable that orders uses of tensors that were imported from inside this lease. One of these
+    /// tensors is at `range`.
     pub(crate) fn scope(&self, range: &Range<usize>) -> &OpVar {
         let (scope, first) = self.scope.get_or_init(|| (graph().var(VarState::default()), range.clone()));
         if first != range {
@@ -335,11 +337,11 @@ impl LeaseState {
 /// ended but for operations that were cancelled or are being skipped.
 struct Derived {
     writers: FenceSet,
-    /// Uses that decide nothing for the version.
+    /// Uses that do not change the version.
     readers: FenceSet,
     /// The operation whose work `writers` mark.
     writer: Option<OpTag>,
-    /// The reason why the version is not good. A lease for reading has none but that of an import.
+    /// The failure of the version. Under a lease for reading, only an import can fail it.
     failure: Option<OperationError>,
 }
 
@@ -402,7 +404,7 @@ impl LeaseState {
                 Some(Derived { writer, failure, .. }) => end_as(granted, done, writer, failure.as_ref()),
             }
         } else if done.is_empty() && derived.as_ref().is_none_or(|derived| derived.failure.is_none()) {
-            // The lease leaves nothing.
+            // The lease leaves no device work.
         } else if let LeaseOrder::Operation { view_of: Some(running), .. } = &self.order
             && self.access() == Access::Write
         {

@@ -19,7 +19,7 @@ type Issued = SmallVec<[(FenceSet, Option<OpTag>); 1]>;
 /// Handles a granted readiness query: takes the version's failure or fences along and leaves the graph.
 pub(crate) fn query_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
-    let one_shot = state.query().cloned().expect("every query is submitted with its signal");
+    let one_shot = state.query().cloned().expect("every query is submitted with its one-shot");
     cancellation::uncount_query();
     let mut fences = FenceSet::default();
     let mut issued = Issued::new();

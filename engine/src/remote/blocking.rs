@@ -17,8 +17,8 @@ use crate::exchange::callback;
 use crate::trace::hooks::WaitNoted;
 use crate::wait::stand_in::StandInSet;
 
-/// Time between two polls for what only the waiting thread sees to: signal handlers of the language, and in a body that an engine whose
-/// threads are all blocked goes on.
+/// Time between two polls for duties of the waiting thread alone: it runs signal handlers of the language,
+/// and in a body it finds engines whose threads are all blocked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 thread_local! {
@@ -26,8 +26,8 @@ thread_local! {
     static POLLS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Waits for `future`, which another process settles. The second part of the result is the wait in a trace, if there was one; it is over
-/// when that is dropped.
+/// Waits for `future`, which another process settles. The second part of the result is the wait's record in a
+/// trace, if there was a wait; dropping the record ends the wait there.
 pub(super) async fn noted<T>(what: &'static str, future: impl Future<Output = T>) -> (T, Option<WaitNoted>) {
     let mut future = pin!(future);
     let mut noted = None;

@@ -6,8 +6,8 @@
 //! | other memory of this process | a copy in shared memory of its device, or else of the host, made under a read lease that ends with it |
 //! | memory of another process | nothing: that process is asked, and shows the memory itself; once it has ended, a copy as above |
 //!
-//! If the tensor has no memory yet, or a ticket has an operation take the memory of a large copy, the read lease takes its place in the
-//! order at once, and the rest follows when it is granted.
+//! The read lease takes its place in the order at once. If the tensor has no memory yet, or an operation
+//! allocates the memory of a large copy for a ticket, the memory is known when the lease is granted.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -34,11 +34,11 @@ use crate::tensor::memory::{ALIGN, host_can_use, retried};
 use crate::trace;
 use crate::wait::notify::{device_error, notify};
 
-/// A version of a tensor, on behalf of other processes: under one read lease for as long as anything has a share in this.
+/// A version of a tensor that other processes may use, under one lease for as long as this export lives.
 pub(super) struct Export {
     /// Set from the beginning, or when `known` settles well.
     pub(super) shown: OnceLock<ShownMemory>,
-    /// Done no later than `ready`, which may fail earlier.
+    /// Settles when `shown` is known: no later than `ready` is done. `ready` may fail earlier.
     pub(super) known: Fence,
     /// Done when other processes may read.
     pub(super) ready: Fence,
@@ -46,13 +46,13 @@ pub(super) struct Export {
     pub(super) key: u64,
     /// The owner of the lease.
     pub(super) owner: LeaseOwner,
-    /// Once it is granted, and not where a copy is shown.
+    /// The lease, once granted. `None` where a copy is shown.
     lease: Mutex<Option<Lease>>,
 }
 
 pub(super) enum ShownMemory {
     Here(SegmentRange),
-    /// The handle keeps the use by this process.
+    /// Memory of another process. The tensor keeps this process's use of that memory.
     RemoteMemory(RemoteOrigin, Tensor),
 }
 
@@ -118,7 +118,7 @@ impl Export {
         Self::requested(tensor, Access::Write, owner, Some(ShownMemory::Here(place)), false, Some(false))
     }
 
-    /// Gives a lease for writing back. What was written is the next version, or has failed as `answer` has.
+    /// Ends a lease for writing. The next version has the written content, or fails as `answer` has failed.
     pub(super) fn written(&self, answer: Fence) {
         let lease = self.lease.lock().take();
         if let (Some(lease), FenceState::Failed(_)) = (lease, answer.state()) {
@@ -245,7 +245,7 @@ fn show(tensor: &Tensor, definition: &Definition, copy: Option<bool>) -> Result<
         }));
     }
     if copy != Some(true) {
-        // A process that has ended shows nothing more. What it had shown is copied.
+        // A process that has ended shows nothing more. Memory that it had shown is copied.
         if let Some(Loan::ForReading(origin)) = definition.storage.loan()
             && !origin.peer.has_ended()
         {

@@ -23,7 +23,8 @@ use crate::trace::{self, hooks};
 
 pub use estafette_links::network::{declare_dead, suggest_library as suggest_nixl};
 
-/// Listens at an address of this machine, as [`ShareOptions::reach`](super::ShareOptions::reach) says, and gives what tickets say of it.
+/// Listens at the address in [`ShareOptions::reach`](super::ShareOptions::reach). Returns that address for
+/// tickets.
 pub(crate) fn listen(at: &str, deadline: Duration) -> Result<Vec<u8>, Error> {
     // Most likely descriptors are short. The thread of the network goes on.
     let refused =
@@ -36,7 +37,7 @@ fn to_bytes(reach: &Reach) -> Vec<u8> {
     [&reach.key[..], &deadline.to_le_bytes(), &reach.port.to_le_bytes(), reach.host.as_bytes()].concat()
 }
 
-/// `None` for bytes that say nothing.
+/// `None` for bytes that are no address.
 pub(super) fn parse(bytes: &[u8]) -> Option<Reach> {
     let (key, rest) = bytes.split_first_chunk()?;
     let (deadline, rest) = rest.split_first_chunk()?;
@@ -123,7 +124,7 @@ pub(super) fn fetch(
     });
 }
 
-/// The tensor that was fetched. It is read-only, as it is on the owner's machine. `note_origin` gets what it is a copy of.
+/// The fetched tensor. It is read-only, as on the owner's machine. `note_origin` gets the origin of the copy.
 fn described(fetched: Fetched, note_origin: impl FnOnce(ImportOrigin)) -> Result<ManagedTensor, Error> {
     let Fetched { process, note, memory, bytes, clock } = fetched;
     let sent = |what: &str| Error::invalid(format!("process {process} on another machine sent {what}"));

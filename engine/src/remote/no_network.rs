@@ -9,7 +9,7 @@ use crate::core::error::Error;
 use crate::core::lease_info::CallSite;
 use crate::operation::completion::Completion;
 
-/// Nothing is known of how other machines are reached, so anything may be.
+/// Without NIXL the form of addresses is unknown, so any bytes may be an address.
 pub(super) fn parse(_reach: &[u8]) -> Option<()> {
     Some(())
 }

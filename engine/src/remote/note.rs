@@ -36,7 +36,7 @@ impl Note {
         [prefix, &[kind], &content].concat()
     }
 
-    /// `None` for bytes that say nothing.
+    /// `None` for bytes that are no note.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes {
             [TENSOR, description @ ..] => Description::from_bytes(description).map(Self::Tensor),
@@ -51,16 +51,16 @@ impl Note {
 /// The description of a tensor for the other process.
 #[derive(Debug, PartialEq)]
 pub(super) struct Description {
-    /// Of the segment.
+    /// The number of the segment.
     pub(super) number: u32,
-    /// The offset of the first element in it.
+    /// The offset of the first element in the segment.
     pub(super) first: u64,
     pub(super) layout: Layout,
     /// The number of the lease in traces.
     pub(super) key: u64,
     /// The owner's number of the use by the receiver.
     pub(super) share: u64,
-    /// It is lent for writing.
+    /// The tensor is lent for writing.
     pub(super) is_writable: bool,
 }
 

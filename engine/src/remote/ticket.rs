@@ -1,20 +1,20 @@
 //! Tickets: bytes that name a version of a tensor, for processes that no link joins yet.
 //!
-//! The owner has one door for tickets, and serves what comes through it on the threads that wake it. A process that has a ticket makes one
-//! link to that door, for all tickets of that owner: it sends a number and the secret of a ticket, and gets the number and an export, or a
-//! failure. Where the tensor has no memory yet, or a ticket has an operation take the memory of a large copy, it hears first that the
-//! version is kept.
+//! The owner has one door for tickets, and serves its links on the threads that wake it. A process that has a
+//! ticket makes one link to that door, for all tickets of that owner: it sends a number and the secret of a
+//! ticket, and gets the number and an export, or a failure. Where the tensor has no memory yet, or an
+//! operation allocates the memory of a large copy, the process first gets a message that the version is kept.
 //!
 //! A process that passes a tensor on asks the owner of the memory for a ticket, over the same link, when its own ticket is used:
 //!
 //! ```text
 //! owner               between             consumer
 //!   │                    │◄─ redeem ──────────│
-//!   │                    │── later ──────────►│   the ticket of the one between may be dropped
+//!   │                    │── later ──────────►│   the process between may drop its ticket
 //!   │◄─ pass on ─────────│                    │
-//!   │── ticket ─────────►│── ticket ─────────►│   valid until the one between has answered
+//!   │── ticket ─────────►│── ticket ─────────►│   valid until the process between has answered
 //!   │◄─ redeem ───────────────────────────────│
-//!   │── tensor ──────────────────────────────►│   under a share of its own; answers the one between
+//!   │── tensor ──────────────────────────────►│   under a share of its own; answers the process between
 //! ```
 //!
 //! | part | what it has |
@@ -121,15 +121,16 @@ impl Ticket {
         Ok(Self { address, process: std::process::id(), secret, reach, is_owner: !is_for_one })
     }
 
-    /// The same name, which holds nothing.
+    /// The ticket as a name alone, which keeps no version.
     pub(crate) fn named(&self) -> Self {
         let Self { address, process, secret, reach, .. } = self;
         let (address, reach) = (address.clone(), reach.clone());
         Self { address, process: *process, secret: *secret, reach, is_owner: false }
     }
 
-    /// From now on nothing new can be made with the ticket, also if it is for one use, which its drop leaves valid. What was made with it
-    /// stays. Only the process that made the ticket can revoke it.
+    /// From now on no new tensor can be made with the ticket. Tensors that were made with it stay. This also
+    /// ends a ticket for one use, which stays valid when it is dropped. Only the process that made the ticket
+    /// can revoke it.
     pub fn revoke(&self) {
         let export = EXPORTS.lock().remove(&self.secret);
         drop(export);
@@ -145,10 +146,10 @@ impl Ticket {
         [self.address.as_bytes(), &self.process.to_le_bytes(), &self.secret, &self.reach].concat()
     }
 
-    /// The ticket that `bytes` are.
+    /// The ticket in `bytes`.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: they are none.
+    /// [`Error::Invalid`]: `bytes` are no ticket.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         let none = || Error::invalid(format!("{} bytes that are no ticket", bytes.len()));
         let (address, rest) = bytes.split_at_checked(Address::BYTES).ok_or_else(none)?;
@@ -184,7 +185,7 @@ impl Engine {
     /// The tensor of a ticket: a promise, read-only, in the memory of the process that made the ticket, or a copy if that process is on
     /// another machine. Waits as submissions do.
     ///
-    /// It fails if that process has died, or if the ticket was dropped before.
+    /// The tensor fails if that process has died, or if the ticket was dropped before.
     ///
     /// # Errors
     /// Errors of a submission.

@@ -1,11 +1,11 @@
 //! The offset of another machine's clock from this one's, as NTP finds it (RFC 5905): four time stamps of a message and its answer.
 //!
-//! The true value lies within half the round trip of what they say, whichever way took longer. What the shortest round trip says is kept,
-//! and counts as less exact the older it is, since clocks drift.
+//! The true value lies within half the round trip of the computed offset, whichever way took longer. The
+//! offset of the shortest round trip is kept. Its uncertainty grows with its age, since clocks drift.
 
 use estafette_devices::host_now_ns;
 
-/// The parts of a time by which it may be off after it, as clocks drift apart by at most 100 µs a second.
+/// Drift: two clocks drift apart by at most a time divided by this, 100 µs a second.
 const DRIFT: u64 = 10_000;
 
 /// The clock of another machine less that of this machine.
@@ -13,13 +13,14 @@ const DRIFT: u64 = 10_000;
 pub struct ClockOffset {
     /// In nanoseconds.
     pub ahead_ns: i64,
-    /// It is off by at most so much.
+    /// The offset's largest error.
     pub uncertainty_ns: u64,
 }
 
 impl ClockOffset {
-    /// The offset that follows from a message there and another one back: when the first was sent, by this clock; when it came and
-    /// the second was sent, by the other; and when that came, by this one. `None` for times that no two clocks show.
+    /// The offset that follows from a message there and another one back: when the first was sent, by this
+    /// clock; when the first arrived and the second was sent, by the other clock; and when the second
+    /// arrived, by this one. `None` for times that no two clocks show.
     fn of([asked, came, answered, back]: [u64; 4]) -> Option<Self> {
         let round_trip = back.checked_sub(asked)?.checked_sub(answered.checked_sub(came)?)?;
         // No clock gets beyond half of these numbers.

@@ -13,7 +13,7 @@ use super::{DEADLINE_MIN, GREETING, Handler, Offer, Remark, Reply, Secret};
 use crate::board::KINDS;
 use crate::nixl::{Agent, NixlError};
 
-/// Questions of one consumer that are not answered.
+/// Unanswered requests of one consumer.
 const REQUESTS_MAX: usize = 1 << 16;
 /// The time that a connection may be silent before it greets.
 const GREETING_TIME: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ const UNUSED_BYTES_MAX: usize = 1 << 30;
 /// The longest text of a failure.
 const TEXT_MAX: usize = 1 << 16;
 
-/// One connection. It has an agent of its own from the first offer on: see [`Agent`].
+/// One connection. From the first offer on, the connection has an agent of its own: see [`Agent`].
 pub(super) struct Consumer {
     /// `None` once the connection is lost; its loans are kept.
     pub(super) wire: Option<Wire>,
@@ -32,7 +32,7 @@ pub(super) struct Consumer {
     handler: Handler,
     pub(super) token: u64,
     pub(super) machine: String,
-    /// Once it has greeted: its number, and its deadline.
+    /// Number and deadline of the consumer's process, once it has greeted.
     pub(super) process: Option<(u32, Duration)>,
     agent: Option<Agent>,
     /// The consumer has been sent [`Kind::Replace`].
@@ -68,7 +68,7 @@ impl Consumer {
         format!("process {} on {}", self.process.map_or(0, |(process, _)| process), self.machine)
     }
 
-    /// True if it reads now.
+    /// True if the consumer reads now.
     pub(super) fn is_busy(&self) -> bool {
         !self.lent.is_empty() && !self.is_silent
     }
@@ -130,7 +130,7 @@ impl Consumer {
         self.lent.values().for_each(|loan| (loan.remark)(&name, what));
     }
 
-    /// Requests that are not answered.
+    /// Number of unanswered requests.
     #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
     pub(super) fn requests(&self) -> usize {
         self.requests
@@ -191,7 +191,7 @@ impl Consumer {
     pub(super) fn reply(&mut self, number: u64, answer: Result<Offer, DeviceError>, deferred: &mut Deferred) {
         self.requests = self.requests.saturating_sub(1);
         let Some(wire) = &mut self.wire else {
-            // A consumer that cannot be reached is lent nothing more.
+            // A consumer that cannot be reached gets no further loan.
             return deferred.push(Box::new(move || drop(answer)));
         };
         let offered = answer.and_then(|offer| match describe(&mut self.agent, &offer) {
@@ -228,7 +228,7 @@ impl Consumer {
         }
     }
 
-    /// Moves bytes, and takes what was read back. True if something was.
+    /// Moves bytes, and ends the loans that the consumer has read. True if there was one.
     pub(super) fn progress(&mut self, deferred: &mut Deferred) -> bool {
         let notes = match &self.agent {
             Some(agent) if self.is_busy() => agent.notes(),
@@ -242,7 +242,7 @@ impl Consumer {
         !notes.is_empty()
     }
 
-    /// Ends everything: what was lent is released, once the agent can move no bytes of it.
+    /// Ends everything: loans are released once the agent can move none of their bytes.
     pub(super) fn end(mut self, deferred: &mut Deferred) {
         self.remark(None);
         let lent = std::mem::take(&mut self.lent);
@@ -251,7 +251,8 @@ impl Consumer {
     }
 }
 
-/// Makes the memory of an offer known to the agent, which is made for the first one. Returns what the consumer must know of the agent.
+/// Registers the memory of an offer with the agent, which the first offer makes. Returns the agent's metadata
+/// for the consumer.
 fn describe(agent: &mut Option<Agent>, offer: &Offer) -> Result<Vec<u8>, NixlError> {
     let agent = match agent {
         Some(agent) => agent,

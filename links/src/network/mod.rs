@@ -4,11 +4,12 @@
 //! by a failure. A consumer [fetches](fetch). Both sides agree by messages over TCP; NIXL reads the memory of the owner into the arena of
 //! the consumer, and the note that it leaves with the owner says that the bytes are there and that the lease ends.
 //!
-//! One thread, `estafette-network`, does all of this. It exists once a process has listened or fetched.
+//! One thread, `estafette-network`, does all of this. The thread exists once a process has listened or
+//! fetched.
 //!
 //! | part | idea |
 //! |---|---|
-//! | `thread` | the thread, and what others ask of it |
+//! | `thread` | the thread, and requests of other threads to it |
 //! | `consumer` | a consumer, as its owner sees it |
 //! | `owner` | an owner, as a consumer sees it |
 //! | `wire` | messages over TCP |
@@ -50,7 +51,8 @@ use crate::{LinkError, Segment, secret};
 pub use self::clock::ClockOffset;
 pub use crate::nixl::{check, suggest_library};
 
-/// The least deadline. An agent of NIXL takes up to half a second to make, and the thread that makes it says nothing meanwhile.
+/// The least deadline. Making an agent of NIXL takes up to half a second, in which the thread sends no
+/// heartbeat.
 pub(crate) const DEADLINE_MIN: Duration = Duration::from_secs(2);
 /// The first bytes of a connection.
 const GREETING: [u8; 16] = *b"estafette net 5\0";
@@ -71,7 +73,8 @@ pub struct Reach {
     pub deadline: Duration,
 }
 
-/// Called with a name of a consumer, and what is wrong with it once it is silent, or `None` when it is not any more, or at the end.
+/// Called with the name of a consumer and the reason for suspicion once the consumer is silent; with `None`
+/// once it answers again, and at the end.
 pub type Remark = Box<dyn Fn(&str, Option<&str>) + Send>;
 
 /// Memory that a consumer may read now.
@@ -86,7 +89,7 @@ pub struct Offer {
     pub note: Vec<u8>,
     /// Dropped when the consumer reads it no more.
     pub keeper: Box<dyn Any + Send>,
-    /// Called when the consumer falls silent, and when it is heard again.
+    /// Called when the consumer falls silent, and when it answers again.
     pub remark: Remark,
 }
 
@@ -115,7 +118,8 @@ pub struct Fetched {
     pub clock: Option<(Arc<str>, ClockOffset)>,
 }
 
-/// Answers a consumer that has asked. Dropped without an answer, as by a panic, it answers with a failure.
+/// The answer to a consumer's request. If this is dropped without an answer, as by a panic, the answer is a
+/// failure.
 pub struct Reply {
     network: &'static Network,
     consumer: u64,
@@ -124,7 +128,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Lets the other process read, or says why not.
+    /// Lets the other process read, or sends the reason why not.
     pub fn send(mut self, answer: Result<Offer, DeviceError>) {
         self.answer(answer);
     }
@@ -230,10 +234,10 @@ pub fn fetch(
     }
 }
 
-/// The program knows that a process on another machine is dead, or all on machine `host`: what was lent to them is released. Returns at
-/// once. `host` is the address that the messages of a suspected process name.
+/// Declares a process on another machine dead, or all processes on machine `host`: their loans are released.
+/// Returns at once. `host` is the address that messages about a suspected process name.
 ///
-/// A process that lives all the same has its connection ended, and reads nothing more.
+/// If such a process lives all the same, its connection ends, and it reads nothing more.
 pub fn declare_dead(host: &str, process: Option<u32>) {
     if let Some(network) = Network::known() {
         network.command(Command::DeclareDead { host: host.to_owned(), process });

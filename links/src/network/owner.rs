@@ -17,18 +17,19 @@ use crate::nixl::{Agent, NixlError, Progress, Transfer};
 use crate::platform::{CloseOnFork, connect, is_shortage};
 use crate::{Arena, Segment};
 
-/// A connection of no use is closed after this time: it holds descriptors on both sides, and memory that was shown.
+/// An unused connection is closed after this time: it holds descriptors on both sides, and memory that was
+/// shown.
 const IDLE_TIME: Duration = Duration::from_secs(30);
-/// The time that a failed transfer waits for news of its owner, which say more.
+/// The time that a failed transfer waits for a message of its owner, which explains the failure better.
 const NEWS_TIME: Duration = Duration::from_secs(1);
-/// Checks of transfers of which nothing has come, half a deadline apart, after which they fail.
+/// After so many checks without new bytes, half a deadline apart, transfers fail.
 const CHECKS_MAX: u32 = 8;
 const ALIGN: usize = 64;
-/// The number that is written beforehand where bytes are to come.
+/// The mark: a number that is written before a transfer to places that the transfer overwrites.
 const MARK: u64 = u64::from_le_bytes(*b"\xd3estafet");
 /// The most marks of a read, over which they are evenly spread.
 const MARKS_MAX: usize = 1024;
-/// Bytes that take a considerable part of a deadline to make.
+/// Memory of this size takes a considerable part of a deadline to make.
 const LARGE: usize = 256 << 20;
 
 type Done = Box<dyn FnOnce(Result<Fetched, DeviceError>) + Send>;
@@ -41,14 +42,14 @@ pub(super) struct Request {
     pub(super) done: Done,
 }
 
-/// One connection. It has an agent of its own from the first offer on: see [`Agent`].
+/// One connection. From the first offer on, the connection has an agent of its own: see [`Agent`].
 pub(super) struct Owner {
     pub(super) reach: Reach,
     process: u32,
     has_greeted: bool,
-    /// The name of its clock, once it has greeted and if it has one.
+    /// The name of the owner's clock, once the owner has greeted and if it has one.
     clock: Option<Arc<str>>,
-    /// `None` while it is connected to.
+    /// `None` while the connection is being made.
     pub(super) wire: Option<Wire>,
     agent: Option<(Agent, CString)>,
     /// The metadata of the owner's agent that this process could not load so far.
@@ -59,7 +60,7 @@ pub(super) struct Owner {
     /// The time of the last check of transfers for marks, and the number of checks in a row that found nothing new.
     inspected: Instant,
     stalled: u32,
-    /// A transfer has failed, and why.
+    /// The time and the error of a failed transfer.
     failed: Option<(Instant, NixlError)>,
     /// Requests go over another connection from now on.
     pub(super) is_replaced: bool,
@@ -71,13 +72,13 @@ struct Read {
     transfer: Transfer,
     fetched: Fetched,
     done: Done,
-    /// Marks that were there at the last check.
+    /// Marks that the last check still found.
     marks: usize,
 }
 
 /// The end of the connection to an owner.
 pub(super) enum Over {
-    /// It is not needed any more.
+    /// The connection is not needed any more.
     Idle,
     Failed(DeviceError),
 }
@@ -127,7 +128,7 @@ impl Owner {
     pub(super) fn connected(&mut self, stream: std::io::Result<CloseOnFork<TcpStream>>) -> Result<(), Over> {
         let mut wire = stream.and_then(Wire::new).map_err(|error| {
             Over::Failed(match error.kind() {
-                // Its door stays open as long as it lives.
+                // The owner's port stays open for as long as its process lives.
                 std::io::ErrorKind::ConnectionRefused => self.died("died"),
                 _ if is_shortage(&error) => {
                     let Self { process, reach, .. } = self;
@@ -207,7 +208,8 @@ impl Owner {
         }
     }
 
-    /// Fails where the process answers and sends no bytes. Checks are counted and not time: this process may have been stopped.
+    /// Fails transfers of a process that answers and sends no bytes. Counts checks instead of time, as this
+    /// process may have been stopped.
     fn check_progress(&mut self, now: Instant) -> Result<(), Over> {
         let pause = self.reach.deadline / 2;
         if self.reads.is_empty() {
@@ -303,7 +305,7 @@ impl Owner {
         Some(())
     }
 
-    /// Begins to read what was offered. What has no bytes needs no transfer.
+    /// Begins to read offered memory. An offer of no bytes needs no transfer.
     fn read(
         &mut self,
         number: u64,
@@ -338,7 +340,7 @@ impl Owner {
         let segment = segment_of(&memory);
         let fetched = Fetched { process: self.process, note: note.to_vec(), memory, bytes, clock: None };
         if !self.metadata.is_empty() {
-            // After a failure the agent stays: transfers of earlier offers are its.
+            // After a failure the agent stays, as it still runs transfers of earlier offers.
             match &mut self.agent {
                 Some((agent, peer)) => *peer = agent.load(&self.metadata).map_err(nixl)?,
                 none => {
@@ -367,7 +369,7 @@ impl Owner {
         Ok((Some(transfer), fetched))
     }
 
-    /// Moves bytes. True if something has come.
+    /// Moves bytes. True if a transfer is done.
     pub(super) fn progress(&mut self, now: Instant, deferred: &mut Deferred) -> bool {
         if !self.is_busy() {
             return false;
@@ -398,7 +400,7 @@ impl Owner {
         deferred.push(Box::new(move || done(Ok(fetched))));
     }
 
-    /// Fails everything that has not come, once no byte of it can come any more.
+    /// Fails every pending request, once none of its bytes can arrive any more.
     pub(super) fn end(mut self, error: &DeviceError, deferred: &mut Deferred) {
         let reads = std::mem::take(&mut self.reads).into_iter();
         let (transfers, reads): (Vec<_>, Vec<_>) =

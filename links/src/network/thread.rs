@@ -30,15 +30,16 @@ const WAKER: u64 = 0;
 const CONSUMERS_MAX: usize = 1024;
 /// Polls of transfers one after the other, before the thread naps between them.
 const POLLS: u32 = 100;
-/// A nap: within it about as many bytes come as a socket holds.
+/// A nap: about as many bytes arrive in this time as a socket holds.
 const NAP: Duration = Duration::from_micros(20);
-/// The time that the exit of the process waits for a turn that is under way.
+/// The time that the exit of the process waits for a round that is under way.
 const GRACE: Duration = Duration::from_secs(1);
-/// The time after which a listener tries again for which the system lacked something.
+/// The time after which a listener that lacked resources of the system tries again.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time between two rounds while a connection has no room, and something has come over it within [`SILENT`].
+/// Time between two rounds while a connection has no room, and has received something within [`SILENT`].
 const ROOM_TIME: Duration = Duration::from_millis(5);
-/// A connection over which nothing has come for so long most likely takes nothing. What comes again wakes the thread.
+/// A connection that has received nothing for so long most likely accepts no bytes either. A later arrival
+/// wakes the thread.
 const SILENT: Duration = Duration::from_secs(10);
 
 per_process! {
@@ -66,7 +67,7 @@ pub(super) struct Network {
     pub(super) poll: Poll,
     waker: Waker,
     commands: Mutex<Vec<Command>>,
-    /// Turns of the thread are its uses. Closed when the process exits.
+    /// Each round of the thread is a use. Closed when the process exits.
     uses: Rundown,
     generation: Generation,
 }
@@ -138,7 +139,7 @@ struct State {
     due: Instant,
     /// Polls since something happened.
     idle: u32,
-    /// The time at which listeners are tried again for which the system lacks something.
+    /// The time at which listeners that lack resources of the system are tried again.
     retry: Option<Instant>,
 }
 
@@ -289,7 +290,7 @@ impl State {
                 }
                 return;
             }
-            // It has gone again.
+            // The peer has hung up.
             Err(_) => return,
         };
         listening.is_short = false;

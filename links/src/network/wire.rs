@@ -25,7 +25,7 @@ pub(super) enum Kind {
     Welcome,
     /// To the owner: a number and a secret.
     Request,
-    /// To the consumer: the number. What it has asked for is kept for it, unless a failure follows.
+    /// To the consumer: the number. The requested memory is kept for the consumer, unless a failure follows.
     Kept,
     /// To the consumer: the number, address, length, length of the agent's metadata, the metadata, a description.
     Offer,
@@ -35,7 +35,7 @@ pub(super) enum Kind {
     Return,
     /// The process lives.
     Heartbeat,
-    /// To the consumer: what it asks for from now on goes over another connection.
+    /// To the consumer: its requests from now on go over another connection.
     Replace,
 }
 
@@ -57,7 +57,7 @@ pub(super) enum End {
     Closed,
     /// Nothing is known of the other process.
     Lost(io::Error),
-    /// The other process says what makes no sense.
+    /// The other process violates the protocol.
     Violation(&'static str),
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Wire {
     pub(super) stream: CloseOnFork<TcpStream>,
     received: Vec<u8>,
     unsent: Vec<u8>,
-    /// The times at which something came last, and was sent last.
+    /// The times of the last arrival and of the last send.
     heard: Instant,
     said: Instant,
     pub(super) clock: PeerClock,
@@ -117,7 +117,8 @@ impl Wire {
         Ok(())
     }
 
-    /// The messages that have come whole. Sends what has waited for room. An end comes after the messages before it.
+    /// The messages that have arrived whole. Sends messages that waited for room. An end is returned with the
+    /// messages before it.
     pub(super) fn receive(&mut self) -> (Vec<(Kind, Vec<u8>)>, Option<End>) {
         let mut end = None;
         let mut buffer = [0; 1 << 16];
@@ -146,7 +147,7 @@ impl Wire {
             }
         }
         if end.is_none() {
-            // A failure to send is one to receive next time.
+            // A failure to send appears as a failure to receive next time.
             let _ = self.flush();
             if self.unsent.len() > UNSENT_MAX {
                 end = Some(End::Violation("it does not read what it asked for"));
@@ -177,7 +178,8 @@ impl Wire {
         Ok(messages)
     }
 
-    /// Says that this process is here, if it has said nothing for a while. Returns when to do so next. What waits for room says it too.
+    /// Sends a heartbeat, if nothing was sent for a while. Returns when the next one is due. Messages that
+    /// wait for room count as a heartbeat.
     pub(super) fn heartbeat(&mut self, deadline: Duration, now: Instant) -> Instant {
         let pause = deadline / 4;
         if self.is_full() {
@@ -189,7 +191,7 @@ impl Wire {
         self.said + pause
     }
 
-    /// For how long nothing has come.
+    /// The time since the last arrival.
     pub(super) fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.heard)
     }

@@ -23,7 +23,8 @@ pub(crate) const HOST: &str = "host";
 const ENGINE: &str = "engine";
 const OTHERS: &str = "others";
 
-/// Libraries with a row and a column of their own: more than anybody reads, and few enough for a square of them.
+/// Libraries with a row and a column of their own: more than a reader needs, and few enough for a square of
+/// them.
 const LIBRARIES_MAX: usize = 30;
 
 /// The place that waited, and the place that it waited for.

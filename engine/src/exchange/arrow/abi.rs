@@ -110,7 +110,7 @@ impl ArrowDeviceArray {
     /// Moves an array out of the struct at `source`, which is marked as released.
     ///
     /// # Errors
-    /// `source` is NULL, or was released or moved elsewhere before. Nothing is owed to anybody then.
+    /// `source` is NULL, or was released or moved elsewhere before. Nothing has to be released then.
     ///
     /// # Safety
     /// `source` is NULL or points to a valid `ArrowDeviceArray` that no other thread accesses meanwhile. What it describes stays

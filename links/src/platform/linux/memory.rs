@@ -139,7 +139,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.bytes / size_of::<u64>()) }
     }
 
-    /// The half word at a byte offset, which no one uses as part of a word.
+    /// The half word at a byte offset, which no code uses as part of a word.
     pub fn half_word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes, "inside of the memory");
         // SAFETY: as for words; in range by the assertion.

@@ -8,7 +8,7 @@ pub const MAPS: bool = true;
 /// `bytes` bytes of new pages, all zero, in large pages where the system has them. `None` if there is no room.
 pub fn map(bytes: usize) -> Option<NonNull<u8>> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, wherever the system likes, takes nothing from anybody.
+    // SAFETY: a new mapping, at an address of the system's choice, replaces no other mapping.
     let address = unsafe { libc::mmap(null_mut(), bytes, protection, flags, -1, 0) };
     if address == libc::MAP_FAILED {
         return None;
