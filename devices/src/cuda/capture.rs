@@ -1,4 +1,5 @@
-//! Graphs: work of one queue or several, recorded once and launched often, with one call of the driver each.
+//! Graphs: work of one queue or several, captured once and launched often, with one call of the driver per
+//! launch.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -14,10 +15,11 @@ use super::driver::{Handle, is_driver_gone};
 use super::memory;
 use super::queue::{CudaQueue, not_ours};
 
-/// Work that was recorded on a queue, ready to be launched.
+/// Work that was captured on a queue, ready to be launched.
 ///
-/// Its launches run one after the other, on whatever queues. The memory that it uses has to live for as long
-/// as it is launched. When it is dropped, launches that are under way end in peace.
+/// Launches of one graph run one after the other, whatever queues they are on. The memory that the graph uses
+/// must live for as long as the graph is launched. Launches that are under way when the graph is dropped
+/// complete.
 pub struct CudaGraph {
     context: Arc<Context>,
     executable: Handle<CUgraphExec>,
@@ -26,16 +28,16 @@ pub struct CudaGraph {
 }
 
 impl CudaQueue {
-    /// Records what `enqueue` enqueues on this queue, instead of running it.
+    /// Captures the work that `enqueue` enqueues on this queue, instead of running it.
     ///
     /// `enqueue` gets the `CUstream`, and enqueues there, or with this queue's own methods, from this thread
-    /// alone; work of other queues has to be joined before it returns. While it runs the queue can wait for
-    /// nothing outside of the capture: whatever the work needs is waited for before a launch. Other threads
-    /// must not use the queue meanwhile.
+    /// alone; work of other queues has to be joined before it returns. While `enqueue` runs, the queue cannot
+    /// wait for work outside of the capture: callers wait for such work before a launch. Other threads must
+    /// not use the queue meanwhile.
     ///
     /// # Errors
-    /// The queue is not ours, has failed, or is capturing already; the driver has no graphs or refused the
-    /// capture; or what `enqueue` says. The queue is as it was before.
+    /// The queue is foreign, has failed, or is capturing already; the driver has no graphs or refused the
+    /// capture; errors of `enqueue`. The queue is as it was before.
     pub fn capture(
         &self,
         enqueue: impl FnOnce(usize) -> Result<(), DeviceError>,
@@ -47,8 +49,7 @@ impl CudaQueue {
     /// to the end: `enqueue` may enqueue on all of them, and order them by their fences.
     ///
     /// # Errors
-    /// As [`capture`](Self::capture); or one of `others` is of another device, not ours, or capturing
-    /// already.
+    /// As [`capture`](Self::capture); or one of `others` is of another device, foreign, or capturing already.
     pub fn capture_across(
         &self,
         others: &[&Self],
@@ -93,7 +94,7 @@ impl CudaQueue {
             context.check(code, "cannot end the capture of a graph")
         });
         joined[..taking_part].iter().for_each(|other| other.end_joined_capture());
-        // A stream that captures does not wait for memory that is allocated meanwhile.
+        // A capturing stream does not wait for memory that is allocated meanwhile.
         let mut streams = iter::once(&stream).chain(&joined[..taking_part]);
         let pending = memory::pending();
         let awaited = streams
@@ -115,7 +116,7 @@ impl CudaQueue {
     }
 }
 
-/// A captured graph, destroyed when this is dropped; what was made ready of it stays.
+/// A captured graph, destroyed on drop. Its executable stays.
 struct CapturedGraph<'a> {
     context: &'a Context,
     raw: CUgraph,
@@ -134,7 +135,7 @@ impl Drop for CapturedGraph<'_> {
 }
 
 impl CudaGraph {
-    /// Enqueues all of it on `queue`, and gives the fence of it.
+    /// Enqueues the whole graph on `queue`. Returns the fence of this launch.
     ///
     /// # Errors
     /// The queue is of another device or is capturing, the context is broken, or the driver refused it.
@@ -192,7 +193,8 @@ impl Drop for CudaGraph {
         }
         let (context, executable) = (Arc::clone(&self.context), self.executable);
         let last = self.last.lock().take();
-        // A launch that is under way uses it still. Of a broken context it is leaked with the rest.
+        // A launch that is under way still uses the executable. In a broken context it is leaked with
+        // everything else.
         Reactor::global().when_settled(&last, move |outcome| {
             if let (Ok(()), Some(destroy), Ok(_current)) =
                 (outcome, context.api.executable_destroy, context.make_current_relaxed())

@@ -89,7 +89,7 @@ impl Context {
         }
     }
 
-    /// Makes this the thread's current context, until the guard goes.
+    /// Makes this the thread's current context, until the guard is dropped.
     pub(super) fn make_current(&self) -> Result<Current<'_>, DeviceError> {
         let call = driver::call()?;
         Ok(Current { context: self, pushed: self.push_during(&call)?, _call: call })
@@ -114,8 +114,8 @@ impl Context {
         Ok(pushed)
     }
 
-    /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in
-    /// place of this context is forgotten with it.
+    /// Restores the context that [`push`](Self::push) replaced on this thread. A context that was made
+    /// current in place of this one in the meantime is replaced too.
     pub(super) fn pop(&self) {
         let Ok(_call) = driver::call() else { return };
         let mut left: CUcontext = ptr::null_mut();
@@ -123,8 +123,9 @@ impl Context {
         let _ = unsafe { (self.api.context_pop)(&raw mut left) };
     }
 
-    /// The same for calls that a capture of any thread would refuse, or be broken by: queries, and whatever
-    /// makes, frees or destroys. They have nothing to do with what is captured.
+    /// As [`make_current`](Self::make_current), for calls that a capture of any thread would refuse, or that
+    /// would invalidate it: queries, and calls that make, free or destroy. These calls do not touch captured
+    /// work.
     pub(super) fn make_current_relaxed(&self) -> Result<Relaxed<'_>, DeviceError> {
         let current = self.make_current()?;
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -141,7 +142,7 @@ impl Context {
 
     /// As [`check`](Self::check), for a call that failed.
     pub(super) fn error(&self, code: Code, what: &str) -> DeviceError {
-        // Whatever a broken context says is because of what broke it.
+        // Every error of a broken context is a consequence of the fault that broke it.
         if let Some(fault) = self.fault() {
             return fault.clone();
         }
@@ -162,7 +163,7 @@ impl Context {
         if self.faulted.load(Ordering::Acquire) { self.fault.get() } else { None }
     }
 
-    /// Fails with what broke this context.
+    /// Fails with the fault that broke this context.
     pub(super) fn intact(&self) -> Result<(), DeviceError> {
         self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
@@ -181,7 +182,7 @@ impl Context {
         }
     }
 
-    /// Nothing of this context will ever be done. Returns the first cause.
+    /// Marks this context as broken: none of its work will ever be done. Returns the first cause.
     fn poison(&self, error: DeviceError) -> DeviceError {
         let fault = self.fault.get_or_init(|| error).clone();
         if !self.faulted.swap(true, Ordering::AcqRel) {
@@ -208,7 +209,7 @@ impl Context {
     }
 }
 
-/// While this lives, the context is the thread's current one.
+/// While the guard lives, the context is the thread's current one.
 #[must_use]
 pub(super) struct Current<'a> {
     context: &'a Context,
@@ -225,7 +226,7 @@ impl Drop for Current<'_> {
     }
 }
 
-/// While this lives, the context is the thread's current one and captures permit any call of the thread.
+/// While the guard lives, the context is the thread's current one and captures permit any call of the thread.
 #[must_use]
 pub(super) struct Relaxed<'a> {
     previous: CUstreamCaptureMode,
@@ -341,7 +342,7 @@ fn run() {
 }
 
 crate::counters::counters! {
-    /// Calls into the driver for a device, and what became of its memory.
+    /// Counts of calls into the driver for a device, and of memory that was not freed.
     #[non_exhaustive]
     CudaCounters {
         /// Events made. They are used again, so this stands still after a while.

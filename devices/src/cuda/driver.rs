@@ -79,7 +79,7 @@ extern "C" fn at_exit() {
     DRIVER.close(GRACE);
 }
 
-/// True if nothing of the driver works in this process any more: it exits, or is a forked child.
+/// True if the driver does not work in this process any more: the process exits, or is a forked child.
 pub(super) fn is_driver_gone() -> bool {
     DRIVER.is_driver_gone()
 }
@@ -135,7 +135,7 @@ macro_rules! driver {
         };
 
         impl Api {
-            /// Looks all of them up. Fails with the name of one that every driver must have and this one has not.
+            /// Finds all functions. Fails with the name of a missing function that every driver must have.
             ///
             /// # Safety
             /// `library` is a CUDA driver.
@@ -257,8 +257,8 @@ pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub(super) const INVALID_CONTEXT: Code = 201;
 pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
 
-/// True if a number means that nothing of its context works any more: after each of these cuda.h says that
-/// the process has to end, or that the context is gone.
+/// True if an error breaks its context: for each of these numbers cuda.h says that the process has to end, or
+/// that the context is destroyed.
 fn is_sticky(code: Code) -> bool {
     matches!(
         code,
@@ -338,7 +338,7 @@ impl<T: Copy> Handle<T> {
 pub struct CudaRuntime {
     api: &'static Api,
     driver_version: i32,
-    /// By the driver's numbers.
+    /// Indexed by the driver's device numbers.
     places: Vec<DeviceSlot>,
 }
 

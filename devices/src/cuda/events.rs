@@ -19,14 +19,14 @@ use super::context::{Context, context_of};
 use super::driver::{self, Handle, NOT_READY, is_driver_gone};
 use super::foreign::Records;
 
-/// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
+/// Free events that are kept. Events beyond these, which a burst needed, are destroyed.
 const FREE_MAX: usize = 1_024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To be waited for: without time stamps, records and waits are cheapest.
+    /// For waits: without time stamps, records and waits are cheapest.
     Order,
-    /// To measure when the device got there.
+    /// For measuring the time at which the device reaches the event.
     Time,
 }
 
@@ -70,7 +70,7 @@ impl PooledEvent {
     /// As [`record`](Self::record), for a purpose.
     ///
     /// # Safety
-    /// As there.
+    /// As for `record`.
     pub(super) unsafe fn record_for(
         context: &Arc<Context>,
         stream: CUstream,
@@ -99,7 +99,7 @@ impl PooledEvent {
         Some(recorded)
     }
 
-    /// An event that is done: made now and never recorded.
+    /// A new event that was never recorded, which counts as done.
     pub(super) fn done(context: &Arc<Context>) -> Result<Handle<CUevent>, DeviceError> {
         create(context, Purpose::Order)
     }
@@ -172,7 +172,7 @@ impl Events {
         self.0.lock().pop()
     }
 
-    /// Keeps an event whose use is over. Returns false for one too many.
+    /// Keeps an unused event. Returns false if as many as may be kept are there.
     fn keep(&self, raw: Handle<CUevent>) -> bool {
         let mut free = self.0.lock();
         let has_room = free.len() < FREE_MAX;
@@ -184,16 +184,17 @@ impl Events {
 }
 
 // Fences that are one event each: records of a foreign queue, events from outside, and points in a graph that is being
-// recorded.
+// captured.
 
 pub(super) struct EventFence {
     core: Arc<EventCore>,
-    /// Work of other contexts that it waits for, until it has settled: points of own streams, and records of foreign ones without what these
-    /// wait for, which would be a chain without end.
+    /// Work of other contexts that the event waits for, until it has settled: points of own streams, and
+    /// records of foreign streams. The work that these records wait for is left out, as it would be an
+    /// endless chain.
     pub(super) depends: Mutex<FenceSet>,
 }
 
-/// A fence of an event that knows nothing of what its stream waits for.
+/// A fence of an event, without the waits of the event's stream.
 pub(super) struct EventCore {
     context: Arc<Context>,
     native: Native,
@@ -207,7 +208,7 @@ enum Native {
     Ours(Arc<PooledEvent>),
     /// A foreign event, alive until this has settled.
     Theirs(Handle<CUevent>),
-    /// None: settled from the beginning.
+    /// No event: settled from the beginning.
     Gone,
 }
 
@@ -222,12 +223,12 @@ impl EventFence {
     }
 
     /// # Safety
-    /// The event stays alive, and as it is recorded, until this has settled.
+    /// The event stays alive, and is not recorded again, until this fence has settled.
     pub(super) unsafe fn foreign(context: &Arc<Context>, event: CUevent) -> Self {
         Self::new(context, Native::Theirs(Handle::new(event)))
     }
 
-    /// Something of `context` that is done.
+    /// A fence of `context` that is done.
     pub(super) fn done(context: &Arc<Context>) -> Self {
         let fence = Self::new(context, Native::Gone);
         fence.core.settle(&Ok(()));
@@ -246,7 +247,7 @@ impl EventFence {
         self.core.raw()
     }
 
-    /// The event, where it is ours to keep.
+    /// The event, if this crate owns it.
     pub(super) fn event(&self) -> Option<&Arc<PooledEvent>> {
         match &self.core.native {
             Native::Ours(event) => Some(event),
@@ -254,7 +255,7 @@ impl EventFence {
         }
     }
 
-    /// The fault that broke a context that it waits for.
+    /// The fault of a broken context that the event waits for.
     fn fault(&self) -> Option<DeviceError> {
         let depends = self.depends.lock();
         depends
@@ -290,8 +291,8 @@ impl EventCore {
     }
 }
 
-/// The fence as it is kept for work that other work waits for. Of an event whose stream is not known, of which there may be any number,
-/// nothing is.
+/// The fence without its own waits, as a record of work that other work waits for. `None` for an event whose
+/// stream is unknown, as there may be any number of such events.
 fn without_waits(fence: Fence) -> Option<Fence> {
     let Some(event) = fence.as_event() else { return Some(fence) };
     let any: &dyn Any = &**event;

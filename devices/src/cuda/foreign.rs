@@ -1,5 +1,5 @@
-//! Foreign queues: nothing of them is kept but the numbers of what was recorded there, and nothing is enqueued on them but waits, records,
-//! and copies that were asked for.
+//! Foreign queues. This crate keeps only the numbers of its records there, and enqueues only waits, records,
+//! and requested copies.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -19,22 +19,23 @@ use super::stream::{is_capturing, wait};
 
 /// `CU_STREAM_LEGACY`: the default stream that other blocking streams of the context wait for.
 const LEGACY: usize = 1;
-/// `CU_STREAM_PER_THREAD`: the default stream of whichever thread says so.
+/// `CU_STREAM_PER_THREAD`: the default stream of the calling thread.
 pub(super) const PER_THREAD: usize = 2;
 /// `CU_EVENT_WAIT_EXTERNAL`: in a capture, wait at every launch for what the event was last recorded for.
 const WAIT_EXTERNAL: u32 = 1;
 
-/// A foreign stream, for as long as the call that gave it.
+/// A foreign stream, valid during the call that passed it.
 pub(super) struct Foreign {
     raw: Handle<CUstream>,
-    /// The thread whose stream it is, where the handle means the calling thread's.
+    /// The thread of the stream, where the handle means the calling thread's stream.
     thread: Option<ThreadId>,
 }
 
 /// The events that are recorded on one foreign stream, however often it is acquired: each covers those before.
 pub(super) struct Records {
     pub(super) queue: QueueId,
-    /// Their number. Locked while one is made, so that the numbers are in the order of the stream.
+    /// The number of records. Locked while a record is made, so that the numbers follow the order of the
+    /// stream.
     newest: Mutex<u64>,
 }
 
@@ -79,7 +80,7 @@ impl Foreign {
         let _current = context.make_current()?;
         // SAFETY: by contract a live stream.
         let code = unsafe { context_of(context.api, raw, &mut of) };
-        // The stream's context may be gone and ours be sound.
+        // The stream's context may be destroyed while this one is intact.
         if matches!(code, INVALID_CONTEXT | CONTEXT_IS_DESTROYED) {
             let message = format!("stream {handle:#x} is of a context that is gone");
             return Err(DeviceError::invalid(message).with_code(code.into()));
@@ -117,8 +118,8 @@ impl Foreign {
         is_capturing(context, self.raw())
     }
 
-    /// Makes what is enqueued here next wait for an event from outside of any capture. Says whether that
-    /// holds for all that comes later, and not for a capture alone.
+    /// Makes work that is enqueued here next wait for an event from outside of any capture. Returns true if
+    /// all later work waits, and not a capture alone.
     ///
     /// # Safety
     /// The event is live.
@@ -145,7 +146,7 @@ impl Foreign {
         Ok(false)
     }
 
-    /// Makes what is recorded here next wait for a point of the same capture.
+    /// Makes work that is captured here next wait for a point of the same capture.
     ///
     /// # Safety
     /// The event is live.
@@ -163,8 +164,8 @@ impl Foreign {
         unsafe { wait(context, self.raw(), event, 0) }
     }
 
-    /// The fence of everything enqueued here by now, also by others. `seen` is what that comes after on other queues, `depends` what of it
-    /// is of other contexts. The stream is not capturing.
+    /// The fence of everything enqueued here by now, also by others. `seen` is the work on other queues that
+    /// this stream waits for, and `depends` the part of it in other contexts. The stream is not capturing.
     pub(super) fn record(
         &self,
         context: &Arc<Context>,
@@ -204,8 +205,9 @@ pub(super) unsafe fn context_of(api: &Api, stream: CUstream, context: &mut CUcon
     }
 }
 
-/// The number that tells a stream of the context, which is current, from all others. `None` where the driver does not say. It is not asked
-/// of a capturing stream, whose capture the question would invalidate, nor of the legacy stream, of which there is one.
+/// The number that identifies a stream of the context, which is current. `None` where the driver does not
+/// report it. Not queried for a capturing stream, as the query would invalidate the capture, nor for the
+/// legacy stream, of which there is one.
 fn stream_number(context: &Context, stream: CUstream) -> Option<u64> {
     if stream.addr() == LEGACY {
         return Some(u64::MAX);

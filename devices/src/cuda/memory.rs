@@ -34,8 +34,8 @@ use super::events::PooledEvent;
 
 /// The alignment of every allocation of the driver (CUDA Programming Guide, "Device Memory Accesses").
 pub(super) const ALIGN: usize = 256;
-/// Bytes that a pool keeps for later, and that are kept of pinned and of managed memory each. Other libraries
-/// of the process cannot use them.
+/// Bytes that each pool keeps for later: the device's pool, the pinned and the managed blocks. Other
+/// libraries of the process cannot use them.
 const KEEPS: usize = 256 << 20;
 /// Larger pinned or managed allocations are freed when they are released.
 const KEPT_MAX: usize = 64 << 20;
@@ -56,17 +56,17 @@ const MANAGED: DLDevice = DLDevice::new(DeviceType::CUDA_MANAGED, 0);
 /// The place of memory, as the driver reports for a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerInfo {
-    /// Its device in DLPack: `cuda:n`, `cuda_host:0` or `cuda_managed:0`.
+    /// The memory's device in DLPack: `cuda:n`, `cuda_host:0` or `cuda_managed:0`.
     pub device: DLDevice,
-    /// The device that it was allocated on or for.
+    /// The device that the memory was allocated on or for.
     pub ordinal: i32,
 }
 
 pub(super) struct Pool {
     raw: Handle<CUmemoryPool>,
-    /// It carries allocations and nothing else.
+    /// The stream carries allocations and nothing else.
     stream: Handle<CUstream>,
-    /// Allocations come one after the other, so that an event covers what was handed out before it.
+    /// Serializes allocations, so that an event covers all memory that was handed out before it.
     allocation_lock: Mutex<()>,
 }
 
@@ -138,7 +138,8 @@ impl Pool {
         Ok(memory)
     }
 
-    /// Makes all queues come after what was handed out so far. Returns the event of that, for the host, where a queue cannot wait.
+    /// Makes all queues wait for the allocations so far. Where a queue cannot wait, returns their event, for
+    /// the host to wait for.
     fn order_queues(&self, context: &Arc<Context>) -> Result<Option<Arc<PooledEvent>>, DeviceError> {
         // SAFETY: a live stream of the context.
         let event = unsafe { PooledEvent::record(context, self.stream.get()) }?;
@@ -166,8 +167,9 @@ impl Pool {
         }
     }
 
-    /// Gives the device what the pool keeps, which may be in the way of an allocation. What is freed on the pool's stream is the
-    /// pool's until the stream gets there, so the stream is waited for, if it does not take long. The context is current.
+    /// Returns the pool's kept memory to the device, as an allocation may need it. Memory freed on the pool's
+    /// stream stays in the pool until the stream gets there, so this waits for the stream, for a short time.
+    /// The context is current.
     fn trim(&self, context: &Context) -> bool {
         let Some(trim) = context.api.pool_trim else { return false };
         // SAFETY: a live stream.
@@ -190,7 +192,7 @@ impl Pool {
     }
 }
 
-/// Waits for memory that a queue cannot wait for, if it does not take long.
+/// Waits on the host, for a short time, for memory that a queue cannot wait for.
 pub(super) fn await_on_host(event: &PooledEvent) {
     sleep_while(|| matches!(event.query(), Ok(false)));
 }
@@ -240,7 +242,7 @@ struct FreeBlock(NonNull<u8>);
 unsafe impl Send for FreeBlock {}
 
 impl BlockCache {
-    /// The size in which an allocation of so many bytes is kept, if it is.
+    /// The size class in which an allocation of so many bytes is kept; `None` if it is not kept.
     fn size(bytes: usize) -> Option<usize> {
         (bytes <= KEPT_MAX).then(|| bytes.next_power_of_two().max(KEPT_MIN))
     }
@@ -252,7 +254,7 @@ impl BlockCache {
         Some(block.0)
     }
 
-    /// True if there was room for it.
+    /// True if the cache had room for the block.
     fn put(&self, size: usize, memory: NonNull<u8>) -> bool {
         let mut blocks = self.0.lock();
         let fits = blocks.bytes + size <= KEEPS;
@@ -332,7 +334,7 @@ pub(super) fn address(memory: CUdeviceptr, device: DLDevice) -> Result<NonNull<u
     })
 }
 
-/// Memory that is no pool's.
+/// Memory outside of pools.
 fn take(
     context: &Context,
     kind: AllocationKind,
@@ -369,7 +371,7 @@ unsafe fn release(
     memory: NonNull<u8>,
     bytes: usize,
 ) {
-    // In a forked child the memory is the parent's; what exits leaves it to the system.
+    // In a forked child the memory is the parent's; a process that exits leaves its memory to the system.
     if is_driver_gone() {
         return;
     }
@@ -400,14 +402,13 @@ unsafe fn release(
 }
 
 impl CudaDevice {
-    /// The memory that `pointer` points to, by the driver's own account: better than any other description,
-    /// since managed
-    /// memory is of device 0 for DLPack. `None` for memory that the driver knows nothing of.
+    /// The memory that `pointer` points to, as the driver reports it. DLPack's description says less: it has
+    /// managed memory on device 0. `None` for memory that the driver does not know.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         let context = self.context();
         let current = context.make_current_relaxed().ok()?;
         let ask = |attribute| pointer_attribute(&current, attribute, pointer);
-        // The one below is for memory that is known.
+        // The call below is for memory that the driver knows.
         let kind = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
         let ordinal = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)? as i32;
         let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED).is_some_and(|is| is != 0);
@@ -433,7 +434,7 @@ impl CudaDevice {
     }
 }
 
-/// One of the attributes of a pointer that are numbers of 32 bits; `None` for memory that the driver knows nothing of.
+/// An attribute of a pointer that is a number of 32 bits; `None` for memory that the driver does not know.
 fn pointer_attribute(
     current: &Relaxed<'_>,
     attribute: CUpointer_attribute,
@@ -460,8 +461,8 @@ impl Peers {
         Self { reached: (0..count).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Sees to it that `device` reaches the memory at `pointer` directly, where it can. The first time costs
-    /// some driver calls for each pair of devices.
+    /// Lets `device` reach the memory at `pointer` directly, where it can. The first time costs some driver
+    /// calls for each pair of devices.
     pub(super) fn reach(&self, device: &CudaDevice, pointer: *const u8) {
         let own = device.ordinal();
         let mut others = self.reached.iter().zip(0..).filter(|(_, ordinal)| *ordinal != own);
@@ -489,7 +490,7 @@ impl Peers {
     }
 }
 
-/// Lets `device` reach the memory of `peer`: what is allocated in its context, and what comes from its pool.
+/// Lets `device` reach the memory of `peer`: memory allocated in its context, and memory of its pool.
 fn enable(device: &CudaDevice, peer: &CudaDevice) -> bool {
     let context = device.context();
     let (Some(possible), Some(enable)) = (context.api.peer_possible, context.api.peer_enable) else {

@@ -1,4 +1,4 @@
-//! Progress of own streams, as the host learns it.
+//! Progress of own streams, as the host observes it.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use super::driver::{NOT_READY, is_of_capture};
 use super::events::PooledEvent;
 use super::stream::{Stream, is_capturing};
 
-/// The least time between two questions to the driver for the health of a stream.
+/// The least time between two queries of the driver for faults of a stream.
 const HEALTH_NS: u64 = 10_000_000;
-/// Readers of the value look at the clock once in as many times.
+/// Readers of the value read the clock once in as many reads.
 const HEALTH_READS: u64 = 64;
 
 impl Timeline for Stream {
@@ -120,7 +120,7 @@ impl Timeline for Stream {
 }
 
 impl Stream {
-    /// Sees to it that the host can learn of number `sequence` by polling.
+    /// Makes sure that polling observes number `sequence`: requests an event or a value for it.
     fn request(&self, sequence: u64) -> Result<(), DeviceError> {
         let mut state = self.state();
         let known = self.completed().max(self.written.load(Ordering::Relaxed));
@@ -128,7 +128,7 @@ impl Stream {
             return Ok(());
         }
         if self.records(&state)? {
-            // Nothing can be enqueued for it now.
+            // No event or value can be enqueued now.
             self.wanted.fetch_max(sequence, Ordering::AcqRel);
             return Ok(());
         }
@@ -158,7 +158,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Asks the driver whether what `mark` covers is done, or all that is enqueued here, which is what number
+    /// Queries the driver whether the work that `mark` covers is done, or all enqueued work, which number
     /// `newest` covers.
     fn is_over(&self, newest: u64, mark: Option<&(u64, Arc<PooledEvent>)>) -> Result<bool, DeviceError> {
         let (number, over) = match mark {
@@ -171,7 +171,7 @@ impl Stream {
         Ok(over)
     }
 
-    /// Asks the driver whether everything enqueued here is done. It is no capture's.
+    /// Queries the driver whether everything enqueued here is done. The stream is not capturing.
     fn query(&self) -> Result<bool, DeviceError> {
         let _current = self.context.make_current_relaxed()?;
         self.context.counters.queue_queries.one();
@@ -214,7 +214,7 @@ impl Stream {
         self.age_ns().saturating_sub(self.checked_ns.load(Ordering::Relaxed)) >= HEALTH_NS
     }
 
-    /// Has the driver asked whether the stream still works, if it is time.
+    /// Requests a query of the driver whether the stream still works, if one is due.
     fn check_health(&self) {
         if !self.is_health_check_due() {
             return;
@@ -224,7 +224,7 @@ impl Stream {
         inspect_soon(&self.context);
     }
 
-    /// Asks the driver whether the stream still works, if a poll has had doubts.
+    /// Queries the driver whether the stream still works, if a poll has requested that.
     pub(super) fn inspect_if_suspect(&self) {
         if !self.is_suspect.swap(false, Ordering::AcqRel) {
             return;
@@ -267,7 +267,7 @@ pub(super) struct TimelineValues(Mutex<ValuesState>);
 #[derive(Default)]
 struct ValuesState {
     free: Vec<TimelineValue>,
-    /// Timeline values of streams that are gone, with the last number that is on its way to them.
+    /// Timeline values of dropped streams, with the last number that the device may still write there.
     settling: Vec<(TimelineValue, u64)>,
 }
 
@@ -295,7 +295,7 @@ impl TimelineValue {
 }
 
 impl TimelineValues {
-    /// A value that is 0 and that nothing on its way will change. Fails where no memory can be pinned.
+    /// A value that is 0 and that no pending write changes. Fails where no memory can be pinned.
     pub(super) fn take(&self, context: &Context) -> Result<TimelineValue, DeviceError> {
         let mut inner = self.0.lock();
         let settled = inner.settling.extract_if(.., |(value, last)| value.read() == *last);
@@ -310,7 +310,8 @@ impl TimelineValues {
         Ok(value)
     }
 
-    /// The stream is gone; `last` is the last number that the device was asked to write, or 0.
+    /// Takes back the value of a dropped stream. `last` is the last number that the device was requested to
+    /// write, or 0.
     pub(super) fn release(&self, value: TimelineValue, last: u64) {
         self.0.lock().settling.push((value, last));
     }

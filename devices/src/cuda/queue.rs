@@ -31,7 +31,8 @@ pub struct CudaQueue {
 
 enum StreamOrigin {
     Own(Arc<Stream>),
-    /// With what it has been made to wait for. Others enqueue there as well, so work has no numbers there, and records alone do.
+    /// A foreign stream, with the work that it was made to wait for. Other code enqueues there as well, so
+    /// only records have numbers there.
     Foreign(Foreign, Mutex<Waits>),
 }
 
@@ -47,7 +48,7 @@ enum Behind {
     Event(CUevent, Option<Arc<PooledEvent>>, Arc<Context>),
     Captured(CUevent, Option<u64>),
     Done,
-    /// Only the host can wait for it.
+    /// The host alone can wait for the fence.
     Unknown,
 }
 
@@ -73,7 +74,7 @@ impl CudaQueue {
         queue.as_any().downcast_ref()
     }
 
-    /// True if others enqueue on it too.
+    /// True if other code enqueues on the stream too.
     pub fn is_foreign(&self) -> bool {
         matches!(self.kind, StreamOrigin::Foreign(..))
     }
@@ -124,7 +125,7 @@ impl CudaQueue {
         Ok(())
     }
 
-    /// Makes what is enqueued here next come after the allocations that the device may not have got to.
+    /// Makes work that is enqueued here next wait for allocations that the device may not have reached.
     pub(super) fn await_memory(&self) -> Result<(), DeviceError> {
         memory::pending().iter().try_for_each(|event| match &self.kind {
             StreamOrigin::Own(stream) => {
@@ -200,7 +201,7 @@ impl CudaQueue {
         }
     }
 
-    /// Enqueues a wait for what is behind `fence`; `None` if CUDA does not know it.
+    /// Enqueues a wait for the target of `fence`; `None` if the fence is not CUDA's.
     fn wait(&self, fence: &Fence) -> Result<Option<Order>, DeviceError> {
         let behind = behind(fence)?;
         if let Behind::Event(_, _, context) = &behind {

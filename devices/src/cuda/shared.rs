@@ -3,12 +3,14 @@
 //! # Decisions
 //! - *Memory comes from `cuMemCreate`, and crosses as a file descriptor.* "The memory allocation will be freed when all outstanding mappings
 //!   to the memory are unmapped and when all outstanding references to the handle (including its shareable counterparts) are also
-//!   released" (CUDA Driver API, `cuMemRelease`): so the death of the owner takes nothing from those who have it, and the owner may release
+//!   released" (CUDA Driver API, `cuMemRelease`): so other processes keep the memory when the owner dies, and
+//! the owner may release
 //!   it first. After `cuIpcGetMemHandle` and `cuMemPoolExportPointer` it may not: freeing memory that another process has open is
 //!   undefined (`cuIpcOpenMemHandle`, `cuMemPoolImportPointer`), and an owner that dies frees everything.
 //! - *Other processes map it for reading* (`CU_MEM_ACCESS_FLAGS_PROT_READ`), so the device stops whatever writes there. Where the driver
 //!   refuses that, they map it for reading and writing.
-//! - *It is divided as host memory is* ([`Extents`]): the driver gives it in pieces of 2 MiB, and opening one takes up to milliseconds.
+//! - *It is divided as host memory is* ([`Extents`]): the driver allocates multiples of 2 MiB, and opening a segment takes up to
+//!   milliseconds.
 //! - *Streams do not wait for streams of other processes.* A wait for something that a dead process would have done never ends, and
 //!   until then it occupies the hardware connection of its stream. So the owner's reactor observes the owner's device, the fence crosses as
 //!   a word of a link, and the other process enqueues work once it is done. That costs a wake-up on each side, some 30 µs, and no
@@ -70,7 +72,7 @@ calls! {
 
 pub(super) struct SharedAllocator {
     context: Arc<Context>,
-    /// The pool, whose kept memory may be in the way.
+    /// The pool, whose kept memory an allocation may need.
     pool: Option<Arc<Pool>>,
     calls: Calls,
     identity: Identity,
@@ -171,7 +173,7 @@ impl SharedAllocator {
         driver::check(self.context.api, code, "cannot use memory that crosses processes")
     }
 
-    /// Lets another device reach this memory, what is there and what will be.
+    /// Lets another device reach this memory: present segments and future ones.
     pub(super) fn share_with(&self, device: c_int) {
         self.reached_by.lock().push(device);
         // `spans` waits for a segment that is being made, as the device may not reach it yet.
@@ -236,7 +238,7 @@ impl SharedMemory for SharedAllocator {
     }
 }
 
-/// A handle of memory of the driver's. What is mapped stays without it.
+/// A handle of the driver's memory. Mappings outlive the handle.
 struct PhysicalMemory {
     calls: Calls,
     handle: u64,

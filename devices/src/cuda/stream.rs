@@ -52,18 +52,18 @@ pub(super) struct Stream {
     pub(super) written: AtomicU64,
     /// The newest number requested by the host that only an event covers. Goes up under the state's lock.
     pub(super) asked: AtomicU64,
-    /// The newest number that the host has asked for while nothing could be enqueued for it: a later poll
-    /// sees to it.
+    /// The newest number that the host has requested while nothing could be enqueued for it: a later poll
+    /// enqueues the event or value.
     pub(super) wanted: AtomicU64,
     pub(super) reads: AtomicU64,
-    /// The time at which the driver was asked about the stream last, since `born`.
+    /// The time of the last query of the driver for this stream, since `born`.
     pub(super) checked_ns: AtomicU64,
-    /// True if the driver is to be asked about the stream.
+    /// True if a query of the driver for this stream is requested.
     pub(super) is_suspect: AtomicBool,
     pub(super) born: Instant,
     state: Mutex<QueueState>,
-    /// Fences of other contexts that it waits for ([`beyond`]). A lock of its own, taken by the thread that
-    /// finds such a context broken.
+    /// Fences of other contexts that the stream waits for ([`beyond`]). A lock of its own, taken by the
+    /// thread that finds such a context broken.
     pub(super) depends: Mutex<FenceSet>,
 }
 
@@ -111,13 +111,13 @@ impl Stream {
         self.state.lock()
     }
 
-    /// Fails with what broke it.
+    /// Fails with the error that broke the stream.
     pub(super) fn intact(&self) -> Result<(), DeviceError> {
         self.context.intact()?;
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// The handle, for code that enqueues by itself.
+    /// The handle, for foreign code that enqueues there.
     pub(super) fn touch(&self) -> CUstream {
         let mut state = self.state();
         state.touched = true;
@@ -141,7 +141,7 @@ impl Stream {
         self.completed.reach(sequence);
     }
 
-    /// Nothing more is done here, because of `error`.
+    /// Marks the stream as broken by `error`: none of its pending work will ever be done.
     pub(super) fn fail(&self, error: &DeviceError) {
         // A call that the exit refuses is no failure of the stream.
         if driver::DRIVER.has_begun() {
@@ -153,7 +153,7 @@ impl Stream {
         self.completed.fail(error);
     }
 
-    /// `context` is broken. It is this stream's, or one that it has waited for.
+    /// Fails the stream, as `context` is broken: its own context, or one that it has waited for.
     pub(super) fn break_with(&self, context: &Context, error: &DeviceError) {
         let own = ptr::eq(context, &raw const *self.context);
         let waits = || {
@@ -185,8 +185,8 @@ debug_as!(stream: Stream, "Stream({} of {}, {} done)", stream.id, stream.context
 
 // The work that is enqueued on an own stream: numbers, the events that cover some of them, and the waits.
 
-/// Every so many events on a stream the oldest are looked at unasked, so that they become free in chains that no
-/// thread polls. A look is a query of the driver, which costs more than an event and a wait.
+/// After every so many events on a stream the oldest ones are queried without a request, so that they become
+/// free in chains that no thread polls. A query of the driver costs more than an event and a wait.
 const MARKS_LOOK: usize = 64;
 /// Events that are kept. Beyond, every second one is dropped: a request for its number gets the next event.
 const MARKS_MAX: usize = 1_024;
@@ -240,7 +240,7 @@ impl Stream {
         self.mark(&mut state).map(Some)
     }
 
-    /// Makes what is enqueued here next wait for `event`, which is behind `fence`.
+    /// Makes work that is enqueued here next wait for `event`, which is the target of `fence`.
     /// If the driver refuses, no wait is enqueued.
     ///
     /// # Safety
@@ -261,7 +261,7 @@ impl Stream {
         Ok(())
     }
 
-    /// This stream fails with the contexts of `fences` from now on.
+    /// Makes this stream fail with the contexts of `fences` from now on.
     fn depend(self: &Arc<Self>, fences: &FenceSet) {
         if fences.is_empty() {
             return;
@@ -275,11 +275,10 @@ impl Stream {
         fences.iter().filter_map(context_of).for_each(|context| context.adopt(self));
     }
 
-    /// Makes what is enqueued here next wait for an event behind allocations. Where that is captured into a
-    /// graph
-    /// of this crate, each launch waits, and this stream does once the capture is over. No mark is needed before
-    /// it, since nothing here comes before an allocation. Returns false where another library captures: the stream waits later, and
-    /// the graph never.
+    /// Makes work that is enqueued here next wait for an event behind allocations. In a capture of this crate
+    /// each launch waits, and this stream does once the capture is over. No mark is needed before the wait,
+    /// since no work here precedes an allocation. Returns false where another library captures: the stream
+    /// waits later, and the graph never.
     pub(super) fn await_memory(&self, event: &Arc<PooledEvent>) -> Result<bool, DeviceError> {
         let mut state = self.state();
         if state.capture {
@@ -308,7 +307,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes what is recorded here next wait for a point of the same capture.
+    /// Makes work that is captured here next wait for a point of the same capture.
     ///
     /// # Safety
     /// `event` is live.
@@ -361,7 +360,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Fails where what is enqueued now is captured into a graph.
+    /// Fails where the stream is capturing.
     fn not_capturing(&self, state: &QueueState) -> Result<(), DeviceError> {
         if !self.records(state)? {
             return Ok(());
@@ -375,14 +374,14 @@ impl Stream {
         Ok(state.capture || state.touched && is_capturing(&self.context, self.raw())?)
     }
 
-    /// True if what is enqueued now is captured into a graph.
+    /// True if the stream is capturing.
     pub(super) fn is_capturing(&self) -> Result<bool, DeviceError> {
         self.records(&self.state())
     }
 
-    /// From here on, what is enqueued is captured into a graph. Everything before has an event: none could be
-    /// had later.
-    /// Fails where it is capturing already or broken, and with `begin`.
+    /// Begins a capture of all work that is enqueued from now on. All earlier work gets an event first, as
+    /// none can be recorded during the capture. Fails where the stream is capturing already or broken, and
+    /// with `begin`.
     pub(super) fn begin_capture(
         &self,
         begin: impl FnOnce(CUstream) -> Result<(), DeviceError>,
@@ -400,7 +399,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Takes part, from here on, in the capture that `origin` has begun.
+    /// Joins the capture that `origin` has begun.
     pub(super) fn join_capture(&self, origin: &Self) -> Result<(), DeviceError> {
         self.begin_capture(|raw| {
             // SAFETY: a live stream of the context.
@@ -410,7 +409,7 @@ impl Stream {
         })
     }
 
-    /// Makes `origin`, whose capture this stream has joined, come after what was enqueued here.
+    /// Makes `origin`, whose capture this stream has joined, wait for the work that was enqueued here.
     pub(super) fn rejoin(&self, origin: &Self) -> Result<(), DeviceError> {
         // SAFETY: a live stream of the context.
         let join = unsafe { PooledEvent::record(&self.context, self.raw()) }?;
@@ -418,7 +417,7 @@ impl Stream {
         unsafe { wait(&self.context, origin.raw(), join.raw(), 0) }
     }
 
-    /// The capture that this stream has joined is over.
+    /// Notes that the capture which this stream has joined is over.
     pub(super) fn end_joined_capture(&self) {
         let mut state = self.state();
         state.capture = false;
@@ -437,7 +436,7 @@ impl Stream {
     }
 }
 
-/// Makes what is enqueued on `stream` next wait for `event`.
+/// Makes work that is enqueued on `stream` next wait for `event`.
 ///
 /// # Safety
 /// Both are live.
@@ -455,7 +454,7 @@ pub(super) unsafe fn wait(
     Ok(())
 }
 
-/// True if what is enqueued on `stream` now is captured into a graph.
+/// True if `stream` is capturing.
 pub(super) fn is_capturing(context: &Context, stream: CUstream) -> Result<bool, DeviceError> {
     let mut status: u32 = 0;
     let _current = context.make_current()?;

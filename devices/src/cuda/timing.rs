@@ -52,7 +52,8 @@ impl DeviceClock {
         };
         // SAFETY: a live stream of the context.
         let event = unsafe { PooledEvent::record_for(context, stream.raw(), Purpose::Time) }?;
-        // It was not recorded before the call: that is known before anything is measured.
+        // The reference event was not recorded before the call: this lower bound is known before any
+        // measurement.
         let mut clock = ClockBracket::default();
         clock.not_before(REFERENCE_AT_NS as u64, set_ns);
         let fresh = Arc::new(ReferenceEvent { event, set_ns, clock: Mutex::new(clock), _stream: stream });
@@ -84,7 +85,7 @@ pub(super) struct TimedInterval {
     context: Arc<Context>,
     reference: Arc<ReferenceEvent>,
     begin: Arc<PooledEvent>,
-    /// The time at which it was enqueued: it did not run before.
+    /// The time at which the work was enqueued: it did not run before.
     called_ns: u64,
     end: OnceLock<Arc<PooledEvent>>,
 }
