@@ -314,7 +314,7 @@ def test_an_owner_that_dies_while_it_is_read_fails_the_reader(machines):
     consumer.end()
 
 
-def test_a_consumer_that_dies_while_it_reads_gives_its_lease_back(machines):
+def test_a_consumer_that_dies_while_it_reads_releases_its_lease(machines):
     machines.slow()
     owner, consumer = machines.both(
         """
@@ -579,7 +579,7 @@ def test_a_lease_ends_after_a_cut_that_is_longer_than_a_socket_tries_by_itself(m
     consumer.end()
 
 
-def test_a_consumer_that_dies_gives_its_lease_back_although_its_forked_child_lives(machines):
+def test_a_consumer_that_dies_releases_its_lease_although_its_forked_child_lives(machines):
     machines.slow()
     owner, consumer = machines.both(
         """

@@ -226,7 +226,7 @@ def test_a_result_of_numba_is_chained_on_while_it_is_computed(sim, eng, lib):
 
 
 def free_what_was_put_by():
-    """Numba puts frees by until there are some; the last one may come from the thread that let an array go."""
+    """Numba defers frees until there are some; the last one may come from the thread that dropped an array."""
     cuda.current_context().memory_manager.deallocations.clear()
 
 
@@ -261,7 +261,7 @@ def test_memory_of_numba_is_freed_after_its_last_use(sim, eng):
         time.sleep(0.001)
 
 
-def test_a_flood_of_arrays_is_freed_by_the_thread_that_lets_them_go(sim, eng):
+def test_a_flood_of_arrays_is_freed_by_the_thread_that_drops_them(sim, eng):
     """More than Numba puts by, so it frees on our thread: in a context, or the memory would be lost."""
     settle(eng)
     free_what_was_put_by()

@@ -219,7 +219,7 @@ class TestToArrow:
         gc.collect()
         op.wait()
 
-    def test_capsules_that_nobody_takes_give_the_lease_back(self, eng, np):
+    def test_capsules_that_are_not_consumed_release_the_lease(self, eng, np):
         t = eng.zeros(4, "float32")
         for pair in (t.__arrow_c_device_array__(), t.__arrow_c_array__()):
             op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack)

@@ -29,7 +29,7 @@ def consume(capsule, version):
 
 @pytest.mark.parametrize("version", VERSIONS, ids=["legacy", "versioned"])
 @pytest.mark.parametrize("export", ["read", "write", "copy"])
-def test_a_consumer_that_asks_for_a_context_first_gives_the_lease_back(eng, np, version, export):
+def test_a_consumer_that_asks_for_a_context_first_releases_the_lease(eng, np, version, export):
     t = eng.zeros(4, "float32")
     source = t.for_write() if export == "write" else t
     consume(source.__dlpack__(max_version=version, copy=True if export == "copy" else None), version)

@@ -45,7 +45,7 @@ class TestPyTorch:
         work.settle()
         until(lambda: work._holders == 0)
 
-    def test_it_takes_what_is_ready_late_and_gives_it_back(self, np, torch):
+    def test_it_takes_what_is_ready_late_and_returns_it(self, np, torch):
         x = Late(np.zeros(3))
         threading.Timer(0.02, lambda: (x.values.fill(7), x.ready.settle())).start()
         y = torch.from_dlpack(take(x))

@@ -255,7 +255,7 @@ class TestWriting:
 
 
 class TestQueues:
-    def test_a_pool_takes_any_tensor_and_gives_it_back(self, eng, np):
+    def test_a_pool_takes_any_tensor_and_returns_it(self, eng, np):
         before = copied(eng)
         x = eng.from_dlpack(np.full(4, 3.0))
         shared = eng.zeros(4, "float64", shared=True)

@@ -175,7 +175,7 @@ fn a_deleter_that_panics_harms_nobody() {
 }
 
 #[test]
-fn a_produced_tensor_gives_its_memory_back_once_whether_it_was_taken_copied_or_refused() {
+fn a_produced_tensor_releases_its_memory_once_whether_it_was_taken_copied_or_refused() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
@@ -313,7 +313,7 @@ fn memory_whose_producer_fails_by_a_fault_of_its_device_goes_back_to_the_produce
 }
 
 #[test]
-fn a_result_that_is_refused_gives_its_memory_back_when_the_work_of_its_operation_is_done() {
+fn a_result_that_is_refused_releases_its_memory_when_the_work_of_its_operation_is_done() {
     for is_promised in [true, false] {
         let (device, engine, queue) = sim();
         let deleted = Deleted::default();

@@ -119,7 +119,7 @@ fn an_export_waits_on_the_host_until_the_producer_is_issued_and_no_longer() {
 }
 
 #[test]
-fn a_write_waits_for_a_consumer_that_has_given_the_memory_back_before_its_work_ran() {
+fn a_write_waits_for_a_consumer_that_has_released_the_memory_before_its_work_ran() {
     let _alone = exclusive();
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let (ours, theirs) = (queue(&device), device.queue(false));

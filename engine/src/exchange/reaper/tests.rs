@@ -153,7 +153,7 @@ fn memory_outlives_every_one_of_its_fences() {
 }
 
 #[test]
-fn work_that_never_ran_gives_its_memory_back_and_a_fault_leaks_it() {
+fn work_that_never_ran_releases_its_memory_and_a_fault_leaks_it() {
     let reaper = Reaper::new();
     let calls = Arc::new(AtomicUsize::new(0));
     for kind in [DeviceErrorKind::Cancelled, DeviceErrorKind::Other, DeviceErrorKind::Invalid] {
@@ -222,7 +222,7 @@ fn a_release_wakes_the_sleeping_thread() {
 }
 
 #[test]
-fn a_dropped_completer_gives_the_memory_back() {
+fn a_dropped_completer_releases_the_memory() {
     let reaper = Reaper::new();
     let calls = Arc::new(AtomicUsize::new(0));
     let (completer, fence) = host::promise("abandoned");
