@@ -233,7 +233,7 @@ unsafe impl Send for Allocation {}
 unsafe impl Sync for Allocation {}
 
 impl Allocation {
-    /// Takes ownership of `len` bytes at `ptr` in memory of `device`. `release` gives them back on drop, from
+    /// Takes ownership of `len` bytes at `ptr` in memory of `device`. `release` releases them on drop, from
     /// any thread.
     ///
     /// # Safety

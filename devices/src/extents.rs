@@ -150,8 +150,8 @@ impl<S: Span> Extents<S> {
         Ok(block)
     }
 
-    /// Takes a block back, and drops the chunk that is not kept any more. A chunk of another process, which this one was forked from, is
-    /// not known here.
+    /// Releases a block, and drops the chunk that is not kept any more. A chunk of a process that this one
+    /// was forked from is not known here.
     pub fn release(&self, span: &Arc<S>, offset: usize, bytes: usize) {
         let mut state = self.state.lock();
         let emptied = state.release(span, offset, size::<S>(bytes));

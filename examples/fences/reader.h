@@ -14,7 +14,7 @@ void reader_destroy(reader *self);
 /* Holds its thread up, so that sums come late. */
 void reader_pause(reader *self, int paused);
 
-/* Takes the tensor over. Sums are made one after the other, each after its tensor is ready. */
+/* Adopts the tensor. Sums are made one after the other, each after its tensor is ready. */
 sum *reader_sum(reader *self, DLManagedTensorFenced *tensor);
 /* Whether the sum is there, or will never be. */
 int sum_finished(sum *self);

@@ -138,7 +138,7 @@ pub mod cell {
             f(self.0.get())
         }
 
-        /// Gives the value back.
+        /// Returns the value.
         pub fn into_inner(self) -> T {
             self.0.into_inner()
         }

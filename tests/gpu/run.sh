@@ -14,7 +14,7 @@ mkdir -p "$results" || exit 1
 python=${ESTAFETTE_PYTHON:-python3}
 site=$(mktemp -d) || exit 1
 trap 'rm -rf "$site"' EXIT
-# A wheel is an archive; what cannot be unpacked is told by the step that needs it.
+# A wheel is an archive; an archive that cannot be unpacked fails in the step that needs it.
 if command -v "$python" >/dev/null; then
     "$python" -m zipfile -e "$here"/estafette_engine-*.whl "$site" || echo "the wheel cannot be unpacked" >&2
     PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}

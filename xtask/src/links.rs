@@ -56,8 +56,8 @@ const GOALS: &[(&str, &str, Limit)] = &[
     // Pages of the tensor would be thousands.
     ("page faults for a tensor", "0", Median(0.05)),
     ("descriptors for 10,000 tensors, beyond segments", "", Each(8.0)),
-    ("a waiter is told of a kill", "0.17", P99(5.0)),
-    ("a waiter is told of the kill of a large process", "0.17", Each(5.0)),
+    ("a waiter is notified of a kill", "0.17", P99(5.0)),
+    ("a waiter is notified of the kill of a large process", "0.17", Each(5.0)),
     ("what the killed process used is free, after its end", "0", Each(5.0)),
     ("estafette.ray; 64 MB; awake", "", Part(1.15, "estafette.ray; 1 KB; awake")),
     ("estafette.ray; 64 MB; awake", "", Part(1.0 / 4.0, "Ray objects; 64 MB; awake")),

@@ -55,7 +55,7 @@ inline void check(int status) {
 /// A point in the work of some scheduler. Copies share it.
 class Fence {
  public:
-  /// Takes one count over.
+  /// Adopts one reference.
   static Fence adopt(const DLFence &raw) { return Fence(raw); }
 
   /// Adds a reference.
@@ -283,7 +283,7 @@ using Executor = std::function<void(std::function<void()>)>;
 /// A promise of an n-dimensional array. Copies share it.
 class Tensor {
  public:
-  /// Takes one count over.
+  /// Adopts one reference.
   static Tensor adopt(estafette_tensor *tensor) { return Tensor(tensor); }
 
   Tensor(const Tensor &other) : tensor_(other.tensor_) { estafette_tensor_retain(tensor_); }
@@ -917,7 +917,7 @@ class Engine {
     check(estafette_engine_create(&options, &handle_->engine));
   }
 
-  /// Takes a handle over, such as Python's `eng.c_handle()`.
+  /// Adopts a handle, such as Python's `eng.c_handle()`.
   static Engine adopt(estafette_engine *engine) { return Engine(engine); }
 
   estafette_engine *get() const noexcept { return handle_ ? handle_->engine : nullptr; }
@@ -989,7 +989,7 @@ class Engine {
     return Link(out);
   }
 
-  /// Takes a tensor over; `managed` is empty afterwards, unless this throws.
+  /// Adopts a tensor; `managed` is empty afterwards, unless this throws.
   Tensor import(Managed &managed, const Fence *ready = nullptr) const {
     estafette_tensor *out;
     check(estafette_import(get(), managed.get(), ready ? ready->get() : nullptr, &out));

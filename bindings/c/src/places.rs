@@ -194,7 +194,7 @@ impl<S> Places<S> {
         Some(number)
     }
 
-    /// Takes a place back.
+    /// Frees a place.
     pub(crate) fn release(&self, number: u32) {
         let kind = self.kind as usize;
         let surplus = KEPT.try_with(|kept| {

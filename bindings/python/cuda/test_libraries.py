@@ -160,7 +160,7 @@ def test_the_host_waits_for_libraries_that_name_no_stream_and_do_not_work_on_the
     assert thread.is_alive(), "it waits"
     sim.unblock(ours)
     thread.join(30)
-    # A stream that nothing was told to.
+    # A stream that got no work.
     result = sim.memory(SIZE)
     sim.copy(lib.current, result, x.data_ptr, SIZE)
     assert sim.read(lib.current, result, SIZE) == bytes([7]) * SIZE

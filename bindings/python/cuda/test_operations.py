@@ -126,7 +126,7 @@ def test_a_library_that_the_function_imports_itself_is_waited_for(sim, eng, monk
             raise ValueError("on purpose")
 
     filled = eng.submit(fill, writes=[x], using=lambda t: t.data_ptr, on="cuda")
-    # PyTorch is told of streams from here on. The simulator finds what is not ordered after the filling.
+    # PyTorch gets the current stream from here on. The simulator finds what is not ordered after the filling.
     copy = lambda x, y: sim.copy(lib.current, y.pointer, x.pointer, SIZE)
     if fails:
         with pytest.raises(est.OperationError, match="on purpose"):

@@ -490,7 +490,7 @@ class TestCtrlC:
             yield
 
         def thrown(kind):
-            # In a generator that has not begun, and, where the versions of Python let it be told from a signal, behind a `yield`.
+            # In a generator that has not begun, and, where the versions of Python distinguish it from a signal, behind a `yield`.
             fresh = generator()
             if sys.version_info < (3, 13):
                 next(fresh)

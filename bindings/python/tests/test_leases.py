@@ -1,4 +1,4 @@
-"""Leases as the design decides their hard cases: who waits for whom, who is told, and when memory may be written."""
+"""Leases as the design decides their hard cases: who waits for whom, who is notified, and when memory may be written."""
 
 import asyncio
 import gc

@@ -27,7 +27,7 @@ class Slow(Made):
 
     def _delete(self, managed):
         self.entered.set()
-        assert self.may_return.wait(60), "the test never let the deleter go"
+        assert self.may_return.wait(60), "the test never released the deleter"
         super()._delete(managed)
 
 

@@ -8,7 +8,7 @@ from peers import PEERS, aligned
 
 NAMES = ("numpy", "jax", "torch")
 
-# Every peer, in an order in which none that cannot be told about read-only memory comes after one that makes such.
+# Every peer, in an order in which a peer that does not know read-only memory never comes after one that makes such memory.
 CIRCLE = ("numpy", "tvm_ffi", "tensorflow", "torch", "pyarrow", "jax")
 
 

@@ -18,7 +18,7 @@ class Hanging(Made):
 
     def _delete(self, managed):
         self.entered.set()
-        assert self.may_return.wait(30), "the test never let the deleter go"
+        assert self.may_return.wait(30), "the test never released the deleter"
         super()._delete(managed)
 
 

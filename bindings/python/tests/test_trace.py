@@ -717,13 +717,13 @@ def test_a_report_is_printed_where_its_characters_cannot_be(tmp_path):
 def test_a_ticket_has_the_line_of_the_program_that_took_it(tmp_path):
     with est.record(tmp_path / "run.pftrace"), est.Engine(workers=1, shared=True) as eng:
         t = eng.zeros(2, "float64")
-        ticket = t.ticket()  # for anyone
+        ticket = t.ticket()  # for any process
         packed = ForkingPickler.dumps(t)  # for a queue
         leases = [op.lease for op in eng.diagnose().operations if op.lease is not None]
         ticket.revoke()
         pickle.loads(bytes(packed)).wait()
     lines = pathlib.Path(__file__).read_text().splitlines()
-    lines = [at for at, line in enumerate(lines, 1) if line.endswith(("# for anyone", "# for a queue"))]
+    lines = [at for at, line in enumerate(lines, 1) if line.endswith(("# for any process", "# for a queue"))]
     assert [(lease.file, lease.line) for lease in leases] == [(__file__, line) for line in lines]
 
 

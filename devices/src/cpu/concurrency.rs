@@ -517,7 +517,7 @@ mod tests {
             let (chosen, with_all) =
                 runs_few_long_jobs(16, ready, 2_000, |threads| 2_000_000 * threads as u64);
             assert!(chosen == 1 && with_all < 0.2, "{ready} ready: {chosen}, {with_all}");
-            // Those that release it gain by each thread that has a job.
+            // Bodies that release the lock gain by each thread that has a job.
             let (chosen, _) = runs_few_long_jobs(16, ready, 2_000, |_| 2_000_000);
             assert!(chosen >= ready, "{ready} ready: {chosen}");
         }

@@ -397,7 +397,8 @@ impl<J: Job> PoolState<J> {
 impl<J> PoolState<J> {
     /// Jobs were pushed: wakes a worker, if one is of use and the jobs are not left to a thread that waits.
     fn notify_of_push(self: &Arc<Self>) {
-        // A thread that has a slot looks for its jobs, and wakes a worker for others, before it gives that back.
+        // A thread that has a slot looks for its jobs, and wakes a worker for others, before it releases the
+        // slot.
         let is_left = |concurrency: &Concurrency| concurrency.pushed(SLOT.get() != self.address());
         if !self.concurrency().is_some_and(is_left) {
             self.notify();

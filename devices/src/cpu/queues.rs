@@ -395,7 +395,7 @@ impl<'a, J> Hand<'a, J> {
         self.queues.stealers().iter().find_map(|stealer| from(self, stealer, wanted))
     }
 
-    /// Takes the job in hand and gives it back if it is wanted.
+    /// Takes the job in hand, and returns it if it is wanted.
     fn consider(&mut self, job: J, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
         self.shared.push_back(job);
         if self.shared.back().is_some_and(wanted) { self.shared.pop_back() } else { None }

@@ -277,7 +277,7 @@ fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
     });
     assert_eq!(order(&other, &before), Order::Device);
     blocked.release();
-    let told = receiver.recv_timeout(PATIENCE).expect("who asked meanwhile is told");
+    let told = receiver.recv_timeout(PATIENCE).expect("a thread that queried meanwhile is notified");
     assert!(told.is_ok());
     settle(&record(&other)).expect("nothing failed");
     bench.assert_nothing_wrong();

@@ -201,7 +201,7 @@ fn memory_that_a_pool_gets_back_late_makes_room_for_memory_of_other_kinds() {
         }
         thread::sleep(MOMENT);
         blocked.release();
-        drop(allocated.join().expect("the pool has given it back"));
+        drop(allocated.join().expect("the pool has released it"));
         simulator.connections(0);
     }
     bench.assert_nothing_wrong();

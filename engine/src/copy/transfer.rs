@@ -88,7 +88,7 @@ impl<T: ReleaseAfter> KeepAlive<T> {
     /// Waits for the fences.
     ///
     /// # Errors
-    /// One of them has failed.
+    /// A fence has failed.
     pub(super) fn settle(&self, core: &Core) -> Result<(), DeviceError> {
         self.after.iter().try_for_each(|fence| wait(core, fence))
     }

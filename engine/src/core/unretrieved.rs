@@ -94,13 +94,13 @@ pub(crate) struct Failures {
 
 #[derive(Debug, Default)]
 struct List {
-    /// Those that something may still hold, and some that are gone.
+    /// Failures that a handle may still hold, and some whose last handle is gone.
     live: Vec<Listed>,
-    /// Length of `live` at which the latter are taken out.
+    /// Length of `live` at which failures whose last handle is gone are taken out.
     prune_at: usize,
-    /// Those that were reported when their last handle went, the first [`KEPT`].
+    /// Failures that were reported when their last handle was dropped, the first [`KEPT`].
     gone: Vec<OperationError>,
-    /// The number of further ones.
+    /// The number of such failures past [`KEPT`].
     omitted: u64,
     /// The last handle of the engine is gone: no failure is kept any more.
     closed: bool,
@@ -188,7 +188,7 @@ impl Failures {
         if list.gone.len() < KEPT {
             return list.gone.push(failure);
         }
-        // Those that were retrieved since make room.
+        // Failures that were retrieved since make room.
         let retrieved = list.take_retrieved();
         let failure = if list.gone.len() < KEPT {
             list.gone.push(failure);
@@ -203,7 +203,8 @@ impl Failures {
 }
 
 impl List {
-    /// Those that were retrieved after their last handle had gone, to be dropped where no lock is held.
+    /// Takes out failures that were retrieved after their last handle was dropped. The caller drops them
+    /// where no lock is held.
     fn take_retrieved(&mut self) -> Vec<OperationError> {
         let (retrieved, gone) =
             std::mem::take(&mut self.gone).into_iter().partition(|known| known.fate().is_retrieved());

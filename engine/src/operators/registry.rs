@@ -59,7 +59,7 @@ impl Operators {
             .map_err(|refused| refused.error)
     }
 
-    /// Adds an operator, or gives it back with the reason.
+    /// Adds an operator, or returns it with the reason.
     pub(crate) fn add(&self, operator: Operator) -> Result<Arc<Operator>, Box<Refused>> {
         let mut known = match self.known() {
             Ok(known) => known,

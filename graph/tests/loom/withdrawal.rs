@@ -47,7 +47,7 @@ fn a_request_is_withdrawn_while_others_are_submitted_behind_it() {
         });
         assert!(world.withdraw(&request), "the read is not completed");
         let at_once = thread.join().unwrap();
-        assert_eq!(world.done(), 1, "the submission found the way free, or the withdrawal let it go");
+        assert_eq!(world.done(), 1, "the submission found the way free, or the withdrawal granted it");
         noted.note(at_once);
         world.run(held);
         assert!(world.vars.iter().all(Var::is_quiet));

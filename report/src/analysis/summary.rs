@@ -89,13 +89,13 @@ pub struct Totals {
     pub operations: usize,
     /// Operations, copies and imports that failed themselves.
     pub failed: usize,
-    /// Those that were cancelled.
+    /// Operations that were cancelled.
     #[serde(default)]
     pub cancelled: usize,
-    /// Those that were skipped, since what they need failed or was cancelled.
+    /// Operations that were skipped, since an operation that they need failed or was cancelled.
     #[serde(default)]
     pub skipped: usize,
-    /// Those that had not ended.
+    /// Operations that had not ended.
     pub unfinished: usize,
     /// Waits and awaits of the program.
     pub waits: usize,

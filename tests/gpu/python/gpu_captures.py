@@ -61,7 +61,7 @@ def check_leases_end_while_torch_captures() -> None:
                 torch.mul(source, 2.0, out=out)
                 views.pop()
                 early.pop()
-                # Threads of the engine give the memory back meanwhile.
+                # Threads of the engine release the memory meanwhile.
                 time.sleep(0.002)
         for value in (3.0, 5.0):
             source.fill_(value)

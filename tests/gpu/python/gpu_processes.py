@@ -13,7 +13,7 @@ import estafette as est
 from suite import ON, REHEARSAL, SIMULATOR, Skip, figure, report, run, spread, torch
 
 COUNT, DELAY_MS, FREE_MS = 1 << 20, 100.0, 10.0
-#: How the program that this one starts is told what to do.
+#: How the program that this one starts gets its task.
 OTHER = "--other"
 LIMIT = 60.0
 

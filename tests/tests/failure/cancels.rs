@@ -127,7 +127,10 @@ fn random_cancels_are_reported_to_the_waits_that_depend_on_them_and_to_no_other(
                 !cancelled
             });
         }
-        assert!(told > 0 && spared > 0, "seed {seed}: {told} waits were told, and {spared} looks found none");
+        assert!(
+            told > 0 && spared > 0,
+            "seed {seed}: {told} waits were notified, and {spared} polls found none"
+        );
         waits.retain(|wait| !wait.is_lease);
         gate.open();
         engine.wait_all(None).unwrap();

@@ -15,7 +15,7 @@ fn copied(engine: &Engine) -> u64 {
     engine.stats().copied_for_processes
 }
 
-/// A result whose type and shape are not known before the other end of the channel lets it go.
+/// A result whose type and shape are not known before the other end of the channel releases it.
 fn late(
     engine: &Engine,
     make: impl FnOnce() -> BodyResult<Produced> + Send + 'static,

@@ -43,7 +43,7 @@ fn a_large_block_goes_back_to_the_system_when_its_tensor_is_gone() {
     drop(block);
     engine.wait_all(None).unwrap();
     tests::nothing_left::assert_nothing_left(&[&engine]);
-    // The worker may be the last one that has the block, and be giving it back.
+    // The worker may be the last one that has the block, and be releasing it.
     until("the block goes back", || resident().saturating_sub(before) < SLACK);
 }
 

@@ -210,7 +210,8 @@ fn switches(threads: &[String]) -> u64 {
     threads.iter().map(of).sum()
 }
 
-/// Waits with several threads until `wait` lets them go, which `open` brings about. Meanwhile there has to be
+/// Waits with several threads until `wait` returns in them, which `open` brings about. Meanwhile there has to
+/// be
 /// a second in which they all wake `most` times or less: they may take long to fall asleep, and a busy
 /// machine only makes them wake less.
 fn sleep_soundly(threads: usize, most: u64, wait: impl Fn() + Sync, open: impl FnOnce()) {
@@ -273,7 +274,7 @@ fn full_engine() -> (Engine, Tensor, mpsc::Sender<()>) {
 fn threads_that_wait_for_all_sleep_until_everything_has_ended() {
     let _alone = exclusive();
     let (engine, _first, open) = full_engine();
-    // One of them checks for a standstill, twice a second after a while.
+    // One of the threads checks for a standstill, twice a second after a while.
     sleep_soundly(20, 10, || engine.wait_all(None).expect("the gate opens"), || drop(open));
 }
 

@@ -739,7 +739,7 @@ fn a_cancelled_operation_behind_a_lease_is_known_at_once_to_all_who_wait() {
     let before = y.ready();
     assert!(update.cancel());
     assert!(!update.cancel(), "once is enough");
-    // Those that waited before, and those that ask now; directly, and by what depends on it.
+    // Earlier waits and new ones; for the tensor itself, and for one that depends on it.
     let errors = [
         block_on(before).unwrap_err(),
         block_on(x.ready()).unwrap_err(),

@@ -71,7 +71,7 @@ fn the_watchdog_tells_once_of_what_is_stalled_for_too_long() {
     let t = engine.zeros(&[1], DType::F32).unwrap();
     let lease = block_on(t.lease(Access::Read, "the plotter")).unwrap();
     let op = engine.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap();
-    until("it is told", || !told.lock().unwrap().is_empty());
+    until("it is reported", || !told.lock().unwrap().is_empty());
     sleep(limit * 2);
     drop(lease);
     op.wait().unwrap();
@@ -233,7 +233,7 @@ fn the_watchdog_goes_on_after_a_panic_of_what_it_calls() {
         let x = engine.zeros(&[1], DType::F32).unwrap();
         let lease = block_on(x.lease(Access::Read, "the plotter")).unwrap();
         let op = engine.op("write").writes([&x]).run(|[], [_x]| Ok(())).unwrap();
-        until("it is told", || told.load(Ordering::SeqCst) == stalls);
+        until("it is reported", || told.load(Ordering::SeqCst) == stalls);
         (lease, op)
     });
     for (lease, op) in stalled {

@@ -81,7 +81,7 @@ class _Plugin(WorkerPlugin):
         worker.handlers["get_data"] = self._get_ready_data
 
     def teardown(self, worker: Any) -> None:
-        # Another plugin may have taken it over.
+        # Another plugin may have replaced it.
         if worker.handlers["get_data"] == self._get_ready_data:
             worker.handlers["get_data"] = self._get_data
 

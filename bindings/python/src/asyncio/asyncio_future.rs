@@ -116,7 +116,7 @@ impl AsyncioFuture {
         call_soon(this, callback)
     }
 
-    /// Removes a callback; says how often it was there.
+    /// Removes a callback; returns how often it was registered.
     fn remove_done_callback(&self, py: Python<'_>, function: &Bound<'_, PyAny>) -> PyResult<usize> {
         // A comparison runs code of the program, which may raise, or end the future.
         let callbacks = self

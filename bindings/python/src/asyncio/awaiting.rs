@@ -52,7 +52,7 @@ pub struct Awaiter {
     waiter: Option<Arc<AwaitWaker>>,
     /// The future that the task is suspended on.
     suspended: Option<Py<AsyncioFuture>>,
-    /// The list that keeps that future, and its number there.
+    /// The list that keeps that future, and the future's number in the list.
     left: Option<(Py<Wakeups>, u64)>,
     /// The operation that it is polled as.
     scope: Option<Scope>,
@@ -160,7 +160,7 @@ impl Awaiter {
         Ok(py.None().into_bound(py))
     }
 
-    /// Leaves an asyncio future to be finished by the wake-up, unless that has come already.
+    /// Leaves an asyncio future to be finished by the wake-up, unless the wake-up was delivered already.
     fn suspend(&mut self, py: Python<'_>) -> PyResult<()> {
         let running = running_loop::get(py)?
             .ok_or_else(|| PyRuntimeError::new_err(
@@ -451,7 +451,7 @@ impl Wakeups {
         Ok(made.unbind())
     }
 
-    /// Keeps an asyncio future; gives its number.
+    /// Keeps an asyncio future; returns its number.
     fn register(&self, on: Py<AsyncioFuture>) -> u64 {
         let mut numbered = self.numbered.lock();
         let number = numbered.next;
@@ -460,7 +460,8 @@ impl Wakeups {
         number
     }
 
-    /// An asyncio future, if it is still there. To be dropped where no lock is held.
+    /// Removes an asyncio future, if the list still has it. The caller drops the future where no lock is
+    /// held.
     fn take_back(&self, number: u64) -> Option<Py<AsyncioFuture>> {
         self.numbered.lock().suspended.remove(&number)
     }

@@ -41,7 +41,7 @@ impl<'py> Dictionary<'py> {
     }
 }
 
-/// Memory that `object` owns, as a struct whose deleter lets the object go.
+/// Memory that `object` owns, as a struct whose deleter drops the object.
 ///
 /// # Safety
 /// `data` is memory as `layout` says for as long as the object lives, and is not written if it is `read_only`.

@@ -41,7 +41,7 @@ pub fn to_numpy<'py>(
     if let Some(raised) = interrupt::kept(this.as_ptr().addr()) {
         return Err(raised);
     }
-    // It is NumPy that asks, so it is there.
+    // NumPy makes this request, so NumPy is loaded.
     let numpy = py.import("numpy")?;
     let array = match numpy.call_method1("from_dlpack", (this,)) {
         Ok(array) => array,
@@ -66,7 +66,8 @@ pub fn to_numpy<'py>(
         options.set_item("copy", copy)?;
         return numpy.call_method("array", (array, dtype), Some(&options));
     }
-    // It copies where it must, as NumPy 2 does by `copy=None`, which NumPy 1 takes for True or refuses.
+    // `asarray` copies where it must, as NumPy 2 does by `copy=None`, which NumPy 1 takes for True or
+    // refuses.
     numpy.call_method1("asarray", (array, dtype))
 }
 

@@ -338,7 +338,8 @@ pub fn until_known(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if bindings::tensor::is_defined(tensor) {
         return Ok(());
     }
-    // Its version was declared good although the operation that should have made it never did.
+    // The tensor's version was declared good although the operation that should have made the tensor never
+    // did.
     Err(to_py(py, &Error::NotDefined("the operation that should have made it did not".into())))
 }
 

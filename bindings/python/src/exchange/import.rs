@@ -188,7 +188,7 @@ fn through_table(
 ) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     if let Err(refusal) = peers::refuse_unsaid(object, peer) {
-        // Its `__dlpack__` says it in the library's own words, if it looks.
+        // The object's `__dlpack__` raises the library's own error, if it checks.
         return through_protocol(object, peer, &Wanted::default()).and(Err(refusal));
     }
     let managed = match table.take(object) {
@@ -333,7 +333,7 @@ pub fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
 /// Says of memory that a device may be writing what could not be ordered about it.
 fn note_device(py: Python<'_>, device: DLDevice, peer: &Peer, ordered: bool) {
     if ordered {
-        // Its queue or its stream orders it.
+        // The producer's queue or stream orders the work.
         return;
     }
     if device.device_type.name().is_none() {

@@ -164,10 +164,10 @@ const JAX: Peer = Peer {
     // With XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT it names none, and refuses each as unimplemented.
     own_streams: true,
     host_wait: Some("block_until_ready"),
-    // They are those of its client.
+    // JAX's streams are those of its client.
     streams: Streams::Last,
     exports_alone: true,
-    // It leaves the array to the next call of JAX.
+    // The deleter leaves the array to the next call of JAX.
     inline_deleter: true,
     has_host_buffers: true,
     source: "jax-ml/jax: jaxlib/dlpack.cc, jaxlib/py_array.cc, jax/_src/dlpack.py; jax-ml/jax#40789; openxla/xla: tfrt_gpu_buffer.cc, pjrt_c_api_wrapper_impl.cc",
@@ -181,7 +181,7 @@ static UNSAID_BY_TORCH: [Unsaid; 3] =
 static PEERS: &[Peer] = &[
     Peer {
         root: "numpy",
-        // It refuses to make a legacy struct of a read-only array.
+        // NumPy refuses to make a legacy struct of a read-only array.
         legacy_writable: true,
         stream: Stream::HostOnly,
         omitted: Omitted::HostWait,
@@ -197,7 +197,7 @@ static PEERS: &[Peer] = &[
         honours_read_only: false,
         // `None` itself is the default stream; an omitted argument is -1, on purpose (pytorch/pytorch#163242).
         omitted: Omitted::NoSync,
-        // For what its tensors call "cpu" it asserts that there is none.
+        // On the device that its tensors call "cpu", the library asserts that there is no stream.
         streams_for_pinned: false,
         // c10/cuda/CUDAStream.cpp: the streams of the pool are never destroyed.
         streams: Streams::PyTorchPool,

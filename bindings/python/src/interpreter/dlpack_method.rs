@@ -144,7 +144,7 @@ unsafe fn plain<'py>(
     let from = From::Tensor(tensor.tensor(py)?, Access::Read, tensor.engine());
     let max_version = versioned.then_some((1, 0));
     let request = ExportRequest { stream: None, max_version, dl_device: None, copy: None };
-    // It asks for no copy.
+    // The request asks for no copy.
     capsule::wrap(py, export::export_plain(py, from, &request)?).map(Some)
 }
 

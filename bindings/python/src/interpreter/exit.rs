@@ -1,4 +1,4 @@
-//! The interpreter's exit, with whatever is still open.
+//! The interpreter's exit, while engines and operations are still alive.
 //!
 //! 1. What is in flight runs to its end, as with `concurrent.futures`. That is waited for twice: before Python joins its
 //!    threads, as bodies may need them, and after, for what those threads have submitted. The wait ends when no operation has
@@ -90,7 +90,8 @@ pub fn known(engine: &Engine) -> Option<EngineHandle> {
 pub fn before_threads_end(py: Python<'_>) {
     finish(py, false);
     if is_child_of_multiprocessing(py).unwrap_or(false) {
-        // Those that *fork* and *forkserver* start end by `os._exit` after this function, without `atexit`.
+        // Processes that *fork* and *forkserver* start end by `os._exit` after this function, without
+        // `atexit`.
         report_what_is_left(py);
     }
 }
@@ -173,7 +174,7 @@ fn finish(py: Python<'_>, last: bool) {
         ExitOutcome::Held | ExitOutcome::Abandoned => {
             ABANDONED.store(true, Ordering::Relaxed);
             let said = say_abandoned(py, &engines, interrupted).or_else(|error| {
-                // Ctrl-C while this was said must not hide it.
+                // Ctrl-C during the report must not hide the report.
                 let again = error.is_instance_of::<PyKeyboardInterrupt>(py);
                 if again { say_abandoned(py, &engines, true) } else { Err(error) }
             });

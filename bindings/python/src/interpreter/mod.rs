@@ -7,7 +7,7 @@
 //! | `call_site` | Where in a Python program a call comes from |
 //! | `courier` | Work for the Python lock that threads of the engine hand to a thread of its own |
 //! | `dlpack_method` | `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version |
-//! | `exit` | The interpreter's exit, with whatever is still open |
+//! | `exit` | The interpreter's exit, while engines and operations are still alive |
 //! | `fastcall` | Calls that CPython has a faster form of than the stable interface of 3.11 knows |
 //! | `finalization` | Calls of Python code that a thread may come back from when the interpreter is finalizing |
 //! | `guard` | The guard between threads of the engine and the interpreter |

@@ -1,10 +1,12 @@
 //! The Python lock as a lock that bodies share: a worker keeps it from one body to the next.
 //!
-//! Python code gives the lock away once another thread has asked for it, which that thread does when it has waited for a switch interval. A
-//! body in C, such as a function of NumPy on a small array, runs no Python code, and never looks. So a thread that runs bodies releases the
-//! lock between two of them, and CPython gives it to a thread that has asked. One that has not asked yet is likely to find the lock taken
-//! again, and waits for a whole interval from then on. So releases are one and a half intervals apart: it has asked by the next one. An event
-//! loop thus waits for two and a half intervals and two bodies at most per thread that runs bodies.
+//! A thread that has waited for the lock for a switch interval requests it, and Python code then releases the
+//! lock. A body in C, such as a function of NumPy on a small array, runs no Python code, and never checks for
+//! a request. So a thread that runs bodies releases the lock between two of them, and CPython gives the lock
+//! to a thread that has requested it. A thread that has not requested it yet is likely to find the lock taken
+//! again, and waits for another whole interval. So releases are one and a half intervals apart: by the next
+//! release the thread has requested the lock. An event loop thus waits for at most two and a half intervals
+//! and two bodies per thread that runs bodies.
 
 use std::cell::Cell;
 
@@ -15,7 +17,7 @@ use pyo3::prelude::*;
 use crate::interpreter::once::imported;
 use crate::interpreter::{fastcall, guard};
 
-/// The time between two questions of a thread for the interval, which a program may change.
+/// The time between two queries of a thread for the switch interval, which a program may change.
 const PERIOD_QUERY: Duration = Duration::from_secs(1);
 
 thread_local! {
@@ -67,7 +69,7 @@ fn restart_clock() {
     }
 }
 
-/// Lets a thread that waits for the lock have it, at most once in one and a half switch intervals.
+/// Releases the lock for a moment, for a thread that waits, at most once in one and a half switch intervals.
 fn release_if_due(py: Python<'_>) {
     let now = Instant::now();
     let clock = CLOCK.get().map_or_else(
@@ -86,7 +88,7 @@ fn release_if_due(py: Python<'_>) {
 
 fn period(py: Python<'_>) -> Duration {
     let interval = || imported!(py, "sys", "getswitchinterval")?.call0()?.extract();
-    // Its default.
+    // Python's default.
     let seconds = interval().unwrap_or(0.005_f64);
     Duration::try_from_secs_f64(1.5 * seconds).unwrap_or(Duration::MAX)
 }

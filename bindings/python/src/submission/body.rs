@@ -61,7 +61,8 @@ struct BodyParts {
     result: Use,
     /// The queue of the function: what is there when it returns is a part of the operation.
     on: Option<Arc<On>>,
-    /// Of a node: a list for what a graph needs that was recorded from the function, such as pools of memory.
+    /// For a node: the list of objects that a graph captured from the function needs, such as pools of
+    /// memory.
     kept: Option<Py<PyList>>,
 }
 

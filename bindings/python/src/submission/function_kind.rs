@@ -25,7 +25,7 @@ const PARTIALS_MAX: usize = 8;
 /// The result of calling a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FunctionKind {
-    /// Its result, or a coroutine that nothing announces.
+    /// The call returns the result, or a coroutine that the function's type does not announce.
     Plain,
     /// A coroutine.
     Async,

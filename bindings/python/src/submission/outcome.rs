@@ -33,7 +33,7 @@ pub enum Use {
     Several(Arc<Results>),
 }
 
-/// A result, and what has to be done before it is there. It is large, so it goes from call to call in a box.
+/// A result, and the fences that must be done before the result is ready. Large, so callers pass it in a box.
 pub struct DeferredResult {
     /// `None` for several results.
     produced: Option<Produced>,
@@ -93,7 +93,7 @@ fn take_operand(value: &Bound<'_, PyAny>, scope: impl Fn() -> Option<Scope>) -> 
     }
 }
 
-/// One array, and what it waits for.
+/// One array, and the fences that it waits for.
 fn take_one(value: &Bound<'_, PyAny>, on_device: bool) -> PyResult<(Produced, FenceSet)> {
     if let Ok(tensor) = value.cast::<PyTensor>() {
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());

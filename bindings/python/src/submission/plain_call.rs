@@ -52,7 +52,7 @@ impl PlainCall {
         let outcome = self.call(py);
         if FORKED_IN.load(Ordering::Relaxed) == self.scope.as_ptr() {
             let error = outcome.as_ref().err().map(|error| error.clone_ref(py));
-            // It does not return.
+            // `end_child` does not return.
             helper(py, "end_child")?.call1((error,))?;
         }
         outcome

@@ -42,7 +42,7 @@ impl Drop for Running {
             let at = running.iter().rposition(|body| body.thread == self.thread);
             at.map(|at| running.remove(at))
         };
-        // Its function may go with it.
+        // This may drop the operation's function.
         drop(ended);
     }
 }

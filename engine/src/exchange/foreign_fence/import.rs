@@ -169,7 +169,7 @@ struct ForeignEvent {
 }
 
 struct Subscriptions {
-    /// The number of each in the registry, and the token that takes it back.
+    /// The number of each subscription in the registry, and the token that ends it.
     tokens: Vec<(u64, u64)>,
     sweep_at: usize,
 }

@@ -19,7 +19,7 @@ pub fn map(bytes: usize) -> Option<NonNull<u8>> {
     Some(pages)
 }
 
-/// Gives a mapping back.
+/// Unmaps a mapping.
 ///
 /// # Safety
 /// `ptr` is a mapping of `bytes` bytes that [`map`] made, which is not used any more.

@@ -1,6 +1,7 @@
 //! The CUDA array interface, version 3, in both directions (numba/numba: docs/source/cuda/cuda_array_interface.rst).
 //!
-//! It describes memory in a dictionary that keeps nothing alive. So of an import the object itself is kept, until the last use
+//! The interface describes memory in a dictionary that keeps nothing alive. So an import keeps the object
+//! itself, until the last use
 //! of the memory is over. The end of an export's use is unknown: the dictionary of a tensor is a view without a
 //! lease, read-only in what it says, and counted as an exchange that could not be ordered; that of a view (`t.read()`,
 //! `eng.access`) is covered by the view's lease, and that of an operand, in the function of an operation, by the operation.
@@ -72,7 +73,8 @@ pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, 
         }
     };
     let layout = layout.or_raise(py)?;
-    // Its own words: without an entry no synchronization is needed. Before version 3 there was none to have.
+    // The interface says: without an entry no synchronization is needed. Before version 3 there was no such
+    // entry.
     let of_default = version < WITH_STREAM || peer.unnamed_is_default;
     let stream = match interface.entry("stream")? {
         Some(stream) if peer.unnamed_is_default && is_zero(&stream) => Some(stream::LEGACY),

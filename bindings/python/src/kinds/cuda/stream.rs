@@ -73,7 +73,8 @@ fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
 pub fn keeper(stream: &Bound<'_, PyAny>, handle: usize, device: DLDevice) -> Option<Keeper> {
     let py = stream.py();
     if handle <= PER_THREAD {
-        // The legacy stream needs none, and that of a thread is another one on the thread where the lease ends.
+        // The legacy stream needs no keeper. The handle of a thread's default stream means another stream on
+        // the thread where the lease ends.
         return None;
     }
     if stream.hasattr(intern!(py, "__cuda_stream__")).unwrap_or(false) {
@@ -126,7 +127,7 @@ pub fn queue_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
     Err(PyValueError::new_err(format!("on={}: {why}", stream.repr()?)))
 }
 
-/// The number of the device that a stream is of which does not say it itself.
+/// The device number of a stream whose object does not report it.
 fn device_of(stream: &Bound<'_, PyAny>, handle: usize) -> PyResult<i32> {
     let found = guard::detach(stream.py(), || {
         // Without a driver the device is not found, which says more.

@@ -1,7 +1,8 @@
 //! The SYCL USM array interface, version 1, in both directions (IntelPython/dpctl: docs, "USM memory manager and array
 //! interface"): shape, strides and offset in elements, and `syclobj`, what the memory's context is known by.
 //!
-//! It keeps nothing alive and says nothing of order. So of an import the object itself is kept until the last use of the memory is
+//! The interface keeps nothing alive and defines no order. So an import keeps the object itself until the
+//! last use of the memory is
 //! over, and what its queue had by then comes first, where `syclobj` is one. The end of an export's use is unknown:
 //! the dictionary of a tensor is that of memory that is ready, without a lease, and counted as an exchange that could not be
 //! ordered.

@@ -6,7 +6,7 @@ pub static PEERS: &[Peer] = &[
     Peer {
         root: "dpnp",
         legacy_writable: true,
-        // Its streams are SYCL queues, of which it passes none when it imports (data-apis/array-api#829).
+        // dpnp's streams are SYCL queues, of which it passes none when it imports (data-apis/array-api#829).
         omitted: Omitted::NoSync,
         source: "IntelPython/dpnp: dpnp/tensor/_dlpack.pyx; data-apis/array-api#829",
         ..UNKNOWN

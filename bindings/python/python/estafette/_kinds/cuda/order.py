@@ -3,7 +3,7 @@
 Every act that orders has a tick. A stream knows up to which tick the work of other streams comes before its own further work. What is
 handed over has spans: streams on which it was made, and the ticks between which that was. It is *not ordered* when its consumer's
 stream is ordered after nothing that is as late as the beginning of a span; *ordered* when it is ordered after the ends of all of them.
-Everything between these is *unknown*, and so is all that the libraries do not tell. An act that cannot be told apart orders everything.
+Everything between these is *unknown*, and so is all that the libraries do not tell. An act that cannot be identified orders everything.
 """
 
 from __future__ import annotations
