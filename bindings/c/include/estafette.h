@@ -454,11 +454,11 @@ typedef struct estafette_operator_info {
    */
   uint32_t reserved;
   /**
-   * Its name.
+   * The operator's name.
    */
   const char *name;
   /**
-   * Its origin, in words: a language, or the path of a library.
+   * The operator's origin, in words: a language, or the path of a library.
    */
   const char *origin;
 } estafette_operator_info;
@@ -1290,7 +1290,7 @@ estafette_status estafette_op_cancel(struct estafette_op *op);
 /**
  * Registers a function as the operator `name`, for all engines of this process. `options` say how it is called.
  * `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered, no call of it is under way, and
- * what calls have enqueued on streams is over.
+ * the work that calls have enqueued on streams is done.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `name`, `function` or `options`, or options that cannot be, which the text
  * names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be
@@ -1651,7 +1651,8 @@ estafette_status estafette_link_send(const struct estafette_link *link,
  * A tensor that the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`. What was ready stays readable.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;
- * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a link that is closed meanwhile, or when the other process has sent what makes no sense;
+ * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a link that is closed meanwhile, or when the
+ * other process has violated the protocol;
  * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
  * called by any thread.
  *
