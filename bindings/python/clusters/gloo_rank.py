@@ -74,8 +74,8 @@ def main(rank, path, is_ordered):
             function, value = (lambda x, _, step=step, source=source: broadcast(step, source, x, _)), step + source
         # Without the variable only the tensor orders them.
         writes = [x, communicator] if is_ordered else [x]
-        ops.append(eng.submit(function, [x], writes, on_skip=lambda error, step=step: tell(step, error)))
-        ops.append(eng.submit(lambda x, value=value: check(value, x), [x]))
+        ops.append(eng.submit(function, reads=[x], writes=writes, on_skip=lambda error, step=step: tell(step, error)))
+        ops.append(eng.submit(lambda x, value=value: check(value, x), reads=[x]))
     failures = {}
     for at, op in enumerate(ops):
         error = op.exception()

@@ -317,7 +317,7 @@ def failing(held):
     def fails(x):
         raise ValueError("no frame")
 
-    STATE["eng"].submit(fails, [x], [x])
+    STATE["eng"].submit(fails, reads=[x], writes=[x])
     return x
 
 

@@ -89,7 +89,7 @@ mod _estafette {
         asyncio::stopped_loop::{may_block, stand_for},
         command::command,
         error::kept_errors,
-        exchange::{peers::peers, unordered::unordered_exchanges},
+        exchange::{dtype::name_of, peers::peers, unordered::unordered_exchanges},
         submission::{helping::set_helping, plain_call::run_in_spans},
     };
 

@@ -13,7 +13,7 @@ def doubled(x):
     assert isinstance(x, est.Tensor)
     eng = est.default_engine()
     y = eng.zeros(4, "float64", shared=True)
-    eng.submit(lambda x, y: np.multiply(x, 2, out=y), [x], [y], using=np.from_dlpack)
+    eng.submit(lambda x, y: np.multiply(x, 2, out=y), reads=[x], writes=[y], using=np.from_dlpack)
     return y
 
 

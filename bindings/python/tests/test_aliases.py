@@ -126,7 +126,7 @@ class TestResults:
         assert np.from_dlpack(y).tolist() == [0, 1, 2, 3]
 
     def test_a_result_that_is_no_array_is_a_failure(self, eng):
-        y = eng.call(object)
+        y = eng.call(object, like=((), "int8"))
         with pytest.raises(est.OperationError, match="__dlpack__") as caught:
             y.wait()
         assert isinstance(caught.value.__cause__, TypeError)

@@ -6,12 +6,14 @@ import dataclasses
 import functools
 import inspect
 import sys
+import threading
 import time
 import weakref
 
 import pytest
 
 import estafette as est
+from conftest import peer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,6 +305,40 @@ class TestArguments:
         with pytest.raises(TypeError, match="generator"):
             eng.call(generate, ones, 3)
 
+    def test_a_tensor_in_a_deque(self, eng, np, ones):
+        class Window(collections.deque):
+            tag = None
+
+        window = Window([ones, 2.0], maxlen=5)
+        window.tag = "kept"
+        t = eng.call(lambda w: (w.copy(), type(w).__name__, w.tag, w.maxlen), window, using=np.from_dlpack)
+        (array, number), *rest = t.result(30)
+        assert value(np, array) == [1.0] * 3 and (number, *rest) == (2.0, "Window", "kept", 5)
+        assert list(window) == [ones, 2.0]
+
+    def test_a_tensor_in_a_partial_is_ordered(self, eng, np):
+        x = eng.zeros(3, "float64")
+        release = threading.Event()
+        eng.submit(lambda x: (release.wait(60), x.fill(7)), writes=[x], using=np.from_dlpack)
+        results = [
+            eng.call(functools.partial(np.add, x), 1.0),
+            eng.call(functools.partial(lambda a, b: a + b, b=x), 1.0, using=np.from_dlpack),
+            eng.wrap(functools.partial(np.add, x))(1.0),
+            eng.call(lambda f: f(1.0), functools.partial(functools.partial(np.add), x), using=np.from_dlpack),
+        ]
+        release.set()
+        assert [value(np, t) for t in results] == [[8.0] * 3] * 4
+
+    @pytest.mark.parametrize(
+        "held", [lambda t: {t}, lambda t: frozenset([(t,)]), lambda t: {1: t}.values(), lambda t: {t: 1}.keys(), lambda t: [{1: t}.items()]]
+    )
+    def test_a_tensor_where_no_array_can_stand_is_refused(self, eng, np, ones, held):
+        with pytest.raises(TypeError, match=r"in a (set|frozenset|dict_\w+): pass a list"):
+            eng.call(len, held(ones), using=np.from_dlpack)
+        # Others are passed on.
+        other = held(3)
+        assert eng.call(lambda it: it is other, other).result(30) is True
+
 
 class TestUsing:
     def test_a_function_of_an_array_library_gets_its_arrays(self, eng, np, ones):
@@ -382,6 +418,39 @@ class TestUsing:
         with est.Engine(workers=1, using=mine) as eng:
             assert value(np, eng.call(torch.relu, eng.from_dlpack(x))) == [0.0, 2.0]
         assert len(made) == 1
+
+    def test_leases_have_the_default_too(self, np):
+        with est.Engine(workers=1, using=np.from_dlpack) as eng:
+            t = eng.zeros(2, "int64")
+            with t.write() as x:
+                x[:] = 7
+            del x
+            with eng.access(reads=[t]) as (x,):
+                assert x.tolist() == [7, 7]
+            del x
+            with t.read(using=lambda view: view) as view:
+                assert type(view) is est.View
+
+    def test_a_view_says_how_its_elements_are_reached(self, eng):
+        with eng.zeros(2, "int64").write() as view:
+            for use in (lambda: view[0], lambda: view.__setitem__(0, 7)):
+                with pytest.raises(TypeError, match=r"t\.write\(using=np\.from_dlpack\)"):
+                    use()
+
+    @pytest.mark.parametrize("library", ["PIL.Image", "cv2", "numba.core", "pandas", "scipy.ndimage", "skimage", "sklearn.svm"])
+    def test_functions_of_libraries_without_arrays_of_their_own_get_those_of_numpy(self, eng, np, ones, library):
+        def function(x):
+            kinds.append(type(x))
+
+        kinds = []
+        function.__module__ = library
+        eng.call(function, ones).wait()
+        assert kinds == [np.ndarray]
+
+    def test_functions_of_scipy(self, eng, np, ones):
+        ndimage = peer("scipy.ndimage")
+        assert value(np, eng.call(ndimage.maximum_filter, ones, 3)) == [1.0] * 3
+        assert value(np, eng.call(peer("numba").njit(lambda x: x + 1), ones)) == [2.0] * 3
 
     def test_what_cannot_be_called_is_refused(self):
         with pytest.raises(TypeError, match="`using` is a function"):

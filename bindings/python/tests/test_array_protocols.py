@@ -81,9 +81,8 @@ class TestPython:
         with est.Engine(workers=1) as eng:
             asyncio.run(main(eng))
 
-    def test_length_and_truth(self, eng):
+    def test_length(self, eng):
         assert (len(eng.zeros((2, 3), "int8")), len(eng.zeros(0, "int8"))) == (2, 0)
-        assert eng.zeros(0, "int8") and eng.zeros(1, "int8")
         with pytest.raises(TypeError, match="no length"):
             len(eng.zeros((), "int8"))
 

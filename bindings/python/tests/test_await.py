@@ -344,7 +344,7 @@ def test_asynchronous_functions_run_on_the_loop_of_their_submitter(eng, np):
 def test_a_coroutine_goes_on_after_a_function_has_raised_what_the_coroutine_caught(eng):
     async def main():
         with pytest.raises(est.OperationError) as caught:
-            await eng.call(object)
+            await eng.call(object, like=((), "int8"))
 
         def again():
             raise caught.value

@@ -25,6 +25,22 @@ def test_it_is_equal_to_its_name_and_a_key_like_it(eng):
         assert (again, again.itemsize, type(again)) == (dtype, 4, est.DType)
 
 
+def test_it_is_equal_to_the_types_of_libraries(eng, np):
+    dtype = eng.zeros(1, "float32").dtype
+    for same in (np.float32, np.dtype("float32")):
+        assert dtype == same and same == dtype and not dtype != same
+    assert eng.zeros(1, "float64").dtype == float
+    for other in (np.float64, np.dtype(">f4"), np.zeros(1, "float32"), np.float32(1), object(), None, 3, float):
+        assert dtype != other and not np.any(dtype == other)
+
+
+def test_it_is_equal_to_the_types_of_torch_and_jax(eng):
+    torch, jnp = peer("torch"), peer("jax.numpy")
+    dtype = eng.zeros(1, "bfloat16").dtype
+    assert dtype == torch.bfloat16 and torch.bfloat16 == dtype and dtype != torch.float32
+    assert dtype == jnp.bfloat16 and dtype != jnp.float32
+
+
 @pytest.mark.parametrize("name, itemsize", [("bool", 1), ("int4", 1), ("bfloat16", 2), ("complex128", 16), ("float32x4", 16)])
 def test_it_tells_the_bytes_of_one_element(eng, name, itemsize):
     assert eng.zeros(4, name).dtype.itemsize == itemsize

@@ -40,7 +40,7 @@ class Holder:
 @pytest.mark.parametrize(
     "function, hold",
     [
-        (lambda held: [x * 2 for x in held], lambda t: {t}),
+        (lambda held: held[0] * 2, lambda t: types.MappingProxyType({0: t})),
         (lambda held: held.tensor.sum(), Holder),
         (lambda held: next(held) < 1, lambda t: iter([t])),
     ],
@@ -52,7 +52,7 @@ def test_a_tensor_where_none_is_looked_for_has_the_error_say_where_it_is(eng, np
     (note,) = caught.value.__cause__.__notes__
     assert "gives the function an array for each tensor that is an argument, or in a list" in note
     # Errors of this package say so themselves, and errors of the function stay as they are.
-    for function in (lambda: float(t), lambda: 1 + "a"):
+    for function in (lambda: t.__reduce_ex__(2), lambda: 1 + "a"):
         with pytest.raises(est.OperationError) as caught:
             eng.call(function).wait()
         assert isinstance(caught.value.__cause__, TypeError) and not hasattr(caught.value.__cause__, "__notes__")
@@ -203,9 +203,9 @@ def test_failing_using_is_a_failure_of_the_operation(eng):
         eng.submit(lambda x: None, reads=[eng.zeros(1, "int8")], using=using).wait()
 
 
-def test_a_result_that_is_no_array_fails_the_operation(eng):
+def test_a_result_that_is_no_array_as_declared_fails_the_operation(eng):
     with pytest.raises(est.OperationError, match="object has no `__dlpack__`") as caught:
-        eng.call(object).wait()
+        eng.call(object, like=((), "int8")).wait()
     assert isinstance(caught.value.__cause__, TypeError)
 
 

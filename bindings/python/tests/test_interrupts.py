@@ -373,7 +373,7 @@ class TestCtrlC:
                 "eng.call(body).wait()",
                 "eng.submit(step, writes=[t]); eng.submit(body); eng.shutdown()",
                 "eng.operators.register('of', body); eng.operators['of'](t).wait()",
-                "eng.submit(fail, writes=[t]); eng.submit(step, [t], on_skip=body); eng.wait_all()",
+                "eng.submit(fail, writes=[t]); eng.submit(step, reads=[t], on_skip=body); eng.wait_all()",
                 "eng.call(Result).wait()",
                 "eng.call(lambda: Structure([np.zeros(1)])).wait()",
             ],

@@ -125,7 +125,7 @@ def test_a_function_gets_the_array_that_numpy_makes(np, eng, layout):
 
 def test_an_array_that_a_function_keeps_is_a_lease(np, eng):
     tensor, kept = eng.zeros(3, "int64"), []
-    eng.submit(kept.append, [tensor], using=np.from_dlpack, name="keep").wait()
+    eng.submit(kept.append, reads=[tensor], using=np.from_dlpack, name="keep").wait()
     write = eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack, name="fill")
     (waiting,) = [operation for operation in eng.diagnose().operations if operation.name == "fill"]
     assert waiting.blocked_by[0].lease.access == "read"
@@ -143,7 +143,7 @@ def test_the_memory_of_an_array_in_a_function_cannot_be_taken_twice(np, eng):
         eng.from_dlpack(x.base)
 
     with pytest.raises(est.OperationError, match="the capsule is named"):
-        eng.submit(take, [tensor], using=np.from_dlpack).wait()
+        eng.submit(take, reads=[tensor], using=np.from_dlpack).wait()
 
 
 def blocked(eng, name):
@@ -218,10 +218,10 @@ def test_two_functions_at_once_have_arrays_of_their_own(np, eng):
         arrays.append(id(x))
         both.wait(30)
 
-    eng.submit(lambda x: None, [tensor], using=np.from_dlpack).wait()
+    eng.submit(lambda x: None, reads=[tensor], using=np.from_dlpack).wait()
     with est.Engine(workers=2) as other:
         for _ in range(2):
-            other.submit(meet, [tensor], using=np.from_dlpack)
+            other.submit(meet, reads=[tensor], using=np.from_dlpack)
         other.wait_all()
     assert len(set(arrays)) == 2
 
@@ -252,7 +252,7 @@ def test_memory_that_a_function_imports_from_its_array_is_used_under_its_access(
             kept.append(part)
 
     eng.submit(within, writes=[tensor], using=np.from_dlpack).wait(30)
-    read = eng.submit(lambda x: None, [tensor], using=np.from_dlpack, name="read")
+    read = eng.submit(lambda x: None, reads=[tensor], using=np.from_dlpack, name="read")
     assert not keeps or blocked(eng, "read") == "write"
     kept.clear()
     read.wait(30)
@@ -265,7 +265,7 @@ def test_an_array_in_the_frames_of_an_error_is_released(np, eng):
     def fail(x):
         raise ValueError("no")
 
-    failed = eng.submit(fail, [tensor], using=np.from_dlpack)
+    failed = eng.submit(fail, reads=[tensor], using=np.from_dlpack)
     error = failed.exception()
     eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack).wait(30)
     assert "no" in str(error)
@@ -310,6 +310,6 @@ def test_an_array_in_the_frames_of_every_error_behind_an_error_is_released(np, e
             errors.append(error)
         raise ExceptionGroup("no", errors)
 
-    error = eng.submit(fail_twice, [tensor], using=np.from_dlpack).exception()
+    error = eng.submit(fail_twice, reads=[tensor], using=np.from_dlpack).exception()
     eng.submit(lambda x: x.fill(7), writes=[tensor], using=np.from_dlpack).wait(30)
     assert "no" in str(error)

@@ -37,8 +37,8 @@ def test_a_failed_input_calls_it_in_place_of_the_function_and_in_turn(eng):
         assert gate.wait(60)
         order.append("first")
 
-    eng.submit(first, [y], [y, comm])
-    second = eng.submit(never, [x], [x, comm], on_skip=lambda error: order.append(error))
+    eng.submit(first, reads=[y], writes=[y, comm])
+    second = eng.submit(never, reads=[x], writes=[x, comm], on_skip=lambda error: order.append(error))
     third = eng.submit(lambda: order.append("third"), writes=[comm])
     assert order == []
     gate.set()
@@ -56,14 +56,14 @@ def test_it_runs_in_the_context_of_the_submitter(eng):
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("submitter")
     seen = []
-    eng.submit(never, [failed(eng)], on_skip=lambda _error: seen.append(variable.get())).exception()
+    eng.submit(never, reads=[failed(eng)], on_skip=lambda _error: seen.append(variable.get())).exception()
     assert seen == ["submitter"]
 
 
 def test_it_is_called_for_failed_variables_and_not_for_pure_writes(eng):
     called, ready = [], eng.var()
     eng.submit(lambda: 1 / 0, writes=[ready], name="variable")
-    eng.submit(never, [ready], on_skip=called.append).exception()
+    eng.submit(never, reads=[ready], on_skip=called.append).exception()
     x = failed(eng)
     assert x.exception() is not None
     eng.submit(lambda x: x.fill(1), writes=[x], on_skip=called.append).wait()
@@ -75,7 +75,7 @@ def test_a_cancelled_operation_calls_it_when_its_turn_comes(eng):
     x = eng.zeros(2, "float64")
     eng.submit(lambda x: gate.wait(60), writes=[x])
     errors = []
-    op = eng.submit(never, [x], on_skip=lambda error: (errors.append(error), called.set()))
+    op = eng.submit(never, reads=[x], on_skip=lambda error: (errors.append(error), called.set()))
     assert op.cancel()
     with pytest.raises(est.CancelledError):
         op.wait()
@@ -97,13 +97,13 @@ def test_what_it_raises_changes_nothing_and_is_reported(eng, monkeypatch):
 
     x = failed(eng)
     for on_skip in (raises, raises_again):
-        assert eng.submit(never, [x], on_skip=on_skip).exception().operation == "backward"
+        assert eng.submit(never, reads=[x], on_skip=on_skip).exception().operation == "backward"
     assert [str(value) for value in reports] == ["of the handler"]
 
 
 def test_an_error_of_the_function_is_no_skip(eng):
     x = eng.zeros(2, "float64")
-    op = eng.submit(lambda x: 1 / 0, [x], on_skip=never)
+    op = eng.submit(lambda x: 1 / 0, reads=[x], on_skip=never)
     assert isinstance(op.exception().__cause__, ZeroDivisionError)
 
 
@@ -116,7 +116,7 @@ def test_what_is_not_called_is_released(eng):
     handler = Handler()
     weakref.finalize(handler, gone.set)
     x = eng.zeros(2, "float64")
-    op = eng.submit(lambda x: None, [x], on_skip=handler)
+    op = eng.submit(lambda x: None, reads=[x], on_skip=handler)
     op.wait()
     del handler
     assert gone.wait(60), "the operation's handle keeps it"
@@ -130,7 +130,7 @@ def test_asynchronous_submissions_and_functions_have_it_too(eng):
         async def later(x):
             raise AssertionError("it was called")
 
-        op = await eng.submit_async(later, [failed(eng)], on_skip=called.append)
+        op = await eng.submit_async(later, reads=[failed(eng)], on_skip=called.append)
         with pytest.raises(est.OperationError):
             await op
         return called

@@ -306,7 +306,7 @@ def test_a_death_is_known_to_a_third_process_that_waits_for_what_depended_on_it(
         y = eng.call(np.negative, x, using=np.from_dlpack)
     else:
         y = eng.zeros(3, "int64", shared=True)
-        eng.submit(lambda x, y: np.copyto(y, x), [x], [y], using=np.from_dlpack)
+        eng.submit(lambda x, y: np.copyto(y, x), reads=[x], writes=[y], using=np.from_dlpack)
     reader = other(
         eng,
         """
@@ -420,7 +420,7 @@ class TestEventLoops:
                 async for x in link:
                     await x
                     y = eng.zeros(3, "int64")
-                    eng.submit(lambda x, y: np.multiply(x, 2, out=y), [x], [y], using=np.from_dlpack)
+                    eng.submit(lambda x, y: np.multiply(x, 2, out=y), reads=[x], writes=[y], using=np.from_dlpack)
                     await link.send_async(y)
 
             asyncio.run(main())

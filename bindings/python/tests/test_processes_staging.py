@@ -201,7 +201,7 @@ class TestWriting:
             eng,
             """
             x = link.receive(60)
-            eng.submit(lambda before, x: np.add(before, 1, out=x), [x], [x], using=np.from_dlpack).wait(60)
+            eng.submit(lambda before, x: np.add(before, 1, out=x), reads=[x], writes=[x], using=np.from_dlpack).wait(60)
             print(x.read_only, flush=True)
             sys.stdin.readline()
             del x

@@ -3,8 +3,10 @@
 import asyncio
 import collections
 import dataclasses
+import datetime
 import enum
 import gc
+import pathlib
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -71,9 +73,32 @@ class TestUnpacked:
         assert t.result(30) is value and t.future().result(30) is value
         with pytest.raises(TypeError, match=r"no single array.*t\.result"):
             np.from_dlpack(t)
-        # Those of NumPy are arrays, and bytes are memory.
+        # Those of NumPy are arrays.
         assert np.from_dlpack(eng.call(lambda x: np.float64(0.5), x)).shape == ()
-        assert bytes(eng.call(lambda x: b"ab", x)) == b"ab"
+
+    @pytest.mark.parametrize(
+        "value",
+        [b"ab", {1, 2}, frozenset(), pathlib.Path("a"), datetime.datetime(2026, 1, 1), range(3), object(), int, Label],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_what_is_no_array_is_passed_on_alone_and_among_others(self, eng, np, x, value):
+        assert eng.call(lambda x: value, x).result(30) is value
+        assert eng.call(lambda x: (value, x + 1), x, using=np.from_dlpack)[0] is value
+
+    def test_an_object_of_an_array_library_is_passed_on(self, eng, np):
+        made = eng.call(np.random.default_rng, 0).result(30)
+        assert type(made) is np.random.Generator
+        assert eng.call(lambda: np.dtype("int8")).result(30) == np.int8
+
+    def test_arrays_in_a_deque_become_promises(self, eng, np, x):
+        first, second = made = eng.call(lambda x: collections.deque([x + 1, "text"], 3), x, using=np.from_dlpack).result(30)
+        assert value(np, first) == [1.0, 2.0, 3.0] and second == "text" and (type(made), made.maxlen) == (collections.deque, 3)
+
+    def test_where_an_array_is_declared_other_results_fail(self, eng):
+        for declared in ({"like": ((), "int64")}, {"outputs": 1}):
+            t = eng.call(lambda: [object()] if "outputs" in declared else object(), **declared)
+            with pytest.raises(est.OperationError, match="object has no `__dlpack__` and no buffer"):
+                (t[0] if "outputs" in declared else t).wait(30)
 
     def test_text_and_classes_of_numpy_are_no_arrays(self, eng, np, x):
         labels = np.array(["low"])

@@ -15,6 +15,36 @@ import estafette as est
 from conftest import run_program
 
 
+def test_coverage_and_debuggers_see_functions_on_workers():
+    output, _ = run_program("""
+        import sys
+        import threading
+
+        import estafette as est
+
+        def body(seen):
+            seen.append(threading.get_ident())
+
+        traced, profiled = [], []
+
+        def trace(frame, event, argument):
+            if frame.f_code is body.__code__:
+                traced.append((threading.get_ident(), event))
+                return trace
+
+        threading.settrace(trace)
+        threading.setprofile(lambda frame, event, argument: profiled.append((frame.f_code, event)))
+        eng = est.Engine(workers=1)
+        workers = []
+        eng.submit(lambda: body(workers)).future().result(60)
+        assert workers != [threading.get_ident()]
+        assert [(workers[0], event) for event in ("call", "line", "return")] == traced, traced
+        assert (body.__code__, "call") in profiled
+        print("seen")
+    """)
+    assert output == "seen\n"
+
+
 class TestWithoutWorkers:
     @pytest.fixture
     def eng(self):

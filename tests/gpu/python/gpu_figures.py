@@ -217,9 +217,9 @@ class Pipeline:
 
                 engine.submit(copy_in, writes=[x[place]], using=torch.from_dlpack, on=streams[0])
                 reads, writes = [x[place]], [y[place]]
-                engine.submit(self.in_torch, reads, writes, using=torch.from_dlpack, on=streams[1])
+                engine.submit(self.in_torch, reads=reads, writes=writes, using=torch.from_dlpack, on=streams[1])
                 reads, writes = [y[place]], [z[place]]
-                engine.submit(self.in_cupy, reads, writes, using=cupy.from_dlpack, on=streams[1])
+                engine.submit(self.in_cupy, reads=reads, writes=writes, using=cupy.from_dlpack, on=streams[1])
                 engine.submit(copy_out, reads=[z[place]], using=torch.from_dlpack, on=streams[2])
             engine.wait_all(timeout=120)
             streams[2].synchronize()

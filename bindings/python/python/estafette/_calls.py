@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -10,6 +11,7 @@ import itertools
 import numbers
 import operator
 import sys
+from collections.abc import MappingView
 
 from . import _kinds
 from ._errors import InvalidError
@@ -22,9 +24,9 @@ class Call(functools.partial):
     The base class lets the extension find the function, for its name and its kind.
     """
 
-    def __new__(cls, function, args, keywords):
+    def __new__(cls, function, filler, args, keywords):
         self = super().__new__(cls, function)
-        self._function, self._args, self._keywords = function, args, keywords
+        self._function, self._args, self._keywords = (filler, function), args, keywords
         self._places = None
         return self
 
@@ -33,7 +35,7 @@ class Call(functools.partial):
             arrays = [arrays[place] for place in self._places]
         args = [_filled(item, arrays) for item in self._args]
         keywords = {key: _filled(item, arrays) for key, item in self._keywords.items()}
-        return self._function(*args, **keywords)
+        return _filled(self._function, arrays)(*args, **keywords)
 
 
 def bind(function, args, keywords):
@@ -81,10 +83,11 @@ def _refuse_out(keywords):
 
 
 def _call(function, args, keywords, tensors):
-    # The caller may change its containers before the function gets them.
+    # The caller may change its containers before the function gets them. A function is looked into if it is a `functools.partial`.
+    filler = _filler(function, tensors, _is_tensor) if isinstance(function, functools.partial) else None
     args = [(_filler(value, tensors, _is_tensor, _copied), value) for value in args]
     keywords = {key: (_filler(value, tensors, _is_tensor, _copied), value) for key, value in keywords.items()}
-    return Call(function, args, keywords)
+    return Call(function, filler, args, keywords)
 
 
 def _filled(item, arrays):
@@ -146,7 +149,49 @@ def _filler(value, found, is_leaf, kept=lambda value: value, outer=()):
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
         fillers = {name: _filler(getattr(value, name), found, is_leaf, kept, outer) for name in names}
         return _copy_filler(value, fillers, object.__setattr__, kept)
+    if isinstance(value, collections.deque):
+        fill = _filler(list(value), found, is_leaf, kept, outer)
+        return fill and _deque_filler(value, fill)
+    if is_leaf is _is_array:
+        # Others that a function returns are passed on as they are.
+        return None
+    if isinstance(value, functools.partial):
+        fill = _filler((value.args, value.keywords), found, is_leaf, kept, outer)
+        return fill and _partial_filler(value, fill)
+    if isinstance(value, _ORDERLESS) and _filler(list(value), [], is_leaf) is not None:
+        raise TypeError(f"no array can take the place of a tensor in a {type(value).__name__}: pass a list, `list(x)`")
     return None
+
+
+# Sets, and the views `keys`, `values` and `items` of dicts.
+_ORDERLESS = set, frozenset, MappingView
+# Beside lists, tuples, dicts and dataclasses; the classes of views, as the abstract one takes long to ask.
+CONTAINERS = collections.deque, set, frozenset, *(type(view) for view in ({}.keys(), {}.values(), {}.items()))
+
+
+def _deque_filler(value, fill):
+    # What is copied of a class are its items.
+    template, attributes = copy.copy(value), dict(vars(value)) if hasattr(value, "__dict__") else {}
+
+    def make(arrays):
+        made = copy.copy(template)
+        made.clear()
+        made.extend(fill(arrays))
+        if attributes:
+            vars(made).update(attributes)
+        return made
+
+    return make
+
+
+def _partial_filler(value, fill):
+    def make(arrays):
+        args, keywords = fill(arrays)
+        made = functools.partial.__new__(type(value), value.func, *args, **keywords)
+        vars(made).update(vars(value))
+        return made
+
+    return make
 
 
 def _copied(value):
@@ -226,14 +271,15 @@ def _copy_filler(value, fillers, put, kept):
 
 
 def unpacked(value):
-    """The arrays in what a function has returned, and what makes the same of their promises; None for one array, as bytes are."""
-    if type(value) in _PLAIN and type(value) is not bytes:
+    """The arrays in what a function has returned, and what makes the same of their promises; None for one array.
+
+    What is no array and has none in it is passed on as it is.
+    """
+    if type(value) in _PLAIN:
         return [], lambda _: value
-    if not isinstance(value, (list, tuple, dict)):
-        # Numbers of NumPy are arrays, and some are numbers of Python as well.
-        is_other = isinstance(value, (complex, float, int, str)) or _is_dataclass(value)
-        if not is_other or _is_array(value):
-            return None
+    # Numbers of NumPy are arrays, and some are numbers of Python as well.
+    if not isinstance(value, (list, tuple, dict)) and _is_array(value):
+        return None
     arrays = []
     fill = _filler(value, arrays, _is_array)
     return arrays, (fill or (lambda _: value))
@@ -373,7 +419,7 @@ def op(engine, function, reads, writes, options):
             inputs, outputs = _once(looked_at), _once(changed)
             at = {id(tensor): place for place, tensor in enumerate([*inputs, *outputs])}
             call._places = [at[id(tensor)] for tensor in tensors]
-            return engine.submit(call, inputs, outputs, **options)
+            return engine.submit(call, reads=inputs, writes=outputs, **options)
 
         return submitted
 

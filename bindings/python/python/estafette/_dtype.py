@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ._estafette import _dtype_name
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -10,14 +12,15 @@ if TYPE_CHECKING:
 
 
 class DType(str):
-    """The element type of a tensor: a text that is equal to the type's name, such as ``"float32"``.
+    """The element type of a tensor: a text that is equal to the type's name, such as ``"float32"``, and to the types of other libraries
+    that `Engine.zeros` takes for it: ``np.float32``, ``torch.float32``. Its hash is that of the text.
 
     NumPy takes it wherever a dtype is asked for; ``bfloat16`` and the floats of 8 bits are types of ``ml_dtypes``, where that is
     installed.
 
         >>> dtype = eng.zeros(1, "float32").dtype
-        >>> dtype == "float32", dtype.itemsize, np.dtype(dtype)
-        (True, 4, dtype('float32'))
+        >>> dtype == "float32", dtype == np.float32, dtype.itemsize, np.dtype(dtype)
+        (True, True, 4, dtype('float32'))
     """
 
     __slots__ = ("_itemsize",)
@@ -28,6 +31,22 @@ class DType(str):
         self = super().__new__(cls, name)
         self._itemsize = itemsize
         return self
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return str.__eq__(self, other)
+        # An array or a number of NumPy has a type, and is none.
+        if any(hasattr(type(other), name) for name in ("__dlpack__", "__array_interface__")):
+            return NotImplemented
+        try:
+            return str.__eq__(self, _dtype_name(other))
+        except (TypeError, ValueError):
+            return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
 
     def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]
         return str(self), self.itemsize

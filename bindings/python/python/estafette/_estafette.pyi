@@ -27,7 +27,7 @@ from .typing import (
     Using,
 )
 
-__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_trace", "_call_back", "_check_interpreter", "_check_output", "_command", "_device_text", "_end_trace", "_engine_states", "_failed", "_from_tickets", "_hold_barriers", "_kept_errors", "_kind_modules", "_may_block", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_trace", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Door", "Engine", "Exporter", "Link", "Operation", "Operator", "Operators", "Program", "Tensor", "Ticket", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_trace", "_call_back", "_check_interpreter", "_check_output", "_command", "_device_text", "_dtype_name", "_end_trace", "_engine_states", "_failed", "_from_tickets", "_hold_barriers", "_kept_errors", "_kind_modules", "_may_block", "_read_chrome", "_read_report", "_replace_file", "_run_in_spans", "_set_helping", "_set_program_name", "_shown", "_snapshot_trace", "_stand_for", "_wait_any", "_write_observation", "c_api", "declare_dead", "devices", "engine_from_c", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -244,6 +244,7 @@ class Engine:
     def submit(
         self,
         fn: Body,
+        *,
         reads: _Operands | None = None,
         writes: _Operands | None = None,
         using: Using | None = None,
@@ -252,7 +253,8 @@ class Engine:
         priority: int = 0,
         on_skip: Callable[[OperationError], object] | None = None,
     ) -> Operation:
-        """Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example ``np.from_dlpack``.
+        """Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example ``np.from_dlpack``. Both lists
+        are given by name; `call` takes arguments as ``Executor.submit`` does.
 
         Returns at once. The function runs when everything submitted before on its operands has come far enough: reads see
         what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
@@ -279,7 +281,7 @@ class Engine:
             >>> grad = eng.zeros(3, "float64")
             >>> comm, causes = eng.var(), []
             >>> op = eng.submit(lambda grad: 1 / 0, writes=[grad], name="backward")
-            >>> op = eng.submit(print, [grad], [grad, comm], on_skip=causes.append)
+            >>> op = eng.submit(print, reads=[grad], writes=[grad, comm], on_skip=causes.append)
             >>> op.exception().operation, causes[0].operation
             ('backward', 'backward')
         """
@@ -304,6 +306,7 @@ class Engine:
     def submit_async(
         self,
         fn: Body,
+        *,
         reads: _Operands | None = None,
         writes: _Operands | None = None,
         using: Using | None = None,
@@ -654,7 +657,7 @@ class Engine:
         self, reads: _Tensors | None = None, writes: _Tensors | None = None, *, using: Using
     ) -> Access[tuple[Any, ...]]:
         """Scoped leases of several tensors, taken all at once: ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or
-        ``async with``. The block gets a view of each, or what `using` makes of it; reads first.
+        ``async with``. The block gets a view of each, or what `using` makes of it, by default the engine's; reads first.
 
             >>> a, b = eng.from_dlpack(np.arange(3.0)), eng.zeros(3, "float64")
             >>> with eng.access(reads=[a], writes=[b], using=np.from_dlpack) as (x, y):
@@ -702,8 +705,8 @@ class Tensor:
     library that speaks DLPack: ``np.from_dlpack(t)`` waits until the tensor is ready and reads its memory
     without a copy, under a *read lease*: engine writes wait until the array is gone.
 
-    A tensor is always true, whatever its value, and ``int(t)`` and ``float(t)`` raise: in ``if`` and ``while`` take the value with a
-    library, ``if np.from_dlpack(t).any()``.
+    A tensor of one element is a number where Python asks for one: ``float(t)``, ``int(t)``, ``t.item()``, ``if t:``. These wait for the
+    value, under a read lease, and in a coroutine ``await t`` comes first.
     """
 
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
@@ -876,7 +879,20 @@ class Tensor:
         that ``memoryview``. Waits until the tensor is ready.
         """
     def __len__(self) -> int: ...
+    def item(self) -> Any:
+        """Returns the only element as a number of Python, or the number that a call has returned. Waits until the tensor is ready, takes a
+        read lease meanwhile, and copies from a device. Raises ``ValueError`` for more elements or none.
+
+            >>> loss = eng.call(np.mean, eng.from_dlpack(np.arange(4.0)))
+            >>> loss.item(), f"{float(loss):.3f}", bool(eng.call(np.any, loss))
+            (1.5, '1.500', True)
+        """
+    def tolist(self) -> Any:
+        """Returns the elements as numbers of Python, in a list, or in nested ones, as arrays of NumPy do. Waits as `item`."""
     def __bool__(self) -> bool: ...
+    def __int__(self) -> int: ...
+    def __float__(self) -> float: ...
+    def __index__(self) -> int: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __getitem__(self, key: Any, /) -> Any: ...
     def to_host(self) -> Tensor:
@@ -904,7 +920,8 @@ class Tensor:
     @overload
     def read(self, using: Using) -> Access[Any]:
         """Returns a scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With
-        `using`, for example ``np.from_dlpack``, `view` is the result of `using`.
+        `using`, for example ``np.from_dlpack``, `view` is the result of `using`; default that of the engine. The plain `View`
+        of an engine with a `using` is ``using=lambda view: view``.
 
             >>> t = eng.from_dlpack(np.arange(3))
             >>> with t.read(using=np.from_dlpack) as view:
@@ -1156,6 +1173,7 @@ class Program:
     def submit(
         self,
         fn: Body,
+        *,
         reads: _Operands | None = None,
         writes: _Operands | None = None,
         using: Using | None = None,
@@ -1486,6 +1504,7 @@ def _command(arguments: list[str], /) -> int: ...
 def _hold_barriers(hold: bool, /) -> None: ...
 def _device_text(device_type: int, device_id: int, /) -> str: ...
 def _kind_modules() -> list[str]: ...
+def _dtype_name(dtype: object, /) -> str: ...
 def _kept_errors() -> list[tuple[BaseException, TracebackType | None, BaseException | None]]: ...
 def _begin_trace(path: str, memory_max: int | None, last: float | None, signal: int | None, /) -> int: ...
 def _end_trace(number: int, /) -> None: ...

@@ -5,7 +5,7 @@ use estafette::lease::{Consumer, LeaseOwner};
 use estafette::{Access, Error, Lease, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -44,17 +44,19 @@ enum Views {
 impl PyAccess {
     pub fn one(tensor: &Bound<'_, PyTensor>, access: Access, using: Option<Bound<'_, PyAny>>) -> Self {
         let engine = tensor.get().engine().clone();
-        let mut one = Self::new(engine, vec![(tensor.clone().unbind(), access)], using);
+        let mut one = Self::new(tensor.py(), engine, vec![(tensor.clone().unbind(), access)], using);
         one.single = true;
         one
     }
 
     pub fn new(
+        py: Python<'_>,
         engine: EngineHandle,
         wanted: Vec<(Py<PyTensor>, Access)>,
         using: Option<Bound<'_, PyAny>>,
     ) -> Self {
-        let using = using.map(Bound::unbind);
+        let default = || engine.shared.using.as_ref().map(|using| using.clone_ref(py));
+        let using = using.map(Bound::unbind).or_else(default);
         Self { engine, wanted, using, single: false, views: Mutex::new(Views::Idle) }
     }
 
@@ -188,7 +190,7 @@ impl Drop for Entering {
 }
 
 /// A tensor under a scoped lease. Pass it to ``from_dlpack`` of any library; that waits for nothing.
-#[pyclass(frozen, module = "estafette", name = "View")]
+#[pyclass(frozen, mapping, module = "estafette", name = "View")]
 pub struct PyView {
     lease: Mutex<Option<ProcessBound<Lease>>>,
 }
@@ -243,6 +245,14 @@ impl PyView {
         }
     }
 
+    fn __getitem__(&self, _key: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        Err(no_elements())
+    }
+
+    fn __setitem__(&self, _key: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(no_elements())
+    }
+
     fn __repr__(&self, py: Python<'_>) -> String {
         let Ok(lease) = self.lease(py) else { return "<estafette.View whose block has ended>".into() };
         let tensor = lease.tensor();
@@ -257,4 +267,11 @@ impl PyView {
             _ => format!("<estafette.View for {}>", bindings::lease::access(&lease)),
         }
     }
+}
+
+fn no_elements() -> PyErr {
+    PyTypeError::new_err(
+        "elements of a view are taken with a library: `t.read(using=np.from_dlpack)` and `t.write(using=np.from_dlpack)` give the block an \
+         array, and so does `est.Engine(using=np.from_dlpack)`",
+    )
 }

@@ -146,10 +146,15 @@ impl PyProgram {
     /// An ``async def`` function runs at every replay as a task on the event loop of the thread that called
     /// `submit`. A view of an operand that the function keeps belongs to the replay: the view becomes a lease
     /// when the replay ends, and later nodes do not wait for that lease.
-    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None))]
+    #[pyo3(
+        signature = (r#fn, *args, reads = None, writes = None, using = None, name = None, on = None),
+        text_signature = "($self, fn, *, reads=None, writes=None, using=None, name=None, on=None)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit(
         &self,
         r#fn: &Bound<'_, PyAny>,
+        args: &Bound<'_, PyTuple>,
         reads: Option<&Bound<'_, PyAny>>,
         writes: Option<&Bound<'_, PyAny>>,
         using: Option<&Bound<'_, PyAny>>,
@@ -158,7 +163,7 @@ impl PyProgram {
     ) -> PyResult<()> {
         let engine = &self.engine;
         let submission = Submission { function: r#fn, using, engine, name, on, priority: 0 };
-        let (args, body) = submission_args::of_submit(submission, reads, writes, None)?;
+        let (args, body) = submission_args::of_submit(submission, args, reads, writes, None)?;
         self.record(r#fn.py(), args, body)
     }
 

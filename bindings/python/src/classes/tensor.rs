@@ -11,11 +11,11 @@ use estafette::tensor::TensorState;
 use estafette::{Access, Tensor};
 use estafette_sync::process::ProcessBound;
 use estafette_sync::sync::Mutex;
-use pyo3::exceptions::{PyNotImplementedError, PyTypeError};
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyIterator, PyMemoryView, PyTuple};
+use pyo3::types::{PyBool, PyCapsule, PyDict, PyInt, PyIterator, PyMemoryView, PyTuple};
 
 use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
@@ -27,6 +27,7 @@ use crate::classes::remote::PyTicket;
 use crate::error::{OrRaise, exchange_error, import_module};
 use crate::exchange::buffer;
 use crate::exchange::copy::copied;
+use crate::exchange::elements::Elements;
 use crate::exchange::export::{self, From};
 use crate::exchange::fence;
 use crate::exchange::protocols::Exports;
@@ -40,8 +41,8 @@ use crate::submission::results::{self, Results};
 /// library that speaks DLPack: ``np.from_dlpack(t)`` waits until the tensor is ready and reads its memory
 /// without a copy, under a *read lease*: engine writes wait until the array is gone.
 ///
-/// A tensor is always true, whatever its value, and ``int(t)`` and ``float(t)`` raise: in ``if`` and ``while`` take the value with a
-/// library, ``if np.from_dlpack(t).any()``.
+/// A tensor of one element is a number where Python asks for one: ``float(t)``, ``int(t)``, ``t.item()``, ``if t:``. These wait for the
+/// value, under a read lease, and in a coroutine ``await t`` comes first.
 #[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
 pub struct PyTensor {
     tensor: DroppedInline,
@@ -121,6 +122,35 @@ impl PyTensor {
         match this.get().structure() {
             Some(results) => results.unpack(this.py(), &this.get().engine).map(Bound::unbind),
             None => Ok(this.clone().into_any().unbind()),
+        }
+    }
+
+    /// The number that a call has returned, if it is no array.
+    /// Raises `TypeError` for what is neither; as [`unpacked`](Self::unpacked).
+    fn number_returned<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let value = self.unpacked(py)?;
+        // SAFETY: a live object.
+        let is_number = |value: &Bound<'py, PyAny>| unsafe { ffi::PyNumber_Check(value.as_ptr()) != 0 };
+        match value {
+            Some(value) if !is_number(&value) => Err(results::not_one_array(self.ended(py)?, None)),
+            value => Ok(value),
+        }
+    }
+
+    /// The only element, or the number that a call has returned.
+    /// Raises `several` for a tensor of so many elements; as [`number_returned`](Self::number_returned) and [`Elements`].
+    fn number<'py>(
+        &self,
+        py: Python<'py>,
+        several: impl FnOnce(usize) -> PyErr,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(number) = self.number_returned(py)? {
+            return Ok(number);
+        }
+        let elements = self.with_source(py, |from| Elements::of(py, from))?;
+        match elements.len() {
+            1 => elements.number(py, 0),
+            count => Err(several(count)),
         }
     }
 
@@ -362,7 +392,8 @@ impl PyTensor {
     }
 
     /// Returns a scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With
-    /// `using`, for example ``np.from_dlpack``, `view` is the result of `using`.
+    /// `using`, for example ``np.from_dlpack``, `view` is the result of `using`; default that of the engine. The plain `View`
+    /// of an engine with a `using` is ``using=lambda view: view``.
     ///
     ///     >>> t = eng.from_dlpack(np.arange(3))
     ///     >>> with t.read(using=np.from_dlpack) as view:
@@ -435,19 +466,58 @@ impl PyTensor {
         Ok(*first as usize)
     }
 
-    /// A tensor is true, as any object. Without this method, Python would call `len(t)`, so an empty tensor
-    /// would be false and an undefined tensor would raise.
-    fn __bool__(&self) -> bool {
-        true
+    /// Returns the only element as a number of Python, or the number that a call has returned. Waits until the tensor is ready, takes a
+    /// read lease meanwhile, and copies from a device. Raises ``ValueError`` for more elements or none.
+    ///
+    ///     >>> loss = eng.call(np.mean, eng.from_dlpack(np.arange(4.0)))
+    ///     >>> loss.item(), f"{float(loss):.3f}", bool(eng.call(np.any, loss))
+    ///     (1.5, '1.500', True)
+    fn item<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.number(py, |count| {
+            let message = format!("a tensor of {count} elements is no single number; `t.tolist()` has them all");
+            PyValueError::new_err(message)
+        })
     }
 
-    /// A promise is no number. Without this method, Python would parse the bytes of the memory as digits.
-    fn __int__(&self) -> PyResult<Py<PyAny>> {
-        Err(no_number("int"))
+    /// Returns the elements as numbers of Python, in a list, or in nested ones, as arrays of NumPy do. Waits as `item`.
+    fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self.number_returned(py)? {
+            Some(number) => Ok(number),
+            None => self.with_source(py, |from| Elements::of(py, from))?.list(py, 0, 0),
+        }
     }
 
-    fn __float__(&self) -> PyResult<f64> {
-        Err(no_number("float"))
+    /// The truth of the only element, or of the value that a call has returned. Waits as `item`.
+    fn __bool__(&self, py: Python<'_>) -> PyResult<bool> {
+        if let Some(value) = self.unpacked(py)? {
+            return value.is_truthy();
+        }
+        let number = self.number(py, |count| {
+            let which = if count == 0 { "without elements" } else { "with more than one element" };
+            PyValueError::new_err(format!(
+                "the truth value of a tensor {which} is ambiguous: `np.from_dlpack(t).any()` or `.all()` says which is meant"
+            ))
+        });
+        number?.is_truthy()
+    }
+
+    /// The integer part of the only element. Waits as `item`.
+    fn __int__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.get_type::<PyInt>().call1((self.number(py, |count| no_number("int", count))?,))
+    }
+
+    /// The only element as a float. Waits as `item`.
+    fn __float__(&self, py: Python<'_>) -> PyResult<f64> {
+        self.number(py, |count| no_number("float", count))?.extract()
+    }
+
+    /// The only element of a tensor of integers. Waits as `item`.
+    fn __index__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let number = self.number(py, |count| no_number("int", count))?;
+        if !number.is_instance_of::<PyInt>() || number.is_instance_of::<PyBool>() {
+            return Err(PyTypeError::new_err("only a tensor of integers is an index"));
+        }
+        py.get_type::<PyInt>().call1((number,))
     }
 
     fn _repr_html_<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -493,10 +563,8 @@ fn not_iterated(which: std::fmt::Arguments<'_>) -> PyErr {
     ))
 }
 
-fn no_number(kind: &str) -> PyErr {
-    PyTypeError::new_err(format!(
-        "an estafette.Tensor is a promise and no number: write `{kind}(np.from_dlpack(t))`, or take it with another library"
-    ))
+fn no_number(kind: &str, count: usize) -> PyErr {
+    PyTypeError::new_err(format!("only a tensor of one element is converted to {kind}, and this one has {count}"))
 }
 
 /// The `Device` of a tensor.

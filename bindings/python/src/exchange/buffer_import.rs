@@ -24,7 +24,8 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(has_buffer(object) && !object.hasattr(intern!(object.py(), "__dlpack__"))?)
 }
 
-fn has_buffer(object: &Bound<'_, PyAny>) -> bool {
+/// True if `object` exports buffers.
+pub fn has_buffer(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: a live object.
     unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) != 0 }
 }

@@ -5,11 +5,19 @@ use estafette::bindings;
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 
+use crate::arguments::parse_dtype;
 use crate::interpreter::once::{imported, intern};
 
 /// The value of `t.dtype`: a text that is equal to the type's name.
 pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
     imported!(py, "estafette._dtype", "of")?.call1((dtype.to_string(), dtype.itemsize()))
+}
+
+/// The name of an element type, in whatever form `eng.zeros` takes it.
+/// Raises as [`parse_dtype`].
+#[pyfunction(name = "_dtype_name", signature = (dtype, /))]
+pub fn name_of(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
+    parse_dtype(dtype).map(|dtype| dtype.to_string())
 }
 
 /// The `numpy.dtype` of the same elements, of `ml_dtypes` for those that NumPy itself lacks.

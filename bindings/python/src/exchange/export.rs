@@ -149,13 +149,22 @@ pub fn export<'py>(
     from: From<'_>,
     request: &ExportRequest<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
+    capsule::wrap(py, export_or_copy(py, from, request)?)
+}
+
+/// As [`export`], without the capsule.
+pub fn export_or_copy(
+    py: Python<'_>,
+    from: From<'_>,
+    request: &ExportRequest<'_, '_>,
+) -> PyResult<ManagedTensor> {
     let copy = match from {
         From::Tensor(tensor, _, engine) if request.may_copy() && !scope::has_operand(py, tensor)? => {
             export_copy(py, engine, tensor, request)?
         }
         _ => None,
     };
-    capsule::wrap(py, copy.map_or_else(|| export_plain(py, from, request), Ok)?)
+    copy.map_or_else(|| export_plain(py, from, request), Ok)
 }
 
 /// A copy made by `engine`, as the request asks for; `None` where none is made.
@@ -188,7 +197,7 @@ fn export_copy(
     Ok(Some(managed))
 }
 
-/// As [`export`], without the capsule.
+/// As [`export_or_copy`], of the memory itself.
 pub fn export_managed<'py>(
     py: Python<'py>,
     from: From<'_>,

@@ -10,6 +10,7 @@
 //! | `conversions` | `from_dlpack` of other libraries, in a shorter way for tensors in host memory that functions get as arrays |
 //! | `copy` | Copies, each of which is an operation: ordered like any other, and seen in a diagnosis |
 //! | `dtype` | Element types in Python: `estafette.DType`, and the types of NumPy that they are |
+//! | `elements` | The elements of a tensor as numbers of Python: `t.item()`, `t.tolist()`, `float(t)` |
 //! | `exchange_table` | Our own C exchange table: how consumers that know it take our tensors, and make them, without a Python call |
 //! | `export` | Giving tensors to other libraries: what `__dlpack__` asks for, and where the answer comes from |
 //! | `fence` | `__dlpack_fence__`: tensors with fences of both sides in a capsule, both ways |
@@ -33,6 +34,7 @@ pub(crate) mod capsule;
 pub(crate) mod conversions;
 pub(crate) mod copy;
 pub(crate) mod dtype;
+pub(crate) mod elements;
 pub(crate) mod exchange_table;
 pub(crate) mod export;
 pub(crate) mod fence;

@@ -222,6 +222,12 @@ pub fn attribute<'py>(
     }
 }
 
+/// True if `class` is `base`, or inherits from it. `isinstance` would also ask the object for `__class__`.
+pub fn inherits(class: &Bound<'_, PyType>, base: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: two classes.
+    unsafe { ffi::PyType_IsSubtype(class.as_type_ptr(), base.as_ptr().cast()) != 0 }
+}
+
 /// True if instances of `class` have the attribute `name` by their class. A missing one makes no exception, which costs more than a call.
 pub fn class_has(class: &Bound<'_, PyType>, name: &Bound<'_, PyString>) -> bool {
     // SAFETY: both are alive. The answer, a borrowed reference or NULL without an exception, is not used.

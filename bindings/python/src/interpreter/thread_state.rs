@@ -17,6 +17,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::interpreter::guard;
+use crate::interpreter::once::{intern, loaded};
 use crate::submission::plain_call::note_fork;
 
 estafette_sync::per_process! {
@@ -75,6 +76,24 @@ pub fn keep() {
     }
     drop(lock);
     KEPT.set(Some(LastingState(())));
+    Python::try_attach(|py| {
+        if let Err(error) = trace(py) {
+            error.write_unraisable(py, None);
+        }
+    });
+}
+
+/// Gives the thread what `threading.settrace` and `threading.setprofile` have set, as `threading` does for its threads: coverage and
+/// debuggers see functions by it.
+fn trace(py: Python<'_>) -> PyResult<()> {
+    let Some(threading) = loaded(py, intern!(py, "threading"))? else { return Ok(()) };
+    for (get, set) in [("gettrace", "settrace"), ("getprofile", "setprofile")] {
+        let hook = threading.call_method0(get)?;
+        if !hook.is_none() {
+            py.import("sys")?.call_method1(set, (hook,))?;
+        }
+    }
+    Ok(())
 }
 
 /// As [`keep`], for a thread that is about to run code that uses Python by itself.

@@ -17,11 +17,12 @@ use estafette_sync::sync::{Mutex, OnceLock};
 use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList, PyString, PyTuple};
 
 use crate::classes::handle::{EngineHandle, EngineState};
 use crate::classes::tensor::PyTensor;
 use crate::error::{OrRaise, import_module};
+use crate::exchange::buffer_import;
 use crate::exchange::from_future::{self, CompletionSlot};
 use crate::exchange::peers;
 use crate::interpreter::interrupt;
@@ -227,14 +228,19 @@ impl Results {
 
 const NO_RESULT: &str = "the function gave no such result";
 
-/// True if a value is no structure for sure.
+/// True if a value is one array for sure, as a capsule is, of whatever library, and memory other than `bytes`.
 fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let may_be_other = value.is_none()
         || value.is_instance_of::<PyString>()
         || value.is_instance_of::<PyTuple>()
         || value.is_instance_of::<PyList>()
         || value.is_instance_of::<PyDict>();
-    Ok(!may_be_other && !peers::of(value).peer().root.is_empty())
+    let is_known = || {
+        let known = peers::of(value);
+        known.speaks && !known.peer().root.is_empty()
+    };
+    let is_memory = || buffer_import::has_buffer(value) && !value.is_instance_of::<PyBytes>();
+    Ok(!may_be_other && (value.is_instance_of::<PyCapsule>() || is_known() || is_memory()))
 }
 
 /// The placeholder that defines the promise of a call whose function has returned no single array. No library takes elements of this type.

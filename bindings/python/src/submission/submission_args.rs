@@ -9,7 +9,7 @@ use estafette::{Engine, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple, PyType};
+use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
 use crate::arguments;
 use crate::arguments::{not_a_tensor, parse_dtype, parse_shape, tensor_of};
@@ -18,7 +18,7 @@ use crate::classes::tensor::PyTensor;
 use crate::classes::variable::PyVariable;
 use crate::error::{OrRaise, import_module};
 use crate::interpreter::fastcall;
-use crate::interpreter::once::intern;
+use crate::interpreter::once::{imported, intern};
 use crate::kinds;
 use crate::submission::body::Body;
 use crate::submission::function_kind::{FunctionFacts, FunctionKind, innermost};
@@ -114,12 +114,20 @@ pub struct Submission<'a, 'py> {
 }
 
 /// The options of `submit`, and the body.
+/// Raises `TypeError` for `args`, which `Executor.submit` takes: as positions, `writes` would be silent about what is overwritten.
 pub fn of_submit(
     submission: Submission<'_, '_>,
+    args: &Bound<'_, PyTuple>,
     reads: Option<&Bound<'_, PyAny>>,
     writes: Option<&Bound<'_, PyAny>>,
     on_skip: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<(SubmissionArgs, Body)> {
+    if !args.is_empty() {
+        return Err(PyTypeError::new_err(
+            "`submit` takes a function, and all else by name: `reads=[...]`, `writes=[...]`; a function with arguments is \
+             submitted by `eng.call(fn, a, b)`",
+        ));
+    }
     let Submission { function, using, engine, name, on, priority } = submission;
     let py = function.py();
     let on = queue_of(on)?;
@@ -224,9 +232,11 @@ pub fn of_call(
     }
     let using = using::of(&known, using, &engine.shared.using, py)?;
     let name = name.map_or_else(|| known.name(function), |name| Ok(Arc::new(name)))?;
-    let is_plain =
-        |item: Borrowed<'_, '_, PyAny>| item.is_exact_instance_of::<PyTensor>() || has_no_tensors(&item);
-    let plain = kwargs.is_none_or(|kwargs| kwargs.is_empty()) && args.iter_borrowed().all(is_plain);
+    let mut plain = kwargs.is_none_or(|kwargs| kwargs.is_empty());
+    for item in args.iter_borrowed() {
+        plain = plain && (item.is_exact_instance_of::<PyTensor>() || has_no_tensors(&item)?);
+    }
+    plain = plain && (known.innermost.is(function) || has_no_tensors(function)?);
     let (function, kind, arguments) = if plain {
         (function.clone(), known.kind, args.clone())
     } else {
@@ -266,13 +276,32 @@ pub fn of_call(
 }
 
 /// True if an argument, which is no tensor, is certainly nothing that may have tensors in it.
-fn has_no_tensors(item: &Bound<'_, PyAny>) -> bool {
-    let may_have = item.is_instance_of::<PyTuple>()
+fn has_no_tensors(item: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = item.py();
+    let is_plain = item.is_none()
+        || item.is_instance_of::<PyInt>()
+        || item.is_instance_of::<PyString>()
+        || item.is_exact_instance_of::<PyFloat>();
+    if is_plain {
+        return Ok(true);
+    }
+    let class = item.get_type();
+    if item.is_instance_of::<PyTuple>()
         || item.is_instance_of::<PyList>()
         || item.is_instance_of::<PyDict>()
         || item.is_instance_of::<PyVariable>()
-        || fastcall::class_has(&item.get_type(), intern!(item.py(), "__dataclass_fields__"));
-    !may_have
+        || fastcall::class_has(&class, intern!(py, "__dataclass_fields__"))
+    {
+        return Ok(false);
+    }
+    if !fastcall::inherits(&class, imported!(py, "functools", "partial")?) {
+        let containers = imported!(py, "estafette._calls", "CONTAINERS")?.cast::<PyTuple>()?;
+        return Ok(!containers.iter_borrowed().any(|container| fastcall::inherits(&class, &container)));
+    }
+    let args = item.getattr(intern!(py, "args"))?.cast_into::<PyTuple>()?;
+    let keywords = item.getattr(intern!(py, "keywords"))?.cast_into::<PyDict>()?;
+    let mut items = args.into_iter().chain(keywords.into_iter().map(|(_, value)| value));
+    items.try_fold(true, |none, item| Ok(none && !item.is_instance_of::<PyTensor>() && has_no_tensors(&item)?))
 }
 
 /// Takes the arrays, builds the structure of their promises, and says what each is like.

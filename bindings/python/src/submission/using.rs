@@ -16,6 +16,9 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 /// Modules that are remembered to be of no array library.
 const KNOWN_MAX: usize = 1024;
 
+/// Libraries that have no arrays of their own, and whose functions take those of NumPy.
+const TAKE_NUMPYS: [&str; 7] = ["PIL", "cv2", "numba", "pandas", "scipy", "skimage", "sklearn"];
+
 /// The converter to arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
 /// is, or whose class it is of. Where the `default` is such a `from_dlpack` too, that of the function's library goes first: PyTorch's
 /// functions take no arrays of NumPy. NumPy's take those of others. `None` for a function that gets the tensors themselves.
@@ -77,13 +80,16 @@ fn of_module<'py>(py: Python<'py>, module: &Bound<'py, PyAny>) -> PyResult<Optio
     if let Some(using) = found.get_item(module)? {
         return Ok((!using.is_none()).then_some(using));
     }
-    if peers::of_module(module.to_str()?).is_none() {
+    let root = module.to_str()?.split('.').next();
+    let takes_numpys = root.is_some_and(|root| TAKE_NUMPYS.contains(&root));
+    if !takes_numpys && peers::of_module(module.to_str()?).is_none() {
         if found.len() < KNOWN_MAX {
             found.set_item(module, py.None())?;
         }
         return Ok(None);
     }
-    let using = import_module(py, "estafette._calls")?.call_method1("using_of", (module,))?;
+    let library = if takes_numpys { intern!(py, "numpy") } else { module };
+    let using = import_module(py, "estafette._calls")?.call_method1("using_of", (library,))?;
     found.set_item(module, &using)?;
     Ok((!using.is_none()).then_some(using))
 }

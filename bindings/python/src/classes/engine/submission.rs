@@ -26,6 +26,7 @@ use crate::submission::submission_args::{self, CallResult, ResultOptions, Submis
 #[pymethods]
 impl PyEngine {
     /// Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example ``np.from_dlpack``.
+    /// Both lists are given by name. `call` takes arguments as ``Executor.submit`` does.
     ///
     /// Returns at once. The function runs when everything submitted before on its operands has come far enough: reads see
     /// what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
@@ -52,14 +53,18 @@ impl PyEngine {
     ///     >>> grad = eng.zeros(3, "float64")
     ///     >>> comm, causes = eng.var(), []
     ///     >>> op = eng.submit(lambda grad: 1 / 0, writes=[grad], name="backward")
-    ///     >>> op = eng.submit(print, [grad], [grad, comm], on_skip=causes.append)
+    ///     >>> op = eng.submit(print, reads=[grad], writes=[grad, comm], on_skip=causes.append)
     ///     >>> op.exception().operation, causes[0].operation
     ///     ('backward', 'backward')
-    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None))]
+    #[pyo3(
+        signature = (r#fn, *args, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None),
+        text_signature = "($self, fn, *, reads=None, writes=None, using=None, name=None, on=None, priority=0, on_skip=None)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit(
         &self,
         r#fn: &Bound<'_, PyAny>,
+        args: &Bound<'_, PyTuple>,
         reads: Option<&Bound<'_, PyAny>>,
         writes: Option<&Bound<'_, PyAny>>,
         using: Option<&Bound<'_, PyAny>>,
@@ -70,18 +75,22 @@ impl PyEngine {
     ) -> PyResult<PyOperation> {
         let py = r#fn.py();
         let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
-        let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
+        let (args, body) = submission_args::of_submit(submission, args, reads, writes, on_skip)?;
         let op = self.submit_now(py, &args, body)?;
         Ok(PyOperation::new(op, self.handle.clone()))
     }
 
     /// As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``. Submits nothing before
     /// the ``await``: an awaitable that is dropped without one warns of that, with a ``RuntimeWarning``, as a coroutine does.
-    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None))]
+    #[pyo3(
+        signature = (r#fn, *args, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None),
+        text_signature = "($self, fn, *, reads=None, writes=None, using=None, name=None, on=None, priority=0, on_skip=None)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit_async(
         &self,
         r#fn: &Bound<'_, PyAny>,
+        args: &Bound<'_, PyTuple>,
         reads: Option<&Bound<'_, PyAny>>,
         writes: Option<&Bound<'_, PyAny>>,
         using: Option<&Bound<'_, PyAny>>,
@@ -92,7 +101,7 @@ impl PyEngine {
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
         let submission = Submission { function: r#fn, using, engine: &self.handle, name, on, priority };
-        let (args, body) = submission_args::of_submit(submission, reads, writes, on_skip)?;
+        let (args, body) = submission_args::of_submit(submission, args, reads, writes, on_skip)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         let submitted =
             async move { args.operation(&engine).permit().await?.run_external(move |end| body.start(end)) };
@@ -125,8 +134,10 @@ impl PyEngine {
 
     /// Submits an operation whose result becomes a new tensor, and returns the promise of it at once.
     ///
-    /// Tensors may be anywhere among the arguments, in lists, tuples, dicts and dataclasses too: the function gets an
-    /// array in place of each, which `using` makes, for example ``np.from_dlpack``. Everything else is passed on as it is. A
+    /// Tensors may be anywhere among the arguments, in lists, tuples, dicts, deques and dataclasses too, and
+    /// among the arguments of a `functools.partial`, also where that is `fn`. The function gets an array in
+    /// place of each, which `using` makes, for example ``np.from_dlpack``. A tensor in a set or in a view of a
+    /// dict raises `TypeError`. Everything else is passed on as it is. A
     /// keyword argument of the function that has the name of an option here raises `TypeError`: it is given by `functools.partial`,
     /// or to what `wrap` makes. (For NumPy's functions with a `like`, ``(shape, dtype)`` is the option.) What the function returns
     /// (anything that speaks DLPack) becomes the promise's memory, without a copy. A result that overlaps memory already known is
@@ -134,15 +145,18 @@ impl PyEngine {
     /// ``copy=True`` always copies. `like`, a ``(shape, dtype)`` pair or something with these two attributes, declares shape and
     /// dtype, so that they are known at once. An ``async def`` function runs as a task on the event loop of the submitter.
     ///
-    /// The function may return several arrays, in tuples, lists, dicts and dataclasses, a number, text, or nothing: the promise is
-    /// unpacked as what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
+    /// The function may return several arrays, in tuples, lists, dicts, deques and dataclasses, and what is no
+    /// array: a number, text, bytes, any other object, or nothing. The promise is unpacked as what it returns
+    /// (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
     /// That waits for the function, unless the results are declared:
     ///
     /// outputs: the number of arrays that the function returns in a tuple or list, at most 65,536, or a list of their names in a dict.
     ///     `call` then returns a tuple or dict of promises at once; for 0 an `Operation`.
     /// like: a list or dict of what each output is like declares them too.
-    /// using: makes an array of a tensor; default the ``from_dlpack`` of the library whose function `fn` is, or of whose class, and else the
-    ///     engine's. An engine's that is no library's own ``from_dlpack`` comes first.
+    /// using: makes an array of a tensor; default the ``from_dlpack`` of the library whose function `fn` is,
+    ///     or of whose class, and else the engine's. Functions of OpenCV, SciPy, scikit-learn, scikit-image,
+    ///     Pillow, Numba and pandas get arrays of NumPy. An engine's that is no library's own ``from_dlpack``
+    ///     comes first.
     ///
     /// Type checkers compare a call that has no options with the parameters of the function: the number of up to four positional
     /// arguments, which may have any type, since tensors stand in the place of arrays, and names and types of keyword arguments.
@@ -284,7 +298,7 @@ impl PyEngine {
     }
 
     /// Scoped leases of several tensors, taken all at once: ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or
-    /// ``async with``. The block gets a view of each, or what `using` makes of it; reads first.
+    /// ``async with``. The block gets a view of each, or what `using` makes of it, by default the engine's; reads first.
     ///
     ///     >>> a, b = eng.from_dlpack(np.arange(3.0)), eng.zeros(3, "float64")
     ///     >>> with eng.access(reads=[a], writes=[b], using=np.from_dlpack) as (x, y):
@@ -310,7 +324,7 @@ impl PyEngine {
                 wanted.push((tensor.clone().unbind(), access));
             }
         }
-        Ok(PyAccess::new(self.handle.clone(), wanted, using))
+        Ok(PyAccess::new(py, self.handle.clone(), wanted, using))
     }
 }
 
