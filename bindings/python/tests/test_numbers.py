@@ -29,6 +29,16 @@ def test_floats_of_16_bits_that_are_no_numbers(eng, np):
     assert inf == float("inf") and nan != nan and str(negative) == "-0.0"
 
 
+def test_methods_of_arrays_are_missing_and_say_what_to_write(eng):
+    t = eng.zeros(2, "int8")
+    for name in ("mean", "sum", "reshape"):
+        assert not hasattr(t, name)
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': .*`eng\.call\(np\.{name}, t\)`"):
+            getattr(t, name)()
+    with pytest.raises(TypeError, match=r"np\.from_dlpack\(t\)\[\.\.\.\]"):
+        t[0]
+
+
 def test_bfloat16(eng):
     torch = peer("torch")
     values = torch.tensor([1.5, -2e30, 0.1], dtype=torch.bfloat16)

@@ -166,7 +166,8 @@ def _filler(value, found, is_leaf, kept=lambda value: value, outer=()):
 # Sets, and the views `keys`, `values` and `items` of dicts.
 _ORDERLESS = set, frozenset, MappingView
 # Beside lists, tuples, dicts and dataclasses; the classes of views, as the abstract one takes long to ask.
-CONTAINERS = collections.deque, set, frozenset, *(type(view) for view in ({}.keys(), {}.values(), {}.items()))
+_EMPTY: dict[object, object] = {}
+CONTAINERS = collections.deque, set, frozenset, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())
 
 
 def _deque_filler(value, fill):

@@ -253,8 +253,8 @@ class Engine:
         priority: int = 0,
         on_skip: Callable[[OperationError], object] | None = None,
     ) -> Operation:
-        """Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example ``np.from_dlpack``. Both lists
-        are given by name; `call` takes arguments as ``Executor.submit`` does.
+        """Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example ``np.from_dlpack``.
+        Both lists are given by name. `call` takes arguments as ``Executor.submit`` does.
 
         Returns at once. The function runs when everything submitted before on its operands has come far enough: reads see
         what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
@@ -423,8 +423,10 @@ class Engine:
     ) -> dict[str, Tensor]:
         """Submits an operation whose result becomes a new tensor, and returns the promise of it at once.
 
-        Tensors may be anywhere among the arguments, in lists, tuples, dicts and dataclasses too: the function gets an
-        array in place of each, which `using` makes, for example ``np.from_dlpack``. Everything else is passed on as it is. A
+        Tensors may be anywhere among the arguments, in lists, tuples, dicts, deques and dataclasses too, and
+        among the arguments of a `functools.partial`, also where that is `fn`. The function gets an array in
+        place of each, which `using` makes, for example ``np.from_dlpack``. A tensor in a set or in a view of a
+        dict raises `TypeError`. Everything else is passed on as it is. A
         keyword argument of the function that has the name of an option here raises `TypeError`: it is given by `functools.partial`,
         or to what `wrap` makes. (For NumPy's functions with a `like`, ``(shape, dtype)`` is the option.) What the function returns
         (anything that speaks DLPack) becomes the promise's memory, without a copy. A result that overlaps memory already known is
@@ -432,15 +434,18 @@ class Engine:
         ``copy=True`` always copies. `like`, a ``(shape, dtype)`` pair or something with these two attributes, declares shape and
         dtype, so that they are known at once. An ``async def`` function runs as a task on the event loop of the submitter.
 
-        The function may return several arrays, in tuples, lists, dicts and dataclasses, a number, text, or nothing: the promise is
-        unpacked as what it returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
+        The function may return several arrays, in tuples, lists, dicts, deques and dataclasses, and what is no
+        array: a number, text, bytes, any other object, or nothing. The promise is unpacked as what it returns
+        (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
         That waits for the function, unless the results are declared:
 
         outputs: the number of arrays that the function returns in a tuple or list, at most 65,536, or a list of their names in a dict.
             `call` then returns a tuple or dict of promises at once; for 0 an `Operation`.
         like: a list or dict of what each output is like declares them too.
-        using: makes an array of a tensor; default the ``from_dlpack`` of the library whose function `fn` is, or of whose class, and else the
-            engine's. An engine's that is no library's own ``from_dlpack`` comes first.
+        using: makes an array of a tensor; default the ``from_dlpack`` of the library whose function `fn` is,
+            or of whose class, and else the engine's. Functions of OpenCV, SciPy, scikit-learn, scikit-image,
+            Pillow, Numba and pandas get arrays of NumPy. An engine's that is no library's own ``from_dlpack``
+            comes first.
 
         Type checkers compare a call that has no options with the parameters of the function: the number of up to four positional
         arguments, which may have any type, since tensors stand in the place of arrays, and names and types of keyword arguments.

@@ -31,6 +31,29 @@ else:
         return function
 
 
+class _Absent:
+    """A method that arrays have and tensors lack: an `AttributeError` that says what to write.
+
+    A `__getattr__` of the class would make each of its methods slower.
+    """
+
+    def __init__(self, name):
+        self._name = name
+
+    def __get__(self, tensor, owner=None):
+        raise AttributeError(
+            f"'estafette.Tensor' object has no attribute '{self._name}': a tensor is a promise, so write `eng.call(np.{self._name}, t)`, or "
+            f"take an array, `np.from_dlpack(t).{self._name}`, which waits"
+        )
+
+
+for _name in (
+    "abs all any argmax argmin argsort clip copy cumsum diagonal dot max mean min prod ravel reshape round sort squeeze std sum "
+    "transpose var"
+).split():
+    setattr(Tensor, _name, _Absent(_name))
+
+
 class _Ends(threading.local):
     """The ``_condition`` of all promises. `concurrent.futures` reads the states of futures and installs its waiters while it holds
     their conditions, so that no end falls between. A promise ends whenever it does: each state that a thread has read is
