@@ -474,7 +474,8 @@ impl PyTensor {
     ///     (1.5, '1.500', True)
     fn item<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.number(py, |count| {
-            let message = format!("a tensor of {count} elements is no single number; `t.tolist()` has them all");
+            let message =
+                format!("a tensor of {count} elements is no single number; `t.tolist()` has them all");
             PyValueError::new_err(message)
         })
     }
@@ -564,7 +565,9 @@ fn not_iterated(which: std::fmt::Arguments<'_>) -> PyErr {
 }
 
 fn no_number(kind: &str, count: usize) -> PyErr {
-    PyTypeError::new_err(format!("only a tensor of one element is converted to {kind}, and this one has {count}"))
+    PyTypeError::new_err(format!(
+        "only a tensor of one element is converted to {kind}, and this one has {count}"
+    ))
 }
 
 /// The `Device` of a tensor.

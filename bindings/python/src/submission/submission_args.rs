@@ -301,7 +301,8 @@ fn has_no_tensors(item: &Bound<'_, PyAny>) -> PyResult<bool> {
     let args = item.getattr(intern!(py, "args"))?.cast_into::<PyTuple>()?;
     let keywords = item.getattr(intern!(py, "keywords"))?.cast_into::<PyDict>()?;
     let mut items = args.into_iter().chain(keywords.into_iter().map(|(_, value)| value));
-    items.try_fold(true, |none, item| Ok(none && !item.is_instance_of::<PyTensor>() && has_no_tensors(&item)?))
+    items
+        .try_fold(true, |none, item| Ok(none && !item.is_instance_of::<PyTensor>() && has_no_tensors(&item)?))
 }
 
 /// Takes the arrays, builds the structure of their promises, and says what each is like.
