@@ -1,4 +1,4 @@
-"""Leases as the design decides their hard cases: who waits for whom, who is notified, and when memory may be written."""
+"""Hard cases H1 to H3 of leases: who waits for whom, which error says so, and when memory may be written."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-//! Hard cases: owned guards, and slices of operands.
+//! Hard case H39: owned guards, and slices of operands.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

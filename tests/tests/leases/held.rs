@@ -1,4 +1,4 @@
-//! Hard cases: leases.
+//! Hard cases H1 to H3: leases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Hard cases: shutdown, and updates that did not happen.
+//! Hard case H10: shutdown, and updates that did not happen.
 
 use std::cell::Cell;
 use std::pin::pin;

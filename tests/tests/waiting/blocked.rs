@@ -1,4 +1,4 @@
-//! Hard cases: waiting and the in-flight limit.
+//! Hard cases H8 and H9: waiting and the in-flight limit.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

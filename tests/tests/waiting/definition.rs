@@ -1,4 +1,4 @@
-//! Hard cases: definition and aliases.
+//! Hard cases H5 to H7: definition and aliases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! docs/guarantees.md: every guarantee and every situation names tests that exist, and tests cite numbers that exist.
+//! docs/guarantees.md: every guarantee, hard case and situation names tests that exist, and tests cite
+//! numbers that exist.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,15 +12,30 @@ const TESTED: &[&str] = &["sync", "graph", "devices", "links", "engine", "report
 /// Folders of the files that the page names without their folder.
 const IMPLIED: &[&str] =
     &["", "tests/tests/", "bindings/python/tests/", "bindings/python/clusters/", "bindings/c/tests/c/"];
+/// What precedes the names of the tests of a hard case.
+const TESTS: &str = " Tests: ";
 /// Words that begin a part of a cell and are no file of `tests/tests`.
 const LEADS: &[&str] = &["c", "doc", "loom", "nine", "py", "suite"];
 
-/// Prints how many guarantees, situations and tests there are, and returns what is wrong.
+/// Prints how many guarantees, hard cases, situations and tests there are, and returns what is wrong.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let page = source::read(&root.join(PAGE))?;
     let sources = Sources::read(root)?;
-    let guarantees = guarantees(&page);
+    let guarantees = numbered(&page, "Always", "");
+    let cases = numbered(&page, "Hard cases", "- **H");
     let mut wrong = Vec::new();
+    for (at, (number, text)) in cases.iter().enumerate() {
+        if *number != at + 1 {
+            wrong.push(format!("{PAGE} has hard case H{number} where H{} comes next", at + 1));
+        }
+        let tests = text.split_once(TESTS).map_or("", |(_, tests)| tests);
+        if !tests.contains('`') && !tests.contains("suite ") {
+            wrong.push(format!("hard case H{number} names no test"));
+        }
+        for part in tests.split("; ") {
+            wrong.extend(sources.misses(part).map(|miss| format!("{PAGE}, H{number}: {miss}")));
+        }
+    }
     for (at, (number, text)) in guarantees.iter().enumerate() {
         if *number != at + 1 {
             wrong.push(format!("{PAGE} has guarantee {number} where {} comes next", at + 1));
@@ -48,8 +64,15 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     for (file, text) in &sources.0 {
         let unknown = cited(text).into_iter().filter(|number| !(1..=guarantees.len()).contains(number));
         wrong.extend(unknown.map(|number| format!("{file} cites guarantee {number}, which does not exist")));
+        let unknown = cited_cases(text).filter(|number| !(1..=cases.len()).contains(number));
+        wrong.extend(unknown.map(|number| format!("{file} cites hard case H{number}, which does not exist")));
     }
-    println!("guarantees: {}, held by {} files, and {count} situations", guarantees.len(), names.len());
+    println!(
+        "guarantees: {}, held by {} files, {} hard cases, and {count} situations",
+        guarantees.len(),
+        names.len(),
+        cases.len()
+    );
     Ok(wrong)
 }
 
@@ -111,8 +134,8 @@ impl Sources {
                     }
                 }
                 let tests: usize = scope.iter().map(|path| self.0[*path].matches("#[test]").count()).sum();
-                let fewer = promised(piece).filter(|promised| tests < *promised);
-                misses.extend(fewer.map(|promised| format!("{tests} tests of {promised} exist: `{part}`")));
+                let other = promised(piece).filter(|promised| tests != *promised);
+                misses.extend(other.map(|promised| format!("{tests} tests exist, not {promised}: `{part}`")));
             } else if piece.contains(['/', '.']) {
                 scope = self.find(IMPLIED, piece);
             } else {
@@ -128,17 +151,21 @@ impl Sources {
     }
 }
 
-/// The numbered items of the section "Always".
-fn guarantees(page: &str) -> Vec<(usize, String)> {
-    let section = page.split("\n## ").find(|section| section.starts_with("Always")).unwrap_or_default();
+/// The items of a section that begin with `mark` and a number.
+fn numbered(page: &str, section: &str, mark: &str) -> Vec<(usize, String)> {
+    let section = page.split("\n## ").find(|text| text.starts_with(section)).unwrap_or_default();
     let mut found: Vec<(usize, String)> = Vec::new();
     for line in section.lines() {
-        match line.split_once(". ").and_then(|(number, text)| Some((number.parse().ok()?, text))) {
+        let item = line.strip_prefix(mark).and_then(|rest| rest.split_once('.'));
+        match item.and_then(|(number, text)| Some((number.parse().ok()?, text))) {
             Some((number, text)) => found.push((number, text.to_owned())),
-            None => found.iter_mut().next_back().into_iter().for_each(|(_, text)| {
-                text.push(' ');
-                text.push_str(line);
-            }),
+            None if line.starts_with(' ') => {
+                if let Some((_, text)) = found.last_mut() {
+                    text.push(' ');
+                    text.push_str(line.trim_start());
+                }
+            }
+            None => {}
         }
     }
     found
@@ -197,16 +224,24 @@ fn cited(text: &str) -> Vec<usize> {
     behind.filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()).collect()
 }
 
+/// The numbers with an H in a line behind the words "hard case".
+fn cited_cases(text: &str) -> impl Iterator<Item = usize> {
+    let lines = text.split("ard case").skip(1).filter_map(|rest| rest.lines().next());
+    let words = lines.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric()));
+    words.filter_map(|word| word.strip_prefix('H')?.parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TEXT: &str = "# Title\n\n## Always\n\n1. **One.** It *must* hold. *order/access, memory*\n2. **Two**\n   more.\n\n## Else\n3. no\n\
+    const TEXT: &str = "# Title\n\n## Always\n\n1. **One.** It *must* hold. *order/access, memory*\n2. **Two**\n   more.\n\n## Else\n3. no\n\n\
+        ## Hard cases\n\n**Group**\n\n- **H1.** A case.\n  Tests: `a`; b\n- **H2.** No test.\n\n\
         | situation | test |\n|---|---|\n| **Head** | |\n| one | `a`; b |\n";
 
     #[test]
     fn guarantees_have_numbers_and_tests() {
-        let found = guarantees(TEXT);
+        let found = numbered(TEXT, "Always", "");
         assert_eq!(found.len(), 2);
         assert_eq!(emphasized(&found[0].1), ["must", "order/access", "memory"]);
         assert!(emphasized(&found[1].1).is_empty());
@@ -215,6 +250,18 @@ mod tests {
             ["tests/gpu", "x.c"]
         );
         assert_eq!(cited("Guarantee 4 and guarantee 12: x"), [4, 12]);
+    }
+
+    #[test]
+    fn hard_cases_have_numbers_and_tests() {
+        let found = numbered(TEXT, "Hard cases", "- **H");
+        assert_eq!(found.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(found[0].1.split_once(TESTS).map(|(_, tests)| tests), Some("`a`; b"));
+        assert!(!found[1].1.contains(TESTS));
+        assert_eq!(
+            cited_cases("Hard cases H8 and H10: x\nH200, a hard case: H").collect::<Vec<_>>(),
+            [8, 10]
+        );
     }
 
     #[test]
@@ -240,6 +287,7 @@ mod tests {
         for part in [
             "order/acces `a_b`",
             "order/access `x_y`",
+            "order `access` (1 tests)",
             "order `access` (3 tests)",
             "py `test_a.py` `TestB`",
             "loom `pin`",

@@ -1,4 +1,4 @@
-/* The hard cases of docs/guarantees.md that concern C, each named after its sentence. */
+/* Hard case H40 of docs/guarantees.md, and what else concerns C alone. */
 #include "check.h"
 
 static void on_any_error_the_caller_keeps_what_it_passed(void) {
