@@ -1,5 +1,27 @@
 //! Tests that span crates or need heavy development dependencies, and what they share: a watchdog that turns
 //! a hang into a loud failure, gates that tests open by hand, and a foreign library that counts its deleters.
+//!
+//! The tests are in `tests/tests`. The first comment of each binary says why it is one of its own.
+//!
+//! | binary | what it tests |
+//! |---|---|
+//! | `allocations` | memory that operations, replays and traces take |
+//! | `cuda` | CUDA devices, on the driver simulator |
+//! | `engine` | behaviour whose tests may run beside each other: order, failure, leases, devices, programs |
+//! | `exchange` | memory from outside and back: imports, deleters, operators |
+//! | `fuzz` | inputs of the fuzz targets that are kept; how suites judge what they measure |
+//! | `links` | tensors of one process in another |
+//! | `links_kills` | processes that are killed or stopped, or that lack something |
+//! | `memory` | every deleter runs once, and resident memory stays flat |
+//! | `process` | what a process has once: the reaper, the quarantine, memory for reuse |
+//! | `protocols` | protocols of the engine under random schedules |
+//! | `random` | random programs against oracles |
+//! | `shutdown` | how engines, tasks and forked processes end |
+//! | `simulation` | whole engines under a schedule, a clock and faults of a seed |
+//! | `sycl` | SYCL devices, on the real runtime |
+//! | `threads` | threads never own an engine |
+//! | `trace` | the content of a trace |
+//! | `waiting` | readiness, and waits that end |
 
 #![allow(
     missing_docs,

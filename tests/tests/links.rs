@@ -1,4 +1,13 @@
 //! Tensors of one process in another. The tests run their own program again as the other process.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | here | versions, failures, deaths and tickets, between two processes |
+//! | `passing` | tensors that one process passes on to another |
+//! | `shortage` | a process that lacks descriptors, address space or files |
+//! | `staging` | memory that is not shared, and tensors that have no memory yet |
+//! | `support` | a test that starts its own program again |
+//! | `writing` | tensors that another process is lent for writing |
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 

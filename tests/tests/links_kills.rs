@@ -4,6 +4,12 @@
 //!
 //! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many are killed. With it, the process that
 //! dies large has 1 GiB, and 4 GiB from 300 s on, and more deaths are counted.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | here | kills at random moments, processes that are stopped, and processes that lack something |
+//! | `roles` | deaths at each step in each role |
+//! | `support` | a test that starts its own program again |
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 

@@ -1,5 +1,10 @@
 //! A kind of device that no crate of the project knows (`tests/kinds/another`). The kind passes the conformance suite and every form of
 //! exchange, and enters the device table. `tests/kinds/test_another_kind.py` has the same of Python.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `backend` | the kind's entry of the device table |
+//! | `device` | its device, queues and memory |
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,5 @@
-//! A file that declares several modules opens with a table of its parts, which names each of them, and no module that is not there.
+//! A file that declares several modules opens with a table of its parts, which names each of them, and no
+//! module that is not there. The crate of tests has such a table of its binaries.
 
 use std::path::Path;
 
@@ -17,9 +18,14 @@ const FOLDERS: [&str; 9] = [
     "tests/tests",
 ];
 
-const HEADINGS: [&str; 3] = ["| part |", "| module |", "| file |"];
+const HEADINGS: [&str; 4] = ["| part |", "| module |", "| file |", "| binary |"];
 
-/// Prints how many modules there are, and returns those that no table names, and names in tables that are no module.
+/// The table of the binaries in the folder `BINARIES`.
+const BINARIES_TABLE: &str = "tests/src/lib.rs";
+const BINARIES: &str = "tests/tests";
+
+/// Prints how many modules and binaries there are. Returns those that no table names, and names in tables
+/// that are neither.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let (mut known, mut wrong) = (0, Vec::new());
     for folder in FOLDERS {
@@ -39,18 +45,43 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
             wrong.extend(strange.map(|part| format!("{path}: `{part}` of the table of parts is no module")));
         }
     }
-    println!("tables: {known} modules in the tables of their folders");
+    let binaries = binaries(&root.join(BINARIES))?;
+    let text = source::read(&root.join(BINARIES_TABLE))?;
+    let named = parts(&text);
+    let lacking = binaries.iter().filter(|binary| !named.contains(&binary.as_str()));
+    wrong.extend(lacking.map(|binary| format!("{BINARIES_TABLE}: the table of binaries lacks `{binary}`")));
+    let strange = named.iter().filter(|name| !binaries.iter().any(|binary| binary == *name));
+    wrong.extend(strange.map(|name| format!("{BINARIES_TABLE}: `{name}` is no binary of {BINARIES}")));
+    println!(
+        "tables: {known} modules in the tables of their folders, {} binaries of {BINARIES}",
+        binaries.len()
+    );
     Ok(wrong)
 }
 
-/// The modules that `text` declares in files of their own, but for those of tests and those with a path, which stand for one another.
+/// The names of the test binaries in a folder: its files, and its folders with a `main.rs`.
+fn binaries(folder: &Path) -> Result<Vec<String>, String> {
+    let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let paths: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+    let mut paths = paths.map_err(|error| error.to_string())?;
+    paths.retain(|path| path.extension().is_some_and(|its| its == "rs") || path.join("main.rs").exists());
+    paths.sort();
+    let stem = |path: &std::path::PathBuf| Some(path.file_stem()?.to_string_lossy().into_owned());
+    Ok(paths.iter().filter_map(stem).collect())
+}
+
+/// The modules that `text` declares in files of their own, but for those of tests, and those whose path a
+/// condition chooses: these stand for one another.
 fn modules(text: &str) -> Vec<&str> {
     let lines: Vec<&str> = text.lines().collect();
     let declared = lines.iter().enumerate().filter_map(|(at, line)| {
         let name = declared(line)?;
-        let attributes = lines[..at].iter().rev().take_while(|line| line.starts_with("#["));
-        let is_other = |line: &&str| line.contains("(test") || line.contains("path =");
-        (!attributes.clone().any(is_other)).then_some(name)
+        let above = lines[..at].iter().rev();
+        let is_of_another =
+            |line: &&str| line.is_empty() || line.ends_with([';', '}']) || declared(line).is_some();
+        let attributes = above.take_while(|line| !is_of_another(line)).filter(|line| !line.starts_with("//"));
+        let has = |text: &str| attributes.clone().any(|line| line.contains(text));
+        (!has("(test") && !(has("path =") && has("#[cfg("))).then_some(name)
     });
     declared.collect()
 }
@@ -105,17 +136,18 @@ mod tests {
 
     const TEXT: &str = "//! One `x`.\n//!\n//! | part | idea |\n//! |---|---|\n//! | `a`, [`mod@b`] | `one` |\n//! | `c.rs`, `d/`, `gone` | two |\n//!\n\
                         //! | other |\n//! | `y` |\n\nmod a;\npub mod b; // A comment.\n#[cfg(x)]\npub(crate) mod c;\nmod d;\nmod e;\n\
-                        #[cfg(test)]\nmod f;\n#[path = \"g.rs\"]\nmod g;\nmod h {}\n    mod i;\n// mod j;\n";
+                        #[cfg(test)]\nmod f;\n#[path = \"g.rs\"]\nmod g;\n\
+                        #[cfg(not(\n    y\n))]\n#[path = \"k.rs\"]\nmod k;\nmod h {}\n    mod i;\n// mod j;\n";
 
     #[test]
     fn modules_are_those_with_files_of_their_own() {
-        assert_eq!(modules(TEXT), ["a", "b", "c", "d", "e"]);
+        assert_eq!(modules(TEXT), ["a", "b", "c", "d", "e", "g"]);
     }
 
     #[test]
     fn a_module_that_the_table_lacks_is_found() {
         let lacking = modules(TEXT).into_iter().filter(|module| !is_named(TEXT, module));
-        assert_eq!(lacking.collect::<Vec<_>>(), ["e"]);
+        assert_eq!(lacking.collect::<Vec<_>>(), ["e", "g"]);
     }
 
     #[test]

@@ -1,4 +1,9 @@
 //! The form for every operating system, by the standard library. See `platform`.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `clock` | clocks by `Instant` |
+//! | `fork` | a fork is known by the process id |
 
 #[path = "clock.rs"]
 pub mod clock;
