@@ -2,6 +2,7 @@
 //! names an operating system, the words of comments, and the licence texts of packages.
 
 mod guarantees;
+mod interface;
 mod kinds;
 mod layers;
 mod licences;
@@ -122,6 +123,7 @@ pub fn run_counted() -> Result<bool, String> {
 fn counted() -> Result<Vec<String>, String> {
     let checks = [
         guarantees::check,
+        interface::check,
         kinds::check,
         layers::check,
         licences::check,

@@ -43,7 +43,7 @@ fn is_listed(listings: &str, name: &str) -> Option<bool> {
 }
 
 /// The text without what stands in angle brackets.
-fn without_generics(text: &str) -> String {
+pub fn without_generics(text: &str) -> String {
     let (mut depth, mut before) = (0_usize, ' ');
     text.chars()
         .filter(|&c| {
