@@ -81,7 +81,8 @@ fn modules(text: &str) -> Vec<&str> {
             |line: &&str| line.is_empty() || line.ends_with([';', '}']) || declared(line).is_some();
         let attributes = above.take_while(|line| !is_of_another(line)).filter(|line| !line.starts_with("//"));
         let has = |text: &str| attributes.clone().any(|line| line.contains(text));
-        (!has("(test") && !(has("path =") && has("#[cfg("))).then_some(name)
+        let is_other = has("(test") || has("path =") && has("#[cfg(");
+        (!is_other).then_some(name)
     });
     declared.collect()
 }
