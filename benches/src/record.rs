@@ -3,6 +3,8 @@
 
 use std::fmt::Write;
 
+use serde_json::{Value, json};
+
 use crate::spread::Spread;
 
 /// One measured quantity. Its name ends with its unit.
@@ -39,13 +41,13 @@ impl Quantity {
         }
     }
 
-    fn json(&self) -> String {
+    fn json(&self) -> Value {
         match *self {
             Self::Spread(Spread { median, min, max }) => {
-                format!(r#"{{"median":{},"min":{},"max":{}}}"#, plain(median), plain(min), plain(max))
+                json!({ "median": rounded(median), "min": rounded(min), "max": rounded(max) })
             }
-            Self::Number(number) => plain(number),
-            Self::Missing(_) => "null".into(),
+            Self::Number(number) => rounded(number),
+            Self::Missing(_) => Value::Null,
         }
     }
 
@@ -97,19 +99,15 @@ impl Record {
     /// A line of JSON.
     pub fn json(&self) -> String {
         let Self { workload, workers, n, rounds, quantities } = self;
-        let mut line = format!(
-            r#"{{"workload":"{workload}","engine":"estafette","workers":{workers},"n":{n},"rounds":{rounds}"#
-        );
-        for (name, quantity) in quantities {
-            write!(line, r#","{name}":{}"#, quantity.json()).expect("writing to a string succeeds");
-        }
-        line + "}"
+        let mut line = json!({ "workload": workload, "engine": "estafette", "workers": workers, "n": n, "rounds": rounds });
+        quantities.iter().for_each(|(name, quantity)| line[*name] = quantity.json());
+        line.to_string()
     }
 }
 
-/// Prints a number with its significant digits. Infinity becomes null, since JSON has none.
-fn plain(number: f64) -> String {
-    if number.is_finite() { format!("{}", (number * 1e3).round() / 1e3) } else { "null".into() }
+/// A number with its significant digits. Infinity becomes null, since JSON has none.
+fn rounded(number: f64) -> Value {
+    Value::from((number * 1e3).round() / 1e3)
 }
 
 fn short(number: f64) -> String {
@@ -140,8 +138,8 @@ mod tests {
         assert_eq!(
             record.json(),
             concat!(
-                r#"{"workload":"chain","engine":"estafette","workers":0,"n":10,"rounds":2,"#,
-                r#""ns_per_op":{"median":2,"min":1.5,"max":2.5},"ratio":0.123,"bytes_per_op":null}"#
+                r#"{"bytes_per_op":null,"engine":"estafette","n":10,"ns_per_op":{"max":2.5,"median":2.0,"min":1.5},"#,
+                r#""ratio":0.123,"rounds":2,"workers":0,"workload":"chain"}"#
             )
         );
         assert!(record.text().ends_with("bytes_per_op not available (no such file)"));
