@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use benches::Spread;
+use benches::median_us;
 use estafette::bindings;
 use estafette::remote::{Address, Door, Link, ShareOptions, Ticket};
 use estafette::{DType, Engine, Tensor};
@@ -142,12 +142,6 @@ fn segments() -> usize {
 
 // The first process.
 
-/// Median, in microseconds.
-fn median_us(times: Vec<Duration>) -> f64 {
-    let times = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
-    Spread::of(times).expect("it was measured").median
-}
-
 fn figure(row: &str, unit: &str, figures: &[f64]) {
     let figures: Vec<_> = figures.iter().map(|figure| format!("{figure:.4}")).collect();
     println!("figure\t{row}\t{unit}\t{}", figures.join(" "));
@@ -210,7 +204,7 @@ fn round_trips(engine: &Engine, link: &Link, elements: i64, count: usize, pause:
         }
         round_trip(engine, link, &x)
     });
-    median_us(times.collect())
+    median_us(times)
 }
 
 /// Microseconds for each of many small tensors, of which so many are on their way at once.
@@ -269,7 +263,7 @@ fn first_contact(engine: &Engine, door: &Door, x: &Tensor) -> f64 {
         received.wait().expect("it is ready");
         start.elapsed()
     });
-    median_us(times.collect())
+    median_us(times)
 }
 
 /// Time in which the kernel maps every page of a segment that is in memory, as each first contact does.
@@ -290,7 +284,8 @@ fn populate() -> f64 {
         let descriptor = libc::memfd_create(c"populate".as_ptr(), 0);
         assert_eq!(libc::ftruncate(descriptor, SEGMENT as libc::off_t), 0, "memory");
         map(descriptor, libc::PROT_READ | libc::PROT_WRITE, libc::MADV_POPULATE_WRITE);
-        let times = (0..20).map(|_| map(descriptor, libc::PROT_READ, libc::MADV_POPULATE_READ)).collect();
+        let times: Vec<_> =
+            (0..20).map(|_| map(descriptor, libc::PROT_READ, libc::MADV_POPULATE_READ)).collect();
         libc::close(descriptor);
         median_us(times)
     }

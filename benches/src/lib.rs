@@ -36,7 +36,7 @@ pub use error::Error;
 pub use metg::WrongInput;
 pub use record::{Quantity, Record};
 pub use spin::SpinBody;
-pub use spread::Spread;
+pub use spread::{Spread, median_us, percentile};
 pub use submit::submit;
 pub use workload::{Settings, WORKLOADS, Workload, named};
 

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::measure::{checked, ns_each, rounds};
 use crate::record::Quantity;
 use crate::spin::{Spin, SpinBody};
+use crate::spread::Spread;
 use crate::workload::{Measured, Settings, Workload};
 
 use bisection::{Crossing, Point, crossing};
@@ -105,9 +106,8 @@ fn run(settings: &Settings, pattern: Pattern, grids: usize) -> Result<Measured, 
         let body = Spin::calibrate().lasting(body_ns);
         let enough = (BODIES_NS_MAX / (body_ns * row as f64)) as usize;
         let steps = steps.min(enough.max(STEPS_LONG));
-        let mut runs: Vec<f64> = (0..REPEATS).map(|_| run_ns(steps, body)).collect::<Result<_, Error>>()?;
-        runs.sort_by(f64::total_cmp);
-        let granularity_ns = runs[REPEATS / 2] * cores as f64;
+        let runs: Vec<f64> = (0..REPEATS).map(|_| run_ns(steps, body)).collect::<Result<_, Error>>()?;
+        let granularity_ns = Spread::of(runs).expect("there are several").median * cores as f64;
         Ok(Point { granularity_ns, efficiency: body_ns / granularity_ns })
     };
 

@@ -1,4 +1,7 @@
 //! Statistics of samples, for benches, the command line and `xtask`. The crates `xtask` and `estafette-links` include this file.
+#![allow(dead_code, reason = "each crate that includes this file uses a part of it")]
+
+use std::time::Duration;
 
 /// Median, least and greatest of some samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,6 +29,19 @@ impl Spread {
     }
 }
 
+/// The median of some times, in microseconds. Panics without any.
+pub fn median_us(times: impl IntoIterator<Item = Duration>) -> f64 {
+    let times = times.into_iter().map(|time| time.as_secs_f64() * 1e6).collect();
+    Spread::of(times).expect("it was measured").median
+}
+
+/// The least sample that `percent` of a hundred samples do not exceed. `None` without samples.
+pub fn percentile(mut samples: Vec<f64>, percent: usize) -> Option<f64> {
+    samples.sort_by(f64::total_cmp);
+    let rank = (samples.len() * percent).div_ceil(100);
+    samples.get(rank.saturating_sub(1)).copied()
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -36,5 +52,18 @@ mod tests {
         assert_eq!(Spread::of(vec![4.0, 1.0, 3.0, 2.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
         assert_eq!(Spread::of(vec![5.0]), Some(Spread { median: 5.0, min: 5.0, max: 5.0 }));
         assert_eq!(Spread::of(Vec::new()), None);
+    }
+
+    #[test]
+    fn a_percentile_leaves_out_the_rare() {
+        use super::percentile;
+
+        let samples: Vec<f64> = (1..=200).map(f64::from).rev().collect();
+        assert_eq!(
+            [1, 50, 99, 100].map(|percent| percentile(samples.clone(), percent)),
+            [2.0, 100.0, 198.0, 200.0].map(Some)
+        );
+        assert_eq!(percentile(vec![7.0], 99), Some(7.0));
+        assert_eq!(percentile(Vec::new(), 50), None);
     }
 }

@@ -22,7 +22,7 @@ use futures::executor::block_on;
 #[path = "../../benches/src/spread.rs"]
 mod spread;
 
-use spread::Spread;
+use spread::{Spread, median_us};
 
 const ROUNDS: usize = 7;
 const AWAKE: usize = 20_000;
@@ -208,10 +208,6 @@ fn spread(figures: Vec<f64>) -> Spread {
     Spread::of(figures).expect("it was measured")
 }
 
-fn median_us(times: Vec<Duration>) -> f64 {
-    spread(times.into_iter().map(|time| time.as_secs_f64() * 1e6).collect()).median
-}
-
 /// The median of round trips; with a pause before each, both sides sleep.
 fn round_trips(count: usize, is_awake: bool, mut trip: impl FnMut()) -> f64 {
     if is_awake {
@@ -225,7 +221,7 @@ fn round_trips(count: usize, is_awake: bool, mut trip: impl FnMut()) -> f64 {
         trip();
         start.elapsed()
     });
-    let median = median_us(times.collect());
+    let median = median_us(times);
     unpin();
     median
 }
@@ -268,7 +264,7 @@ fn link_idle_callback(door: &Door) -> f64 {
             .when_settled([&used], move |_| sender.send(start.elapsed()).expect("it is received"));
         receiver.recv().expect("it settles")
     });
-    let median = median_us(times.collect());
+    let median = median_us(times);
     peer.end();
     median
 }
@@ -345,7 +341,7 @@ fn first_contact(door: &Door) -> f64 {
         block_on(used.settled()).expect("it is used");
         start.elapsed()
     });
-    median_us(times.collect())
+    median_us(times)
 }
 
 fn descriptors() -> usize {

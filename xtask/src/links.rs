@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::peers::measurement::{Measurement, Quantity, Spread};
+use crate::peers::measurement::{Measurement, Quantity, Spread, percentile};
 use crate::peers::{machine, markdown};
 use crate::python::{ALL, Build, Environment, NIXL};
 use crate::shell::{self, CommandEnd};
@@ -97,7 +97,6 @@ struct Row {
     name: String,
     /// With a space before it, where there is one.
     unit: String,
-    /// In order.
     figures: Vec<f64>,
     spread: Spread,
 }
@@ -107,15 +106,14 @@ impl Row {
     fn of(line: &str) -> Option<Self> {
         let fields: Vec<&str> = line.split('\t').collect();
         let &["figure", name, unit, figures] = &fields[..] else { return None };
-        let mut figures: Vec<f64> = figures.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
-        figures.sort_by(f64::total_cmp);
+        let figures: Vec<f64> = figures.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
         let spread = Spread::of(figures.clone())?;
         let unit = if unit.is_empty() { String::new() } else { format!(" {}", unit.replace("us", "µs")) };
         Some(Self { name: name.to_owned(), unit, figures, spread })
     }
 
     fn p99(&self) -> f64 {
-        self.figures[(self.figures.len() * 99).div_ceil(100) - 1]
+        percentile(self.figures.clone(), 99).expect("a row has figures")
     }
 
     /// The median, with the least and the greatest where there are several.
@@ -177,8 +175,7 @@ impl Measurements {
                 }
             };
             let ratio = |_| Ok(median(&with)? / median(&without)?);
-            let mut figures = (0..RATIOS).map(ratio).collect::<Result<Vec<_>, String>>()?;
-            figures.sort_by(f64::total_cmp);
+            let figures = (0..RATIOS).map(ratio).collect::<Result<Vec<_>, String>>()?;
             let spread = Spread::of(figures.clone()).expect("there are some");
             self.rows.push(Row { name: row.to_owned(), unit: String::new(), figures, spread });
         }

@@ -237,7 +237,7 @@ fn system() -> String {
     format!("{cores} cores, {}", model.trim_start_matches([' ', '\t', ':']))
 }
 
-/// Median and the tenth and ninetieth part of measured values.
+/// The median, and the tenth and ninetieth percentile, of measured values.
 #[derive(Clone, Copy, Debug)]
 pub struct Percentiles {
     pub median: f64,
@@ -246,10 +246,9 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    pub fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let at = |part: usize| values.get(values.len() * part / 10).copied().unwrap_or(f64::NAN);
-        Self { median: at(5), low: at(1), high: at(9) }
+    pub fn of(values: Vec<f64>) -> Self {
+        let at = |percent| benches::percentile(values.clone(), percent).unwrap_or(f64::NAN);
+        Self { median: at(50), low: at(10), high: at(90) }
     }
 
     /// In a unit, with the spread behind.

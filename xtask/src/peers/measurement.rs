@@ -5,7 +5,7 @@ use serde_json::Value;
 #[path = "../../../benches/src/spread.rs"]
 mod spread;
 
-pub use self::spread::Spread;
+pub use self::spread::{Spread, percentile};
 
 /// One line of JSON that a program printed.
 #[derive(Clone, Debug, PartialEq)]
