@@ -78,6 +78,7 @@ impl CudaQueue {
             context.check(code, "cannot begin to capture a graph")
         })?;
         let mut taking_part = 0;
+        // No `contain_panic`: the panic goes on, with its payload, once the capture has ended.
         let enqueued = catch_unwind(AssertUnwindSafe(|| {
             for other in &joined {
                 other.join_capture(stream)?;

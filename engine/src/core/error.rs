@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind};
 use estafette_graph::OpId;
 use estafette_report::shown::shown;
+use estafette_sync::panic::contain_panic;
 use estafette_sync::process::Forked;
 
 use crate::core::contained::Contained;
@@ -125,7 +125,7 @@ pub fn full_text(error: &dyn std::error::Error) -> String {
     let mut source = error.source();
     while let Some(error) = source {
         // A source is foreign: it may panic when it is printed.
-        if let Ok(more) = catch_unwind(AssertUnwindSafe(|| error.to_string()))
+        if let Ok(more) = contain_panic(|| error.to_string())
             && !text.ends_with(&more)
         {
             text.push_str(": ");

@@ -1,9 +1,9 @@
 //! A list that one thread appends to while others read it. There is no lock in it but for its beginning, so that a thread that
 //! appends never waits for one that reads.
 
-use std::sync::{Arc, PoisonError};
-// Outside of every protocol of the engine, as the buffers: plain std.
-use std::sync::{Mutex, OnceLock};
+// Plain std, and no mutex of `estafette_sync`: in models of the buffers it would be a further lock whose order
+// loom explores, while what they check is the order that the buffers have without it.
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// One value, and what comes after it.
 #[derive(Debug)]
@@ -28,14 +28,14 @@ impl<T> Chain<T> {
         let link = Arc::new(ChainLink { value, next: OnceLock::new() });
         match last {
             Some(last) => _ = last.next.set(Arc::clone(&link)),
-            None => *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&link)),
+            None => *self.lock() = Some(Arc::clone(&link)),
         }
         link
     }
 
     /// The first link, if there is one yet.
     pub(super) fn first(&self) -> Option<Arc<ChainLink<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().clone()
     }
 
     /// The links that there are, from the first one.
@@ -45,10 +45,14 @@ impl<T> Chain<T> {
 
     /// Takes the first link off the list if `is_over` returns true for it. A thread that goes on appending has to keep its last link.
     pub(super) fn pop(&self, is_over: impl FnOnce(&ChainLink<T>) -> bool) -> Option<Arc<ChainLink<T>>> {
-        let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = self.lock();
         let link = first.take_if(|link| is_over(link))?;
         *first = link.next();
         Some(link)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<ChainLink<T>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

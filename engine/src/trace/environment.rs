@@ -13,7 +13,8 @@ use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-// Outside of every protocol, as the switch: plain std. A handler of the process's exit uses them.
+// Outside of every protocol, as the switch: plain std. A handler of the process's exit uses them, when no
+// execution of a model is left whose locks those of `estafette_sync` would be.
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
