@@ -3,9 +3,6 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A panic's payload.
-pub type Panic = Box<dyn Any + Send>;
-
 /// Runs `foreign`. If it panics, drops the payload and returns the panic's text as the error.
 ///
 /// State that `foreign` changed may be half changed. The owner of such state checks for that, usually in the
@@ -19,7 +16,7 @@ pub fn contain_panic<R>(foreign: impl FnOnce() -> R) -> Result<R, String> {
 
 /// Returns the text of a panic, and drops its payload.
 #[cold]
-pub fn text_of_panic(panic: Panic) -> String {
+fn text_of_panic(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
     drop_panic(panic);
@@ -28,7 +25,7 @@ pub fn text_of_panic(panic: Panic) -> String {
 
 /// Drops a panic's payload. If that panics in turn, the second payload leaks.
 #[cold]
-pub fn drop_panic(panic: Panic) {
+fn drop_panic(panic: Box<dyn Any + Send>) {
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(another);
     }

@@ -96,7 +96,7 @@ impl SyclRuntime {
     ///
     /// # Safety
     /// `context` is a live `sycl::context` of this runtime.
-    pub unsafe fn root_of_context(&self, context: NonNull<c_void>) -> Option<&Arc<SyclDevice>> {
+    pub(crate) unsafe fn root_of_context(&self, context: NonNull<c_void>) -> Option<&Arc<SyclDevice>> {
         self.devices.iter().find(|device| device.context().is(context.as_ptr()))
     }
 }

@@ -61,7 +61,7 @@ pub fn roots(trace: &Trace) -> Vec<Root> {
 
 /// Calls `of` with the roots of each operation that waited, in the order in which the operations were submitted. All of them at once would
 /// be dozens for each operation.
-pub fn each_wait(trace: &Trace, mut of: impl FnMut(&[Root])) {
+pub(crate) fn each_wait(trace: &Trace, mut of: impl FnMut(&[Root])) {
     // Whatever stands in a queue before another one was submitted before it.
     let submitted = |stall: &Stall| Some((trace.operation(stall.waiter)?.submitted, stall.waiter));
     let critical = trace.stalls.iter().filter(|stall| stall.critical);
