@@ -630,7 +630,7 @@ mod tests {
     #[test]
     fn what_is_lent_for_writing_and_not_taken_has_failed_before_it_is_answered() {
         let engine = Engine::builder().workers(1).build().expect("an engine");
-        let device = DLDevice { device_type: DeviceType::CUDA, device_id: 77 };
+        let device = DLDevice { device_type: DeviceType::EXT_DEV, device_id: 77 };
         let layout = Layout::contiguous(DType::I64, device, &[1]).expect("a layout");
         let failure = Arc::new(OnceLock::new());
         let (answer, answered) = mpsc::channel();

@@ -26,9 +26,15 @@ pub fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
 
 /// `text` without comments and without the tests and models at its end.
 pub fn code(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+    let text = without_comments(text);
+    let lines: Vec<&str> = text.lines().collect();
     let end = (0..lines.len()).find(|&at| begins_tests(&lines[at..])).unwrap_or(lines.len());
     lines[..end].join("\n")
+}
+
+/// `text` without comments.
+pub fn without_comments(text: &str) -> String {
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
 /// True if the first of `lines` is the condition of a module of tests or models.

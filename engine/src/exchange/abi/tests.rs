@@ -257,7 +257,7 @@ fn byte_offset_is_added_to_addresses_and_kept_beside_handles() {
     let tensor = unsafe { ManagedTensor::from_raw(raw, Abi::Versioned) }.unwrap();
     assert_eq!(tensor.data(), tensor.tensor().data.cast::<u8>().wrapping_add(8));
     assert_eq!(tensor.describe().unwrap().byte_offset(), 0);
-    for device_type in [DeviceType::OPENCL.0 as u32, 77, u32::MAX] {
+    for device_type in [77, u32::MAX] {
         let (raw, _deleted) = foreign_versioned(&[2], |managed| {
             managed.dl_tensor.byte_offset = 8;
             managed.dl_tensor.device = RawDevice { device_type: DLDeviceType(device_type), device_id: 3 };
