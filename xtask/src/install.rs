@@ -1,4 +1,7 @@
 //! `cargo xtask install PREFIX`: the C library as C programs want it.
+//!
+//! This is no call of cargo-c, which packagers may use: cargo-c knows no CMake files, its pkg-config file lacks one
+//! flag for static linking, and a new machine builds it for many minutes before the first test in C.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
