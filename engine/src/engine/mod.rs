@@ -12,6 +12,12 @@
 //! - The drop of the last handle waits for nothing. Operations in flight own the core; without workers the dropping thread runs what is ready.
 //! - A shutdown refuses later submissions, and ends what is in flight.
 //! - A copy is an operation: it is ordered, fails and is cancelled as any other one.
+//!
+//! # Names of asynchronous functions
+//!
+//! `x_async` exists only where `x` blocks (`copy`, `to_vec`, `replay`). A function that is asynchronous in the first
+//! place has the plain name (`connect`, `export`, `shutdown`). Its blocking form, where there is one, ends with `_wait`
+//! (`export_wait`). That of `shutdown` is `shutdown_timeout` instead, since it cancels what is left at its deadline.
 
 mod builder;
 pub(crate) mod copy;
