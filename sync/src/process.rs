@@ -11,6 +11,9 @@
 //! | a value of another library | [`ProcessBound`] around it | [`Forked`]; a leak instead of a drop, counted |
 //! | a thread-local of the thread that forked | [`at_fork`] | what the hook makes of it |
 //!
+//! Each entry point checks for itself. A wrapper around whole handles does not replace the checks: what a child
+//! gets (an error, nothing, a leak) differs from one call to the next, and only the call knows which.
+//!
 //! The detection of a fork depends on the system: `platform/linux/fork.rs`, `platform/portable/fork.rs`.
 
 use std::mem::ManuallyDrop;

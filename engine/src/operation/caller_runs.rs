@@ -1,5 +1,8 @@
 //! Threads that run ready operations while they wait, and the caller-runs policy: in an engine without workers only threads that wait
 //! or submit run operations, and [stand-ins](crate::wait::stand_in) of those that must not.
+//!
+//! The policy is methods of the core. An object for it was tried, and each of its methods had one caller. A module
+//! of `wait` that asks `has_no_workers` itself chooses how far it searches or who is notified; it runs nothing by that.
 
 use estafette_devices::cpu::{Job, Pool};
 use estafette_sync::essential::is_essential_thread;

@@ -1,6 +1,9 @@
 //! Hooks: the engine and the bindings call one for each event that the recorder notes.
 //!
 //! Hooks are out of line. Callers test the operation's flag first; while tracing is off, callers do nothing more.
+//!
+//! An event has one hook, for the recorder and for `tracing`. An observer that both implement was tried and lost: they
+//! share no type of an event, since the recorder packs into words what `tracing` gets as text.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
