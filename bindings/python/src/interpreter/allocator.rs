@@ -2,7 +2,9 @@
 //!
 //! glibc gives freed memory back to the system where more than a threshold is free at the end of a heap, and maps requests above another
 //! threshold one by one. Both grow by themselves, to 64 and 32 MiB, when a program frees such arrays. Until then a pipeline of arrays of
-//! 1 MiB spends up to two thirds of its time in page faults, on threads other than the main one above all.
+//! 1 MiB spends up to two thirds of its time in page faults, on threads other than the main one above all. With the
+//! thresholds set, a batch of such a pipeline took 671 µs in place of 1,728, and 1 page fault in place of 725
+//! (`2026-11-27-python-pipelines.md`).
 
 use std::sync::Once;
 

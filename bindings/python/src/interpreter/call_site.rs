@@ -1,4 +1,9 @@
 //! The place in a Python program that a call comes from.
+//!
+//! Frames are read by CPython's own functions, and the text of a place is kept, to be found by code object and
+//! instruction. Before, each export formatted the text. It took 1,247 ns then; with this, and with leases that are
+//! granted as they are submitted, 557 (`2026-11-21-exchange.md`). Of the 3,937 instructions of an export later, 270
+//! find its place (`2026-11-30-python-calls.md`).
 
 use std::cell::Cell;
 use std::ptr;

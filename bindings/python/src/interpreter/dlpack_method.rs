@@ -1,8 +1,8 @@
 //! `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version at most.
 //!
-//! The general method reads its arguments one by one and compares their names as text, which costs as much as the export. A
-//! call site passes the same tuple of names each time, so what it says is kept; whatever is not plain goes to the general
-//! method.
+//! The general method reads its arguments one by one and compares their names as text. A call site passes the same
+//! tuple of names each time, so its meaning is kept. `np.from_dlpack(tensor)` took 330 ns with that in place of 425
+//! (`2026-11-21-exchange.md`). A call that is not plain goes to the general method.
 
 use std::ffi::c_int;
 use std::ptr;

@@ -1,4 +1,5 @@
-//! The Python lock as a lock that bodies share: a worker keeps it from one body to the next.
+//! The Python lock as a lock that bodies share: a worker keeps it from one body to the next. With one worker, a body
+//! of 1 µs took 6.4 µs in all in place of 7.4 (`2026-11-27-python-pipelines.md`).
 //!
 //! A thread that has waited for the lock for a switch interval requests it, and Python code then releases the
 //! lock. A body in C, such as a function of NumPy on a small array, runs no Python code, and never checks for

@@ -1,9 +1,8 @@
 //! The states that Python keeps of threads of the engine.
 //!
-//! Taking the Python lock on a thread that Python does not know makes a thread state, and releasing the lock deletes it:
-//! a microsecond each time, and whatever the body left in a `threading.local` is lost. So such a thread gets
-//! a state that
-//! lasts, at its first use of Python, and releases it when it ends.
+//! Taking the Python lock on a thread that Python does not know makes a thread state, and releasing the lock deletes it,
+//! with whatever the body left in a `threading.local`. So such a thread gets a state that lasts, at its first use of
+//! Python, and deletes it when it ends.
 //!
 //! There is a second reason. CPython before 3.12 hangs in a forked child when the fork comes while another thread makes or
 //! deletes a state, which needs no Python lock (`_PyEval_ReInitThreads` takes a lock that no thread of the child holds). So
