@@ -156,7 +156,7 @@ def failed_early(x):
     """`x`. If the process that promised it has died, it has failed by the end of the task, and the worker gets to know it later."""
     is_over, is_added = threading.Event(), threading.Event()
     # One thread makes all such calls, but those of what has ended already.
-    est.default_engine().call(is_added.wait, 60).add_done_callback(lambda _: is_over.wait(60))
+    est.default_engine().call(is_added.wait, 60)._on_end(lambda *_: is_over.wait(60))
     is_added.set()
     distributed.Event("begun").set()
     with contextlib.suppress(est.EstafetteError):
@@ -403,6 +403,24 @@ def test_a_promise_that_is_on_the_disk_when_its_process_has_died_is_given_up(spi
         assert time.monotonic() < deadline, "it is not given up"
         time.sleep(0.01)
     assert worker.handle_stimulus.call_args[0][0].keys == ["x"]
+
+
+def test_a_callback_of_the_program_that_waits_keeps_no_death_back(eng, spilling):
+    plugin, worker = spilling
+    is_added, has_begun, is_over, death = threading.Event(), threading.Event(), threading.Event(), concurrent.futures.Future()
+    eng.call(is_added.wait, 60).add_done_callback(lambda _: has_begun.set() or is_over.wait(60))
+    is_added.set()
+    assert has_begun.wait(60)
+    worker.data["x"] = est.default_engine().from_future(death)
+    plugin.transition("x", "flight", "memory")
+    death.set_exception(est.PeerDiedError("process 7 died", 7))
+    deadline = time.monotonic() + 30
+    try:
+        while not worker.handle_stimulus.called:
+            assert time.monotonic() < deadline, "it is not given up"
+            time.sleep(0.01)
+    finally:
+        is_over.set()
 
 
 def test_the_plugin_reads_no_disk_for_what_a_task_has_made(spilling):

@@ -54,10 +54,12 @@ class Sender:
         with self._lock:
             return [number for number in numbers if number not in self._numbers]
 
-    def _when_ready(self, number: str, versions: Sequence[Tensor], receiver: Any, deliver: Callable[..., None], _ended: Any = None) -> None:
+    def _when_ready(self, number: str, versions: Sequence[Tensor], receiver: Any, deliver: Callable[..., None], *_end: Any) -> None:
         for version in versions:
             if not version.done():
-                return version.add_done_callback(functools.partial(self._when_ready, number, versions, receiver, deliver))
+                # A callback of the program may wait for long, and the thread of `add_done_callback` calls one after the other.
+                version._on_end(functools.partial(self._when_ready, number, versions, receiver, deliver))
+                return
         self._packing.submit(self._deliver, number, versions, receiver, deliver)
 
     def _deliver(self, number: str, versions: Sequence[Tensor], receiver: Any, deliver: Callable[..., None]) -> None:

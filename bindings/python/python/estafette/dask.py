@@ -110,7 +110,8 @@ class _Plugin(WorkerPlugin):
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
         value = self._in_memory(key) if finish == "memory" else None
         if isinstance(value, Tensor) and self._may_be_better_again(key, start):
-            value.add_done_callback(functools.partial(self._is_done, key))
+            # A callback of the program may wait for long, and the thread of `add_done_callback` calls one after the other.
+            value._on_end(functools.partial(self._is_done, key))
 
     def _in_memory(self, key: Any) -> Any:
         """The value of a key, unless it is spilled: this is the event loop, which reads no disk."""
@@ -126,7 +127,7 @@ class _Plugin(WorkerPlugin):
         # An input that has failed may have been spilled or dropped meanwhile.
         return any(tensor is None or not tensor.done() or tensor._failed() for tensor in inputs)
 
-    def _is_done(self, key: Any, tensor: Tensor) -> None:
+    def _is_done(self, key: Any, tensor: Tensor, _failure: Any) -> None:
         error: BaseException | None = None
         # A later write is not waited for.
         with contextlib.suppress(CancelledError, TimeoutError):
