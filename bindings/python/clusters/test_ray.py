@@ -2,6 +2,7 @@
 
 To start a process takes most of the time, so tests share actors, unless they kill them."""
 
+import concurrent.futures
 import contextlib
 import ctypes
 import importlib.util
@@ -24,7 +25,7 @@ from ray.experimental.rdt.util import get_tensor_transport_manager
 
 import estafette as est
 import estafette.ray
-from estafette import _ray_nodes
+from estafette import _ray_nodes, _ray_values
 
 # Ray imports these in each process that has them, for data of theirs. That would take longer than all the rest.
 HIDDEN = ("torch", "pyarrow")
@@ -598,6 +599,26 @@ def test_an_actor_that_stands_still_keeps_no_object_of_others_back(source, own_s
     assert get(own_sink.read_unread.remote()) == [0.0] * 4
 
 
+def test_an_actor_on_another_machine_that_stands_still_keeps_no_object_of_others_back(source, far_source, own_sink):
+    stopped_source = Source.options(resources=ELSEWHERE).remote()
+    references = [stopped_source.current.remote() for _ in range(3)]
+    pid = get(stopped_source.pid.remote())
+    with stopped(stopped_source):
+        kept = own_sink.keep_unread.remote(references[0])
+        assert get(own_sink.value.remote(source.current.remote())) == [0.0] * 4
+        get(kept)
+        assert get(own_sink.sums.remote(far_source.current.remote())) == [0.0]
+        get(own_sink.keep_unread.remote(references[1]))
+    assert get(own_sink.read_unread.remote()) == [0.0] * 4
+    os.kill(pid, signal.SIGSTOP)
+    failure = own_sink.failure.remote(references[2])
+    get(own_sink.wait_for_pending.remote())
+    os.kill(pid, signal.SIGKILL)
+    name, text = get(failure)
+    assert name == "PeerDiedError"
+    assert f"process {pid} died" in text
+
+
 @pytest.fixture
 def transfers(monkeypatch):
     """Those that begin, in their order."""
@@ -668,19 +689,18 @@ def test_an_actor_that_nixl_has_not_reached_is_tried_again_after_pauses_that_dou
 
     monkeypatch.setattr(estafette.ray, "ray", types.SimpleNamespace(get=answer))
     monkeypatch.setattr(estafette.ray, "_node", lambda: "here")
-    monkeypatch.setattr(estafette.ray, "_source", lambda: None)
     monkeypatch.setattr(estafette.ray, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
     metadata = estafette.ray._Metadata(tensor_meta=[], tensor_device="cpu", node="elsewhere", source=Actor())
     unreachable = {}
     tries = []
     for now[0] in (1000.0, 1059.0, 1061.0, 1062.0, 1180.0, 1182.0, 99_999.0):
-        [tensor] = estafette.ray._from_elsewhere("object", metadata, unreachable, None, "number", lambda *_: None)
+        [tensor] = estafette.ray._from_elsewhere("object", metadata, unreachable, None, "number", lambda *_: None, None)
         assert tensor.result(60).shape == (1,)
         tries.append(asked.count(estafette.ray._reaching))
     assert tries == [1, 1, 2, 2, 2, 3, 4]
     for _ in range(9):
         now[0] += 3601.0
-        estafette.ray._from_elsewhere("object", metadata, unreachable, None, "number", lambda *_: None)
+        estafette.ray._from_elsewhere("object", metadata, unreachable, None, "number", lambda *_: None, None)
     assert asked.count(estafette.ray._reaching) == 13
 
 
@@ -837,6 +857,27 @@ def test_without_nixl_the_death_of_an_actor_on_another_machine_reaches_who_holds
     name, text = get(failure)
     assert name == "PeerDiedError"
     assert f"process {pid} died" in text
+
+
+def test_a_callback_of_the_program_that_waits_keeps_no_value_back():
+    is_added, has_begun, is_over = threading.Event(), threading.Event(), threading.Event()
+    delivered = concurrent.futures.Future()
+
+    def deliver(_function, number, values):
+        delivered.set_result((number, values))
+        return types.SimpleNamespace(future=concurrent.futures.Future)
+
+    receiver = types.SimpleNamespace(__ray_call__=types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=deliver)))
+    with est.Engine(workers=2) as eng:
+        eng.call(is_added.wait, 60).add_done_callback(lambda _: has_begun.set() or is_over.wait(60))
+        x = eng.call(lambda: np.ones(4) if has_begun.wait(60) else None)
+        _ray_values.Sender().promise("7", [x], receiver, lambda *_: None)
+        is_added.set()
+        try:
+            number, [(header, _frames)] = delivered.result(30)
+        finally:
+            is_over.set()
+    assert (number, header["shape"]) == ("7", (4,))
 
 
 def test_what_no_actor_has_put_is_refused_on_another_machine_with_words():

@@ -50,6 +50,7 @@ from ._errors import EstafetteError, NotDefinedError, NotSharedError
 from ._estafette import Tensor, Ticket, _from_tickets
 from ._processes import ANSWER_MAX, packed, unpacked
 from ._ray_nodes import Readers
+from ._ray_sources import Exchanges
 from ._ray_values import Receiver, Sender, ask
 
 __all__ = ["NAME", "register"]
@@ -158,14 +159,10 @@ def _from_elsewhere(
     receiver: Receiver,
     number: str,
     check: Callable[[list[Tensor]], None],
+    own_actor: Any,
 ) -> list[Tensor]:
     """The tensors of an object on another machine: promises, by NIXL, or else by way of Ray's object store. Actors that cannot be connected to
     for NIXL are noted in `unreachable`. `check` raises once Ray has given the object up."""
-    if metadata.source is None:
-        raise NotSharedError(
-            f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no way"
-            " to it from here; put an array without _tensor_transport"
-        )
     asked = ask(metadata.source)
     source, why = str(metadata.source), ""
     known = unreachable.get(source)
@@ -180,7 +177,6 @@ def _from_elsewhere(
                 unreachable.pop(source, None)
                 return tensors
             why = "".join(str(tensor.exception()) for tensor in tensors[:1])
-    own_actor = _source()
     if own_actor is None:
         tensors, has_failed = _awaited(obj_id, asked, check)
     else:
@@ -234,9 +230,10 @@ class _Transport(TensorTransportManager):
         self._made: dict[str, _Made] = {}
         # Numbers of transfers that Ray has given up. Their receives may not have begun, as others are before them, or have ended.
         self._aborted: collections.deque[str] = collections.deque(maxlen=_ABORTED_MAX)
-        # Used by the thread of Ray that takes objects, or that which calls `ray.get`.
+        # For each actor used by one thread at a time: that of its exchanges, or that which calls `ray.get`.
         self._unreachable: dict[str, _Unreachable] = {}
         self._readers = Readers()
+        self._exchanges = Exchanges()
         self.sender = Sender()
         self.receiver = Receiver(_unknown)
 
@@ -320,7 +317,7 @@ class _Transport(TensorTransportManager):
         check = functools.partial(self._check, obj_id, number)
         try:
             if tensor_transport_metadata.node != _node():
-                tensors = _from_elsewhere(obj_id, tensor_transport_metadata, self._unreachable, self.receiver, number, check)
+                tensors = self._from_elsewhere(obj_id, tensor_transport_metadata, number, check)
             else:
                 tensors = self._from_here(tensor_transport_metadata)
             try:
@@ -332,6 +329,21 @@ class _Transport(TensorTransportManager):
         finally:
             with self._lock, contextlib.suppress(ValueError):
                 self._aborted.remove(number)
+
+    def _from_elsewhere(self, obj_id: str, metadata: _Metadata, number: str, check: Callable[[list[Tensor]], None]) -> list[Tensor]:
+        if metadata.source is None:
+            raise NotSharedError(
+                f"object {obj_id} was put by a process that is no actor, on Ray's node {metadata.node}, and this is node {_node()}: Ray has no"
+                " way to it from here; put an array without _tensor_transport"
+            )
+        own_actor = _source()
+        exchange = functools.partial(
+            _from_elsewhere, obj_id, metadata, self._unreachable, self.receiver, number, check, own_actor
+        )
+        if own_actor is None:
+            return exchange()
+        process = Ticket(metadata.tickets[0]).process if metadata.tickets else 0
+        return self._exchanges.tensors(str(metadata.source), process, len(metadata.tickets), exchange)
 
     def _from_here(self, metadata: _Metadata) -> list[Tensor]:
         # Once this returns Ray may count the last reference down, which revokes the tickets. So the other process must have seen them.
