@@ -16,6 +16,7 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::LinkError;
 use crate::board::{BYTES, populate};
+use crate::bulk;
 use crate::link::{Channel, Link, Shared};
 use crate::liveness::{Liveness, LivenessLock};
 use crate::mailbox::Mailbox;
@@ -130,6 +131,7 @@ impl Hub {
         threads::started(&HUB, Self::new, |hub| {
             hub.liveness.start()?;
             set_host(&LinkHost);
+            bulk::enable();
             threads::start("estafette-links", move || essential("the link thread", || hub.run()))
         })
     }

@@ -10,6 +10,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::LinkError;
+use crate::bulk::{Bulk, PORTION, finish_releases};
 use crate::link::Shared;
 use crate::platform::{CloseOnFork, Descriptor, Memory};
 
@@ -21,8 +22,9 @@ statics! {
 /// releases it, its peers do, too. A forked child does not have it.
 #[derive(Debug)]
 pub struct Segment {
-    memory: Memory,
+    // Dropped first, so that the end of the mapping is that of the memory.
     descriptor: CloseOnFork<Descriptor>,
+    memory: Bulk<Memory>,
     /// The number of the segment in this process.
     number: u64,
     is_writable: bool,
@@ -52,12 +54,17 @@ impl Segment {
         if bytes == 0 {
             return Err(LinkError::Invalid("a segment of no bytes".to_owned()));
         }
+        if bytes > PORTION {
+            // Their memory may be what this takes.
+            finish_releases();
+        }
         let create = if is_writable { Memory::create_writable } else { Memory::create };
         let (memory, descriptor) =
             create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
         memory.populate(0..bytes);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { memory, descriptor, number, is_writable, links: Mutex::default() })
+        let memory = Bulk::new(memory, bytes);
+        Ok(Self { descriptor, memory, number, is_writable, links: Mutex::default() })
     }
 
     /// The segment's first byte in this process: writable.
@@ -102,8 +109,8 @@ impl Drop for Segment {
 /// if it is mapped read-only.
 #[derive(Debug)]
 pub struct PeerSegment {
-    pub(crate) memory: Memory,
-    pub(crate) is_writable: bool,
+    memory: Bulk<Memory>,
+    is_writable: bool,
 }
 
 impl PeerMemory {
@@ -117,6 +124,18 @@ impl PeerMemory {
 }
 
 impl PeerSegment {
+    pub(crate) fn new(memory: Memory, is_writable: bool) -> Self {
+        let bytes = memory.bytes();
+        Self { memory: Bulk::new(memory, bytes), is_writable }
+    }
+
+    /// Maps the pages of the portion from there on, and returns where the next one begins.
+    pub(crate) fn populate_from(&self, start: usize) -> Option<usize> {
+        let end = self.bytes().min(start + PORTION);
+        self.memory.populate(start..end);
+        (end < self.bytes()).then_some(end)
+    }
+
     /// True if it is mapped for writing.
     pub fn is_writable(&self) -> bool {
         self.is_writable
@@ -206,10 +225,10 @@ mod tests {
         let (_memory, theirs) = Memory::create("a segment of a peer", 4096).expect("memory");
         let theirs = theirs.try_clone().expect("a descriptor");
         let memory = Memory::open(&theirs, 4096, false).expect("a mapping");
-        let seen = PeerSegment { memory, is_writable: false };
+        let seen = PeerSegment::new(memory, false);
         let (_memory, for_writing) = Memory::create_writable("another one", 4096).expect("memory");
         let memory = Memory::open(&for_writing, 4096, true).expect("a mapping");
-        let written = PeerSegment { memory, is_writable: true };
+        let written = PeerSegment::new(memory, true);
         let number = segment.descriptor.as_raw_fd();
         let is_mapped = |start: NonNull<u8>| {
             let mut page = 0;

@@ -46,7 +46,7 @@ pub(crate) fn door() -> (Door, usize, MutexGuard<'static, ()>) {
     (door, descriptors(), alone)
 }
 
-fn until(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + HUNG;
     while !condition() {
         assert!(Instant::now() < deadline, "not in time: {what}");

@@ -9,6 +9,7 @@ use estafette_sync::sync::atomic::Ordering;
 
 use super::{Link, Shared};
 use crate::board::SEGMENTS;
+use crate::bulk;
 use crate::platform::{Descriptor, Memory, is_shortage, too_many_open_files};
 use crate::ring::Violation;
 use crate::{LinkError, PeerDeviceSegment, PeerMemory, PeerSegment, Segment};
@@ -62,9 +63,10 @@ impl SegmentState {
         match self {
             Self::Mapped(segment) => Ok(segment.clone()),
             Self::Unmapped { descriptor, bytes, is_writable } => {
-                let (memory, is_writable) = (Memory::open(descriptor, *bytes, *is_writable)?, *is_writable);
-                memory.populate(0..*bytes);
-                let segment = PeerMemory::Host(Arc::new(PeerSegment { memory, is_writable }));
+                let memory = Memory::open(descriptor, *bytes, *is_writable)?;
+                let segment = Arc::new(PeerSegment::new(memory, *is_writable));
+                bulk::populate(&segment);
+                let segment = PeerMemory::Host(segment);
                 *self = Self::Mapped(segment.clone());
                 Ok(segment)
             }
