@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use estafette_devices::{DeviceError, Fence, FenceState, Outcome, Reactor};
 use estafette_sync::sleeper::Sleeper;
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::time::{Duration, Instant};
 
@@ -72,6 +72,8 @@ pub(crate) struct Shared {
     listener: Listener,
     notifier: PeerNotifier,
     sent: Mutex<Sent>,
+    /// The number of promises that were pending when they were sent and have settled.
+    settled: AtomicU64,
     reader: Mutex<Reader>,
     /// Futures that wait for a message, and those that wait for room.
     pub(crate) receivers: Futures,
@@ -117,6 +119,7 @@ impl Shared {
             listener: Listener::default(),
             notifier: PeerNotifier::default(),
             sent: Mutex::default(),
+            settled: AtomicU64::new(0),
             reader: Mutex::default(),
             receivers: Futures::default(),
             senders: Futures::default(),
@@ -262,6 +265,11 @@ impl Shared {
             self.notify();
             step!("settle, notified");
         }
+    }
+
+    /// See [`Indices::take`].
+    fn count(&self) -> u64 {
+        self.peer.load(SETTLED).wrapping_add(self.settled.load(Ordering::Acquire))
     }
 
     /// Settles the use of what was received.
@@ -521,7 +529,7 @@ impl Link {
         step!("send 1");
         let has_room =
             sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
-        let slot = if has_room { sent.indices.take(&shared.own, kept) } else { None };
+        let slot = if has_room { sent.indices.take(&shared.own, shared.count(), kept) } else { None };
         let Some(slot) = slot else { return Err(LinkError::Full { process: self.process() }) };
         step!("send 2");
         let is_pending = state.is_pending();
@@ -536,7 +544,10 @@ impl Link {
         step!("send 5");
         if is_pending {
             let shared = Arc::clone(shared);
-            Reactor::global().when_settled([fence], move |outcome| shared.settle(slot, &outcome));
+            Reactor::global().when_settled([fence], move |outcome| {
+                shared.settle(slot, &outcome);
+                shared.settled.fetch_add(1, Ordering::Release);
+            });
         }
         Ok(Fence::event(answer))
     }

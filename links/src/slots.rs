@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use estafette_devices::Outcome;
 
 use crate::board::{Kind, OwnBoard, SLOTS, SlotId, Words};
+use crate::watched::take_from_ends;
 
 /// The answer to what was sent.
 pub(crate) trait Answer {
@@ -19,18 +20,21 @@ pub(crate) struct Indices<A> {
     free: Vec<usize>,
     /// The oldest first.
     unanswered: VecDeque<(SlotId, A)>,
+    /// Of the count of what has settled: so much has led to a free index, or to none.
+    counted: u64,
 }
 
 impl<A> Default for Indices<A> {
     fn default() -> Self {
-        Self { fresh: 0, free: Vec::new(), unanswered: VecDeque::new() }
+        Self { fresh: 0, free: Vec::new(), unanswered: VecDeque::new(), counted: 0 }
     }
 }
 
 impl<A: Answer> Indices<A> {
-    /// The next use of an index that is not in use, if more than `kept` are not.
-    pub(crate) fn take<W: Words>(&mut self, own: &OwnBoard<W>, kept: usize) -> Option<SlotId> {
-        self.reclaim(own, kept);
+    /// The next use of an index that is not in use, if more than `kept` are not. `count` grows by one at least after each promise in a slot of
+    /// these indices that settles later than it was sent, and after each answer. The caller has read it before.
+    pub(crate) fn take<W: Words>(&mut self, own: &OwnBoard<W>, count: u64, kept: usize) -> Option<SlotId> {
+        self.reclaim(own, count, kept);
         if self.room() <= kept {
             return None;
         }
@@ -50,8 +54,9 @@ impl<A: Answer> Indices<A> {
         self.free.len() + SLOTS - self.fresh
     }
 
-    /// Takes back indices whose promise and answer are settled: the oldest, or where all but `kept` are in use any.
-    fn reclaim<W: Words>(&mut self, own: &OwnBoard<W>, kept: usize) {
+    /// Takes back indices whose promise and answer are settled: the oldest, or where all but `kept` are in use any, of which there are no
+    /// more than have settled since the last search.
+    fn reclaim<W: Words>(&mut self, own: &OwnBoard<W>, count: u64, kept: usize) {
         let is_over = |(slot, answer): &(SlotId, A)| own.is_settled(*slot) && answer.outcome().is_some();
         let free = |free: &mut Vec<usize>, (slot, answer): (SlotId, A)| {
             if !matches!(answer.outcome(), Some(Ok(()))) {
@@ -61,12 +66,15 @@ impl<A: Answer> Indices<A> {
         };
         while self.unanswered.front().is_some_and(is_over) {
             self.unanswered.pop_front().into_iter().for_each(|over| free(&mut self.free, over));
+            self.counted = self.counted.wrapping_add(1);
         }
-        if self.room() <= kept {
-            let (over, open) =
-                std::mem::take(&mut self.unanswered).into_iter().partition::<Vec<_>, _>(is_over);
-            self.unanswered = open.into();
+        // What was found before it was counted makes this negative.
+        let new = count.wrapping_sub(self.counted).cast_signed();
+        if self.room() <= kept && new > 0 {
+            let most = usize::try_from(new).unwrap_or(usize::MAX);
+            let over = take_from_ends(&mut self.unanswered, most, is_over);
             over.into_iter().for_each(|over| free(&mut self.free, over));
+            self.counted = count;
         }
     }
 
@@ -78,5 +86,55 @@ impl<A: Answer> Indices<A> {
     /// Returns the pending answers, to be dropped under no lock. Nothing is sent after this.
     pub(crate) fn close(&mut self) -> impl Sized + use<A> {
         std::mem::take(&mut self.unanswered)
+    }
+}
+
+#[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::board::{BYTES, PeerBoard};
+    use crate::platform::Memory;
+
+    struct Answered<'a>(usize, &'a [Cell<bool>], &'a Cell<usize>);
+
+    impl Answer for Answered<'_> {
+        fn outcome(&self) -> Option<Outcome> {
+            self.2.set(self.2.get() + 1);
+            self.1[self.0].get().then_some(Ok(()))
+        }
+    }
+
+    #[test]
+    fn that_all_are_in_use_is_known_without_a_search_until_something_settles() {
+        let [(board, _), (theirs, _)] = [(); 2].map(|()| Memory::create("board", BYTES).expect("memory"));
+        let (own, peer) = (OwnBoard::new(&board), PeerBoard(&theirs));
+        let (answered, looks) = (vec![Cell::new(false); SLOTS], Cell::new(0));
+        let mut indices = Indices::default();
+        let mut take = |count| {
+            looks.set(0);
+            let slot = indices.take(&own, count, 0)?;
+            own.begin(slot, Some(&Ok(())), &peer);
+            answered[slot.index].set(false);
+            indices.note_sent(slot, Answered(slot.index, &answered, &looks));
+            Some(slot.index)
+        };
+        (0..SLOTS).for_each(|index| assert_eq!(take(0), Some(index)));
+        let few = || assert!(looks.get() < 8, "{} looks", looks.get());
+        assert_eq!(take(0), None);
+        few();
+        answered[SLOTS - 1].set(true);
+        assert_eq!(take(1), Some(SLOTS - 1), "the newest");
+        few();
+        answered[0].set(true);
+        assert_eq!(take(2), Some(0), "the oldest");
+        few();
+        assert_eq!(take(2), None);
+        few();
+        answered[SLOTS / 2].set(true);
+        assert_eq!(take(3), Some(SLOTS / 2), "wherever it is");
+        assert_eq!((take(4), take(4)), (None, None), "something else has settled");
+        few();
     }
 }

@@ -44,7 +44,6 @@ impl<E: Answer> Watched<E> {
 
     /// Removes the events that have settled. `count` is the peer's count of settled slots, which the caller reads under the lock of these
     /// events. Each slot that settles changes the count by one, so no more events are found than that, unless `all` may have settled.
-    /// The search begins at both ends: most uses end in the order in which they began, or they began last, beside some that last.
     pub(crate) fn take_settled(&mut self, count: u64, all: bool) -> Vec<E> {
         let new = count.wrapping_sub(std::mem::replace(&mut self.counted, count));
         if all {
@@ -54,22 +53,32 @@ impl<E: Answer> Watched<E> {
             return settled;
         }
         let most = usize::try_from(new).unwrap_or(usize::MAX);
-        let mut settled = Vec::new();
-        // Events at each end that have not settled.
-        let (mut oldest, mut newest) = (0, 0);
-        while settled.len() < most && oldest + newest < self.events.len() {
-            let is_old = oldest <= newest;
-            let at = if is_old { oldest } else { self.events.len() - 1 - newest };
-            if self.events[at].outcome().is_some() {
-                settled.extend(self.events.remove(at));
-            } else if is_old {
-                oldest += 1;
-            } else {
-                newest += 1;
-            }
-        }
-        settled
+        take_from_ends(&mut self.events, most, |event| event.outcome().is_some())
     }
+}
+
+/// Removes at most so many events that are over. The search begins at both ends: most uses end in the order in which they began, or they
+/// began last, beside some that last.
+pub(crate) fn take_from_ends<E>(
+    events: &mut VecDeque<E>,
+    most: usize,
+    is_over: impl Fn(&E) -> bool,
+) -> Vec<E> {
+    let mut over = Vec::new();
+    // Events at each end that are not over.
+    let (mut oldest, mut newest) = (0, 0);
+    while over.len() < most && oldest + newest < events.len() {
+        let is_old = oldest <= newest;
+        let at = if is_old { oldest } else { events.len() - 1 - newest };
+        if is_over(&events[at]) {
+            over.extend(events.remove(at));
+        } else if is_old {
+            oldest += 1;
+        } else {
+            newest += 1;
+        }
+    }
+    over
 }
 
 #[cfg(all(test, not(estafette_loom)))]
