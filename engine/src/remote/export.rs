@@ -168,7 +168,7 @@ impl Export {
                 staged.settled().await?;
             }
             match granted.upgrade() {
-                Some(export) => export.granted(lease, copy).await,
+                Some(export) => Self::granted(&export, lease, copy).await,
                 None => Ok(()),
             }
         };
@@ -189,15 +189,24 @@ impl Export {
     }
 
     /// Keeps the lease for as long as the memory is shown, or for as long as it takes to copy it.
-    async fn granted(&self, lease: Lease, copy: Option<bool>) -> Result<(), Error> {
+    async fn granted(export: &Arc<Self>, lease: Lease, copy: Option<bool>) -> Result<(), Error> {
         pass_step("granted");
-        if self.shown.get().is_none() {
+        if export.shown.get().is_none() {
             let (tensor, definition) = (lease.tensor(), lease.tensor().inner.definition()?);
-            let shown = show(tensor, definition, copy)?;
-            let shown = shown.map_or_else(|| stage(tensor, definition, copy), Ok)?;
-            self.shown.get_or_init(|| shown);
+            let shown = match show(tensor, definition, copy)? {
+                // This may be the thread of links, or of a driver.
+                None if definition.layout.byte_len() > TAKEN_AT_ONCE => {
+                    Self::staged(Arc::downgrade(export), tensor.clone(), copy).await?;
+                    None
+                }
+                None => Some(stage(tensor, definition, copy)?),
+                shown => shown,
+            };
+            if let Some(shown) = shown {
+                export.shown.get_or_init(|| shown);
+            }
         }
-        match self.shown.get() {
+        match export.shown.get() {
             Some(ShownMemory::Here(SegmentRange { copied: Some((target, core)), .. })) => {
                 pass_step("staged");
                 let copying = copy::for_processes(core.clone(), lease.tensor().clone(), Arc::clone(target));
@@ -206,7 +215,7 @@ impl Export {
                 drop(lease);
             }
             Some(ShownMemory::Here(_)) => {
-                let before = self.lease.lock().replace(lease);
+                let before = export.lease.lock().replace(lease);
                 debug_assert!(before.is_none(), "granted once");
             }
             Some(ShownMemory::RemoteMemory(..)) | None => {}
@@ -226,7 +235,7 @@ pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
 /// DLPack's code of the type. Bindings define a promise by such elements whose function has returned no single array.
 const OPAQUE_HANDLE: u8 = 3;
 
-/// Memory for a copy that a ticket takes itself. More than that takes the system long.
+/// Memory for a copy that is taken at once by a ticket, or where a lease is granted. More than that takes the system long.
 const TAKEN_AT_ONCE: usize = 1 << 20;
 
 /// The form in which a tensor is shown; `None` where a copy of it is shown.

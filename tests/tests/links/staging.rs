@@ -131,6 +131,21 @@ fn a_ticket_of_memory_that_is_not_shared_takes_no_memory_itself_and_waits_for_no
     );
 }
 
+/// The thread that makes the tensor known may be that of links.
+#[test]
+fn much_memory_for_a_copy_of_what_comes_later_is_taken_by_an_operation() {
+    const MUCH: i64 = 1 << 20;
+    let private = private();
+    let (near, far) = pair(&private);
+    let recorder = Recorder::open(TraceOptions::default()).unwrap();
+    let (x, may_come) = late(&private, || Ok(Produced::from_vec(vec![5_i64; MUCH as usize], &[MUCH])?));
+    wait(near.send(&x, &ShareOptions::default())).unwrap();
+    let received = receive(&far);
+    may_come.send(()).unwrap();
+    assert_eq!(received.to_vec::<i64>().unwrap()[MUCH as usize - 1], 5);
+    assert_eq!(named(&recorder.finish(), "memory for another process").kind, OperationKind::Operation);
+}
+
 #[test]
 fn memory_of_a_device_is_copied_to_the_host_and_a_failure_follows() {
     two(
