@@ -104,7 +104,7 @@ impl Engine {
     /// [`Error::Device`] if nothing is there any more, or the system refuses; [`Error::Shutdown`].
     pub async fn connect(&self, address: &Address) -> Result<Link, Error> {
         self.core().check_usable()?;
-        Ok(Link::new(self, noted("connect", RawLink::connect(address)).await.0?))
+        Ok(Link::new(self, noted(self, "connect", RawLink::connect(address)).await.0??))
     }
 
     /// The next link that another process has made to `door`.
@@ -113,7 +113,7 @@ impl Engine {
     /// [`Error::Device`] if the system refuses; [`Error::Shutdown`].
     pub async fn accept(&self, door: &Door) -> Result<Link, Error> {
         self.core().check_usable()?;
-        Ok(Link::new(self, noted("accept", door.accept()).await.0?))
+        Ok(Link::new(self, noted(self, "accept", door.accept()).await.0??))
     }
 }
 
@@ -144,11 +144,12 @@ impl Link {
     /// for the copy alone. The receiver gets a tensor of a third process from that process.
     ///
     /// # Errors
-    /// [`Error::Device`] if the other process left or died, or there is no memory for a copy. [`Error::NotShared`] where a copy was refused:
+    /// [`Error::Shutdown`] if the engine of the link ends during the wait. [`Error::Device`] if the other process left or died, or there is
+    /// no memory for a copy. [`Error::NotShared`] where a copy was refused:
     /// the memory cannot be shown to others, since its engine was made without [`shared`](crate::engine::EngineBuilder::shared), or it came
     /// from elsewhere; also for elements that are opaque handles. Where that turns out later, the tensor fails.
     pub async fn send(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
-        noted("send", self.send_unnoted(tensor, options)).await.0
+        noted(&self.engine, "send", self.send_unnoted(tensor, options)).await.0?
     }
 
     async fn send_unnoted(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
@@ -169,9 +170,9 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::NotShared`] if the memory is not [for that](crate::engine::Memory::SharedForWriting); [`Error::Device`] if the other process left
-    /// or died.
+    /// or died; [`Error::Shutdown`] as [`send`](Self::send).
     pub async fn lend(&self, tensor: &Tensor) -> Result<(), Error> {
-        noted("send", self.lend_unnoted(tensor)).await.0
+        noted(&self.engine, "send", self.lend_unnoted(tensor)).await.0?
     }
 
     async fn lend_unnoted(&self, tensor: &Tensor) -> Result<(), Error> {
@@ -220,8 +221,8 @@ impl Link {
     /// # Errors
     /// As `receive`.
     pub(crate) async fn receive_at(&self, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
-        let (next, noted) = noted("receive", self.next()).await;
-        let (received, note) = match next {
+        let (next, noted) = noted(&self.engine, "receive", self.next()).await;
+        let (received, note) = match next? {
             Ok(next) => next,
             Err(LinkError::Closed { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),

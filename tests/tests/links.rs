@@ -14,6 +14,8 @@
 #[path = "../../links/tests/support/mod.rs"]
 mod support;
 
+#[path = "links/ending.rs"]
+mod ending;
 #[path = "links/passing.rs"]
 mod passing;
 #[path = "links/shortage.rs"]

@@ -151,7 +151,8 @@ pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> est
 }
 
 /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns`; then operations that only leases hold up
-/// are cancelled. The engine is still to be destroyed.
+/// are cancelled. Calls that wait for links and doors of the engine return `ESTAFETTE_SHUTDOWN`, except for those of operations. The engine
+/// is still to be destroyed.
 ///
 /// Without a limit (`ESTAFETTE_FOREVER`), leases are waited for `lease_timeout_ns`; then what they hold up is cancelled. Without a limit the
 /// call may run operations on this thread (see `estafette_set_helping`).

@@ -584,6 +584,85 @@ async def accepted_end(eng):
         return await accepted.receive_async() is None and [x async for x in accepted] == []
 
 
+async def joined(eng, other):
+    """A link of `eng`, and its other end."""
+    with eng.door() as door:
+        return await asyncio.gather(door.accept_async(), other.connect_async(door.address))
+
+
+def test_the_end_of_an_engine_ends_a_thread_that_iterates_over_its_link():
+    program = """
+    import threading
+    import estafette as est
+
+    def iterates():
+        try:
+            for x in link:
+                received.set()
+        except est.ShutdownError:
+            print("shut down", flush=True)
+
+    other, received = est.Engine(workers=1, shared=True), threading.Event()
+    with est.Engine(workers=1) as eng:
+        with eng.door() as door:
+            made = []
+            thread = threading.Thread(target=lambda: made.append(other.connect(door.address, 60)))
+            thread.start()
+            link = door.accept(60)
+            thread.join()
+        threading.Thread(target=iterates).start()  # no daemon: the exit waits for it
+        made[0].send(other.zeros(3, "float64"))
+        assert received.wait(60)
+    """
+    assert run_program(program)[0] == "shut down\n"
+
+
+def test_the_end_of_an_engine_ends_tasks_that_wait_for_its_links_and_doors(eng):
+    async def iterate(link):
+        return [x async for x in link]
+
+    async def receive(link):
+        return await link.receive_async()
+
+    async def accept(door):
+        return await door.accept_async()
+
+    async def main():
+        async with est.Engine(workers=1) as ending:
+            (link, _far), (another, _another) = await joined(ending, eng), await joined(ending, eng)
+            door = ending.door()
+            tasks = [asyncio.ensure_future(task) for task in (iterate(link), receive(another), accept(door))]
+            await asyncio.sleep(0)
+            assert not any(task.done() for task in tasks)
+        done, pending = await asyncio.wait(tasks, timeout=60)
+        assert not pending
+        assert [type(task.exception()) for task in done] == [est.ShutdownError] * 3
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_of_an_engine_that_ends_still_waits_for_its_link(eng):
+    async def main():
+        ending = est.Engine(workers=1)
+        near, far = await joined(ending, eng)
+        begun = asyncio.Event()
+
+        async def receives():
+            begun.set()
+            assert (await near.receive_async()).shape == (3,)
+
+        received = ending.submit(receives)
+        await begun.wait()
+        ends = asyncio.ensure_future(asyncio.to_thread(ending.shutdown))
+        while ending._is_usable():
+            await asyncio.sleep(0.001)
+        far.send(eng.zeros(3, "float64", shared=True))
+        await received
+        assert (await ends).drained
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_a_received_tensor_that_comes_back_through_a_library_keeps_its_lease(eng, np, other):
     peer = other(
         eng,

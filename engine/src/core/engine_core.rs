@@ -23,6 +23,8 @@ use crate::core::operation::{OpGraph, ReadyOp};
 use crate::core::permit_waiters::{self, PermitWaiters};
 use crate::core::runtime::Runtime;
 use crate::core::unretrieved::Failures;
+#[cfg(feature = "links")]
+use crate::core::wakers::LockedWakers;
 use crate::wait::deadlock::Detector;
 use crate::wait::inspect::InspectionPace;
 use crate::wait::stand_in::{self, Blocked, StandIns};
@@ -104,6 +106,9 @@ pub(crate) struct Core {
     /// Paces the inspections of what other engines have to run, and have no thread for.
     pub(crate) others_looks: InspectionPace,
     pub(crate) closing: AtomicBool,
+    /// Woken when the engine closes: futures that wait for other processes.
+    #[cfg(feature = "links")]
+    pub(crate) link_waiters: LockedWakers,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
     /// True if other threads may have less stack.
@@ -193,6 +198,8 @@ impl Core {
             timed_checks: Detector::default(),
             others_looks: InspectionPace::default(),
             closing: AtomicBool::new(false),
+            #[cfg(feature = "links")]
+            link_waiters: LockedWakers::default(),
             stack_size: options.stack_size,
             has_large_stacks: options.stack_size > stack::default_size(),
             is_shared: options.is_shared,
@@ -219,7 +226,7 @@ impl Core {
         Ok(())
     }
 
-    /// Refuses submissions, those that wait for room included.
+    /// Refuses submissions, those that wait for room included, and ends waits for other processes.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         // In a forked child the notifiers may be locked for ever, and no other thread waits.
@@ -227,6 +234,8 @@ impl Core {
             self.notifier.notify();
             self.room.notify();
             self.permit_waiters.iter().for_each(|waiters| _ = waiters.wake(|| usize::MAX));
+            #[cfg(feature = "links")]
+            self.link_waiters.wake();
         }
     }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::task::Waker;
 
 use estafette_sync::process::Generation;
+#[cfg(feature = "links")]
+use estafette_sync::sync::Mutex;
 
 use crate::core::contained::Contained;
 use crate::core::one_shot::wake;
@@ -127,5 +129,55 @@ impl Taken {
 
     fn into_iter(self) -> impl Iterator<Item = Waker> {
         self.0.first.map(|(_, waker)| waker).into_iter().chain(self.0.others.into_values())
+    }
+}
+
+/// Futures that check a condition again when they are woken, which happens once or never. So both sides take a lock, and a wait costs no
+/// barrier of other threads as that of an [event count](crate::core::notifier) does.
+#[cfg(feature = "links")]
+#[derive(Debug, Default)]
+pub(crate) struct LockedWakers(Mutex<Wakers>, Generation);
+
+#[cfg(feature = "links")]
+impl LockedWakers {
+    pub(crate) fn wake(&self) {
+        let taken = self.0.lock().take();
+        taken.wake();
+    }
+
+    pub(crate) fn listen(&self) -> ListeningLocked<'_> {
+        ListeningLocked { wakers: self, key: WakerKey::default() }
+    }
+}
+
+/// A future that waits.
+#[cfg(feature = "links")]
+#[derive(Debug)]
+pub(crate) struct ListeningLocked<'a> {
+    wakers: &'a LockedWakers,
+    key: WakerKey,
+}
+
+#[cfg(feature = "links")]
+impl ListeningLocked<'_> {
+    /// Wakes `waker` at the next call of [`LockedWakers::wake`]; check the condition after this call.
+    pub(crate) fn register_waker(&mut self, waker: &Waker) {
+        if self.wakers.0.lock().has(&self.key, waker) {
+            return;
+        }
+        // Cloning and dropping a waker is foreign code.
+        let waker = waker.clone();
+        let replaced = self.wakers.0.lock().put(&mut self.key, waker);
+        drop(replaced);
+    }
+}
+
+#[cfg(feature = "links")]
+impl Drop for ListeningLocked<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take_used(self.wakers.1) {
+            let removed = self.wakers.0.lock().remove(&key);
+            drop(removed);
+        }
     }
 }

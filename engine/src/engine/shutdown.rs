@@ -52,7 +52,8 @@ impl Engine {
         }
     }
 
-    /// Refuses new submissions and waits, asynchronously, until everything in flight has ended.
+    /// Refuses new submissions and waits, asynchronously, until everything in flight has ended. Waits for other processes end by
+    /// [`Error::Shutdown`], except for those of operations.
     ///
     /// The future has no timeout. Drop the future to stop waiting; use
     /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up. Inside an operation of this engine, which must not wait
@@ -82,8 +83,8 @@ impl Engine {
         self.report_of_shutdown(true)
     }
 
-    /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`. After the
-    /// timeout the engine cancels operations that only leases hold up, and reports them with the leases. With a
+    /// Refuses new submissions, ends waits as [`shutdown`](Self::shutdown), and blocks until everything in flight has ended, or for
+    /// `timeout`. After the timeout the engine cancels operations that only leases hold up, and reports them with the leases. With a
     /// limit it runs nothing on this thread.
     ///
     /// A timeout beyond the end of the clock, such as `Duration::MAX`, is no limit. Without a limit, leases are waited for

@@ -26,10 +26,19 @@ thread_local! {
     static POLLS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Waits for `future`, which another process settles. The second part of the result is the wait's record in a
-/// trace, if there was a wait; dropping the record ends the wait there.
-pub(super) async fn noted<T>(what: &'static str, future: impl Future<Output = T>) -> (T, Option<WaitNoted>) {
+/// Waits for `future`, which another process settles, or for the end of the engine; in operations, which go on while the engine ends, for
+/// `future` alone. The second part of the result is the wait in a trace, if there was one; it is over when that is dropped.
+///
+/// # Errors
+/// [`Error::Shutdown`].
+pub(super) async fn noted<T>(
+    engine: &Engine,
+    what: &'static str,
+    future: impl Future<Output = T>,
+) -> (Result<T, Error>, Option<WaitNoted>) {
+    let core = engine.core();
     let mut future = pin!(future);
+    let mut listening = core.link_waiters.listen();
     let mut noted = None;
     let output = poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
@@ -39,7 +48,15 @@ pub(super) async fn noted<T>(what: &'static str, future: impl Future<Output = T>
         if let Some(noted) = &mut noted {
             noted.set_blocking(POLLS.get());
         }
-        polled
+        if polled.is_ready() {
+            return polled.map(Ok);
+        }
+        // In a forked child the lock of the waiters may be held for ever.
+        if let Err(error) = core.generation.check() {
+            return Poll::Ready(Err(error.into()));
+        }
+        listening.register_waker(cx.waker());
+        core.check_usable().map_or_else(|error| Poll::Ready(Err(error)), |()| Poll::Pending)
     });
     (output.await, noted)
 }

@@ -115,12 +115,15 @@ impl Peer {
 
     /// Returns once it has stopped.
     pub fn stop(&self) {
-        let process = self.process().cast_signed();
-        // SAFETY: a signal to a child of this process, and waiting until it has stopped; it is not reaped.
-        unsafe {
-            libc::kill(process, libc::SIGSTOP);
-            libc::waitpid(process, std::ptr::null_mut(), libc::WUNTRACED);
-        }
+        // SAFETY: a signal to a child of this process, which is not reaped.
+        unsafe { libc::kill(self.process().cast_signed(), libc::SIGSTOP) };
+        self.until_stopped();
+    }
+
+    /// Returns once it has stopped, as by itself.
+    pub fn until_stopped(&self) {
+        // SAFETY: waits until a child of this process has stopped; it is not reaped.
+        unsafe { libc::waitpid(self.process().cast_signed(), std::ptr::null_mut(), libc::WUNTRACED) };
     }
 
     pub fn resume(&self) {

@@ -108,7 +108,7 @@ fn what_another_process_never_took_for_writing_has_failed() {
             let (begin, may_begin) = channel::<()>();
             let slow = engine.op("slow").writes([&pending]).run(move |[], [_x]| Ok(may_begin.recv()?));
             drop(slow.unwrap());
-            peer.stop();
+            peer.until_stopped();
             for tensor in [&refused, &unreceived, &pending] {
                 wait(link.lend(tensor)).unwrap();
             }
@@ -130,6 +130,8 @@ fn what_another_process_never_took_for_writing_has_failed() {
         },
         |engine, link| {
             wait(engine.shutdown());
+            // SAFETY: a signal to this process, which goes on once the tensors are there.
+            unsafe { libc::raise(libc::SIGSTOP) };
             assert!(matches!(wait(link.receive()), Err(Error::Shutdown)));
             drop(link);
             until_killed();

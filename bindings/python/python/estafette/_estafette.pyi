@@ -685,7 +685,8 @@ class Engine:
     def shutdown(self, timeout: float | None = None) -> ShutdownReport:
         """Refuses new submissions and waits until every operation in flight has ended, at most `timeout`
         seconds. Operations that only leases hold up are then cancelled, and reported with the leases. Without
-        a timeout, the call waits as long as an operation runs, and `lease_timeout` seconds for leases.
+        a timeout, the call waits as long as an operation runs, and `lease_timeout` seconds for leases. What waits for links and doors of the
+        engine, except for functions of operations, ends by `ShutdownError`.
 
         Raises unretrieved failures: one failure as itself, several as an ``ExceptionGroup``. The argument
         `failures` of the class selects other ways.
@@ -1325,7 +1326,7 @@ class Door:
     def address(self) -> str:
         """The address of the door, for `Engine.connect` in another process."""
     def accept(self, timeout: float | None = None) -> Link:
-        """Returns the next link that another process makes, after at most `timeout` seconds."""
+        """Returns the next link that another process makes, after at most `timeout` seconds. Raises `ShutdownError` once the engine has ended."""
     def accept_async(self) -> Awaitable[Link]:
         """As `accept`, to be awaited."""
     def close(self) -> None:
@@ -1343,7 +1344,7 @@ class Link:
     A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it was sent for writing. The
     sender's later writes wait until the other process has released it, has closed the link, or has died. A block ``with link`` closes the
     link at its end, and so does the end of its last reference. Iterating over a link gives what the other process sends, until that process
-    closes the link; ``async for`` works as well.
+    closes the link; ``async for`` works as well. The end of the engine ends what waits for its links: `ShutdownError` is raised there.
     """
 
     @property
@@ -1377,7 +1378,7 @@ class Link:
         """As `send`, to be awaited. A forgotten ``await`` warns, as that of `Engine.submit_async` does."""
     def receive(self, timeout: float | None = None) -> Tensor | None:
         """Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
-        link. Raises `PeerDiedError` when that process has died, after everything that it had sent.
+        link. Raises `PeerDiedError` when that process has died, after everything that it had sent; `ShutdownError` once the engine has ended.
         """
     def receive_async(self) -> Awaitable[Tensor | None]:
         """As `receive`, to be awaited."""

@@ -95,12 +95,17 @@ impl Awaiter {
         })
     }
 
-    /// Makes this an awaiter of `method`, which submits. It is polled as the operation whose body the calling code belongs to. It warns where it is
-    /// dropped and was never awaited, as coroutines do.
-    pub fn submits(mut self, py: Python<'_>, method: &'static str) -> PyResult<Self> {
+    /// The awaiter is polled as the operation whose body the calling code belongs to.
+    pub fn within(mut self, py: Python<'_>) -> PyResult<Self> {
         self.scope = scope::current_scope(py)?.map(|scope| scope.get().scope().clone());
-        self.unawaited = Some(method);
         Ok(self)
+    }
+
+    /// As [`within`](Self::within), for `method`, which submits: the awaiter warns where it is dropped and was never awaited, as coroutines do.
+    pub fn submits(self, py: Python<'_>, method: &'static str) -> PyResult<Self> {
+        let mut awaiter = self.within(py)?;
+        awaiter.unawaited = Some(method);
+        Ok(awaiter)
     }
 
     fn new(state: AwaitState) -> Self {

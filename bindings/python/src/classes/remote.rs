@@ -171,7 +171,7 @@ impl PyDoor {
 
 #[pymethods]
 impl PyDoor {
-    /// Returns the next link that another process makes, after at most `timeout` seconds.
+    /// Returns the next link that another process makes, after at most `timeout` seconds. Raises `ShutdownError` once the engine has ended.
     #[pyo3(signature = (timeout = None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyLink> {
         let link = wait(py, &self.engine, "a link", timeout, self.next(py)?)?;
@@ -180,7 +180,7 @@ impl PyDoor {
 
     /// As `accept`, to be awaited.
     fn accept_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
-        Ok(PyLink::awaited(self.next(py)?, self.engine.clone()))
+        PyLink::awaited(py, self.next(py)?, self.engine.clone())
     }
 
     /// Closes the door. Where others wait at it, `InvalidError` is raised.
@@ -198,7 +198,7 @@ impl PyDoor {
 /// A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it was sent for writing. The
 /// sender's later writes wait until the other process has released it, has closed the link, or has died. A block ``with link`` closes the
 /// link at its end, and so does the end of its last reference. Iterating over a link gives what the other process sends, until that process
-/// closes the link; ``async for`` works as well.
+/// closes the link; ``async for`` works as well. The end of the engine ends what waits for its links: `ShutdownError` is raised there.
 #[pyclass(frozen, module = "estafette", name = "Link", weakref)]
 pub struct PyLink {
     link: Open<Link>,
@@ -220,12 +220,14 @@ impl PyLink {
 
     /// A link that is not there yet.
     fn awaited(
+        py: Python<'_>,
         link: impl Future<Output = Result<Link, Error>> + Send + 'static,
         engine: EngineHandle,
-    ) -> Awaiter {
-        Awaiter::pending(link, move |py, link| {
+    ) -> PyResult<Awaiter> {
+        let made = move |py: Python<'_>, link: Result<Link, Error>| {
             Ok(Py::new(py, Self::new(link.or_raise(py)?, &engine))?.into_any())
-        })
+        };
+        Awaiter::pending(link, made).within(py)
     }
 
     pub fn connect(
@@ -239,7 +241,7 @@ impl PyLink {
     }
 
     pub fn connect_async(py: Python<'_>, engine: &EngineHandle, address: &str) -> PyResult<Awaiter> {
-        Ok(Self::awaited(Self::connected(py, engine, address)?, engine.clone()))
+        Self::awaited(py, Self::connected(py, engine, address)?, engine.clone())
     }
 
     fn connected(
@@ -298,10 +300,12 @@ impl PyLink {
     /// An ``await`` of the next tensor; `end` is what it gives once there is none.
     fn received(&self, py: Python<'_>, end: fn(Python<'_>) -> PyResult<Py<PyAny>>) -> PyResult<Awaiter> {
         let engine = self.engine.clone();
-        Ok(Awaiter::pending(self.next(py)?, move |py, tensor| match tensor.or_raise(py)? {
-            Some(tensor) => Ok(Py::new(py, PyTensor::new(tensor, engine))?.into_any()),
-            None => end(py),
-        }))
+        let received =
+            move |py: Python<'_>, tensor: Result<Option<Tensor>, Error>| match tensor.or_raise(py)? {
+                Some(tensor) => Ok(Py::new(py, PyTensor::new(tensor, engine))?.into_any()),
+                None => end(py),
+            };
+        Awaiter::pending(self.next(py)?, received).within(py)
     }
 }
 
@@ -347,7 +351,7 @@ impl PyLink {
     }
 
     /// Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
-    /// link. Raises `PeerDiedError` when that process has died, after everything that it had sent.
+    /// link. Raises `PeerDiedError` when that process has died, after everything that it had sent; `ShutdownError` once the engine has ended.
     #[pyo3(signature = (timeout = None))]
     fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
         self.waited(py, timeout)

@@ -279,7 +279,8 @@ impl PyEngine {
 
     /// Refuses new submissions and waits until every operation in flight has ended, at most `timeout`
     /// seconds. Operations that only leases hold up are then cancelled, and reported with the leases. Without
-    /// a timeout, the call waits as long as an operation runs, and `lease_timeout` seconds for leases.
+    /// a timeout, the call waits as long as an operation runs, and `lease_timeout` seconds for leases. What waits for links and doors of the
+    /// engine, except for functions of operations, ends by `ShutdownError`.
     ///
     /// Raises unretrieved failures: one failure as itself, several as an ``ExceptionGroup``. The argument
     /// `failures` of the class selects other ways.
