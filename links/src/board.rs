@@ -10,21 +10,22 @@
 //! | [`SETTLED`] | how many slots the owner has settled that its peer may wait for |
 //! | ready, used | slots: how the owner's promise of an index settled; how its use of the peer's went |
 //! | ring | messages, one behind the other |
-//! | texts | why slots have failed |
 //! | [`MISSED`] | for each segment that the peer shows at a time, how often the owner has lost what came of one there |
+//! | texts | for each slot, why it has failed |
 //!
-//! The liveness lock and the event count of the peer's wake-ups are behind the words, in a page of their own, since they are half words.
+//! The liveness lock and the event count of the peer's wake-ups are before the texts, in a page of their own, since they are half words. The
+//! owner makes the pages of texts when it writes there: links need few of them.
 
 use std::borrow::Cow;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Outcome};
-use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::LinkError;
-use crate::platform::Memory;
+use crate::platform::{CloseOnFork, Descriptor, Memory};
 
 /// Slots of each kind, and so the most that one process may have sent without it being used and over.
 pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 2 } else { 16_384 };
@@ -32,8 +33,6 @@ pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 2 } else { 16_384 };
 pub(crate) const SEGMENTS: usize = if cfg!(estafette_loom) { 2 } else { 1024 };
 /// Words of the ring, a power of two.
 pub(crate) const RING: u64 = if cfg!(estafette_loom) { 4 } else { 8192 };
-/// Failures whose texts are held at the same time.
-const TEXTS: usize = if cfg!(estafette_loom) { 1 } else { 64 };
 /// Words of a text. The first has the length of the text in bytes, and in its upper half the length of the operation's name, which comes
 /// before the text.
 const TEXT_WORDS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
@@ -41,10 +40,12 @@ const TEXT_WORDS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
 const TEXT_BYTES: usize = (TEXT_WORDS - 1) * 8;
 /// Bytes of a name.
 const NAME_BYTES: usize = TEXT_BYTES / 2;
-/// The text of a failure beyond.
-pub(crate) const TEXTLESS: &str = "the reason is unknown, as too many failures came at once";
-/// In the place of the number of a text: what was sent was not received before the link was closed.
-const UNRECEIVED: u64 = 0xffff;
+/// The text of a failure that has none.
+const TEXTLESS: &str = "the reason is unknown, as its process had no memory for a text";
+/// Beside the kind of a failure: the slot has a text.
+const HAS_TEXT: u64 = 1;
+/// What was sent was not received before the link was closed.
+const UNRECEIVED: u64 = 2;
 /// The end of a text that is longer.
 const CUT: &str = "…";
 
@@ -56,23 +57,38 @@ pub(crate) const CLOSED: usize = 24;
 pub(crate) const SETTLED: usize = 32;
 pub(crate) const SLOTS_AT: usize = 40;
 const RING_AT: usize = SLOTS_AT + 2 * SLOTS;
-const TEXTS_AT: usize = RING_AT + RING as usize;
-const MISSED: usize = TEXTS_AT + TEXTS * TEXT_WORDS;
-pub(crate) const WORDS: usize = MISSED + SEGMENTS;
+const MISSED: usize = RING_AT + RING as usize;
+pub(crate) const MISSED_END: usize = MISSED + SEGMENTS;
 
-/// Offset of the liveness lock in bytes: in the page behind the words.
-pub(crate) const LIVENESS: usize = (WORDS * 8).next_multiple_of(4096);
+/// Offset of the liveness lock in bytes: in the page behind these words.
+pub(crate) const LIVENESS: usize = (MISSED_END * 8).next_multiple_of(PAGE);
 /// Offset of the event count in bytes, in a cache line of its own.
 pub(crate) const EVENT_COUNT: usize = LIVENESS + 64;
+/// Bytes of a board that are there from the beginning.
+const BACKED: usize = LIVENESS + PAGE;
+/// Models have no memory between.
+const TEXTS_AT: usize = if cfg!(estafette_loom) { MISSED_END } else { BACKED / 8 };
+pub(crate) const WORDS: usize = TEXTS_AT + 2 * SLOTS * TEXT_WORDS;
 /// Bytes of a board.
-pub(crate) const BYTES: usize = LIVENESS + 4096;
+pub(crate) const BYTES: usize = WORDS * 8;
+const PAGE: usize = 4096;
 
 /// The part that each link uses from the beginning, in bytes: the page with the first words, and the ring. The other slots are for links
 /// that have much under way.
-const USED: [Range<usize>; 2] = [0..4096, RING_AT * 8 / 4096 * 4096..TEXTS_AT * 8];
+const USED: [Range<usize>; 2] = [0..PAGE, RING_AT * 8 / PAGE * PAGE..MISSED * 8];
+
+/// The memory of a new board, and the descriptor for the peer.
+pub(crate) fn create() -> io::Result<(Memory, CloseOnFork<Descriptor>)> {
+    Memory::create_in_part("estafette-board", BYTES, BACKED)
+}
+
+/// The memory of a peer's board.
+pub(crate) fn open(descriptor: &Descriptor) -> io::Result<Memory> {
+    Memory::open_in_part(descriptor, BYTES, BACKED)
+}
 
 pub(crate) fn populate(board: &Memory) {
-    USED.into_iter().for_each(|range| board.populate(range));
+    USED.into_iter().for_each(|range| _ = board.populate(range));
 }
 
 /// Values of [`CLOSED`], which only rises. The owner sends nothing more, and settles what it has sent.
@@ -84,11 +100,20 @@ pub(crate) const LEFT: u64 = 2;
 pub(crate) trait Words: Send + Sync {
     /// [`WORDS`] words at least.
     fn words(&self) -> &[AtomicU64];
+
+    /// Makes the memory of some words. False where the system has none.
+    fn back(&self, _words: Range<usize>) -> bool {
+        true
+    }
 }
 
 impl Words for Memory {
     fn words(&self) -> &[AtomicU64] {
         Memory::words(self)
+    }
+
+    fn back(&self, words: Range<usize>) -> bool {
+        self.populate(words.start * 8 / PAGE * PAGE..(words.end * 8).next_multiple_of(PAGE))
     }
 }
 
@@ -110,6 +135,10 @@ impl<W: Words> Words for Arc<W> {
     fn words(&self) -> &[AtomicU64] {
         (**self).words()
     }
+
+    fn back(&self, words: Range<usize>) -> bool {
+        (**self).back(words)
+    }
 }
 
 /// One of the two slots of an index.
@@ -122,17 +151,13 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The slot with which the peer answers.
-    fn answer(self) -> Self {
-        match self {
-            Kind::Ready => Kind::Used,
-            Kind::Used => Kind::Ready,
-        }
+    fn number(self, index: usize) -> usize {
+        assert!(index < SLOTS, "indices are checked where they are read");
+        self as usize * SLOTS + index
     }
 
     fn place(self, index: usize) -> usize {
-        assert!(index < SLOTS, "indices are checked where they are read");
-        SLOTS_AT + self as usize * SLOTS + index
+        SLOTS_AT + self.number(index)
     }
 }
 
@@ -144,9 +169,16 @@ pub(crate) struct SlotId {
     pub(crate) generation: u32,
 }
 
-/// The fields of a slot's word: the generation in the upper half, then the kind of a failure, the number of its text from 1 on, and the
-/// state.
-const FREE: u64 = 0;
+impl SlotId {
+    /// The words of its text.
+    fn text(self) -> Range<usize> {
+        let at = TEXTS_AT + self.kind.number(self.index) * TEXT_WORDS;
+        at..at + TEXT_WORDS
+    }
+}
+
+/// The fields of a slot's word: the generation in the upper half, then whether a failure has a text, its kind, and the state, which is 0
+/// before the first use.
 const PENDING: u64 = 1;
 const DONE: u64 = 2;
 const FAILED: u64 = 3;
@@ -208,20 +240,20 @@ impl<W: Words> PeerBoard<W> {
             return Some(Ok(()));
         }
         let kind = KINDS.get((word >> 8 & 0xff) as usize).copied().unwrap_or(DeviceErrorKind::Other);
-        if word >> 16 & 0xffff == UNRECEIVED {
-            return Some(Err((&LinkError::Closed { process }).into()));
-        }
-        let (name, text) = self.text((word >> 16 & 0xffff) as usize);
+        let (name, text) = match word >> 16 & 0xffff {
+            UNRECEIVED => return Some(Err((&LinkError::Closed { process }).into())),
+            HAS_TEXT => self.text(slot),
+            _ => (String::new(), TEXTLESS.to_owned()),
+        };
         let error = DeviceError::new(kind, format!("{text} (in process {process})"));
         Some(Err(if name.is_empty() { error } else { error.with_operation(&name) }))
     }
 
-    /// The name of an operation, empty for none, and a text, which their owner leaves alone until the answer to their slot is settled.
-    fn text(&self, number: usize) -> (String, String) {
-        let Some(place) = text_place(number) else { return (String::new(), TEXTLESS.to_owned()) };
-        let lengths = self.load_relaxed(place);
-        let words = (place + 1..place + TEXT_WORDS).map(|at| self.load_relaxed(at).to_le_bytes());
-        let mut bytes = words.flatten();
+    /// The name of an operation, empty for none, and a text, which their owner leaves alone until the index is in use again.
+    fn text(&self, slot: SlotId) -> (String, String) {
+        let mut words = slot.text().map(|at| self.load_relaxed(at));
+        let lengths = words.next().expect("a text has words");
+        let mut bytes = words.flat_map(u64::to_le_bytes);
         let mut take = |length: u64| {
             let bytes: Vec<u8> = bytes.by_ref().take(length as usize).collect();
             String::from_utf8_lossy(&bytes).into_owned()
@@ -238,22 +270,16 @@ fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
     [&text[..text.floor_char_boundary(bytes - CUT.len())], CUT].concat().into()
 }
 
-fn text_place(number: usize) -> Option<usize> {
-    (1..=TEXTS).contains(&number).then(|| TEXTS_AT + (number - 1) * TEXT_WORDS)
-}
-
 /// The board of this process.
 #[derive(Debug)]
 pub(crate) struct OwnBoard<W> {
     pub(crate) words: W,
-    /// The slot that each text is of.
-    texts: Mutex<[Option<SlotId>; TEXTS]>,
 }
 
 impl<W: Words> OwnBoard<W> {
     /// A board on words that are all zero.
     pub(crate) fn new(words: W) -> Self {
-        Self { words, texts: Mutex::new([None; TEXTS]) }
+        Self { words }
     }
 
     /// Publishes a word, with everything that was done before.
@@ -285,15 +311,10 @@ impl<W: Words> OwnBoard<W> {
     }
 
     /// Of a promise that is about to be sent, which may have settled.
-    pub(crate) fn begin<P: Words>(&self, slot: SlotId, settled: Option<&Outcome>, peer: &PeerBoard<P>) {
-        let word = settled
-            .map_or_else(|| word(slot.generation, PENDING, 0), |outcome| self.settled(slot, outcome, peer));
+    pub(crate) fn begin(&self, slot: SlotId, settled: Option<&Outcome>) {
+        let word =
+            settled.map_or_else(|| word(slot.generation, PENDING, 0), |outcome| self.settled(slot, outcome));
         self.store(slot.kind.place(slot.index), word);
-    }
-
-    /// Says that the answer was read, so that the peer may use its text again.
-    pub(crate) fn free(&self, slot: SlotId) {
-        self.store(slot.kind.place(slot.index), word(slot.generation, FREE, 0));
     }
 
     pub(crate) fn is_settled(&self, slot: SlotId) -> bool {
@@ -301,8 +322,8 @@ impl<W: Words> OwnBoard<W> {
     }
 
     /// Settles a slot, with everything that was done before.
-    pub(crate) fn settle<P: Words>(&self, slot: SlotId, outcome: &Outcome, peer: &PeerBoard<P>) {
-        self.store_settled(slot, self.settled(slot, outcome, peer));
+    pub(crate) fn settle(&self, slot: SlotId, outcome: &Outcome) {
+        self.store_settled(slot, self.settled(slot, outcome));
     }
 
     /// The peer polls a slot once it has seen the count, which so comes after the slot.
@@ -313,14 +334,15 @@ impl<W: Words> OwnBoard<W> {
     }
 
     /// The word of a settled slot. Writes the text of a failure.
-    fn settled<P: Words>(&self, slot: SlotId, outcome: &Outcome, peer: &PeerBoard<P>) -> u64 {
+    fn settled(&self, slot: SlotId, outcome: &Outcome) -> u64 {
         match outcome {
             Ok(()) => word(slot.generation, DONE, 0),
             Err(error) => {
                 let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
-                let text = self.write_text(slot, error.operation().unwrap_or(""), &error.to_string(), peer);
+                let has_text = self.write_text(slot, error.operation().unwrap_or(""), &error.to_string());
                 step!("settle, text");
-                word(slot.generation, FAILED, (text << 8 | kind) as u64)
+                let text = if has_text { HAS_TEXT } else { 0 };
+                word(slot.generation, FAILED, text << 8 | kind as u64)
             }
         }
     }
@@ -330,39 +352,22 @@ impl<W: Words> OwnBoard<W> {
         self.store_settled(slot, word(slot.generation, FAILED, UNRECEIVED << 8));
     }
 
-    /// The number of a text for this slot; 0 if the peer has yet to read all of them.
-    fn write_text<P: Words>(&self, slot: SlotId, name: &str, text: &str, peer: &PeerBoard<P>) -> usize {
-        let mut texts = self.texts.lock();
-        let free = texts.iter().position(|text| text.is_none_or(|its| self.has_been_read(its, peer)));
-        let Some(at) = free else { return 0 };
-        texts[at] = Some(slot);
-        let place = text_place(at + 1).expect("a number of a text");
+    /// Writes why the slot failed, over what an earlier use of it had to say, which the peer has read. False without memory for that.
+    fn write_text(&self, slot: SlotId, name: &str, text: &str) -> bool {
+        if !self.words.back(slot.text()) {
+            return false;
+        }
         let name = cut(name, NAME_BYTES);
         let text = cut(text, TEXT_BYTES - name.len());
-        let words = self.words.words();
-        words[place].store((name.len() << 32 | text.len()) as u64, Ordering::Relaxed);
+        let (lengths, words) = self.words.words()[slot.text()].split_first().expect("a text has words");
+        lengths.store((name.len() << 32 | text.len()) as u64, Ordering::Relaxed);
         let bytes = [name.as_bytes(), text.as_bytes()].concat();
-        for (word, bytes) in words[place + 1..].iter().zip(bytes.chunks(8)) {
+        for (word, bytes) in words.iter().zip(bytes.chunks(8)) {
             let mut whole = [0; 8];
             whole[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
         }
-        at + 1
-    }
-
-    /// True if the peer has read how `slot` failed: it has answered a promise, or it has gone on from the answer.
-    fn has_been_read<P: Words>(&self, slot: SlotId, peer: &PeerBoard<P>) -> bool {
-        let is_answer = is_settled(peer.load(slot.kind.answer().place(slot.index)), slot.generation);
-        match slot.kind {
-            Kind::Ready => is_answer || self.is_in_use_again(slot),
-            Kind::Used => !is_answer,
-        }
-    }
-
-    /// True if a later use of the index has begun, so that the answer to this one was read.
-    fn is_in_use_again(&self, slot: SlotId) -> bool {
-        let now = (self.load(slot.kind.place(slot.index)) >> 32) as u32;
-        now.wrapping_sub(slot.generation).cast_signed() > 0
+        true
     }
 }
 
@@ -386,35 +391,37 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cut_at_a_character_and_used_again_once_they_were_read() {
-        let [mine, theirs] = [words(), words()];
-        let (own, other) = (OwnBoard::new(Arc::clone(&mine)), OwnBoard::new(Arc::clone(&theirs)));
-        let (own_seen, peer) = (PeerBoard(mine), PeerBoard(theirs));
+    fn texts_are_cut_at_a_character_and_each_slot_has_its_own() {
+        let mine = words();
+        let (own, seen) = (OwnBoard::new(Arc::clone(&mine)), PeerBoard(mine));
         let slot = |index| SlotId { kind: Kind::Ready, index, generation: 1 };
         let kept = "x".repeat(TEXT_BYTES - 4);
-        own.settle(slot(0), &failure(&format!("{kept}ééé")), &peer);
-        assert_eq!(text(&own_seen, slot(0)), format!("{kept}… (in process 7)"));
-        for index in 1..=TEXTS {
-            own.settle(slot(index), &failure(&format!("{kept}éé")), &peer);
+        own.settle(slot(0), &failure(&format!("{kept}ééé")));
+        own.settle(slot(1), &failure(&format!("{kept}éé")));
+        let used = |index| SlotId { kind: Kind::Used, ..slot(index) };
+        let all: Vec<_> = (2..SLOTS).map(slot).chain((0..SLOTS).map(used)).collect();
+        let reason = |slot: &SlotId| format!("{:?} {}", slot.kind, slot.index);
+        all.iter().for_each(|slot| own.settle(*slot, &failure(&reason(slot))));
+        assert_eq!(text(&seen, slot(0)), format!("{kept}… (in process 7)"));
+        assert_eq!(text(&seen, slot(1)), format!("{kept}éé (in process 7)"));
+        for slot in all {
+            assert_eq!(text(&seen, slot), format!("{} (in process 7)", reason(&slot)));
         }
-        assert_eq!(text(&own_seen, slot(TEXTS - 1)), format!("{kept}éé (in process 7)"));
-        assert_eq!(text(&own_seen, slot(TEXTS)), format!("{TEXTLESS} (in process 7)"));
-        other.settle(SlotId { kind: Kind::Used, ..slot(3) }, &Ok(()), &own_seen);
-        own.settle(slot(TEXTS + 1), &failure("again"), &peer);
-        assert_eq!(text(&own_seen, slot(TEXTS + 1)), "again (in process 7)");
+        let again = SlotId { generation: 2, ..slot(0) };
+        own.settle(again, &failure("again"));
+        assert_eq!(text(&seen, again), "again (in process 7)");
     }
 
     #[test]
     fn names_of_operations_cross_whole_and_leave_room_for_a_text() {
-        let [mine, theirs] = [words(), words()];
-        let (own, peer) = (OwnBoard::new(Arc::clone(&mine)), PeerBoard(theirs));
-        let seen = PeerBoard(mine);
+        let mine = words();
+        let (own, seen) = (OwnBoard::new(Arc::clone(&mine)), PeerBoard(mine));
         let long = "y".repeat(NAME_BYTES + 1);
         let names = ["", "load` (twice)", "\0é` (", &long];
         for (index, name) in names.into_iter().enumerate() {
             let slot = SlotId { kind: Kind::Ready, index, generation: 1 };
             let error = DeviceError::new(DeviceErrorKind::Other, "z".repeat(TEXT_BYTES)).with_operation(name);
-            own.settle(slot, &Err(error), &peer);
+            own.settle(slot, &Err(error));
             let error = seen.outcome(slot, 7).expect("settled").expect_err("failed");
             let kept =
                 if name.len() > NAME_BYTES { format!("{}…", &long[..NAME_BYTES - 3]) } else { name.into() };
@@ -424,27 +431,11 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_an_index_that_is_in_use_again_is_free() {
-        let [mine, theirs] = [words(), words()];
-        let (own, other) = (OwnBoard::new(Arc::clone(&mine)), OwnBoard::new(Arc::clone(&theirs)));
-        let (own_seen, peer) = (PeerBoard(mine), PeerBoard(theirs));
-        for index in 0..=TEXTS {
-            let slot = SlotId { kind: Kind::Ready, index, generation: 1 };
-            own.settle(slot, &failure("read"), &peer);
-            assert_eq!(text(&own_seen, slot), "read (in process 7)");
-            other.settle(SlotId { kind: Kind::Used, ..slot }, &Ok(()), &own_seen);
-            let again = SlotId { generation: 2, ..slot };
-            own.settle(again, &Ok(()), &peer);
-            other.settle(SlotId { kind: Kind::Used, ..again }, &Ok(()), &own_seen);
-        }
-    }
-
-    #[test]
     fn words_of_another_generation_or_of_no_state_are_pending() {
         let mine = words();
         let board = PeerBoard(Arc::clone(&mine));
         let slot = SlotId { kind: Kind::Used, index: 5, generation: 3 };
-        for pending in [word(2, DONE, 0), word(3, PENDING, 0), word(3, FREE, 0), word(3, 77, 0)] {
+        for pending in [word(2, DONE, 0), word(3, PENDING, 0), word(3, 0, 0), word(3, 77, 0)] {
             mine[slot.kind.place(5)].store(pending, Ordering::Relaxed);
             assert!(board.outcome(slot, 7).is_none(), "{pending:x}");
         }

@@ -15,7 +15,7 @@ use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 
 use crate::LinkError;
-use crate::board::{BYTES, populate};
+use crate::board::{self, populate};
 use crate::bulk;
 use crate::link::{Channel, Link, Shared};
 use crate::liveness::{Liveness, LivenessLock};
@@ -27,7 +27,7 @@ use crate::platform::{
 use crate::threads::{self, Single};
 
 /// The content of a greeting: that it is one, and the version of the protocol.
-pub(crate) const GREETING: [u8; 16] = *b"estafette link 8";
+pub(crate) const GREETING: [u8; 16] = *b"estafette link 9";
 /// Doors and links of a process at the same time, connections that become links, and closed links with pending promises or uses. A link
 /// takes some 70 kB and three descriptors.
 const SOURCES_MAX: usize = 4096;
@@ -183,7 +183,7 @@ impl Hub {
             ErrorKind::NotFound => LinkError::PeerDied { process },
             _ => system()(error),
         })?;
-        let (board, descriptor) = Memory::create("estafette-board", BYTES).map_err(system())?;
+        let (board, descriptor) = board::create().map_err(system())?;
         populate(&board);
         step!("greet 2");
         let board = Arc::new(board);
@@ -482,7 +482,7 @@ impl Hub {
             if !may_be_process(&end, process).map_err(meeting)? {
                 return Err(refused("came without its end"));
             }
-            let peer = Memory::open(&theirs, BYTES, false).map_err(|error| match is_shortage(&error) {
+            let peer = board::open(&theirs).map_err(|error| match is_shortage(&error) {
                 true => meeting(error),
                 false => refused(&format!("has no board: {error}")),
             })?;

@@ -260,7 +260,7 @@ impl Shared {
     /// Settles a promise that was sent, or the use of what was received.
     fn settle(&self, slot: SlotId, outcome: &Outcome) {
         if self.hub.generation.is_current() {
-            self.own.settle(slot, outcome, &self.peer);
+            self.own.settle(slot, outcome);
             step!("settle");
             self.notify();
             step!("settle, notified");
@@ -533,7 +533,7 @@ impl Link {
         let Some(slot) = slot else { return Err(LinkError::Full { process: self.process() }) };
         step!("send 2");
         let is_pending = state.is_pending();
-        shared.own.begin(slot, state.outcome().as_ref(), &shared.peer);
+        shared.own.begin(slot, state.outcome().as_ref());
         step!("send 3");
         let answer = PeerEvent::new(Arc::clone(shared), SlotId { kind: Kind::Used, ..slot });
         sent.indices.note_sent(slot, Arc::clone(&answer));

@@ -1,6 +1,6 @@
 //! Models of what crosses between boards: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-links --profile model --lib models::`.
 //!
-//! A thread stands for a process. Boards are small: two indices, a ring of four words, one text of eight bytes.
+//! A thread stands for a process. Boards are small: two indices, a ring of four words, texts of eight bytes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
 use loom::model::Builder;
 
-use crate::board::{Kind, OwnBoard, PeerBoard, SETTLED, SlotId, TEXTLESS, WORDS};
+use crate::board::{Kind, OwnBoard, PeerBoard, SETTLED, SlotId, WORDS};
 use crate::link::after_fate;
 use crate::notify::{Listener, PeerNotifier, Wakeup};
 use crate::ring::{Message, Reader, Writer};
@@ -83,7 +83,7 @@ impl EventCount {
 fn notify_twice(writer: &Process, [socket, word]: [&EventCount; 2]) {
     let notifier = PeerNotifier::default();
     for kind in [Kind::Ready, Kind::Used] {
-        writer.own.settle(slot(kind, 1), &Ok(()), &writer.peer);
+        writer.own.settle(slot(kind, 1), &Ok(()));
         match notifier.wakeup(&writer.peer) {
             Some(Wakeup::Socket) => socket.notify(),
             Some(Wakeup::Futex) => word.notify(),
@@ -133,11 +133,11 @@ fn lend(waits_for_the_answer: bool) {
         let using = thread::spawn(move || {
             if outcome(&user, slot(Kind::Ready, 1)).is_some() {
                 assert_eq!(lent.read(), 7);
-                user.own.settle(slot(Kind::Used, 1), &Ok(()), &user.peer);
+                user.own.settle(slot(Kind::Used, 1), &Ok(()));
             }
         });
         memory.write(7);
-        owner.own.settle(slot(Kind::Ready, 1), &Ok(()), &owner.peer);
+        owner.own.settle(slot(Kind::Ready, 1), &Ok(()));
         if !waits_for_the_answer || outcome(&owner, slot(Kind::Used, 1)).is_some() {
             memory.write(8);
         }
@@ -157,23 +157,21 @@ fn memory_that_is_written_before_the_answer_is_found() {
     lend(false);
 }
 
-/// There is one text. It is used again only after the peer has read it.
+/// The text of a slot is written anew only after the peer has read it.
 #[test]
-fn a_failure_has_its_own_text_or_none() {
+fn a_failure_has_its_own_text() {
     explore(|| {
         let [owner, user] = processes();
-        let other = SlotId { index: 1, ..slot(Kind::Ready, 1) };
         let using = thread::spawn(move || {
-            let error = wait_for(&user, slot(Kind::Ready, 1)).expect_err("it failed");
-            assert_eq!(error.message(), "first (in process 1)");
-            user.own.settle(slot(Kind::Used, 1), &Ok(()), &user.peer);
-            if let Some(Err(error)) = outcome(&user, other) {
-                let texts = ["second (in process 1)", &format!("{TEXTLESS} (in process 1)")];
-                assert!(texts.contains(&error.message()));
+            for (generation, text) in [(1, "first"), (2, "second")] {
+                let error = wait_for(&user, slot(Kind::Ready, generation)).expect_err("it failed");
+                assert_eq!(error.message(), format!("{text} (in process 1)"));
+                user.own.settle(slot(Kind::Used, generation), &Ok(()));
             }
         });
-        owner.own.settle(slot(Kind::Ready, 1), &failed("first"), &owner.peer);
-        owner.own.settle(other, &failed("second"), &owner.peer);
+        owner.own.settle(slot(Kind::Ready, 1), &failed("first"));
+        wait_for(&owner, slot(Kind::Used, 1)).expect("used");
+        owner.own.settle(slot(Kind::Ready, 2), &failed("second"));
         using.join().expect("it does not panic");
     });
 }
@@ -241,7 +239,7 @@ fn uses_an_index_twice<A: Answer + 'static>(answer: fn(&Arc<Process>, SlotId) ->
                 assert_eq!((index, generation), (0, round));
                 let settled = wait_for(&receiver, slot(Kind::Ready, generation));
                 assert_eq!((settled.is_ok(), lent.read()), (round == 1, u64::from(round)));
-                receiver.own.settle(slot(Kind::Used, generation), &Ok(()), &receiver.peer);
+                receiver.own.settle(slot(Kind::Used, generation), &Ok(()));
             }
             assert!(
                 outcome(&receiver, slot(Kind::Ready, 1)).is_none(),
@@ -258,12 +256,12 @@ fn uses_an_index_twice<A: Answer + 'static>(answer: fn(&Arc<Process>, SlotId) ->
                 }
                 thread::yield_now();
             };
-            sender.own.begin(slot, None, &sender.peer);
+            sender.own.begin(slot, None);
             indices.note_sent(slot, answer(&sender, SlotId { kind: Kind::Used, ..slot }));
             writer.write(slot.index, slot.generation, &[], &sender.own);
             memory.write(round);
             let settled = if round == 1 { Ok(()) } else { failed("second") };
-            sender.own.settle(slot, &settled, &sender.peer);
+            sender.own.settle(slot, &settled);
         }
         receiving.join().expect("it does not panic");
     });
@@ -352,7 +350,7 @@ fn what_settles_is_polled_once_it_was_counted() {
         });
         let notifier = PeerNotifier::default();
         for slot in [newest, oldest] {
-            writer.own.settle(slot, &Ok(()), &writer.peer);
+            writer.own.settle(slot, &Ok(()));
             if notifier.wakeup(&writer.peer).is_some() {
                 woken.notify();
             }
@@ -378,7 +376,7 @@ fn what_settles_is_polled_also_beside_an_event_that_is_new() {
             all.take_settled(user.peer.load(SETTLED), false);
         };
         let writing = thread::spawn(move || {
-            [new, watched].into_iter().for_each(|slot| writer.own.settle(slot, &Ok(()), &writer.peer));
+            [new, watched].into_iter().for_each(|slot| writer.own.settle(slot, &Ok(())));
         });
         let (own, also) = (Arc::clone(&user), Arc::clone(&all));
         let polling = thread::spawn(move || {
@@ -498,7 +496,7 @@ fn settles_and_dies(read: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
         let [lock, fate] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
         let marked = Arc::clone(&lock);
         let dying = thread::spawn(move || {
-            dying.own.settle(slot(Kind::Ready, 1), &Ok(()), &dying.peer);
+            dying.own.settle(slot(Kind::Ready, 1), &Ok(()));
             marked.store(1, Ordering::Release);
         });
         let noted = Arc::clone(&fate);

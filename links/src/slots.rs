@@ -58,14 +58,8 @@ impl<A: Answer> Indices<A> {
     /// more than have settled since the last search.
     fn reclaim<W: Words>(&mut self, own: &OwnBoard<W>, count: u64, kept: usize) {
         let is_over = |(slot, answer): &(SlotId, A)| own.is_settled(*slot) && answer.outcome().is_some();
-        let free = |free: &mut Vec<usize>, (slot, answer): (SlotId, A)| {
-            if !matches!(answer.outcome(), Some(Ok(()))) {
-                own.free(slot);
-            }
-            free.push(slot.index);
-        };
         while self.unanswered.front().is_some_and(is_over) {
-            self.unanswered.pop_front().into_iter().for_each(|over| free(&mut self.free, over));
+            self.free.extend(self.unanswered.pop_front().map(|(slot, _)| slot.index));
             self.counted = self.counted.wrapping_add(1);
         }
         // What was found before it was counted makes this negative.
@@ -73,7 +67,7 @@ impl<A: Answer> Indices<A> {
         if self.room() <= kept && new > 0 {
             let most = usize::try_from(new).unwrap_or(usize::MAX);
             let over = take_from_ends(&mut self.unanswered, most, is_over);
-            over.into_iter().for_each(|over| free(&mut self.free, over));
+            self.free.extend(over.into_iter().map(|(slot, _)| slot.index));
             self.counted = count;
         }
     }

@@ -19,8 +19,8 @@ use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::board::{
-    BYTES, CLOSED, HEAD, LEFT, LISTENING, LIVENESS, OwnBoard, RING, SETTLED, SLOTS, SLOTS_AT, TAIL, WORDS,
-    Words,
+    self, BYTES, CLOSED, HEAD, LEFT, LISTENING, LIVENESS, MISSED_END, OwnBoard, RING, SETTLED, SLOTS,
+    SLOTS_AT, TAIL, WORDS, Words,
 };
 use crate::hub::{GREETING, Hub};
 use crate::platform::{Descriptor, Memory, Socket, Waker, own_process};
@@ -159,7 +159,8 @@ fn scribble<W: std::ops::Deref<Target = Memory> + Words>(
     match random.below(20_000) {
         0 => own.words.half_word(LIVENESS).store(random.next() as u32, Ordering::Relaxed),
         1..4 => own.store([HEAD, TAIL, CLOSED, SETTLED][random.below(4)], random.next()),
-        4..8 => own.store(random.below(WORDS), random.next()),
+        4..7 => own.store(random.below(MISSED_END), random.next()),
+        7 => own.store(random.below(WORDS), random.next()),
         8..4_000 => wake_peer(),
         4_000..6_000 => own.store(HEAD, own.load(HEAD) + small),
         6_000..8_000 => own.store(TAIL, own.load(TAIL) + small % 2),
@@ -271,7 +272,7 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     let (door, before, _alone) = door();
     let folder: OwnedFd = std::fs::File::open("/").expect("a folder").into();
     let event = Waker::new().expect("an event");
-    let (_board, board) = Memory::create("a board", BYTES).expect("memory");
+    let (_board, board) = board::create().expect("memory");
     let (_small, small) = Memory::create("a small board", 4096).expect("memory");
     let own = own_process().expect("a descriptor");
     let event = event.descriptor();
@@ -378,7 +379,7 @@ fn connections_that_are_given_up_leave_nothing() {
 
 /// A peer that has greeted well.
 fn peer(door: &Door) -> (Socket, Link, Memory) {
-    let (memory, board) = Memory::create("a board", BYTES).expect("memory");
+    let (memory, board) = board::create().expect("memory");
     let own = own_process().expect("a descriptor");
     let socket = greets(door, &GREETING, &[&board, &own]);
     (socket, futures::executor::block_on(door.accept()).expect("a link"), memory)

@@ -248,6 +248,30 @@ fn each_version_is_seen_whole_and_writes_wait_for_its_readers() {
 }
 
 #[test]
+fn each_of_many_failures_that_are_kept_has_its_reason() {
+    const FAILURES: usize = 300;
+    two(
+        "each_of_many_failures_that_are_kept_has_its_reason",
+        |peer, engine, link| {
+            for failure in 0..FAILURES {
+                let x = engine.zeros(&[1], DType::I64).unwrap();
+                let fails = engine.op("fails").writes([&x]);
+                fails.run(move |[], [_x]| Err(format!("reason {failure}").into())).unwrap();
+                wait(link.send(&x, &ShareOptions::default())).unwrap();
+            }
+            assert!(peer.0.wait().unwrap().success());
+        },
+        |_, link| {
+            let kept: Vec<_> = (0..FAILURES).map(|_| receive(&link)).collect();
+            for (failure, tensor) in kept.iter().enumerate() {
+                let error = tensor.wait_timeout(Duration::from_secs(60)).unwrap_err().to_string();
+                assert!(error.contains(&format!("reason {failure} ")), "{failure}: {error}");
+            }
+        },
+    );
+}
+
+#[test]
 fn failures_follow_the_data_into_another_process() {
     two(
         "failures_follow_the_data_into_another_process",

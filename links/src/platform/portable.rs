@@ -39,9 +39,11 @@ macro_rules! without_values {
 without_values! {
     Memory {
         fn create(&str, usize) -> (Self, CloseOnFork<Descriptor>);
+        fn create_in_part(&str, usize, usize) -> (Self, CloseOnFork<Descriptor>);
         fn create_writable(&str, usize) -> (Self, CloseOnFork<Descriptor>);
         fn open(&Descriptor, usize, bool) -> Self;
-        method populate(Range<usize>);
+        fn open_in_part(&Descriptor, usize, usize) -> Self;
+        method populate(Range<usize>) -> bool;
         method start() -> NonNull<u8>;
         method bytes() -> usize;
         method words() -> &[AtomicU64];

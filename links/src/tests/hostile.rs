@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker as TaskWaker};
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 
 use super::{HUNG, Random, assert_works, descriptors, door, scribble, shows, unsealed_memory, until};
-use crate::board::{BYTES, OwnBoard};
+use crate::board::{self, BYTES, OwnBoard};
 use crate::hub::GREETING;
 use crate::platform::{Memory, Socket, own_process};
 use crate::ring::NOTE_BYTES;
@@ -43,7 +43,7 @@ impl Things {
         file.write_all(&[7; 8192]).expect("a file can be written");
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let (socket, other) = std::os::unix::net::UnixStream::pair().expect("sockets");
-        let (board, its_descriptor) = Memory::create("a board", BYTES).expect("memory");
+        let (board, its_descriptor) = board::create().expect("memory");
         let (segment, shared) = Memory::create("a segment", 8192).expect("memory");
         segment.words().iter().for_each(|word| word.store(7, Ordering::Relaxed));
         let open = |path| OwnedFd::from(std::fs::File::open(path).expect("a file of the system's"));
@@ -75,7 +75,7 @@ fn attack(address: &Address, seed: u64) {
     let mut open = Vec::new();
     for _ in 0..CONNECTIONS {
         let Ok(socket) = Socket::connect(address.as_bytes()) else { continue };
-        let (memory, board) = Memory::create("a board", BYTES).expect("memory");
+        let (memory, board) = board::create().expect("memory");
         let end = own_process().expect("a descriptor");
         let greets = match random.below(8) {
             0 => {

@@ -161,7 +161,7 @@ fn a_process_whose_files_may_not_be_as_large_has_an_error_for_shared_memory_and_
             let small = private.from_vec(vec![7_i64], &[1]).unwrap();
             drop(small.ticket(&ShareOptions::default()).unwrap());
             let open = descriptors();
-            // A board is no larger.
+            // No link is made meanwhile, which needs files of 17 MiB.
             let before = limit(libc::RLIMIT_FSIZE, 1 << 20);
             for error in [
                 engine.empty(&[LARGE], DType::I64, Memory::SharedForWriting).map(drop).unwrap_err(),

@@ -39,27 +39,45 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// New memory that this process alone can write, all zero, backed by pages at once. The descriptor is for peers.
     pub fn create(name: &str, bytes: usize) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
-        Self::sealed(name, bytes, libc::F_SEAL_FUTURE_WRITE)
+        Self::create_in_part(name, bytes, bytes)
+    }
+
+    /// As [`create`](Self::create), with pages behind the first `backed` bytes alone: [`populate`](Self::populate) makes others.
+    pub fn create_in_part(
+        name: &str,
+        bytes: usize,
+        backed: usize,
+    ) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
+        Self::sealed(name, bytes, backed, libc::F_SEAL_FUTURE_WRITE)
     }
 
     /// As [`create`](Self::create), for memory that peers can write as well.
     pub fn create_writable(name: &str, bytes: usize) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
-        Self::sealed(name, bytes, 0)
+        Self::sealed(name, bytes, bytes, 0)
     }
 
-    fn sealed(name: &str, bytes: usize, seal: i32) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
+    fn sealed(
+        name: &str,
+        bytes: usize,
+        backed: usize,
+        seal: i32,
+    ) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
         let name = CString::new(name)?;
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name ends with a zero byte, and is copied; the descriptor is new.
         let descriptor = unsafe { new_descriptor(libc::memfd_create(name.as_ptr(), flags)) }?;
         // Before the pages are there, which may take seconds.
         let descriptor = CloseOnFork::new(descriptor);
-        let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-        if bytes >= LARGE && available().is_some_and(|available| bytes as u64 > available) {
+        let length = |bytes| libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
+        if backed >= LARGE && available().is_some_and(|available| backed as u64 > available) {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
         }
         check_file_limit(bytes as u64)?;
-        allocate(&descriptor, length)?;
+        allocate(&descriptor, length(backed)?)?;
+        if backed < bytes {
+            // SAFETY: takes integers.
+            check(unsafe { libc::ftruncate(descriptor.as_raw_fd(), length(bytes)?) })?;
+        }
         let memory = Self::map(&descriptor, bytes, true)?;
         // From now on no process can map sealed memory for writing; the mapping above stays writable.
         let seals = FIXED_SIZE | seal | libc::F_SEAL_SEAL;
@@ -71,6 +89,15 @@ impl Memory {
     /// Maps memory of another process, for reading or for writing. It must be sealed against a change of its size, have `bytes` bytes, and
     /// pages behind all of them: else its readers would have to make those.
     pub fn open(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
+        Self::opened(descriptor, bytes, bytes, is_writable)
+    }
+
+    /// As [`open`](Self::open), for reading, with as many pages as `backed` bytes have.
+    pub fn open_in_part(descriptor: &OwnedFd, bytes: usize, backed: usize) -> io::Result<Self> {
+        Self::opened(descriptor, bytes, backed, false)
+    }
+
+    fn opened(descriptor: &OwnedFd, bytes: usize, backed: usize, is_writable: bool) -> io::Result<Self> {
         let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         // SAFETY: takes integers. Only memory that can be sealed has seals.
         let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
@@ -85,7 +112,7 @@ impl Memory {
             return invalid("the memory has another size than was said");
         }
         // In units of 512 bytes, whatever the size of a block.
-        if (status.st_blocks as usize) < bytes.div_ceil(512) {
+        if (status.st_blocks as usize) < backed.div_ceil(512) {
             return invalid("the memory is not all there");
         }
         Self::map(descriptor, bytes, is_writable)
@@ -113,13 +140,17 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Maps the pages of a range, given in bytes, so that their first use is no fault. A kernel before Linux 5.14 leaves that to the first use.
-    pub fn populate(&self, range: Range<usize>) {
+    /// Makes and maps the pages of a range, given in bytes, so that their first use is no fault. False where the system lacks memory. A kernel
+    /// before Linux 5.14 leaves that to the first use.
+    pub fn populate(&self, range: Range<usize>) -> bool {
         assert!(range.end <= self.bytes, "inside of the memory");
         let advice = if self.is_writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
         let start = self.start.as_ptr().wrapping_add(range.start);
         // SAFETY: a part of the mapping, whose content stays as it is.
-        let _ = unsafe { libc::madvise(start.cast(), range.len(), advice) };
+        match check(unsafe { libc::madvise(start.cast(), range.len(), advice) }) {
+            Ok(_) => true,
+            Err(error) => !matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EFAULT)),
+        }
     }
 
     /// Its first byte.
