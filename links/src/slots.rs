@@ -88,7 +88,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::board::{BYTES, PeerBoard};
+    use crate::board::BYTES;
     use crate::platform::Memory;
 
     struct Answered<'a>(usize, &'a [Cell<bool>], &'a Cell<usize>);
@@ -102,14 +102,14 @@ mod tests {
 
     #[test]
     fn that_all_are_in_use_is_known_without_a_search_until_something_settles() {
-        let [(board, _), (theirs, _)] = [(); 2].map(|()| Memory::create("board", BYTES).expect("memory"));
-        let (own, peer) = (OwnBoard::new(&board), PeerBoard(&theirs));
+        let (board, _) = Memory::create("board", BYTES).expect("memory");
+        let own = OwnBoard::new(&board);
         let (answered, looks) = (vec![Cell::new(false); SLOTS], Cell::new(0));
         let mut indices = Indices::default();
         let mut take = |count| {
             looks.set(0);
             let slot = indices.take(&own, count, 0)?;
-            own.begin(slot, Some(&Ok(())), &peer);
+            own.begin(slot, Some(&Ok(())));
             answered[slot.index].set(false);
             indices.note_sent(slot, Answered(slot.index, &answered, &looks));
             Some(slot.index)
