@@ -12,7 +12,8 @@
 //! | `board`, `slots`, `ring`, `notify`, `watched` | shared words with one writer each: slots, messages, wake-ups; models |
 //! | `fence` | a slot of a peer's board as an event of `estafette_devices` |
 //! | `link`, `door`, `descriptor`, `segment`, `arena`, `error` | the interface |
-//! | `hub`, `liveness`, `bulk`, `threads`, `mailbox` | the link thread; those of liveness locks and of large memory; values that they leave for futures |
+//! | `hub`, `liveness`, `threads`, `mailbox` | the link thread; the thread of liveness locks; values that they leave for futures |
+//! | `bulk` | the thread that maps and frees large memory |
 //! | `nixl`, [`network`] | a feature: memory of other machines, and how two machines meet |
 //! | `platform` | requests of links to the operating system |
 //!

@@ -57,8 +57,8 @@ impl<E: Answer> Watched<E> {
     }
 }
 
-/// Removes at most so many events that are over. The search begins at both ends: most uses end in the order in which they began, or they
-/// began last, beside some that last.
+/// Removes at most so many events that are over. The search begins at both ends: most uses end in the order in
+/// which they began, or they began last, beside some that last.
 pub(crate) fn take_from_ends<E>(
     events: &mut VecDeque<E>,
     most: usize,

@@ -235,7 +235,7 @@ pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
 /// DLPack's code of the type. Bindings define a promise by such elements whose function has returned no single array.
 const OPAQUE_HANDLE: u8 = 3;
 
-/// Memory for a copy that is taken at once by a ticket, or where a lease is granted. More than that takes the system long.
+/// Memory for a copy that is taken at once by a ticket, or where a lease is granted. More takes the system long.
 const TAKEN_AT_ONCE: usize = 1 << 20;
 
 /// The form in which a tensor is shown; `None` where a copy of it is shown.

@@ -31,7 +31,10 @@ class Exchanges:
         self._late: set[str] = set()
 
     def tensors(self, source: str, process: int, count: int, exchange: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """What `exchange` returns or raises. If the actor `source`, the process of that number, does not answer in time: `count` promises of it."""
+        """What `exchange` returns or raises. If the actor `source` does not answer in time: `count` promises of that.
+
+        `process` is the number of the actor's process.
+        """
         future = self._begin(source, exchange)
         try:
             return future.result(0.0 if source in self._late else ANSWER_MAX)

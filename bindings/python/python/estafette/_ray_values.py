@@ -57,7 +57,7 @@ class Sender:
     def _when_ready(self, number: str, versions: Sequence[Tensor], receiver: Any, deliver: Callable[..., None], *_end: Any) -> None:
         for version in versions:
             if not version.done():
-                # A callback of the program may wait for long, and the thread of `add_done_callback` calls one after the other.
+                # The thread of `add_done_callback` calls one after the other, and one of the program may wait.
                 version._on_end(functools.partial(self._when_ready, number, versions, receiver, deliver))
                 return
         self._packing.submit(self._deliver, number, versions, receiver, deliver)

@@ -110,7 +110,7 @@ class _Plugin(WorkerPlugin):
     def transition(self, key: Any, start: str, finish: str, **_keywords: Any) -> None:
         value = self._in_memory(key) if finish == "memory" else None
         if isinstance(value, Tensor) and self._may_be_better_again(key, start):
-            # A callback of the program may wait for long, and the thread of `add_done_callback` calls one after the other.
+            # The thread of `add_done_callback` calls one after the other, and one of the program may wait.
             value._on_end(functools.partial(self._is_done, key))
 
     def _in_memory(self, key: Any) -> Any:
