@@ -163,8 +163,9 @@ mod tests {
 
     impl Drop for Slow {
         fn drop(&mut self) {
-            self.0.recv().expect("the test goes on");
-            self.1.send(std::thread::current().name().map(str::to_owned)).expect("the test waits");
+            // A test that has failed is gone.
+            let _ = self.0.recv();
+            let _ = self.1.send(std::thread::current().name().map(str::to_owned));
         }
     }
 
