@@ -197,7 +197,7 @@ impl Link {
     /// of them passed on.
     async fn introduce(&self) -> Result<(), Error> {
         if !self.is_introduced.load(Ordering::Acquire)
-            && let Ok(address) = ticket::door()
+            && let Ok((address, _)) = ticket::door()
         {
             self.link.send(&done(), &Note::Door(address).to_bytes(&[])).await?;
             self.is_introduced.store(true, Ordering::Release);

@@ -244,7 +244,7 @@ fn a_process_that_answers_anything_to_a_ticket_neither_harms_nor_hangs_this_one(
     let mut peer =
         Peer::start("a_process_that_answers_anything_to_a_ticket_neither_harms_nor_hangs_this_one", "");
     let address = peer.address();
-    let ticket = [address.as_bytes(), &peer.process().to_le_bytes(), &[7; 16]].concat();
+    let ticket = [address.as_bytes(), &peer.process().to_le_bytes(), &[0; 8], &[7; 16]].concat();
     let ticket = Ticket::from_bytes(&ticket).expect("a ticket");
     let tensors: Vec<Tensor> =
         (0..TICKETS).map(|_| engine.from_ticket(&ticket).expect("a promise")).collect();
@@ -282,7 +282,7 @@ fn a_process_that_asks_for_anything_gets_what_it_was_given_a_ticket_for() {
     const NAME: &str = "a_process_that_asks_for_anything_gets_what_it_was_given_a_ticket_for";
     if let Some(digits) = role() {
         let bytes = bytes_of(&digits);
-        let (address, secret) = (&bytes[..Address::BYTES], &bytes[Address::BYTES + 4..]);
+        let (address, secret) = (&bytes[..Address::BYTES], &bytes[Address::BYTES + 12..]);
         let link = wait(Link::connect(&Address::from_bytes(address).expect("an address"))).expect("a link");
         let (mut random, mut open, mut answers) = (Random(22), Vec::new(), Vec::new());
         for number in 0..MESSAGES as u64 {
@@ -330,7 +330,7 @@ fn a_process_that_dies_after_it_passed_a_tensor_on_is_named() {
     let x = engine.zeros(&[100], DType::U8).expect("memory");
     let passed = x.ticket(&ShareOptions::default()).expect("a ticket").to_bytes();
     let mut peer = Peer::start(NAME, &digits_of(&passed));
-    let ticket = [peer.address().as_bytes(), &peer.process().to_le_bytes(), &[7; 16]].concat();
+    let ticket = [peer.address().as_bytes(), &peer.process().to_le_bytes(), &[0; 8], &[7; 16]].concat();
     let ticket = Ticket::from_bytes(&ticket).expect("a ticket");
     let error = engine.from_ticket(&ticket).expect("a promise").wait().expect_err("it has died");
     assert!(error.to_string().contains(&format!("process {} died", peer.process())), "{error}");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::hub::Hub;
 use crate::link::Link;
 use crate::mailbox::Mailbox;
-use crate::platform::{Socket, random};
+use crate::platform::{self, Socket, random};
 use crate::{LinkError, hub};
 
 /// The address of a door: some bytes, which may travel through anything to a process of the same user on the same machine.
@@ -24,6 +24,12 @@ const ADDRESS_BYTES: usize = PREFIX.len() + 32;
 /// The system has no random bits.
 pub fn secret() -> Result<[u8; 16], LinkError> {
     random().map_err(LinkError::system("asking for random bytes"))
+}
+
+/// A number of this machine, since it was started, and of the network namespace of the calling thread: doors that it opens are known
+/// there alone. 0 where the system does not say.
+pub fn place() -> u64 {
+    platform::place().unwrap_or(0)
 }
 
 impl Address {

@@ -93,7 +93,7 @@ mod watched;
 
 pub use self::{
     arena::Arena,
-    door::{Address, Door, secret},
+    door::{Address, Door, place, secret},
     error::LinkError,
     link::{Link, Peer, Received},
     segment::{PeerDeviceSegment, PeerMemory, PeerSegment, Segment},

@@ -746,7 +746,7 @@ fn bytes_that_are_no_ticket_are_refused_and_a_process_may_use_its_own_tickets() 
     fill(&engine, &x, 6);
     let ticket = x.ticket(&ShareOptions::default()).unwrap();
     let bytes = ticket.to_bytes();
-    for wrong in [&bytes[1..], &bytes[..bytes.len() - 1], b"", &[0; 62]] {
+    for wrong in [&bytes[1..], &bytes[..bytes.len() - 1], b"", &[0; 70]] {
         assert!(matches!(Ticket::from_bytes(wrong), Err(Error::Invalid(_))), "{wrong:?}");
     }
     let y = engine.from_ticket(&Ticket::from_bytes(&bytes).unwrap()).unwrap();
@@ -754,6 +754,50 @@ fn bytes_that_are_no_ticket_are_refused_and_a_process_may_use_its_own_tickets() 
     let passed_on = y.ticket(&ShareOptions::default()).unwrap();
     let again = engine.from_ticket(&passed_on).unwrap();
     assert_eq!(value(&engine, &again).unwrap(), 6);
+}
+
+#[test]
+fn a_ticket_of_another_machine_or_network_namespace_says_so_and_names_no_death() {
+    let engine = engine();
+    let x = engine.zeros(&[1], DType::I64).unwrap();
+    let mut bytes = x.ticket(&ShareOptions::default()).unwrap().to_bytes();
+    let failure_of = |bytes: &[u8]| {
+        let y = engine.from_ticket(&Ticket::from_bytes(bytes).unwrap()).unwrap();
+        y.wait_timeout(Duration::from_secs(60)).unwrap_err()
+    };
+    // No door has this address.
+    bytes[Address::BYTES - 1] = if bytes[Address::BYTES - 1] == b'0' { b'1' } else { b'0' };
+    let died = failure_of(&bytes);
+    assert!(died.to_string().contains(&format!("process {} died or ended", std::process::id())), "{died}");
+    bytes[Address::BYTES + 4] ^= 1;
+    let elsewhere = failure_of(&bytes).to_string();
+    assert!(elsewhere.contains("another machine or in another network namespace"), "{elsewhere}");
+    assert!(!elsewhere.contains("died"), "{elsewhere}");
+}
+
+/// Where the system refuses a network namespace, there is none to come from.
+#[test]
+fn a_ticket_that_is_opened_in_another_network_namespace_names_no_death() {
+    const NAME: &str = "a_ticket_that_is_opened_in_another_network_namespace_names_no_death";
+    let engine = engine();
+    if let Some(digits) = role() {
+        let bytes: Vec<u8> = (0..digits.len() / 2)
+            .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("a byte"))
+            .collect();
+        let x = engine.from_ticket(&Ticket::from_bytes(&bytes).unwrap()).unwrap();
+        let error = x.wait_timeout(Duration::from_secs(60)).unwrap_err().to_string();
+        assert!(error.contains("another network namespace") && !error.contains("died"), "{error}");
+        return;
+    }
+    let alone = ["unshare", "-rn"];
+    let is_permitted = std::process::Command::new(alone[0]).args([alone[1], "true"]).status();
+    if !is_permitted.is_ok_and(|status| status.success()) {
+        return;
+    }
+    let x = engine.zeros(&[1], DType::I64).unwrap();
+    let ticket = x.ticket(&ShareOptions::default()).unwrap();
+    let digits: String = ticket.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert!(Peer::start_by(&alone, NAME, &digits).end().success());
 }
 
 #[test]
@@ -773,11 +817,11 @@ fn a_void_ticket_is_refused_although_the_link_has_room_for_no_more_tensors() {
     let receive = || link.receive_timeout(Some(Duration::from_secs(60))).unwrap().expect("an answer");
     let mut in_use = Vec::new();
     for first in (0..ROOM - 64).step_by(64) {
-        (first..first + 64).for_each(|number| ask(number, &rest[4..20]));
+        (first..first + 64).for_each(|number| ask(number, &rest[12..28]));
         in_use.extend((0..64).map(|_| receive()));
     }
     // The last of these wait for room.
-    (ROOM - 64..ROOM + 8).for_each(|number| ask(number, &rest[4..20]));
+    (ROOM - 64..ROOM + 8).for_each(|number| ask(number, &rest[12..28]));
     ask(ROOM + 8, &[0; 16]);
     let refused = loop {
         match receive() {

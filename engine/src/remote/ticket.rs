@@ -65,6 +65,8 @@ struct Ticketed {
 pub struct Ticket {
     address: Address,
     process: u32,
+    /// The place of the door; 0 if unknown.
+    place: u64,
     secret: Secret,
     /// The address for other machines; no bytes if they do not reach the process.
     pub(crate) reach: Vec<u8>,
@@ -109,7 +111,7 @@ impl Tensor {
 
 impl Ticket {
     pub(super) fn new(export: Arc<Export>, is_for_one: bool, reach: Vec<u8>) -> Result<Self, Error> {
-        let (address, secret) = (door()?, secret()?);
+        let ((address, place), secret) = (door()?, secret()?);
         let mut exports = EXPORTS.lock();
         if exports.len() >= TICKETS_MAX {
             drop(exports);
@@ -118,14 +120,14 @@ impl Ticket {
         exports.insert(secret, Ticketed { export, is_for_one });
         drop(exports);
         pass_step("ticket");
-        Ok(Self { address, process: std::process::id(), secret, reach, is_owner: !is_for_one })
+        Ok(Self { address, process: std::process::id(), place, secret, reach, is_owner: !is_for_one })
     }
 
     /// The ticket as a name alone, which keeps no version.
     pub(crate) fn named(&self) -> Self {
-        let Self { address, process, secret, reach, .. } = self;
+        let Self { address, process, place, secret, reach, .. } = self;
         let (address, reach) = (address.clone(), reach.clone());
-        Self { address, process: *process, secret: *secret, reach, is_owner: false }
+        Self { address, process: *process, place: *place, secret: *secret, reach, is_owner: false }
     }
 
     /// From now on no new tensor can be made with the ticket. Tensors that were made with it stay. This also
@@ -143,7 +145,8 @@ impl Ticket {
 
     /// The ticket as bytes, which may travel through anything.
     pub fn to_bytes(&self) -> Vec<u8> {
-        [self.address.as_bytes(), &self.process.to_le_bytes(), &self.secret, &self.reach].concat()
+        let numbers = [&self.process.to_le_bytes()[..], &self.place.to_le_bytes()].concat();
+        [self.address.as_bytes(), &numbers, &self.secret, &self.reach].concat()
     }
 
     /// The ticket in `bytes`.
@@ -153,14 +156,16 @@ impl Ticket {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         let none = || Error::invalid(format!("{} bytes that are no ticket", bytes.len()));
         let (address, rest) = bytes.split_at_checked(Address::BYTES).ok_or_else(none)?;
-        let (process, secret) = rest.split_at_checked(4).ok_or_else(none)?;
-        let (secret, reach) = secret.split_first_chunk().ok_or_else(none)?;
+        let (process, rest) = rest.split_first_chunk().ok_or_else(none)?;
+        let (place, rest) = rest.split_first_chunk().ok_or_else(none)?;
+        let (secret, reach) = rest.split_first_chunk().ok_or_else(none)?;
         if !reach.is_empty() && network::parse(reach).is_none() {
             return Err(none());
         }
         Ok(Self {
             address: Address::from_bytes(address).map_err(|_| none())?,
-            process: u32::from_le_bytes(*process.as_array().ok_or_else(none)?),
+            process: u32::from_le_bytes(*process),
+            place: u64::from_le_bytes(*place),
             secret: *secret,
             reach: reach.to_vec(),
             is_owner: false,
@@ -185,7 +190,9 @@ impl Engine {
     /// The tensor of a ticket: a promise, read-only, in the memory of the process that made the ticket, or a copy if that process is on
     /// another machine. Waits as submissions do.
     ///
-    /// The tensor fails if that process has died, or if the ticket was dropped before.
+    /// The tensor fails if that process has died, or if the ticket was dropped before; and by [`Error::NotShared`] if
+    /// that process is on another machine, or in another network namespace, as of a container, and the ticket was made
+    /// without [`ShareOptions::reach`].
     ///
     /// # Errors
     /// Errors of a submission.

@@ -9,7 +9,7 @@
 //! | [`RobustList`], [`wait_for_any`] | robust futexes, `futex_waitv` | none |
 //! | [`CloseOnFork`] | descriptors that a forked child closes | a descriptor |
 //! | [`connect`], [`keep_trying`] | TCP sockets | none |
-//! | [`own_process`], [`may_be_process`], [`random`] | a pidfd, `getrandom` | none |
+//! | [`own_process`], [`may_be_process`], [`random`], [`place`] | a pidfd, `getrandom`; files of the kernel | none |
 //! | [`is_shortage`], [`check_room`] | the numbers of errors; descriptors | never; none |
 //!
 //! In the portable form each constructor says that links are not supported, and its types have no values.
@@ -28,7 +28,8 @@ mod system;
 pub use self::system::end_or_stop;
 pub use self::system::{
     CloseOnFork, Descriptor, Memory, Poll, RobustList, Socket, Waker, check_room, is_shortage,
-    may_be_process, own_process, own_user, owner_died, random, too_many_open_files, wait_for_any, wake_all,
+    may_be_process, own_process, own_user, owner_died, place, random, too_many_open_files, wait_for_any,
+    wake_all,
 };
 #[cfg(feature = "nixl")]
 pub use self::system::{connect, free, keep_trying};

@@ -116,6 +116,10 @@ pub fn own_user() -> u32 {
     0
 }
 
+pub fn place() -> Option<u64> {
+    None
+}
+
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     unsupported()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceState, Reactor};
-use estafette_links::{Address, Link as RawLink, LinkError, PeerMemory, Received, pass_step};
+use estafette_links::{Address, Link as RawLink, LinkError, PeerMemory, Received, pass_step, place};
 use estafette_report::model;
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
@@ -47,13 +47,22 @@ pub(crate) fn redeem(
         }
         notify(asked_for(ticket, until_held), move |(answer, until_held)| match answer {
             Ok(given) => given.produce(completion, site),
-            // On this machine it has died, or has never been. A death that it tells of has no number.
-            Err(Error::Device(error)) if error.process().is_some() && !reach.is_empty() => {
+            // On this machine it has died, or has never been.
+            Err(error) if !reach.is_empty() && is_not_here(&error) => {
                 network::fetch(&reach, process, secret, until_held, completion, site);
             }
             Err(error) => completion.produce(Err(Box::new(error))),
         });
     })
+}
+
+/// True if the process with the tensor was not found on this machine. A death that another process tells of has no number.
+fn is_not_here(error: &Error) -> bool {
+    match error {
+        Error::Device(error) => error.process().is_some(),
+        Error::NotShared(_) => true,
+        _ => false,
+    }
 }
 
 /// The named version, as it came over the link to its owner.
@@ -111,6 +120,7 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<NamedVersio
     let process = ticket.process;
     let (passed, received) = match TicketOwner::request(
         &ticket.address,
+        ticket.place,
         process,
         TicketRequest::Redeem(ticket.secret),
         until_held,
@@ -123,8 +133,15 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<NamedVersio
     };
     // The process between keeps its own use until the owner keeps the version for this process.
     let request = TicketRequest::Redeem(passed.secret);
-    let answer =
-        TicketOwner::request(&passed.address, passed.process, request, Some(Box::new(received))).await.0;
+    let answer = TicketOwner::request(
+        &passed.address,
+        passed.place,
+        passed.process,
+        request,
+        Some(Box::new(received)),
+    )
+    .await
+    .0;
     let tensor = match answer {
         Ok(Answer::Tensor(tensor)) => Ok(tensor),
         Ok(Answer::Ticket(..)) => {
@@ -132,9 +149,15 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<NamedVersio
         }
         // The owner has seen the death of that process, or the process has released the tensor. A second request tells the two apart.
         Err(Error::Invalid(why)) if why.contains(VOID) => {
-            match TicketOwner::request(&ticket.address, process, TicketRequest::Redeem(ticket.secret), None)
-                .await
-                .0
+            match TicketOwner::request(
+                &ticket.address,
+                ticket.place,
+                process,
+                TicketRequest::Redeem(ticket.secret),
+                None,
+            )
+            .await
+            .0
             {
                 Ok(Answer::Tensor(tensor)) => Ok(tensor),
                 Ok(Answer::Ticket(..)) | Err(Error::Invalid(_)) => Err(Error::invalid(format!(
@@ -208,15 +231,16 @@ struct OwnerState {
 }
 
 impl TicketOwner {
-    /// Sends `request` to the process with the door at `address`, and returns the answer.
+    /// Sends `request` to the process with the door at `address`, whose place is `place_of_door`, or 0, and returns the answer.
     pub(super) async fn request(
         address: &Address,
+        place_of_door: u64,
         process: u32,
         request: TicketRequest,
         until_held: UntilHeld,
     ) -> Delivered {
         let (deliver, answer) = oneshot::channel();
-        Self::begin(address, process, |number| PendingRequest {
+        Self::begin(address, place_of_door, process, |number| PendingRequest {
             request: request.to_bytes(number),
             deliver,
             until_held,
@@ -224,7 +248,7 @@ impl TicketOwner {
         answer.await.unwrap_or_else(|_| (Err(LinkError::Closed { process }.into()), None))
     }
 
-    fn begin(address: &Address, process: u32, new: impl FnOnce(u64) -> PendingRequest) {
+    fn begin(address: &Address, place_of_door: u64, process: u32, new: impl FnOnce(u64) -> PendingRequest) {
         let mut owners = OWNERS.lock();
         let known = owners.get(address.as_bytes()).cloned();
         let owner = known.clone().unwrap_or_else(|| {
@@ -244,7 +268,7 @@ impl TicketOwner {
         drop(owners);
         if known.is_none() {
             let address = address.clone();
-            notify(async move { owner.run(&address, process).await }, |()| ());
+            notify(async move { owner.run(&address, place_of_door, process).await }, |()| ());
         } else if let Some(link) = link {
             owner.send_soon(link, number, request);
         }
@@ -284,7 +308,7 @@ impl TicketOwner {
     }
 
     /// Makes the link, takes answers for as long as it lasts, and then fails what was not answered.
-    async fn run(self: Arc<Self>, address: &Address, process: u32) {
+    async fn run(self: Arc<Self>, address: &Address, place_of_door: u64, process: u32) {
         let mut link = RawLink::connect(address).await;
         // A process that dies hangs up first, and then has no door.
         for _ in 0..2 {
@@ -296,8 +320,7 @@ impl TicketOwner {
             Ok(link) => self.receive_answers(Arc::new(link), address).await.into(),
             // The door of a process that lives stays open. How it ended is not known where there was no link.
             Err(LinkError::System { error, .. }) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                let text = format!("process {process} died or ended before the tensor was taken from it");
-                DeviceError::new(DeviceErrorKind::PeerDied, text).with_process(process).into()
+                Self::not_found(place_of_door, process)
             }
             Err(error) => Error::from(error),
         };
@@ -311,6 +334,22 @@ impl TicketOwner {
         for PendingRequest { deliver, until_held, .. } in requests.into_values() {
             let _ = deliver.send((Err(error.clone()), until_held));
         }
+    }
+
+    /// The error where no door has the address.
+    fn not_found(place_of_door: u64, process: u32) -> Error {
+        let here = place();
+        if place_of_door != 0 && here != 0 && place_of_door != here {
+            return Error::NotShared(
+                format!(
+                    "process {process}, which has the tensor, is on another machine or in another network namespace (as of a container): \
+                     make the ticket with reach, or send a copy"
+                )
+                .into(),
+            );
+        }
+        let text = format!("process {process} died or ended before the tensor was taken from it");
+        DeviceError::new(DeviceErrorKind::PeerDied, text).with_process(process).into()
     }
 
     /// From now on requests are sent at once. Returns those that were made before.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use estafette_devices::{DeviceErrorKind, Reactor, host};
-use estafette_links::{Address, Door, Link as RawLink, pass_step};
+use estafette_links::{Address, Door, Link as RawLink, pass_step, place};
 use estafette_sync::per_process;
 use estafette_sync::sync::Mutex;
 
@@ -20,21 +20,21 @@ const ANSWERS_MAX: usize = 128;
 const KEPT: usize = 64;
 
 per_process! {
-    /// The door for tickets, once there is one. It stays for as long as the process lives.
-    static DOOR: Mutex<Option<Address>> = Mutex::new(None);
+    /// The door for tickets, once there is one, and its place. It stays for as long as the process lives.
+    static DOOR: Mutex<Option<(Address, u64)>> = Mutex::new(None);
 }
 
-/// The door for tickets, opened for the first of them.
-pub(in crate::remote) fn door() -> Result<Address, Error> {
+/// The door for tickets, opened for the first of them, and its [place].
+pub(in crate::remote) fn door() -> Result<(Address, u64), Error> {
     let mut known = DOOR.lock();
-    if let Some(address) = &*known {
-        return Ok(address.clone());
+    if let Some(known) = &*known {
+        return Ok(known.clone());
     }
     let door = Door::open()?;
-    let address = known.insert(door.address().clone()).clone();
+    let opened = known.insert((door.address().clone(), place())).clone();
     drop(known);
     notify(serve(door), |()| ());
-    Ok(address)
+    Ok(opened)
 }
 
 async fn serve(door: Door) {
@@ -120,7 +120,8 @@ async fn send_when_known(link: Weak<RawLink>, number: [u8; 8], export: Arc<Expor
         }
         ShownMemory::RemoteMemory(RemoteOrigin { address, process, share, peer }, tensor) => {
             let answer =
-                match TicketOwner::request(address, *process, TicketRequest::PassOn(*share), None).await.0 {
+                match TicketOwner::request(address, 0, *process, TicketRequest::PassOn(*share), None).await.0
+                {
                     // The process with the memory has ended. A tensor that was ready is passed on as a copy: on the host, if the end of
                     // that process is known by this answer alone.
                     Err(Error::Device(error))

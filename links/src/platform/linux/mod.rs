@@ -21,6 +21,7 @@ mod tcp;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 
 pub use self::close_on_fork::CloseOnFork;
 pub use self::futex::{RobustList, owner_died, wait_for_any, wake_all};
@@ -111,6 +112,16 @@ pub fn end_or_stop(only_stops: bool) {
 pub fn own_user() -> u32 {
     // SAFETY: cannot fail.
     unsafe { libc::geteuid() }
+}
+
+/// A number of the boot of the machine and of the network namespace of the calling thread, which names of sockets are of. `None` where the
+/// system does not say.
+pub fn place() -> Option<u64> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.replace('-', "");
+    let boot = u128::from_str_radix(boot.trim(), 16).ok()?;
+    let space = std::fs::metadata("/proc/thread-self/ns/net").ok()?.ino();
+    // Numbers of namespaces are small, and differ in the lowest bits.
+    Some((boot as u64 ^ (boot >> 64) as u64).rotate_left(1) ^ space)
 }
 
 /// Random bytes that other processes cannot guess.
