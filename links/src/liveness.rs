@@ -15,7 +15,8 @@ use crate::link::Shared;
 use crate::platform::{Memory, RobustList, owner_died, wait_for_any, wake_all};
 use crate::threads;
 
-/// Liveness locks that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning.
+/// Liveness locks that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning. The same
+/// holds for a peer with more than 2,048 later links, whose locks the kernel marks first.
 const WATCHED_MAX: usize = 126;
 /// The time that the thread that watches rests where the system lacks something.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -34,7 +34,8 @@ struct Head {
     pending: *mut Node,
 }
 
-/// The words that one thread holds. The kernel reads the list when the thread ends. Other threads of the process may change it, one at a
+/// The words that one thread holds. The kernel reads the list when the thread ends, from the word that was held last, and 2,048 of them at
+/// most (`ROBUST_LIST_LIMIT`). Other threads of the process may change it, one at a
 /// time; each change is one store, so that the list is whole at every instruction.
 ///
 /// The nodes are beside the words. A peer can read them, and so learns an address of this process; it cannot change them.
