@@ -154,7 +154,7 @@ def test_a_process_that_hangs_up_and_has_no_door_any_more_has_died(eng):
 
         owner = threading.Thread(target=dies)
         owner.start()
-        x = eng.from_ticket(address.encode() + (4711).to_bytes(4, "little") + bytes(16))
+        x = eng.from_ticket(address.encode() + (4711).to_bytes(4, "little") + bytes(24))
         with pytest.raises(est.PeerDiedError) as caught:
             x.wait(60)
         owner.join()
