@@ -448,9 +448,9 @@ static void what_cannot_be_is_refused(void) {
   EXPECT(ESTAFETTE_FAILED, estafette_connect(engine, address, LIMIT, &link));
   REFUSED(ESTAFETTE_INVALID, "no address of a door", estafette_connect(engine, "elsewhere", LIMIT, &link));
   REFUSED(ESTAFETTE_INVALID, "address is NULL", estafette_connect(engine, 0, LIMIT, &link));
-  REFUSED(ESTAFETTE_INVALID, "62 bytes that are no ticket",
-          estafette_from_ticket(engine, (const uint8_t[62]){0}, 62, &none));
-  REFUSED(ESTAFETTE_INVALID, "bytes is NULL", estafette_from_ticket(engine, 0, 62, &none));
+  REFUSED(ESTAFETTE_INVALID, "70 bytes that are no ticket",
+          estafette_from_ticket(engine, (const uint8_t[70]){0}, 70, &none));
+  REFUSED(ESTAFETTE_INVALID, "bytes is NULL", estafette_from_ticket(engine, 0, 70, &none));
   REFUSED(ESTAFETTE_INVALID, "link is NULL", estafette_link_send(0, own, 0, 0));
   REFUSED(ESTAFETTE_INVALID, "tensor: this is the handle of an engine",
           estafette_link_send(of.link, (estafette_tensor *)engine, 0, 0));
