@@ -98,6 +98,14 @@ class TestPython:
         with pytest.raises(TypeError, match=r"`reads` is a list, not int: write `reads=\[x\]`"):
             eng.submit(lambda x: None, reads=3)
 
+    def test_arguments_of_the_function_are_none_of_submit(self, eng):
+        x, y = eng.zeros(1, "int8"), eng.zeros(1, "int8")
+        with eng.program("p") as program:
+            for submit in (eng.submit, eng.submit_async, program.submit):
+                with pytest.raises(TypeError, match=r"by name: `reads=.*`eng\.call\(fn, a, b\)`"):
+                    submit(print, [x], [y])
+            program.submit(print, reads=[x])
+
     def test_what_is_no_tensor_is_passed_on(self, eng, np):
         for other in (2, np.full(3, 2.0)):
             assert np.from_dlpack(eng.call(np.multiply, eng.from_dlpack(np.ones(3)), other)).tolist() == [2.0] * 3
