@@ -445,7 +445,19 @@ class TestUsing:
         kinds = []
         function.__module__ = library
         eng.call(function, ones).wait()
-        assert kinds == [np.ndarray]
+        with est.Engine(workers=1, using=peer("torch").from_dlpack) as other:
+            other.call(function, ones).wait()
+        assert kinds == [np.ndarray] * 2
+
+    def test_kernels_of_numba_get_tensors(self, eng, ones):
+        kinds = []
+
+        def kernel(x):
+            kinds.append(type(x))
+
+        kernel.__module__ = "numba.cuda.dispatcher"
+        eng.call(kernel, ones).wait()
+        assert kinds == [est.Tensor]
 
     def test_functions_of_scipy(self, eng, np, ones):
         ndimage = peer("scipy.ndimage")

@@ -32,24 +32,36 @@ pub fn of<'py>(
         return Ok(Some(given.clone()));
     }
     let own = of_library(py, function)?;
-    let Some(default) = default.as_ref().map(|default| default.bind(py)) else { return Ok(own) };
+    let Some(default) = default.as_ref().map(|default| default.bind(py)) else {
+        return Ok(own.map(|(own, _)| own));
+    };
     match own {
-        Some(own) if library_of(&own)? != Some("numpy") && library_of(default)?.is_some() => Ok(Some(own)),
+        Some((own, module)) if root_of(module.to_str()?) != "numpy" && is_of_library(default)? => {
+            Ok(Some(own))
+        }
         _ => Ok(Some(default.clone())),
     }
 }
 
-/// The library whose `from_dlpack` this is.
-fn library_of(using: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
-    let text = |name| using.getattr_opt(name)?.map(|text| text.str()).transpose();
-    if text(intern!(using.py(), "__name__"))?.is_none_or(|name| name != "from_dlpack") {
-        return Ok(None);
-    }
-    let Some(module) = text(intern!(using.py(), "__module__"))? else { return Ok(None) };
-    Ok(peers::of_module(module.to_str()?).map(|library| library.root))
+/// The first part of a module's name.
+fn root_of(module: &str) -> &str {
+    module.split('.').next().unwrap_or(module)
 }
 
-fn of_library<'py>(py: Python<'py>, function: &FunctionFacts<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+/// True if it is the `from_dlpack` of a library.
+fn is_of_library(using: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let text = |name| using.getattr_opt(name)?.map(|text| text.str()).transpose();
+    if text(intern!(using.py(), "__name__"))?.is_none_or(|name| name != "from_dlpack") {
+        return Ok(false);
+    }
+    let Some(module) = text(intern!(using.py(), "__module__"))? else { return Ok(false) };
+    Ok(peers::of_module(module.to_str()?).is_some())
+}
+
+/// A converter to arrays, and the module that it was found by.
+type Found<'py> = (Bound<'py, PyAny>, Bound<'py, PyString>);
+
+fn of_library<'py>(py: Python<'py>, function: &FunctionFacts<'py>) -> PyResult<Option<Found<'py>>> {
     let module = function.module()?;
     if let Some(using) = module.map(|module| of_module(py, &module)).transpose()?.flatten() {
         return Ok(Some(using));
@@ -72,17 +84,19 @@ fn of_library<'py>(py: Python<'py>, function: &FunctionFacts<'py>) -> PyResult<O
     Ok(None)
 }
 
-fn of_module<'py>(py: Python<'py>, module: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+fn of_module<'py>(py: Python<'py>, module: &Bound<'py, PyAny>) -> PyResult<Option<Found<'py>>> {
     /// By the name of a module; `None` in Python for a library without such a function.
     static FOUND: PyOnce<Py<PyDict>> = PyOnce::new();
     let Ok(module) = module.cast::<PyString>() else { return Ok(None) };
     let found = FOUND.get_or_init(py, || PyDict::new(py).unbind()).bind(py);
+    let with_module = |using: Bound<'py, PyAny>| (!using.is_none()).then(|| (using, module.clone()));
     if let Some(using) = found.get_item(module)? {
-        return Ok((!using.is_none()).then_some(using));
+        return Ok(with_module(using));
     }
-    let root = module.to_str()?.split('.').next();
-    let takes_numpys = root.is_some_and(|root| TAKE_NUMPYS.contains(&root));
-    if !takes_numpys && peers::of_module(module.to_str()?).is_none() {
+    let name = module.to_str()?;
+    // Kernels of `numba.cuda` take memory of a device.
+    let takes_numpys = TAKE_NUMPYS.contains(&root_of(name)) && !name.starts_with("numba.cuda");
+    if !takes_numpys && peers::of_module(name).is_none() {
         if found.len() < KNOWN_MAX {
             found.set_item(module, py.None())?;
         }
@@ -91,5 +105,5 @@ fn of_module<'py>(py: Python<'py>, module: &Bound<'py, PyAny>) -> PyResult<Optio
     let library = if takes_numpys { intern!(py, "numpy") } else { module };
     let using = import_module(py, "estafette._calls")?.call_method1("using_of", (library,))?;
     found.set_item(module, &using)?;
-    Ok((!using.is_none()).then_some(using))
+    Ok(with_module(using))
 }
