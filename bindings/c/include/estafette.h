@@ -1651,11 +1651,11 @@ estafette_status estafette_link_send(const struct estafette_link *link,
  *
  * A tensor that the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`. What was ready stays readable.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after everything that it had sent;
- * `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a link that is closed meanwhile, or when the
- * other process has violated the protocol;
- * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
- * called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after
+ * everything that it had sent; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a link that is
+ * closed meanwhile, or when the other process has violated the protocol; `ESTAFETTE_WOULD_DEADLOCK` where it
+ * would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success.
+ * May be called by any thread.
  *
  * The caller promises:
  * `out` is NULL or may be written. `link` may be any value.

@@ -175,8 +175,7 @@ impl<J: Job> Pool<J> {
     }
 
     /// Queues a job that enqueues work on a device, without waking a worker; see [`Pool::push_unnoticed`]. Of
-    /// such jobs the
-    /// one with the least `number` runs first. No other job has that number.
+    /// such jobs the one with the least `number` runs first. No other job has that number.
     pub fn push_in_order_unnoticed(&self, job: J, number: u64) {
         self.shared.queues.in_order.push(number, job);
     }

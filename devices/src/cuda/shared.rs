@@ -1,16 +1,17 @@
 //! Device memory that other processes have without a copy.
 //!
 //! # Decisions
-//! - *Memory comes from `cuMemCreate`, and crosses as a file descriptor.* "The memory allocation will be freed when all outstanding mappings
-//!   to the memory are unmapped and when all outstanding references to the handle (including its shareable counterparts) are also
-//!   released" (CUDA Driver API, `cuMemRelease`): so other processes keep the memory when the owner dies, and
-//! the owner may release
-//!   it first. After `cuIpcGetMemHandle` and `cuMemPoolExportPointer` it may not: freeing memory that another process has open is
-//!   undefined (`cuIpcOpenMemHandle`, `cuMemPoolImportPointer`), and an owner that dies frees everything.
+//! - *Memory comes from `cuMemCreate`, and crosses as a file descriptor.* "The memory allocation will be
+//!   freed when all outstanding mappings to the memory are unmapped and when all outstanding references to
+//!   the handle (including its shareable counterparts) are also released" (CUDA Driver API, `cuMemRelease`):
+//!   so other processes keep the memory when the owner dies, and the owner may release it first. After
+//!   `cuIpcGetMemHandle` and `cuMemPoolExportPointer` it may not: freeing memory that another process has
+//!   open is undefined (`cuIpcOpenMemHandle`, `cuMemPoolImportPointer`), and an owner that dies frees
+//!   everything.
 //! - *Other processes map it for reading* (`CU_MEM_ACCESS_FLAGS_PROT_READ`), so the device stops whatever writes there. Where the driver
 //!   refuses that, they map it for reading and writing.
-//! - *It is divided as host memory is* ([`Extents`]): the driver allocates multiples of 2 MiB, and opening a segment takes up to
-//!   milliseconds.
+//! - *It is divided as host memory is* ([`Extents`]): the driver allocates multiples of 2 MiB, and opening a
+//!   segment takes up to milliseconds.
 //! - *Streams do not wait for streams of other processes.* A wait for something that a dead process would have done never ends, and
 //!   until then it occupies the hardware connection of its stream. So the owner's reactor observes the owner's device, the fence crosses as
 //!   a word of a link, and the other process enqueues work once it is done. That costs a wake-up on each side, some 30 µs, and no

@@ -71,8 +71,8 @@ estafette_sync::per_process! {
 pub struct Pause(());
 
 /// Asks no device for a barrier until the result is dropped: for the time in which a graph is captured, which
-/// a barrier would
-/// spoil. Memory in quarantine stays there meanwhile, and its time runs. Waits for a barrier that is being asked for, a second at most.
+/// a barrier would spoil. Memory in quarantine stays there meanwhile, and its time runs. Waits for a barrier
+/// that is being asked for, a second at most.
 pub fn pause() -> Pause {
     let mut pauses = PAUSES.lock();
     pauses.pauses += 1;

@@ -231,8 +231,7 @@ impl<L> LeaseRequest<L> {
     }
 
     /// The operation that a poll has submitted, or a new one. Leases of an earlier poll are dropped first,
-    /// since the new
-    /// operation would wait for them.
+    /// since the new operation would wait for them.
     fn take_submitted(&mut self) -> Result<Submitted, Error> {
         self.core().generation.check()?;
         match std::mem::replace(&mut self.step, RequestStage::Described) {

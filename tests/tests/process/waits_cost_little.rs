@@ -211,8 +211,7 @@ fn switches(threads: &[String]) -> u64 {
 }
 
 /// Waits with several threads until `wait` returns in them, which `open` brings about. Meanwhile there has to
-/// be
-/// a second in which they all wake `most` times or less: they may take long to fall asleep, and a busy
+/// be a second in which they all wake `most` times or less: they may take long to fall asleep, and a busy
 /// machine only makes them wake less.
 fn sleep_soundly(threads: usize, most: u64, wait: impl Fn() + Sync, open: impl FnOnce()) {
     let (tell, told) = mpsc::channel();

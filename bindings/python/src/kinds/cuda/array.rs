@@ -1,10 +1,10 @@
 //! The CUDA array interface, version 3, in both directions (numba/numba: docs/source/cuda/cuda_array_interface.rst).
 //!
 //! The interface describes memory in a dictionary that keeps nothing alive. So an import keeps the object
-//! itself, until the last use
-//! of the memory is over. The end of an export's use is unknown: the dictionary of a tensor is a view without a
-//! lease, read-only in what it says, and counted as an exchange that could not be ordered; that of a view (`t.read()`,
-//! `eng.access`) is covered by the view's lease, and that of an operand, in the function of an operation, by the operation.
+//! itself, until the last use of the memory is over. The end of an export's use is unknown: the dictionary of
+//! a tensor is a view without a lease, read-only in what it says, and counted as an exchange that could not
+//! be ordered; that of a view (`t.read()`, `eng.access`) is covered by the view's lease, and that of an
+//! operand, in the function of an operation, by the operation.
 
 use std::ptr;
 use std::sync::Arc;

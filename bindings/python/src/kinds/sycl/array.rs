@@ -2,10 +2,9 @@
 //! interface"): shape, strides and offset in elements, and `syclobj`, what the memory's context is known by.
 //!
 //! The interface keeps nothing alive and defines no order. So an import keeps the object itself until the
-//! last use of the memory is
-//! over, and what its queue had by then comes first, where `syclobj` is one. The end of an export's use is unknown:
-//! the dictionary of a tensor is that of memory that is ready, without a lease, and counted as an exchange that could not be
-//! ordered.
+//! last use of the memory is over, and what its queue had by then comes first, where `syclobj` is one. The
+//! end of an export's use is unknown: the dictionary of a tensor is that of memory that is ready, without a
+//! lease, and counted as an exchange that could not be ordered.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
