@@ -21,26 +21,20 @@ if TYPE_CHECKING:
 
     from .notes import Verdict
 
-LIBRARIES = tuple(library for kind in _kinds.kinds() for library in kind.libraries)
-"""Libraries whose arrays are on devices of one kind alone."""
+_KINDS = _kinds.kinds()
 
-NAMES = {root: library for kind in _kinds.kinds() for root, library in kind.names.items()}
-"""Library name by module root, where the two differ."""
-
-MODULES = tuple(root for kind in _kinds.kinds() for root in kind.modules)
-"""Module roots: the first parts of the names of the libraries' modules."""
-
-PATHS = tuple(path for kind in _kinds.kinds() for path in kind.paths)
-"""Modules by which programs call their functions."""
-
-HOST_WAITS = tuple(library for kind in _kinds.kinds() for library in kind.host_waits)
-"""The libraries that take each other's arrays by a wait of the host."""
+# The attributes of `Kind` with these names, of all kinds together.
+LIBRARIES = tuple(library for kind in _KINDS for library in kind.libraries)
+NAMES = {root: library for kind in _KINDS for root, library in kind.names.items()}
+MODULES = tuple(root for kind in _KINDS for root in kind.modules)
+PATHS = tuple(path for kind in _KINDS for path in kind.paths)
+HOST_WAITS = tuple(library for kind in _KINDS for library in kind.host_waits)
 
 
 @functools.cache
 def observers() -> tuple[Any, ...]:
     """The observers of all kinds. They import this package, so they are imported when an observation begins."""
-    return tuple(importlib.import_module(kind.observer) for kind in _kinds.kinds() if kind.observer is not None)
+    return tuple(importlib.import_module(kind.observer) for kind in _KINDS if kind.observer is not None)
 
 
 class Act(NamedTuple):
