@@ -7,13 +7,15 @@ mod parent;
 #[path = "../tests/support/random.rs"]
 mod random;
 mod reused;
+#[path = "../tests/support/until.rs"]
+mod until;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{self, Context};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -28,12 +30,11 @@ use crate::ring::{NOTE_BYTES, Writer};
 use crate::{Address, Door, Link, LinkError};
 
 use self::random::Random;
+use self::until::HUNG;
+pub(crate) use self::until::until;
 
 /// The tests count what the process has, so there is one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// Nothing that is waited for here takes this long, however slow the machine.
-const HUNG: Duration = Duration::from_secs(60);
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count()
@@ -44,14 +45,6 @@ pub(crate) fn door() -> (Door, usize, MutexGuard<'static, ()>) {
     let alone = ONE_AT_A_TIME.lock();
     let door = Door::open().expect("a door");
     (door, descriptors(), alone)
-}
-
-pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + HUNG;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Both ends of a link. Another process may have come to the door before.

@@ -66,8 +66,16 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
 
 /// As [`until`]; `state` says what is in the way.
 pub fn until_or(what: &str, mut condition: impl FnMut() -> bool, state: impl Fn() -> String) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !condition() {
+    until_some(what, || condition().then_some(()), state);
+}
+
+/// Waits until `found` finds something. `state` says what is in the way.
+pub fn until_some<R>(what: &str, mut found: impl FnMut() -> Option<R>, state: impl Fn() -> String) -> R {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
         assert!(Instant::now() < deadline, "it never came to this: {what} {}", state());
         std::thread::yield_now();
     }

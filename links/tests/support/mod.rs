@@ -1,8 +1,9 @@
 //! Two processes: a test starts its own program again, with the name of the test and the address of a door.
 
-#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 
 mod parent;
+mod until;
 
 use std::ffi::OsStr;
 use std::future::Future;
@@ -12,13 +13,15 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, Outcome};
 use estafette_links::{Address, Door, Link};
 
-/// Nothing that is waited for here takes this long, also where the test gets a hundredth of a processor. Test runners wait longer.
-const HUNG: Duration = Duration::from_secs(300);
+use self::until::HUNG;
+
+pub use self::until::until;
+
 /// The address of the door, for the process that was started.
 const DOOR: &str = "ESTAFETTE_LINKS_DOOR";
 
@@ -58,15 +61,6 @@ pub fn outcome(fence: &Fence) -> Outcome {
 /// The failure of a fence.
 pub fn failure(fence: &Fence) -> DeviceError {
     outcome(fence).expect_err("the fence fails")
-}
-
-/// Waits until `condition` holds.
-pub fn until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + HUNG;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Asserts that `fence` says that process `process` died.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use estafette::trace;
 use estafette_report::Trace;
+use tests::ops::{until, until_some};
 
 use crate::files::Folder;
 
@@ -41,17 +42,6 @@ fn ended(child: Child) -> String {
 
 fn count(trace: &Trace, name: &str) -> usize {
     trace.operations.iter().filter(|operation| operation.name == name).count()
-}
-
-fn until<R>(mut found: impl FnMut() -> Option<R>) -> R {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "it did not come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn signal(child: &Child, number: i32) {
@@ -186,7 +176,7 @@ fn a_killed_process_leaves_what_it_did_until_its_last_second() {
         let unfinished = unfinished(&path, &child);
         let started = Instant::now();
         // Longer than what is lost at most.
-        until(|| (started.elapsed() > Duration::from_secs(2)).then_some(()));
+        until("two seconds have passed", || started.elapsed() > Duration::from_secs(2));
         let ran = started.elapsed();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -209,11 +199,11 @@ fn a_signal_asks_for_a_snapshot_of_the_end() {
     let mut command = program("works until it is killed", &path);
     let mut child = started(command.env("ESTAFETTE_TRACE_LAST", "0.3").env("ESTAFETTE_TRACE_SIGNAL", "USR2"));
     let wait = Instant::now();
-    until(|| (wait.elapsed() > Duration::from_millis(500)).then_some(()));
+    until("half a second has passed", || wait.elapsed() > Duration::from_millis(500));
     for number in 1..=2 {
         signal(&child, libc::SIGUSR2);
         let snapshot = folder.0.join(format!("run.snapshot-{number}.pftrace"));
-        let trace = until(|| trace::read(&snapshot).ok());
+        let trace = until_some("a snapshot", || trace::read(&snapshot).ok(), String::new);
         assert_eq!(trace.losses, Default::default());
         assert!((299_000_000..301_000_000).contains(&trace.duration), "{}", trace.duration);
         assert!(count(&trace, "last") > 0 && count(&trace, "first") == 0);
@@ -228,7 +218,8 @@ fn a_watchdog_asks_for_a_snapshot_of_the_end() {
     let path = folder.0.join("run.pftrace");
     let mut command = program("stalls", &path);
     let child = started(command.env("ESTAFETTE_TRACE_LAST", "3600"));
-    let trace = until(|| trace::read(&folder.0.join("run.snapshot-1.pftrace")).ok());
+    let trace =
+        until_some("a snapshot", || trace::read(&folder.0.join("run.snapshot-1.pftrace")).ok(), String::new);
     let late = trace.operations.iter().find(|operation| operation.name == "late").unwrap();
     let slow = trace.operations.iter().find(|operation| operation.name == "slow").unwrap();
     assert!(trace.stalls.iter().any(|stall| stall.waiter == late.id), "{:?}", trace.stalls);
