@@ -16,8 +16,9 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 /// Modules that are remembered to be of no array library.
 const KNOWN_MAX: usize = 1024;
 
-/// Libraries that have no arrays of their own, and whose functions take those of NumPy.
-const TAKE_NUMPYS: [&str; 7] = ["PIL", "cv2", "numba", "pandas", "scipy", "skimage", "sklearn"];
+/// Modules without arrays of their own, whose functions take those of NumPy. Kernels of Numba take memory of a device.
+const TAKE_NUMPYS: [&str; 8] =
+    ["PIL", "cv2", "numba.core", "numba.np", "pandas", "scipy", "skimage", "sklearn"];
 
 /// The converter to arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
 /// is, or whose class it is of. Where the `default` is such a `from_dlpack` too, that of the function's library goes first: PyTorch's
@@ -94,8 +95,8 @@ fn of_module<'py>(py: Python<'py>, module: &Bound<'py, PyAny>) -> PyResult<Optio
         return Ok(with_module(using));
     }
     let name = module.to_str()?;
-    // Kernels of `numba.cuda` take memory of a device.
-    let takes_numpys = TAKE_NUMPYS.contains(&root_of(name)) && !name.starts_with("numba.cuda");
+    let is_in = |rest: &str| rest.is_empty() || rest.starts_with('.');
+    let takes_numpys = TAKE_NUMPYS.iter().any(|module| name.strip_prefix(module).is_some_and(is_in));
     if !takes_numpys && peers::of_module(name).is_none() {
         if found.len() < KNOWN_MAX {
             found.set_item(module, py.None())?;
