@@ -334,7 +334,7 @@ kept = []
 def child():
     eng = est.Engine(workers=1)
     x = eng.zeros(3, "float32")
-    eng.submit(lambda: 1 / 0, writes=[x])
+    eng.submit(lambda x: 1 / 0, writes=[x])
     # The tensor holds the failure until the process ends.
     kept.extend([eng, x])
 
